@@ -1,0 +1,56 @@
+# `make demo` and `make test` set everything up by themselves; the others are what they are made of.
+# PYTHON: the interpreter to build the environment with (3.11 or newer).
+# TORCH_INDEX: index that pip takes PyTorch from, e.g. PyTorch's own CPU index to save gigabytes on a laptop.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+TORCH_INDEX ?=
+
+.PHONY: setup demo demo-bytegpt test test-fast check format bench bench-elastic lock clean
+
+setup: $(STAMP)
+
+$(STAMP): requirements/lock.txt requirements/torch.txt pyproject.toml deploy/make-venv
+	deploy/make-venv "$(PYTHON)" "$(VENV)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/lock.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	    $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r requirements/torch.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: setup
+	PYTHONPATH=. $(BIN)/python examples/demo.py
+
+demo-bytegpt: setup
+	PYTHONPATH=. $(BIN)/python examples/demo.py --example bytegpt
+
+# Everything: seconds for what is pure, minutes for what starts real clusters.
+test: setup
+	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	$(BIN)/python -m pytest -q -m slow --ignore=tests/e2e
+	$(BIN)/python -m pytest -q -m slow tests/e2e
+
+test-fast: setup
+	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench bench-elastic: setup
+	PYTHONPATH=. $(BIN)/python -m benchmarks $(patsubst bench-%,%,$(filter bench-%,$@))
+
+# Exact versions and hashes, without any URL; PyTorch stands alone in requirements/torch.txt.
+lock: setup
+	$(BIN)/uv pip compile pyproject.toml --all-extras --generate-hashes --no-annotate --no-header \
+	    --no-emit-index-url --python-version 3.11 -o requirements/lock.txt
+
+clean:
+	rm -rf $(VENV) .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
