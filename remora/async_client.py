@@ -1,0 +1,245 @@
+"""The asynchronous Python client: the calls of `remora.client.Client`, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx2
+
+from remora import flows, requests
+from remora.errors import ApiError, ConnectionFailed, NotFound
+from remora.flows import Flow, Work
+from remora.requests import Answer, Request, Stream
+from remora.retries import Following
+from remora.shell import CHUNK, POLL_S, Shell, answer_of, check_deadline, deadline_after, item_of, within
+from remora.spec import JobSpec
+from remora.views import Attempt, Checkpoint, Event, Health, Job, LogLine, MetricPoint, Node
+
+T = TypeVar("T")
+
+
+class AsyncClient(Shell):
+    """The asynchronous client: the same calls as `Client`, awaited; streams by `async for`."""
+
+    def __init__(
+        self,
+        server: str | None = None,
+        *,
+        timeout_s: float = 30.0,
+        retry_s: float = 30.0,
+        resume_s: float = 300.0,
+    ) -> None:
+        """See `Client`."""
+        super().__init__(server, timeout_s, retry_s, resume_s)
+        self._http = httpx2.AsyncClient(**self._http_options())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def submit(
+        self, job: JobSpec | Mapping[str, Any] | str | Path, *, idempotency_key: str | None = None
+    ) -> Job:
+        """See `Client.submit`."""
+        return await self._run(flows.submit(job, idempotency_key))
+
+    async def jobs(
+        self, *, state: str | None = None, project: str | None = None, limit: int | None = None
+    ) -> list[Job]:
+        """See `Client.jobs`."""
+        return await self._run(flows.jobs(state, project, limit))
+
+    async def job(self, job_id: str) -> Job:
+        """See `Client.job`."""
+        return await self._send(requests.get_job(job_id))
+
+    async def find(self, text: str) -> Job:
+        """See `Client.find`."""
+        return await self._run(flows.find_job(text))
+
+    async def cancel(self, job_id: str) -> Job:
+        """See `Client.cancel`."""
+        return await self._send(requests.cancel_job(job_id))
+
+    async def attempts(self, job_id: str) -> list[Attempt]:
+        """See `Client.attempts`."""
+        return await self._run(flows.all_pages(lambda cursor: requests.list_attempts(job_id, cursor)))
+
+    async def events(self, job_id: str, *, follow: bool = False, after: int = 0) -> AsyncIterator[Event]:
+        """See `Client.events`."""
+        if follow:
+            async for event in self._follow(requests.follow_events(job_id, after=after), job_id):
+                yield event
+            return
+        for event in await self._run(flows.events(job_id, after)):
+            yield event
+
+    async def logs(
+        self,
+        job_id: str,
+        *,
+        follow: bool = False,
+        after: int = 0,
+        rank: int | None = None,
+        attempt: int | None = None,
+        tail: int | None = None,
+    ) -> AsyncIterator[LogLine]:
+        """See `Client.logs`."""
+        if follow:
+            stream = requests.follow_logs(job_id, after=after, rank=rank, attempt=attempt, tail=tail)
+            async for line in self._follow(stream, job_id):
+                yield line
+            return
+        for line in await self._run(flows.logs(job_id, after, rank, attempt, tail)):
+            yield line
+
+    async def metrics(self, job_id: str, *, after_step: int | None = None) -> list[MetricPoint]:
+        """See `Client.metrics`."""
+        return await self._run(flows.metrics(job_id, after_step))
+
+    async def checkpoints(self, job_id: str) -> list[Checkpoint]:
+        """See `Client.checkpoints`."""
+        return await self._run(flows.all_pages(lambda cursor: requests.list_checkpoints(job_id, cursor)))
+
+    async def download(self, job_id: str, target: str | Path, *, step: int | None = None) -> Checkpoint:
+        """See `Client.download`."""
+        return await self._run(flows.download(job_id, Path(target), step))
+
+    async def nodes(self) -> list[Node]:
+        """See `Client.nodes`."""
+        return await self._run(flows.all_pages(requests.list_nodes))
+
+    async def health(self) -> Health:
+        """See `Client.health`."""
+        return await self._send(requests.get_health())
+
+    async def wait(self, job_id: str, timeout_s: float | None = None) -> Job:
+        """See `Client.wait`."""
+        deadline = deadline_after(timeout_s)
+        after = 0
+        while True:
+            try:
+                job = await self._send(requests.get_job(job_id), deadline, self._resume_s)
+            except ConnectionFailed:
+                check_deadline(deadline, job_id)
+                raise
+            if job.terminal:
+                return job
+            try:
+                stream = requests.follow_events(job_id, after=after)
+                async for event in self._follow(stream, job_id, deadline):
+                    after = event.seq
+            except NotFound:
+                raise
+            except ApiError:  # something between does not let streams through: look now and then
+                check_deadline(deadline, job_id)
+                await asyncio.sleep(POLL_S)
+
+    async def _run(self, flow: Flow[T]) -> T:
+        try:
+            step = next(flow)
+            while True:
+                try:
+                    if isinstance(step, Work):
+                        outcome = await asyncio.to_thread(step.call)
+                    else:
+                        outcome = await self._send(step)
+                except BaseException as error:
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(outcome)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    async def _send(
+        self, request: Request[T], deadline: float | None = None, budget_s: float | None = None
+    ) -> T:
+        patience = self._patience(deadline, self._retry_s if budget_s is None else budget_s)
+        while True:
+            try:
+                answer = await self._exchange(request)
+            except httpx2.TransportError as error:
+                await asyncio.sleep(self._after_error(request, error, patience))
+                continue
+            pause = self._after_answer(request, answer, patience)
+            if pause is None:
+                return request.result(answer)
+            await asyncio.sleep(pause)
+
+    async def _exchange(self, request: Request[T]) -> Answer:
+        content = _read_chunks_in_thread(request.body_file) if request.body_file else None
+        async with self._http.stream(
+            request.method,
+            request.path,
+            params=request.params,
+            json=request.json,
+            content=content,
+            headers=request.headers,
+        ) as response:
+            if request.save_to is None or not response.is_success:
+                body = await response.aread()
+            else:
+                with await asyncio.to_thread(request.save_to.open, "wb") as file:
+                    async for chunk in response.aiter_bytes(CHUNK):
+                        await asyncio.to_thread(file.write, chunk)
+                body = b""
+            return Answer(status=response.status_code, headers=response.headers, content=body)
+
+    async def _follow(
+        self, stream: Stream[T], job_id: str, deadline: float | None = None
+    ) -> AsyncIterator[T]:
+        following = Following(stream)
+        patience = self._patience(deadline, self._retry_s)
+        while not following.has_ended:
+            check_deadline(deadline, job_id)
+            is_open = False
+            try:
+                async with self._http.stream(
+                    "GET",
+                    stream.path,
+                    params=following.params(),
+                    headers=following.headers(),
+                    timeout=self._stream_timeout(deadline),
+                ) as response:
+                    if response.status_code != 200:
+                        await response.aread()
+                        pause = self._after_refusal(answer_of(response), patience)
+                    else:
+                        is_open = True
+                        patience.budget_s = self._resume_s
+                        async for sent in httpx2.EventSource(response):
+                            patience.reset()
+                            item = item_of(following, sent)
+                            if item is not None:
+                                yield item
+                            if following.has_ended:
+                                return
+                            check_deadline(deadline, job_id)
+                        pause = self._after_break(None, patience)
+            except httpx2.ReadTimeout as error:
+                # an open stream that is only quiet is opened again at once
+                pause = 0.0 if is_open else self._after_break(error, patience)
+            except httpx2.SSEError as error:
+                raise requests.unexpected(200) from error
+            except httpx2.TransportError as error:
+                pause = self._after_break(error, patience)
+            await asyncio.sleep(within(deadline, pause))
+
+
+async def _read_chunks_in_thread(path: Path) -> AsyncIterator[bytes]:
+    with await asyncio.to_thread(path.open, "rb") as file:
+        while chunk := await asyncio.to_thread(file.read, CHUNK):
+            yield chunk

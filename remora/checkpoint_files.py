@@ -1,0 +1,57 @@
+"""A downloaded checkpoint's archive becomes a folder, complete or not at all."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path, PurePosixPath
+
+from remora.errors import DownloadError
+
+
+def extract(archive: Path, target: Path) -> None:
+    """Unpack a tar archive into the folder `target`, which must not exist or be empty.
+
+    Raises DownloadError for a damaged archive, for names and links that lead out of the folder, and for a disk that
+    does not take it.
+    """
+    try:
+        target = target.absolute()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise DownloadError(f"{target} is there already; name a folder that is empty or not there")
+        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            with tarfile.open(archive, "r:") as tar:
+                _write_files(tar, partial)
+            partial.chmod(0o755)
+            partial.replace(target)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    except (tarfile.TarError, EOFError) as error:
+        raise DownloadError(f"the downloaded checkpoint is damaged: {error}") from error
+    except OSError as error:
+        raise DownloadError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+def _write_files(tar: tarfile.TarFile, folder: Path) -> None:
+    """Write the archive's files; a checkpoint has nothing else, so anything else is refused.
+
+    By hand, because the first releases of Python 3.11 (Debian 12 has one) lack tarfile's extraction filters.
+    """
+    for member in tar:
+        name = PurePosixPath(member.name)
+        if name.is_absolute() or ".." in name.parts or not (member.isreg() or member.isdir()):
+            raise DownloadError(f"the downloaded checkpoint is refused: {member.name!r} is no file inside it")
+        path = folder / name
+        if member.isdir():
+            path.mkdir(parents=True, exist_ok=True)
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = tar.extractfile(member)
+        if content is None:
+            raise DownloadError(f"the downloaded checkpoint is damaged: {member.name!r} has no content")
+        with content, path.open("xb") as file:
+            shutil.copyfileobj(content, file)

@@ -1,0 +1,1 @@
+"""The command line; `remora.cli.main.run` is its entry."""

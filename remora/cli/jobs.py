@@ -1,0 +1,131 @@
+"""Commands on jobs: `list`, `show`, `cancel`, `wait`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Annotated
+
+import typer
+
+from remora.cli import output
+from remora.cli.exits import code_of_state
+from remora.cli.options import JobArgument, JsonOption, ServerOption
+from remora.cli.session import connect, detaching
+from remora.quantities import format_duration, parse_duration
+
+
+def list_jobs(
+    state: Annotated[str | None, typer.Option("--state", help="Only jobs in this state.")] = None,
+    project: Annotated[str | None, typer.Option("--project", help="Only jobs of this project.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
+    as_json: JsonOption = False,
+    server: ServerOption = None,
+) -> None:
+    """List jobs, newest first."""
+    with connect(server) as client:
+        found = client.jobs(state=state, project=project, limit=limit)
+    if as_json:
+        output.print_json(found)
+        return
+    columns = ("id", "name", "state", "step", "workers", "age", "message")
+    rows = (
+        (
+            job.id,
+            job.name,
+            job.state,
+            output.steps(job),
+            str(job.world_size),
+            output.age(job.created_at),
+            job.message or job.reason or "",
+        )
+        for job in found
+    )
+    output.print_table(columns, rows, "There are no jobs. Submit one: remora submit -- python train.py")
+
+
+def show(job: JobArgument, as_json: JsonOption = False, server: ServerOption = None) -> None:
+    """Show one job and its attempts."""
+    with connect(server) as client:
+        found = client.find(job)
+        attempts = [] if as_json else client.attempts(found.id)
+    if as_json:
+        output.print_json(found)
+        return
+    workers = found.spec.get("workers", {})
+    output.print_pairs(
+        [
+            ("id", found.id),
+            ("name", found.name),
+            ("project", found.project),
+            ("state", found.state),
+            ("reason", found.reason),
+            ("message", found.message),
+            ("command", shlex.join(found.spec.get("command", []))),
+            ("code", found.spec.get("code")),
+            ("workers", f"{found.world_size} now, {workers.get('min')} to {workers.get('max')} wanted"),
+            ("step", output.steps(found)),
+            ("repeated steps", str(found.repeated_steps)),
+            ("lost", f"{found.lost_s:.1f} s"),
+            ("checkpoint", None if found.checkpoint_step is None else f"step {found.checkpoint_step}"),
+            ("priority", str(found.priority)),
+            ("resources", json.dumps(found.spec.get("resources"))),
+            ("created", output.date(found.created_at)),
+            ("started", output.date(found.started_at)),
+            ("ended", output.date(found.ended_at)),
+        ]
+    )
+    output.print_line("")
+    rows = (
+        (
+            str(one.attempt),
+            one.state,
+            one.end_reason or "",
+            "-" if one.exit_code is None else str(one.exit_code),
+            "beginning" if one.resumed_from_step is None else f"step {one.resumed_from_step}",
+            format_duration((one.ended_at or one.created_at) - one.created_at) if one.ended_at else "",
+            one.message or "",
+        )
+        for one in attempts
+    )
+    columns = ("attempt", "state", "end", "exit code", "from", "took", "message")
+    output.print_table(columns, rows, "No attempt yet.")
+
+
+def cancel(job: JobArgument, as_json: JsonOption = False, server: ServerOption = None) -> None:
+    """Ask for a job's end."""
+    with connect(server) as client:
+        answer = client.cancel(client.find(job).id)
+    if as_json:
+        output.print_json(answer)
+    else:
+        output.print_line(output.summary(answer))
+
+
+def wait(
+    job: JobArgument,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="DURATION", help="Give up after, e.g. 90s or 2h.")
+    ] = None,
+    as_json: JsonOption = False,
+    server: ServerOption = None,
+) -> None:
+    """Wait until a job has ended; the exit code says how it ended."""
+    timeout_s = None if timeout is None else duration_option(timeout, "--timeout")
+    with connect(server) as client:
+        job_id = client.find(job).id
+        with detaching(job_id, "wait"):
+            ended = client.wait(job_id, timeout_s)
+    if as_json:
+        output.print_json(ended)
+    else:
+        output.print_line(output.summary(ended))
+    raise typer.Exit(code_of_state(ended.state))
+
+
+def duration_option(text: str, option: str) -> float:
+    """Seconds of an option such as `90s` or `90`.  Raises BadParameter."""
+    try:
+        return parse_duration(float(text) if text.replace(".", "", 1).isdecimal() else text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option} {text!r}: {error}") from None

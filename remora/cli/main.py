@@ -1,0 +1,80 @@
+"""`remora`: one command line for people and scripts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from remora.cli import cluster, jobs, results, streams, submission
+from remora.cli.exits import HELP, ExitCode, code_of_error
+from remora.errors import RemoraError, SpecError
+
+app = typer.Typer(
+    name="remora",
+    help="Elastic training on Ray: submit a job, watch it, fetch what it learned.",
+    epilog=HELP,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (
+    cluster.up,
+    cluster.down,
+    submission.submit,
+    jobs.list_jobs,
+    jobs.show,
+    streams.logs,
+    streams.events,
+    results.metrics,
+    jobs.cancel,
+    jobs.wait,
+    cluster.nodes,
+    results.checkpoints,
+    results.download,
+    cluster.version,
+):
+    app.command("list" if command is jobs.list_jobs else None)(command)
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit with its code; errors are one line on standard error."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    sys.exit(_code_of(arguments))
+
+
+def _code_of(arguments: Sequence[str] | None) -> int:
+    try:
+        code = app(arguments, standalone_mode=False)
+    except RemoraError as error:
+        _complain(error)
+        return code_of_error(error)
+    except typer.TyperException as error:  # wrong options
+        if message := error.format_message():  # without one the help has been printed
+            _say_error(message)
+        return ExitCode.USAGE
+    except typer.Abort:
+        return ExitCode.DETACHED
+    except BrokenPipeError:  # the reader, e.g. `head`, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.ERROR
+    except OSError as error:
+        _say_error(str(error))
+        return ExitCode.ERROR
+    return code if isinstance(code, int) else ExitCode.OK
+
+
+def _complain(error: RemoraError) -> None:
+    if isinstance(error, SpecError):
+        for problem in error.problems:
+            _say_error(str(problem))
+    else:
+        _say_error(str(error))
+
+
+def _say_error(text: str) -> None:
+    print(f"remora: {' '.join(text.split())}", file=sys.stderr)

@@ -1,0 +1,129 @@
+"""What commands print: rich on a terminal, plain columns in a pipe, JSON when asked."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from remora.quantities import format_duration
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from rich.console import Console
+
+    from remora.views import Job
+
+STATE_STYLES = {
+    "queued": "yellow",
+    "admitted": "yellow",
+    "running": "cyan",
+    "succeeded": "green",
+    "failed": "red",
+    "cancelled": "magenta",
+    "ready": "green",
+    "draining": "yellow",
+    "gone": "dim",
+}
+
+
+def console() -> Console:
+    """A console on standard output."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """A remark for people, on standard error so that it never mixes with data."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_line(text: str) -> None:
+    """A line of data."""
+    print(text, flush=True)
+
+
+def print_json(value: BaseModel | Sequence[BaseModel] | dict[str, Any]) -> None:
+    """One JSON document."""
+    if isinstance(value, dict):
+        document: Any = value
+    elif isinstance(value, Sequence):
+        document = [one.model_dump(mode="json") for one in value]
+    else:
+        document = value.model_dump(mode="json")
+    print_line(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def print_json_line(value: BaseModel) -> None:
+    """One line of a JSON stream."""
+    print_line(value.model_dump_json())
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
+    """A table; on standard error the sentence `empty` when there are no rows."""
+    rows = [[_printable(cell) for cell in row] for row in rows]
+    if not rows:
+        say(empty)
+    elif sys.stdout.isatty():
+        _print_rich(columns, rows)
+    else:
+        widths = [max(len(row[at]) for row in [columns, *rows]) for at in range(len(columns))]
+        for row in [[column.upper() for column in columns], *rows]:
+            print_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for at, column in enumerate(columns):
+        table.add_column(column, overflow="fold" if at else "ignore", no_wrap=at == 0)
+    for row in rows:
+        table.add_row(*(Text(cell, style=STATE_STYLES.get(cell, "")) for cell in row))
+    console().print(table, soft_wrap=False)
+
+
+def print_pairs(pairs: Iterable[tuple[str, str | None]]) -> None:
+    """Names and values, one per line; those without a value are left out."""
+    shown = [(name, _printable(value)) for name, value in pairs if value is not None]
+    width = max(len(name) for name, _ in shown)
+    for name, value in shown:
+        print_line(f"{name.ljust(width)}  {value}")
+
+
+def _printable(text: str) -> str:
+    """Without control characters: names and messages come from other users."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def clock(at: float) -> str:
+    """A time of today for people."""
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
+def date(at: float | None) -> str | None:
+    """A date and time for people."""
+    return None if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def age(at: float) -> str:
+    """How long ago."""
+    return format_duration(time.time() - at)
+
+
+def steps(job: Job) -> str:
+    """Steps done of steps in all."""
+    if job.step is None:
+        return "-"
+    return str(job.step) if job.total_steps is None else f"{job.step}/{job.total_steps}"
+
+
+def summary(job: Job) -> str:
+    """One line on where a job stands."""
+    detail = job.message or job.reason
+    return f"{job.id} {job.name}: {job.state}{f', {_printable(detail)}' if detail else ''}"

@@ -1,0 +1,108 @@
+"""Commands for what a job learned: `metrics`, `checkpoints`, `download`."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from remora.cli import output
+from remora.cli.options import JobArgument, JsonOption, ServerOption
+from remora.cli.session import connect
+from remora.quantities import format_size
+
+if TYPE_CHECKING:
+    from remora.views import MetricPoint
+
+
+def metrics(
+    job: JobArgument,
+    file: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write CSV to this file, or to - .")
+    ] = None,
+    as_json: JsonOption = False,
+    server: ServerOption = None,
+) -> None:
+    """Print the values that a job reported, by step."""
+    with connect(server) as client:
+        points = client.metrics(client.find(job).id)
+    if file is not None:
+        _write_csv(points, file)
+    elif as_json:
+        output.print_json(points)
+    else:
+        names = _names(points)
+        rows = (
+            (
+                str(point.step),
+                str(point.world_size),
+                *("" if (value := point.values.get(name)) is None else f"{value:.6g}" for name in names),
+            )
+            for point in points
+        )
+        output.print_table(("step", "workers", *names), rows, "The job reported no values yet.")
+
+
+def _names(points: list[MetricPoint]) -> list[str]:
+    """Names of all values, in the order of their first appearance."""
+    return list(dict.fromkeys(name for point in points for name in point.values))
+
+
+def _write_csv(points: list[MetricPoint], file: Path) -> None:
+    names = _names(points)
+    is_stdout = str(file) == "-"
+    opened = contextlib.nullcontext(sys.stdout) if is_stdout else file.open("w", newline="", encoding="utf-8")
+    with opened as target:
+        writer = csv.writer(target)
+        writer.writerow(["step", "at", "attempt", "world_size", *names])
+        for point in points:
+            values = ("" if (value := point.values.get(name)) is None else repr(value) for name in names)
+            writer.writerow([point.step, repr(point.at), point.attempt, point.world_size, *values])
+    output.say(f"{len(points)} steps written to {file}")
+
+
+def checkpoints(job: JobArgument, as_json: JsonOption = False, server: ServerOption = None) -> None:
+    """List a job's checkpoints."""
+    with connect(server) as client:
+        kept = client.checkpoints(client.find(job).id)
+    if as_json:
+        output.print_json(kept)
+        return
+    rows = (
+        (
+            str(one.step),
+            str(one.attempt),
+            str(one.world_size),
+            format_size(one.size_bytes),
+            output.date(one.committed_at) or "",
+            one.location,
+        )
+        for one in kept
+    )
+    columns = ("step", "attempt", "workers", "size", "committed", "location")
+    output.print_table(columns, rows, "The job has no checkpoint yet.")
+
+
+def download(
+    job: JobArgument,
+    step: Annotated[int | None, typer.Option("--step", min=0, help="This step's; else the newest.")] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Folder to make; else JOB-checkpoint here."),
+    ] = None,
+    as_json: JsonOption = False,
+    server: ServerOption = None,
+) -> None:
+    """Copy a checkpoint's files into a folder."""
+    with connect(server) as client:
+        job_id = client.find(job).id
+        target = folder or Path(f"{job_id}-checkpoint")
+        got = client.download(job_id, target, step=step)
+    if as_json:
+        output.print_json(got)
+    else:
+        output.print_line(f"step {got.step}, {len(got.files)} files, {format_size(got.size_bytes)}: {target}")

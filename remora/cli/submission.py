@@ -1,0 +1,178 @@
+"""The command `submit`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from remora.cli import output
+from remora.cli.exits import code_of_state
+from remora.cli.jobs import duration_option
+from remora.cli.options import JsonOption, ServerOption
+from remora.cli.session import connect, detaching
+
+if TYPE_CHECKING:
+    from remora.spec import JobSpec
+
+_SPEC_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def submit(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE|-- COMMAND",
+            help="A specification (YAML or JSON; - reads standard input), or after -- the command to run.",
+            show_default=False,
+        ),
+    ],
+    name: Annotated[str | None, typer.Option("--name", help="Name of the job.")] = None,
+    project: Annotated[str | None, typer.Option("--project", help="Project of the job.")] = None,
+    code: Annotated[
+        Path | None, typer.Option("--code", metavar="DIR", help="Folder of the code; else this one.")
+    ] = None,
+    no_code: Annotated[bool, typer.Option("--no-code", help="Send no code along.")] = False,
+    backend: Annotated[str | None, typer.Option("--backend", help="ddp or command.")] = None,
+    workers: Annotated[
+        str | None, typer.Option("--workers", "-w", metavar="N | MIN:MAX", help="Number of workers.")
+    ] = None,
+    cpus: Annotated[float | None, typer.Option("--cpus", help="CPUs per worker.")] = None,
+    gpus: Annotated[float | None, typer.Option("--gpus", help="GPUs per worker.")] = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", metavar="SIZE", help="Memory per worker, e.g. 8GiB.")
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", "-e", metavar="NAME=VALUE", help="Environment variable; repeat it."),
+    ] = None,
+    priority: Annotated[int | None, typer.Option("--priority", help="0 to 100; higher goes first.")] = None,
+    checkpoint_interval: Annotated[
+        str | None,
+        typer.Option("--checkpoint-interval", metavar="DURATION", help="Time between checkpoints, or none."),
+    ] = None,
+    checkpoint_keep: Annotated[
+        int | None, typer.Option("--checkpoint-keep", help="Checkpoints to keep.")
+    ] = None,
+    retries: Annotated[
+        int | None, typer.Option("--retries", help="New attempts after failures of the code.")
+    ] = None,
+    run_time: Annotated[
+        str | None, typer.Option("--run-time", metavar="DURATION", help="Longest time to train.")
+    ] = None,
+    idempotency_key: Annotated[
+        str | None,
+        typer.Option("--idempotency-key", metavar="KEY", help="Submitting twice with one key makes one job."),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Watch the job until it has ended.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the job's id.")] = False,
+    as_json: JsonOption = False,
+    server: ServerOption = None,
+) -> None:
+    """Submit a job: `remora submit job.yaml`, or `remora submit --workers 1:3 -- python train.py`."""
+    raw = _raw_spec(words)
+    _override(raw, {"name": name, "project": project, "backend": backend, "priority": priority})
+    _override(raw, {"workers": _workers(workers)})
+    _override(raw, {"cpus": cpus, "gpus": gpus, "memory": _number_or_text(memory)}, "resources")
+    _override(
+        raw,
+        {"interval": _duration(checkpoint_interval, "--checkpoint-interval"), "keep": checkpoint_keep},
+        "checkpoint",
+    )
+    _override(raw, {"limit": retries}, "retry")
+    _override(raw, {"run_time": _duration(run_time, "--run-time")}, "limits")
+    _add_variables(raw, env or [])
+    if code is not None or no_code:
+        raw["code"] = None if no_code else str(code)
+    _send(_checked(raw), idempotency_key, follow=follow, quiet=quiet, as_json=as_json, server=server)
+
+
+def _checked(raw: dict[str, Any]) -> JobSpec:
+    from remora.spec import JobSpec
+
+    return JobSpec.from_mapping(raw)
+
+
+def _send(
+    spec: JobSpec, key: str | None, *, follow: bool, quiet: bool, as_json: bool, server: str | None
+) -> None:
+    with connect(server, patient=False) as client:
+        job = client.submit(spec, idempotency_key=key)
+    if quiet:
+        output.print_line(job.id)
+    elif as_json and not follow:
+        output.print_json(job)
+    elif not as_json:
+        output.print_line(output.summary(job))
+    if not follow:
+        if not (quiet or as_json):
+            output.say(f"Watch it: remora logs -f {job.id}")
+        return
+    from remora.cli.progress import watch
+
+    with detaching(job.id, "logs -f"), connect(server, patient=True) as client:
+        ended = watch(client, job, as_json=as_json, quiet=quiet)
+    raise typer.Exit(code_of_state(ended.state))
+
+
+def _raw_spec(words: list[str]) -> dict[str, Any]:
+    """The specification before the options are laid over it."""
+    if words[0] != "-" and not words[0].endswith(_SPEC_SUFFIXES):
+        if len(words) == 1 and words[0].endswith(".py") and Path(words[0]).is_file():
+            raise typer.BadParameter(f"{words[0]} is no command; write: remora submit -- python {words[0]}")
+        return {"command": list(words), "code": "."}
+    if len(words) > 1:
+        raise typer.BadParameter(
+            f"after the file {words[0]} comes {words[1]!r}; a file has its command inside"
+        )
+    from remora.errors import SpecError, SpecProblem
+    from remora.spec import MAX_SPEC_BYTES
+    from remora.spec_problems import read_spec_file, read_yaml
+
+    if words[0] == "-":
+        raw = read_yaml(sys.stdin.read(MAX_SPEC_BYTES + 1), MAX_SPEC_BYTES)
+    else:
+        raw = read_spec_file(Path(words[0]), MAX_SPEC_BYTES)
+    if not isinstance(raw, dict):
+        raise SpecError([SpecProblem("", f"{words[0]} holds no mapping of keys to values")])
+    return raw
+
+
+def _override(raw: dict[str, Any], values: dict[str, Any], section: str | None = None) -> None:
+    """Lay the given options over the specification; what is no mapping there is left to be refused."""
+    given = {name: value for name, value in values.items() if value is not None}
+    if section is None:
+        raw.update(given)
+    elif given and isinstance(raw.get(section) or {}, dict):
+        raw[section] = {**(raw.get(section) or {}), **given}
+
+
+def _workers(text: str | None) -> Any:
+    if text is None:
+        return None
+    parts = text.split(":")
+    if len(parts) > 2 or not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
+        raise typer.BadParameter(f"--workers {text!r}: expected a number such as 2, or a range such as 1:3")
+    return int(text) if len(parts) == 1 else {"min": int(parts[0]), "max": int(parts[1])}
+
+
+def _duration(text: str | None, option: str) -> Any:
+    return text if text in (None, "none", "auto") else duration_option(text, option)
+
+
+def _number_or_text(text: str | None) -> Any:
+    return int(text) if text is not None and text.isdecimal() and len(text) < 20 else text
+
+
+def _add_variables(raw: dict[str, Any], pairs: list[str]) -> None:
+    added = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--env {pair!r}: expected NAME=VALUE")
+        added[name] = value
+    environment = raw.get("environment") or {}
+    if added and isinstance(environment, dict) and isinstance(environment.get("variables") or {}, dict):
+        raw["environment"] = {**environment, "variables": {**(environment.get("variables") or {}), **added}}

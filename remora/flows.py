@@ -1,0 +1,173 @@
+"""Calls that take several requests, each written once for both clients.
+
+A flow is a generator: it yields what is to be done (a request to send, or blocking work) and is sent what came of
+it.  It never touches the network itself.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from remora import requests
+from remora.bundle import pack
+from remora.checkpoint_files import extract
+from remora.errors import ApiError, NotFound
+from remora.requests import Request
+from remora.spec import JobSpec
+from remora.views import Checkpoint, Event, Job, LogLine, MetricPoint, Page
+
+T = TypeVar("T")
+
+#: A prefix of an id is looked for among so many of the newest jobs.
+SEARCHED_JOBS = 1000
+
+
+@dataclass(frozen=True)
+class Work:
+    """Something that blocks and is no request; its result is sent back into the flow."""
+
+    call: Callable[[], Any]
+
+
+Flow = Generator[Request[Any] | Work, Any, T]
+
+
+def submit(job: JobSpec | Mapping[str, Any] | str | Path, idempotency_key: str | None) -> Flow[Job]:
+    """Check the specification, upload its code unless the service has it, create the job."""
+    spec: JobSpec = yield Work(lambda: _spec_of(job))
+    folder = spec.code_folder
+    if folder is not None:
+        with tempfile.TemporaryDirectory(prefix="remora-") as scratch:
+            file = Path(scratch, "bundle.zip")
+            packed = yield Work(lambda: pack(folder, file))
+            known = yield requests.has_bundle(packed.digest)
+            if not known:
+                yield requests.put_bundle(packed.digest, file)
+        spec = spec.with_code(packed.digest)
+    created: Job = yield requests.create_job(
+        spec, uuid.uuid4().hex if idempotency_key is None else idempotency_key
+    )
+    return created
+
+
+def _spec_of(job: JobSpec | Mapping[str, Any] | str | Path) -> JobSpec:
+    if isinstance(job, JobSpec):
+        return job
+    return JobSpec.from_mapping(job) if isinstance(job, Mapping) else JobSpec.from_yaml(Path(job))
+
+
+def all_pages(page: Callable[[str | None], Request[Page[T]]], limit: int | None = None) -> Flow[list[T]]:
+    """Every item of a list that pages by cursor, or the first `limit`."""
+    items: list[T] = []
+    cursor: str | None = None
+    while limit is None or len(items) < limit:
+        answer: Page[T] = yield page(cursor)
+        items += answer.items
+        cursor = answer.next_cursor
+        if cursor is None:
+            break
+    return items[:limit]
+
+
+def jobs(state: str | None, project: str | None, limit: int | None) -> Flow[list[Job]]:
+    """Jobs, newest first."""
+    size = min(limit or requests.PAGE_ITEMS, requests.PAGE_ITEMS)
+
+    def page(cursor: str | None) -> Request[Page[Job]]:
+        return requests.list_jobs(state=state, project=project, limit=size, cursor=cursor)
+
+    return (yield from all_pages(page, limit))
+
+
+def find_job(text: str) -> Flow[Job]:
+    """The job with this id, the newest one for `last`, or the only one whose id begins like this.
+
+    Raises NotFound, or Conflict's sister `ApiError` with the code `ambiguous_id` when several begin like this.
+    """
+    if text == "last":
+        newest: Page[Job] = yield requests.list_jobs(limit=1)
+        if not newest.items:
+            raise NotFound(404, "job_not_found", "there is no job yet", hint="submit one with remora submit")
+        return newest.items[0]
+    try:
+        exact: Job = yield requests.get_job(text)
+    except NotFound as error:
+        if error.code != "job_not_found":
+            raise
+    else:
+        return exact
+    prefix = text if text.startswith("job_") else f"job_{text}"
+    candidates = yield from jobs(None, None, SEARCHED_JOBS)
+    found = [job for job in candidates if job.id.lower().startswith(prefix.lower())]
+    if len(found) > 1:
+        some = ", ".join(job.id for job in found[:3])
+        raise ApiError(
+            400, "ambiguous_id", f"{len(found)} jobs begin with {text!r} ({some}); write more of the id"
+        )
+    if not found:
+        hint = "remora list shows the jobs"
+        raise NotFound(404, "job_not_found", f"there is no job {text[:80]!r}", hint=hint)
+    return found[0]
+
+
+def events(job_id: str, after: int) -> Flow[list[Event]]:
+    """Every event after a sequence number."""
+    found: list[Event] = []
+    while True:
+        page: Page[Event] = yield requests.list_events(job_id, after=found[-1].seq if found else after)
+        found += page.items
+        if _is_last(page):
+            return found
+
+
+def logs(
+    job_id: str, after: int, rank: int | None, attempt: int | None, tail: int | None
+) -> Flow[list[LogLine]]:
+    """Every log line after a sequence number, or the last `tail`."""
+    found: list[LogLine] = []
+    while True:
+        page: Page[LogLine] = yield requests.list_logs(
+            job_id,
+            after=found[-1].seq if found else after,
+            rank=rank,
+            attempt=attempt,
+            tail=None if found else tail,
+        )
+        found += page.items
+        if _is_last(page):
+            return found
+
+
+def _is_last(page: Page[T]) -> bool:
+    return not page.items or (page.next_cursor is None and len(page.items) < requests.PAGE_ITEMS)
+
+
+def metrics(job_id: str, after_step: int | None) -> Flow[list[MetricPoint]]:
+    """Every metric point after a step, by step."""
+
+    def page(cursor: str | None) -> Request[Page[MetricPoint]]:
+        return requests.list_metrics(job_id, after_step=after_step, cursor=cursor)
+
+    return (yield from all_pages(page))
+
+
+def download(job_id: str, target: Path, step: int | None) -> Flow[Checkpoint]:
+    """Put a checkpoint's files (the newest one's without `step`) into the folder `target`."""
+    kept: list[Checkpoint] = yield from all_pages(lambda cursor: requests.list_checkpoints(job_id, cursor))
+    wanted = [one for one in kept if step is None or one.step == step]
+    if not wanted:
+        steps = ", ".join(str(one.step) for one in sorted(kept, key=lambda one: one.step))
+        missing = f"no checkpoint of step {step}" if step is not None else "no checkpoint yet"
+        hint = f"it has {steps}" if steps else None
+        raise NotFound(404, "checkpoint_not_found", f"the job {job_id} has {missing}", hint=hint)
+    chosen = max(wanted, key=lambda one: one.step)
+    with tempfile.TemporaryDirectory(prefix="remora-") as scratch:
+        archive = Path(scratch, "checkpoint.tar")
+        yield requests.get_checkpoint_content(job_id, chosen.step, archive)
+        yield Work(lambda: extract(archive, target))
+    return chosen

@@ -1,0 +1,281 @@
+"""Every request of the API as a value: what to send, how to read the answer, whether it may be sent twice.  Pure.
+
+One function per call; `Client` and `AsyncClient` send the same values.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+from pydantic import ValidationError
+
+from remora.errors import ApiError, ConfigurationError, NotFound, SpecProblem, api_error_class
+from remora.spec import JobSpec
+from remora.views import (
+    Attempt,
+    Checkpoint,
+    Event,
+    Health,
+    Job,
+    LogLine,
+    MetricPoint,
+    Node,
+    Page,
+    Problem,
+)
+
+T = TypeVar("T")
+
+#: Items asked for at once.
+PAGE_ITEMS = 500
+_JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_KEY = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What came back: the status, headers with lower-case names, the whole body."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(Generic[T]):
+    """One request and how to read its answer."""
+
+    method: str
+    path: str
+    #: Reads an answer of status 2xx or one of `also_expected`; ValueError means: not an answer of Remora.
+    parse: Callable[[Answer], T]
+    params: Mapping[str, str] = field(default_factory=dict)
+    json: Any = None
+    #: A file sent as the body, read while it is sent.
+    body_file: Path | None = None
+    #: A file that takes the answer's body, which is then empty in `Answer`.
+    save_to: Path | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    also_expected: frozenset[int] = frozenset()
+
+    @property
+    def is_safe_to_retry(self) -> bool:
+        """True when doing it twice equals doing it once."""
+        return self.method != "POST" or "Idempotency-Key" in self.headers
+
+    def result(self, answer: Answer) -> T:
+        """The typed result.  Raises ApiError for an error answer, and for one that Remora would not give."""
+        if not 200 <= answer.status < 300 and answer.status not in self.also_expected:
+            raise error_of(answer)
+        try:
+            return self.parse(answer)
+        except ValueError as error:
+            raise unexpected(answer.status) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream(Generic[T]):
+    """A live stream of server-sent events and how to read its items."""
+
+    path: str
+    #: Name of the events that carry items.
+    event: str
+    parse: Callable[[str], T]
+    #: Position of an item; the stream resumes after the last one taken.
+    seq: Callable[[T], int]
+    after: int = 0
+    params: Mapping[str, str] = field(default_factory=dict)
+    #: Parameters that only the first connection sends, because a resumed one knows its place.
+    first_params: Mapping[str, str] = field(default_factory=dict)
+
+
+def error_of(answer: Answer) -> ApiError:
+    """The error that a problem document, or any other error answer, stands for."""
+    kind = api_error_class(answer.status)
+    try:
+        problem = Problem.model_validate_json(answer.content)
+    except ValidationError:
+        text = f"the service answered {answer.status} without saying why"
+        return kind(answer.status, "unknown", text, hint="look into its log")
+    fields = [SpecProblem(one.field, one.message) for one in problem.errors]
+    return kind(
+        answer.status,
+        problem.code,
+        problem.detail,
+        hint=problem.hint,
+        errors=fields,
+        request_id=problem.request_id,
+    )
+
+
+def unexpected(status: int) -> ApiError:
+    """The error for an answer that does not look like Remora's."""
+    detail = "what answers at this address does not speak Remora's API"
+    return ApiError(status, "unexpected_answer", detail, hint="check --server or REMORA_SERVER")
+
+
+def job_path(job_id: str, *rest: str) -> str:
+    """Path of a job.  Raises NotFound for a text that cannot be an id."""
+    if not _JOB_ID.fullmatch(job_id):
+        raise NotFound(404, "job_not_found", f"there is no job {job_id[:80]!r}")
+    return "/".join(("/v1/jobs", job_id, *rest))
+
+
+def create_job(spec: JobSpec, idempotency_key: str) -> Request[Job]:
+    """Submit a job whose code, if any, is uploaded already.  Raises ConfigurationError for an impossible key."""
+    if not _KEY.fullmatch(idempotency_key):
+        raise ConfigurationError("an idempotency key is 1 to 128 printable ASCII characters without spaces")
+    headers = {"Idempotency-Key": idempotency_key}
+    return Request(method="POST", path="/v1/jobs", json=spec.to_mapping(), headers=headers, parse=_one(Job))
+
+
+def list_jobs(
+    *,
+    state: str | None = None,
+    project: str | None = None,
+    limit: int = PAGE_ITEMS,
+    cursor: str | None = None,
+) -> Request[Page[Job]]:
+    """One page of jobs, newest first."""
+    params = _params(state=state, project=project, limit=limit, cursor=cursor)
+    return Request(method="GET", path="/v1/jobs", params=params, parse=_one(Page[Job]))
+
+
+def get_job(job_id: str) -> Request[Job]:
+    """One job."""
+    return Request(method="GET", path=job_path(job_id), parse=_one(Job))
+
+
+def cancel_job(job_id: str) -> Request[Job]:
+    """Ask for a job's end."""
+    return Request(method="POST", path=job_path(job_id, "cancel"), parse=_one(Job))
+
+
+def list_attempts(job_id: str, cursor: str | None = None) -> Request[Page[Attempt]]:
+    """One page of a job's attempts, oldest first."""
+    params = _params(cursor=cursor)
+    return Request(method="GET", path=job_path(job_id, "attempts"), params=params, parse=_one(Page[Attempt]))
+
+
+def list_events(job_id: str, *, after: int, limit: int = PAGE_ITEMS) -> Request[Page[Event]]:
+    """Events after a sequence number, oldest first."""
+    params = _params(after=after, limit=limit)
+    return Request(method="GET", path=job_path(job_id, "events"), params=params, parse=_one(Page[Event]))
+
+
+def list_logs(
+    job_id: str,
+    *,
+    after: int,
+    limit: int = PAGE_ITEMS,
+    rank: int | None = None,
+    attempt: int | None = None,
+    tail: int | None = None,
+) -> Request[Page[LogLine]]:
+    """Log lines after a sequence number, oldest first; with `tail` only the last so many."""
+    params = _params(after=after, limit=limit, rank=rank, attempt=attempt, tail=tail)
+    return Request(method="GET", path=job_path(job_id, "logs"), params=params, parse=_one(Page[LogLine]))
+
+
+def list_metrics(
+    job_id: str, *, after_step: int | None = None, limit: int = PAGE_ITEMS, cursor: str | None = None
+) -> Request[Page[MetricPoint]]:
+    """One page of metric points by step."""
+    params = _params(after_step=after_step, limit=limit, cursor=cursor)
+    path = job_path(job_id, "metrics")
+    return Request(method="GET", path=path, params=params, parse=_one(Page[MetricPoint]))
+
+
+def list_checkpoints(job_id: str, cursor: str | None = None) -> Request[Page[Checkpoint]]:
+    """One page of a job's committed checkpoints."""
+    path = job_path(job_id, "checkpoints")
+    return Request(method="GET", path=path, params=_params(cursor=cursor), parse=_one(Page[Checkpoint]))
+
+
+def get_checkpoint_content(job_id: str, step: int, save_to: Path) -> Request[None]:
+    """A checkpoint's files as a tar archive, written to `save_to`."""
+    path = job_path(job_id, "checkpoints", str(step), "content")
+    return Request(method="GET", path=path, save_to=save_to, parse=_nothing)
+
+
+def has_bundle(digest: str) -> Request[bool]:
+    """True when the service holds the bundle."""
+    return Request(
+        method="HEAD",
+        path=_bundle_path(digest),
+        also_expected=frozenset({404}),
+        parse=lambda answer: answer.status != 404,
+    )
+
+
+def put_bundle(digest: str, file: Path) -> Request[None]:
+    """Upload a bundle."""
+    headers = {"Content-Type": "application/zip", "Content-Length": str(file.stat().st_size)}
+    return Request(method="PUT", path=_bundle_path(digest), body_file=file, headers=headers, parse=_nothing)
+
+
+def list_nodes(cursor: str | None = None) -> Request[Page[Node]]:
+    """One page of the cluster's nodes."""
+    return Request(method="GET", path="/v1/nodes", params=_params(cursor=cursor), parse=_one(Page[Node]))
+
+
+def get_health() -> Request[Health]:
+    """Whether the service's process answers."""
+    return Request(method="GET", path="/healthz", parse=_one(Health))
+
+
+def follow_events(job_id: str, *, after: int = 0) -> Stream[Event]:
+    """A job's events until it has ended."""
+    return Stream(
+        path=job_path(job_id, "events"),
+        event="event",
+        parse=Event.model_validate_json,
+        seq=lambda event: event.seq,
+        after=after,
+    )
+
+
+def follow_logs(
+    job_id: str,
+    *,
+    after: int = 0,
+    rank: int | None = None,
+    attempt: int | None = None,
+    tail: int | None = None,
+) -> Stream[LogLine]:
+    """A job's log lines until it has ended."""
+    return Stream(
+        path=job_path(job_id, "logs"),
+        event="log",
+        parse=LogLine.model_validate_json,
+        seq=lambda line: line.seq,
+        after=after,
+        params=_params(rank=rank, attempt=attempt),
+        first_params=_params(tail=tail),
+    )
+
+
+def _bundle_path(digest: str) -> str:
+    return f"/v1/bundles/{quote(digest, safe=':')}"
+
+
+def _params(**values: str | int | None) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _one(view: type[T]) -> Callable[[Answer], T]:
+    def parse(answer: Answer) -> T:
+        parsed: T = view.model_validate(json.loads(answer.content))  # type: ignore[attr-defined]
+        return parsed
+
+    return parse
+
+
+def _nothing(_answer: Answer) -> None:
+    return None

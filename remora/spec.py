@@ -1,0 +1,373 @@
+"""What a user submits: one immutable, fully checked description of a job.
+
+    spec = JobSpec.from_yaml(Path("job.yaml"))
+    spec = JobSpec(command="python train.py", workers={"min": 1, "max": 3})
+
+Every way of making one raises `SpecError`, which lists all problems at once.  The client and the service check with
+this same class.  `docs/job-spec.md` explains every field.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    StrictStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from remora.errors import SpecError, SpecProblem
+from remora.quantities import DURATION_FORM, SIZE_FORM, parse_duration, parse_size
+from remora.refusals import refusals, without_refused
+from remora.spec_problems import problems_of, read_spec_file, read_yaml
+
+#: Bytes of a whole specification as JSON.
+MAX_SPEC_BYTES = 256 * 1024
+MAX_WORKERS = 4096
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_NAME_FORM = "1 to 63 of a-z, 0-9, '-', '_' and '.', beginning with a letter or a digit"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: Variables that the supervisor sets for every worker.
+_OUR_VARIABLES = frozenset(
+    f"{group}{word}"
+    for group, words in {
+        "": ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        "LOCAL_": ("RANK", "WORLD_SIZE"),
+        "GROUP_": ("RANK", "WORLD_SIZE"),
+        "ROLE_": ("RANK", "WORLD_SIZE"),
+        "NODE_": ("RANK",),
+    }.items()
+    for word in words
+)
+_OUR_PREFIXES = ("REMORA_", "TORCHELASTIC_")
+
+
+def _whole(value: object) -> object:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if type(value) is not int:  # a bool is an int to isinstance
+        raise ValueError
+    return value
+
+
+def _number(value: object) -> object:
+    if type(value) not in (int, float):
+        raise ValueError
+    return value
+
+
+def _name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError
+    return value
+
+
+def _positive(value: float) -> float:
+    if value <= 0:
+        raise ValueError("expected more than 0 seconds")
+    return value
+
+
+def _passable(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("a null character cannot be passed to a process")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("half a character (a lone surrogate) has no bytes; remove it") from None
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Number = Annotated[float, BeforeValidator(_number)]
+Name = Annotated[StrictStr, AfterValidator(_name)]
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+PositiveDuration = Annotated[float, BeforeValidator(parse_duration), AfterValidator(_positive)]
+Size = Annotated[int, BeforeValidator(parse_size)]
+Text = Annotated[StrictStr, AfterValidator(_passable)]
+WorkerCount = Annotated[
+    Whole, Field(ge=1, le=MAX_WORKERS, description=f"a whole number from 1 to {MAX_WORKERS}")
+]
+
+
+class Section(BaseModel):
+    """A part of a specification: immutable, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+
+class Workers(Section):
+    """How many workers the job may have."""
+
+    min: WorkerCount
+    max: WorkerCount
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_number(cls, value: object) -> object:
+        if isinstance(value, Mapping | cls):
+            return value
+        count = _whole(value)
+        if not isinstance(count, int) or not 1 <= count <= MAX_WORKERS:
+            raise ValueError
+        return {"min": count, "max": count}
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min is {self.min} and max is {self.max}; min must not be above max")
+        return self
+
+
+class Resources(Section):
+    """What one worker needs."""
+
+    gpus: Number = Field(0, ge=0, le=1024, description="0, a share below 1, or a whole number of GPUs")
+    cpus: Number = Field(1, gt=0, le=4096, description="a number of CPUs above 0")
+    memory: Size | None = Field(None, description=SIZE_FORM)
+
+    @field_validator("gpus")
+    @classmethod
+    def _whole_above_one(cls, value: float) -> float:
+        if value > 1 and not value.is_integer():
+            raise ValueError
+        return value
+
+
+class Environment(Section):
+    """What surrounds the command."""
+
+    variables: dict[StrictStr, Text] = Field(
+        {}, description="names with text values; put quotes around numbers"
+    )
+
+    @field_validator("variables")
+    @classmethod
+    def _allowed(cls, variables: dict[str, str]) -> dict[str, str]:
+        for name in variables:
+            if not _VARIABLE.fullmatch(name):
+                raise ValueError(f"{name[:80]!r} is not a variable's name; use letters, digits and '_'")
+            if name in _OUR_VARIABLES or name.startswith(_OUR_PREFIXES):
+                raise ValueError(f"{name} is set by Remora for every worker; choose another name")
+        return variables
+
+
+class Elastic(Section):
+    """What holds when the number of workers changes."""
+
+    exactness: Literal["none"] = Field("none", description="none")
+
+
+class CheckpointPolicy(Section):
+    """When scripts are asked for a checkpoint, and how many are kept."""
+
+    interval: PositiveDuration | None = Field(60.0, description=f"{DURATION_FORM}, or none")
+    keep: Whole = Field(3, ge=1, le=100, description="a whole number from 1 to 100")
+    store: Annotated[Text, Field(min_length=1)] | None = Field(None, description="a folder or a URL")
+
+    @field_validator("interval", mode="before")
+    @classmethod
+    def _none(cls, value: object) -> object:
+        return None if value == "none" else value
+
+    @property
+    def interval_s(self) -> float | None:
+        """Seconds between two requests for a checkpoint; None asks only before planned stops."""
+        return self.interval
+
+
+class Retry(Section):
+    """What happens after the job's own code failed."""
+
+    limit: Whole = Field(3, ge=0, le=100, description="a whole number from 0 to 100")
+    backoff: Duration = Field(1.0, description=DURATION_FORM)
+
+    @property
+    def backoff_s(self) -> float:
+        """Seconds before the first new attempt; doubled for each further one."""
+        return self.backoff
+
+
+class Limits(Section):
+    """Where the job ends by itself."""
+
+    run_time: PositiveDuration | None = Field(None, description=DURATION_FORM)
+    wait_time: PositiveDuration | None = Field(None, description=DURATION_FORM)
+
+    @property
+    def run_time_s(self) -> float | None:
+        """Seconds that the job may train, over all attempts; None sets no limit."""
+        return self.run_time
+
+    @property
+    def wait_time_s(self) -> float | None:
+        """Seconds that the job may wait for its first attempt; None sets no limit."""
+        return self.wait_time
+
+
+class JobSpec(Section):
+    """A job as its owner describes it.  Raises SpecError, however it is made."""
+
+    #: The fields of this version, dotted, for "did you mean".
+    known_fields: ClassVar[tuple[str, ...]]
+
+    name: Name = Field(description=_NAME_FORM)
+    project: Name = Field("default", description=_NAME_FORM)
+    #: A folder on the client's machine, `sha256:...` once it is uploaded, or None for an empty folder.
+    code: Annotated[Text, Field(min_length=1)] | None = Field(
+        None, description="a folder, or sha256: and 64 hexadecimal digits"
+    )
+    command: list[Text] = Field(min_length=1, description="a command line, or a list of texts")
+    backend: Literal["ddp", "command"] = Field("ddp", description="ddp or command")
+    workers: Workers = Field(
+        Workers(min=1, max=1), description=f"a whole number from 1 to {MAX_WORKERS}, or {{min: .., max: ..}}"
+    )
+    resources: Resources = Field(Resources(), description="keys gpus, cpus, memory")
+    environment: Environment = Field(Environment(), description="the key variables")
+    elastic: Elastic = Field(Elastic(), description="the key exactness")
+    checkpoint: CheckpointPolicy = Field(CheckpointPolicy(), description="keys interval, keep, store")
+    priority: Whole = Field(50, ge=0, le=100, description="a whole number from 0 to 100")
+    retry: Retry = Field(Retry(), description="keys limit, backoff")
+    limits: Limits = Field(Limits(), description="keys run_time, wait_time")
+
+    @field_validator("command", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            return shlex.split(value)
+        except ValueError as error:
+            raise ValueError(f"the command line cannot be split into words: {error}") from None
+
+    @field_validator("command")
+    @classmethod
+    def _has_program(cls, value: list[str]) -> list[str]:
+        if not value[0].strip():
+            raise ValueError("the first word of the command is empty; write the program to run")
+        return value
+
+    @field_validator("code")
+    @classmethod
+    def _digest_is_whole(cls, value: str | None) -> str | None:
+        if value is not None and value.startswith("sha256:") and not _DIGEST.fullmatch(value):
+            raise ValueError
+        return value
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _checked(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise SpecError([SpecProblem("", "a job specification is a mapping of keys to values")])
+        refused = refusals(value)
+        raw = without_refused(value, refused)
+        if raw.get("name") is None:
+            raw["name"] = _name_from_command(raw.get("command"))
+        try:
+            spec = handler(raw)
+        except ValidationError as error:
+            raise SpecError([*refused, *problems_of(error, cls)]) from None
+        if refused:
+            raise SpecError(refused)
+        if len(json.dumps(spec.to_mapping())) > MAX_SPEC_BYTES:
+            raise SpecError(
+                [SpecProblem("", f"more than {MAX_SPEC_BYTES // 1024} KiB; put the data into files")]
+            )
+        return spec
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> JobSpec:
+        """Check plain data, e.g. a parsed JSON body.  Raises SpecError."""
+        return cls.model_validate(mapping)
+
+    @classmethod
+    def from_yaml(cls, source: str | Path) -> JobSpec:
+        """Read YAML or JSON: a `Path` is opened, a `str` is the text itself.  Raises SpecError.
+
+        In a file a relative `code` is relative to the file's folder, wherever it is read from.
+        """
+        if isinstance(source, Path):
+            return cls.model_validate(read_spec_file(source, MAX_SPEC_BYTES))
+        return cls.model_validate(read_yaml(source, MAX_SPEC_BYTES))
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data for JSON with every default written out; `from_mapping` gives an equal specification."""
+        return self.model_dump(mode="json")
+
+    def with_code(self, digest: str | None) -> JobSpec:
+        """The same job with its code addressed by a bundle's digest."""
+        return self.from_mapping({**self.to_mapping(), "code": digest})
+
+    @property
+    def bundle(self) -> str | None:
+        """Digest of the code bundle; None when `code` is a folder or empty."""
+        return self.code if self.code is not None and self.code.startswith("sha256:") else None
+
+    @property
+    def code_folder(self) -> Path | None:
+        """Folder on this machine that must be packed; None when there is none or it is a bundle already."""
+        return Path(self.code) if self.code is not None and self.bundle is None else None
+
+    @property
+    def min_workers(self) -> int:
+        """Fewest workers that may train."""
+        return self.workers.min
+
+    @property
+    def max_workers(self) -> int:
+        """Most workers that the job can use."""
+        return self.workers.max
+
+    def ray_resources(self) -> dict[str, float]:
+        """What one worker asks of Ray, e.g. `{"CPU": 1.0, "GPU": 1.0, "memory": 1e9}`; zero ones left out."""
+        wanted = {
+            "CPU": self.resources.cpus,
+            "GPU": self.resources.gpus,
+            "memory": self.resources.memory or 0,
+        }
+        return {name: float(amount) for name, amount in wanted.items() if amount}
+
+
+def _name_from_command(command: object) -> str:
+    """A name for people: the script, the module, or the program."""
+    try:
+        words = shlex.split(command) if isinstance(command, str) else command
+    except ValueError:
+        return "job"
+    if not isinstance(words, list | tuple) or not words or not all(isinstance(word, str) for word in words):
+        return "job"
+    scripts = [word for word in words if word.endswith((".py", ".sh"))]
+    modules = [after for word, after in itertools.pairwise(words) if word == "-m"]
+    source = Path((scripts or modules or words)[0])
+    stem = source.stem if scripts else source.name
+    return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._")[:63] or "job"
+
+
+def _dotted(model: type[Section], prefix: str = "") -> list[str]:
+    fields = []
+    for name, field in model.model_fields.items():
+        fields.append(prefix + name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            fields += _dotted(field.annotation, f"{prefix}{name}.")
+    return fields
+
+
+JobSpec.known_fields = tuple(_dotted(JobSpec))

@@ -1,0 +1,148 @@
+"""Sentences for what YAML and pydantic complain about: the field, the value, what was expected.
+
+Pure, but for `read_yaml` opening the file that its caller names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Hashable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from remora.errors import SpecError, SpecProblem
+from remora.refusals import REFUSED
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+_SHORT.maxlevel = 2
+
+
+def problems_of(error: ValidationError, model: type[BaseModel]) -> list[SpecProblem]:
+    """One problem for each of pydantic's errors, in the order of the fields."""
+    return [_problem(detail, model) for detail in error.errors(include_url=False)]
+
+
+def _problem(detail: ErrorDetails, model: type[BaseModel]) -> SpecProblem:
+    path = [str(part) for part in detail["loc"] if part != "[key]"]
+    field = ".".join(path)
+    kind = detail["type"]
+    if kind == "extra_forbidden":
+        return SpecProblem(field, f"unknown key{_nearest(path, model)}")
+    if kind == "invalid_key":
+        return SpecProblem(field, "keys must be texts; put quotes around it")
+    expected = f"expected {_expected(path, model)}"
+    if kind == "missing":
+        return SpecProblem(field, f"missing; {expected}")
+    if kind == "value_error":
+        own = str(detail.get("ctx", {}).get("error", ""))
+        if own and not own.startswith("expected"):
+            return SpecProblem(field, own)
+        expected = own or expected
+    return SpecProblem(field, f"{short(detail['input'])} given, {expected}")
+
+
+def short(value: object) -> str:
+    """The value for people, never long, whatever it is."""
+    if value is None:
+        return "nothing"
+    try:
+        return _SHORT.repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits has no decimal text
+        return "a value"
+
+
+def _expected(path: list[str], model: type[BaseModel]) -> str:
+    """Description of the deepest described field on the path."""
+    expected = "a job specification"
+    current: type[BaseModel] | None = model
+    for part in path:
+        field = current.model_fields.get(part) if current is not None else None
+        if field is None:
+            break
+        expected = field.description or expected
+        annotation = field.annotation
+        current = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+    return expected
+
+
+def _nearest(path: list[str], model: type[BaseModel]) -> str:
+    """A suggestion for an unknown key: the same word elsewhere, or the nearest word in the same section."""
+    known: tuple[str, ...] = (*getattr(model, "known_fields", ()), *REFUSED)
+    *section, word = path
+    elsewhere = [name for name in known if name.rpartition(".")[2] == word]
+    if elsewhere:
+        return f"; did you mean {elsewhere[0]}?"
+    prefix = "".join(f"{part}." for part in section)
+    siblings = [name[len(prefix) :] for name in known if name.startswith(prefix)]
+    siblings = [name for name in siblings if "." not in name]
+    near = difflib.get_close_matches(word[:80].lower(), siblings, n=1, cutoff=0.5)
+    if near:
+        return f"; did you mean {prefix}{near[0]}?"
+    return f"; known are {', '.join(name for name in siblings if prefix + name not in REFUSED)}"
+
+
+def read_yaml(source: str | Path, limit_bytes: int) -> Any:
+    """Parse YAML (or JSON) text, or the file at a `Path`.  Raises SpecError in one line, with the place."""
+    where = str(source) if isinstance(source, Path) else "the specification"
+    try:
+        text = _read(source, limit_bytes) if isinstance(source, Path) else source
+        if len(text) > limit_bytes:
+            raise _refuse(f"{where} is bigger than {limit_bytes // 1024} KiB; put the data into files")
+        return yaml.load(text, _Loader)  # noqa: S506 - derived from SafeLoader
+    except yaml.YAMLError as error:
+        raise _refuse(f"{where} is not YAML: {_one_line(error)}") from None
+    except OSError as error:
+        raise _refuse(f"cannot read {where}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise _refuse(f"{where} is not text in UTF-8") from None
+    except RecursionError:
+        raise _refuse(f"{where} is nested too deeply") from None
+    except ValueError as error:  # PyYAML lets e.g. the month 13 through to datetime
+        raise _refuse(f"{where} holds a value that YAML cannot mean: {str(error)[:100]}") from None
+
+
+def read_spec_file(path: Path, limit_bytes: int) -> Any:
+    """Parse a specification's file; a relative `code` becomes relative to the file's folder.  Raises SpecError."""
+    raw = read_yaml(path, limit_bytes)
+    code = raw.get("code") if isinstance(raw, dict) else None
+    if isinstance(code, str) and code and not code.startswith("sha256:"):
+        raw["code"] = str(path.resolve().parent / Path(code).expanduser())
+    return raw
+
+
+def _read(path: Path, limit_bytes: int) -> str:
+    with path.open("rb") as file:
+        return file.read(limit_bytes + 1).decode("utf-8")
+
+
+def _refuse(message: str) -> SpecError:
+    return SpecError([SpecProblem("", message)])
+
+
+def _one_line(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
+    reason = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be parsed"
+    return f"{' '.join(str(reason).split())[:200]}{place}"
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that refuses a key written twice, where PyYAML would keep only the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    problem = f"the key {key.value[:80]!r} is there twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)

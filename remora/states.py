@@ -1,0 +1,103 @@
+"""The states that users, the API and the database share; every value equals the word on the wire.
+
+Transitions are not here: `service/queue/lifecycle.py` is the one place that allows them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class JobState(StrEnum):
+    """Where a job stands."""
+
+    #: Accepted and stored; waits for its turn and for nodes.
+    QUEUED = "queued"
+    #: The dispatch loop gave it quota; an attempt exists, its workers do not step yet.
+    ADMITTED = "admitted"
+    #: An attempt is training.
+    RUNNING = "running"
+    #: Stopped at a checkpoint by an operator or a budget; keeps its place, uses nothing.
+    PAUSED = "paused"
+    #: The command of every rank returned 0.
+    SUCCEEDED = "succeeded"
+    #: No attempt is left; the last attempt's end reason says why.
+    FAILED = "failed"
+    #: Ended because its owner asked.
+    CANCELLED = "cancelled"
+
+    @property
+    def is_terminal(self) -> bool:
+        """True when nothing will change any more."""
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+class AttemptState(StrEnum):
+    """Where one try at a job stands."""
+
+    #: The row exists; the driver is being started or waits for its first worker group.
+    STARTING = "starting"
+    #: A worker group trains.
+    RUNNING = "running"
+    #: Told to stop; the driver is ending its children.
+    DRAINING = "draining"
+    #: Over; `end_reason` is set and nothing of it may write any more.
+    ENDED = "ended"
+
+
+class NodeState(StrEnum):
+    """Where one machine stands, from the wish for it to its end."""
+
+    #: The row exists; the provider has not been asked yet.
+    REQUESTED = "requested"
+    #: The provider accepted; the machine starts.
+    LAUNCHED = "launched"
+    #: Its raylet is known to the Ray cluster.
+    JOINED = "joined"
+    #: It may be given work.
+    READY = "ready"
+    #: It takes no new work and goes at its deadline.
+    DRAINING = "draining"
+    #: The provider was asked to delete it.
+    TERMINATING = "terminating"
+    #: The provider no longer knows it.
+    GONE = "gone"
+    #: It never became ready; `message` says why.
+    FAILED = "failed"
+
+
+class EndReason(StrEnum):
+    """Why an attempt ended: the cause first, everything else is derived from it."""
+
+    #: The command returned 0 on every rank.
+    COMPLETED = "completed"
+    #: The command of some rank returned another exit code.
+    EXIT_CODE = "exit_code"
+    #: The process of some rank was ended by a signal (a crash, the kernel's OOM killer, a kill by hand).
+    SIGNAL = "signal"
+    #: The command could not be started at all: not found, not executable, or the code bundle is unusable.
+    START_FAILED = "start_failed"
+    #: The supervisor of some rank died while its node lived.
+    SUPERVISOR_LOST = "supervisor_lost"
+    #: The driver died.
+    DRIVER_LOST = "driver_lost"
+    #: The head of the Ray cluster died, and the driver with it.
+    HEAD_LOST = "head_lost"
+    #: Nodes were lost and fewer than `workers.min` could be had again in time.
+    NODE_LOST = "node_lost"
+    #: `limits.run_time` passed.
+    RUN_TIME_EXCEEDED = "run_time_exceeded"
+    #: The owner cancelled the job.
+    CANCELLED = "cancelled"
+    #: The job's machines were taken by a decision of ours.
+    EVICTED = "evicted"
+
+    @property
+    def is_users(self) -> bool:
+        """True when the job's own code caused it, so that it counts against `retry.limit`."""
+        return self in (EndReason.EXIT_CODE, EndReason.SIGNAL, EndReason.START_FAILED)
+
+    @property
+    def is_final(self) -> bool:
+        """True when no further attempt can follow, whatever `retry.limit` says."""
+        return self in (EndReason.COMPLETED, EndReason.CANCELLED, EndReason.RUN_TIME_EXCEEDED)

@@ -1,0 +1,168 @@
+"""What a training script calls; standard library only, and harmless where Remora is not around.
+
+    from remora import training
+
+    start = 0
+    if (saved := training.resume_from()) is not None:
+        start = load(saved)
+    for step in range(start + 1, steps + 1):
+        loss = train_one_step()
+        training.report(step, {"loss": loss}, total_steps=steps)
+        if training.should_checkpoint() or step == steps:
+            with training.checkpoint(step) as folder:   # on every rank; a rank with nothing to save leaves it empty
+                if training.world().rank == 0:
+                    save(folder)
+
+Started by hand (`python train.py`) or by torchrun the same script trains as ever: nothing is reported, nobody asks for
+checkpoints, and `checkpoint` yields a folder that is thrown away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from remora import channel
+from remora.link import Link, Preemption
+
+__all__ = [
+    "Preemption",
+    "World",
+    "checkpoint",
+    "preemption",
+    "report",
+    "resume_from",
+    "should_checkpoint",
+    "world",
+]
+
+#: Every whole number up to it survives JSON and any database.
+_MAX_STEP = 2**53
+
+
+@dataclass(frozen=True)
+class World:
+    """Where this process stands among the workers; one worker of one when nothing says otherwise."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+
+
+def world() -> World:
+    """Ranks from torchrun's environment variables, which Remora sets too."""
+
+    def number(name: str, default: int) -> int:
+        try:
+            return int(os.environ[name])
+        except (KeyError, ValueError):
+            return default
+
+    return World(
+        rank=number("RANK", 0),
+        world_size=number("WORLD_SIZE", 1),
+        local_rank=number("LOCAL_RANK", 0),
+        local_world_size=number("LOCAL_WORLD_SIZE", 1),
+        node_rank=number("NODE_RANK", 0),
+    )
+
+
+def resume_from() -> Path | None:
+    """Folder with the files of the newest complete checkpoint of this job (of all ranks together), or None.
+
+    Treat it as read-only.  Its step stands in the environment variable `REMORA_RESUME_STEP`.
+    """
+    folder = os.environ.get("REMORA_RESUME_DIR")
+    return Path(folder) if folder else None
+
+
+def report(step: int, metrics: Mapping[str, float] | None = None, *, total_steps: int | None = None) -> None:
+    """Tell that `step` is done, with its metrics.
+
+    Rank 0's values become the job's metrics; other ranks may call it too.  Values need `float()` to work on them.
+    A step that is done again after a loss replaces its earlier values.
+    Raises ValueError for a step below 0 or above 2**53.
+    """
+    step = _checked(step)
+    link = open_link()
+    if link is not None:
+        link.report(step, metrics or {}, None if total_steps is None else _checked(total_steps))
+
+
+def should_checkpoint() -> bool:
+    """True when this is the step at which all ranks shall call `checkpoint`.
+
+    Call it on every rank once per step, at the same place: the ranks agree on one step by counting these calls.
+    It costs nothing until somebody wants a checkpoint.
+    """
+    link = open_link()
+    return link is not None and link.reach_boundary() is not None
+
+
+@contextlib.contextmanager
+def checkpoint(step: int) -> Iterator[Path]:
+    """A folder for this rank's files of the checkpoint of `step`.
+
+    Every rank calls it with the same step; what they wrote lies in one folder when it is resumed from, so different
+    ranks use different file names, and a rank with nothing to save leaves its folder empty.  The checkpoint becomes
+    visible when all ranks are through.  If the script raises inside, there is none.
+    Raises ValueError for a step below 0 or above 2**53.
+    """
+    step = _checked(step)
+    link = open_link()
+    parent = os.environ.get("REMORA_SCRATCH_DIR") if link is not None else None
+    folder = Path(tempfile.mkdtemp(prefix=f"checkpoint-{step}-", dir=parent))
+    try:
+        yield folder
+    except BaseException:
+        if link is not None:
+            link.send({"type": "abandoned", "step": step})
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if link is not None:
+        link.hand_over(step, folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def preemption() -> Preemption | None:
+    """The notice that a machine of this job is about to be taken, if there is one now."""
+    link = open_link()
+    return link.preemption if link is not None else None
+
+
+def _checked(step: int) -> int:
+    number = int(step)
+    if not 0 <= number <= _MAX_STEP:
+        raise ValueError(f"a step is a whole number from 0 to 2**53, not {number}")
+    return number
+
+
+_opened: Link | None = None
+_opening = threading.Lock()
+
+
+def open_link() -> Link | None:
+    """The channel of this very process; None without a supervisor, and in a process forked from one that has it.
+
+    For `remora.torch`; scripts need the calls above only.
+    """
+    global _opened
+    if _opened is not None:
+        return _opened if _opened.pid == os.getpid() else None
+    with _opening:
+        descriptor = os.environ.pop(channel.FD_VARIABLE, None)
+        if descriptor is None:
+            return None
+        try:
+            _opened = Link(int(descriptor))
+        except (OSError, ValueError):
+            return None
+        return _opened

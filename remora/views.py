@@ -1,0 +1,188 @@
+"""What the API answers, as typed values; the service builds them and the client parses them.
+
+Unknown fields are ignored so that an older client reads a newer service.
+Times are seconds since 1970 (UTC) as floats; durations end in `_s`; sizes in `_bytes`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from remora.states import AttemptState, EndReason, JobState, NodeState
+
+T = TypeVar("T")
+
+
+class View(BaseModel):
+    """An immutable answer of the API."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Page(View, Generic[T]):
+    """One page of a list."""
+
+    items: list[T]
+    #: Give it back as `cursor` for the next page; None on the last one.
+    next_cursor: str | None = None
+
+
+class Attempt(View):
+    """One try at a job."""
+
+    id: str
+    job_id: str
+    #: 1, 2, ...
+    attempt: int
+    state: AttemptState
+    end_reason: EndReason | None = None
+    #: One sentence for people.
+    message: str | None = None
+    #: Exit code of the first rank that failed, or None.
+    exit_code: int | None = None
+    #: Workers now, 0 while there is no worker group.
+    world_size: int = 0
+    #: Step the attempt resumed from; None when it began at the beginning.
+    resumed_from_step: int | None = None
+    created_at: float
+    started_at: float | None = None
+    ended_at: float | None = None
+
+
+class Job(View):
+    """A job and where it stands."""
+
+    id: str
+    name: str
+    project: str
+    state: JobState
+    #: True when nothing will change any more; trust this for states that you do not know.
+    terminal: bool
+    #: Why it waits or why it ended, as a stable word (an `EndReason`, or `waiting_for_nodes`, ...).
+    reason: str | None = None
+    #: The same for people.
+    message: str | None = None
+    priority: int
+    #: The JobSpec as accepted, `code` replaced by the bundle's digest.
+    spec: dict[str, Any]
+    #: Number of the newest attempt, 0 before the first.
+    attempt: int = 0
+    #: Newest step reported by rank 0, or None.
+    step: int | None = None
+    #: Total number of steps, when the script told it.
+    total_steps: int | None = None
+    world_size: int = 0
+    #: Steps that had to be done again after losses of nodes or processes.
+    repeated_steps: int = 0
+    #: Seconds between the loss of a worker and the next new step, summed over all losses.
+    lost_s: float = 0.0
+    #: Newest committed checkpoint's step.
+    checkpoint_step: int | None = None
+    cancel_requested_at: float | None = None
+    created_at: float
+    started_at: float | None = None
+    ended_at: float | None = None
+    #: Grows with every change; also the ETag.
+    version: int
+
+
+class Event(View):
+    """Something that happened to a job; never changed and never removed."""
+
+    #: 1, 2, ... per job; the SSE id.
+    seq: int
+    job_id: str
+    at: float
+    #: Past tense, dotted: `job.queued`, `attempt.started`, `node.lost`, `checkpoint.committed`, ...
+    kind: str
+    #: One sentence for people.
+    message: str
+    attempt: int | None = None
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class LogLine(View):
+    """One line that a worker printed."""
+
+    #: 1, 2, ... per job; the SSE id.
+    seq: int
+    at: float
+    attempt: int
+    rank: int
+    #: `stdout`, `stderr`, or `remora` for our own remarks (a cut line, a limit reached).
+    stream: str
+    text: str
+
+
+class MetricPoint(View):
+    """Values that a script reported for one step; a step that is done again replaces its values."""
+
+    step: int
+    at: float
+    attempt: int
+    world_size: int
+    #: None stands for a value that is not finite.
+    values: dict[str, float | None]
+
+
+class Checkpoint(View):
+    """A complete saved state."""
+
+    step: int
+    attempt: int
+    world_size: int
+    committed_at: float
+    size_bytes: int
+    #: Where it lies: a URL, or a path when the store is a local directory.
+    location: str
+    #: Relative file names with their sizes in bytes.
+    files: dict[str, int]
+
+
+class Node(View):
+    """One machine of the cluster."""
+
+    id: str
+    pool: str
+    state: NodeState
+    address: str | None = None
+    #: Ray resources it brings, e.g. {"CPU": 1.0}.
+    resources: dict[str, float] = Field(default_factory=dict)
+    message: str | None = None
+    created_at: float
+    ready_at: float | None = None
+    ended_at: float | None = None
+
+
+class FieldProblem(View):
+    """One refused field."""
+
+    #: Dotted path in the request, e.g. `workers.min`.
+    field: str
+    message: str
+
+
+class Problem(View):
+    """An error answer (RFC 9457) with a stable code."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    #: Stable word for programs, e.g. `job_not_found`.
+    code: str
+    detail: str
+    #: What to do about it.
+    hint: str | None = None
+    request_id: str | None = None
+    errors: list[FieldProblem] = Field(default_factory=list)
+
+
+class Health(View):
+    """Answer of `/healthz` and `/readyz`."""
+
+    status: str
+    version: str
+    #: Seconds since the controller last renewed its lease; None when there is none.
+    controller_age_s: float | None = None
