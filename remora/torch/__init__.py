@@ -1,0 +1,20 @@
+"""Elastic training with PyTorch: three lines turn a plain loop into one whose result does not depend on its workers.
+
+    from remora.torch import Loop
+
+    loop = Loop(model, optimizer, data=dataset, global_batch=96, shards=12, total_steps=1000)
+    for step in loop:
+        loss = step.backward(lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
+        optimizer.step()
+        step.report(loss=loss)
+
+Needs torch, which the rest of `remora` does not.
+"""
+
+from remora.torch.group import PeerLost
+from remora.torch.loop import Loop, Step
+from remora.torch.scaling import linear_scaling
+from remora.torch.settings import Exactness
+from remora.torch.state import CheckpointUnusable
+
+__all__ = ["CheckpointUnusable", "Exactness", "Loop", "PeerLost", "Step", "linear_scaling"]

@@ -1,0 +1,63 @@
+"""Who gets what from whom when a new group has met; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a worker brings into a new group."""
+
+    #: Steps done; -1 without any state.
+    step: int
+    #: The state is the one that the script began with, and not of a group or a checkpoint.
+    is_fresh: bool
+    #: Of the settings and the shapes of the parameters.
+    fingerprint: int
+
+
+@dataclass(frozen=True)
+class CatchUp:
+    """How all workers come to the same state."""
+
+    #: Steps done by the most advanced workers.
+    step: int
+    #: The first of them.
+    root: int
+    #: Ranks that take part in the newest step and still lack its result.
+    behind: tuple[int, ...]
+    #: Ranks that need the whole state.
+    joining: tuple[int, ...]
+
+
+class WorkersDiffer(ValueError):
+    """The workers of one group do not run the same training."""
+
+
+def plan_catch_up(standings: Sequence[Standing]) -> CatchUp:
+    """Compare the standings of all ranks.
+
+    Raises WorkersDiffer when scripts or settings differ, and when nobody has a state.
+    """
+    different = [n for n, one in enumerate(standings) if one.fingerprint != standings[0].fingerprint]
+    if different:
+        raise WorkersDiffer(
+            f"rank {different[0]} runs another model or other settings of Loop than rank 0: "
+            "start all workers with the same script and arguments"
+        )
+    step = max(one.step for one in standings)
+    if step < 0:
+        raise WorkersDiffer("no worker of the new group holds the training state: resume from a checkpoint")
+    able = [rank for rank, one in enumerate(standings) if one.step == step]
+    seasoned = [rank for rank in able if not standings[rank].is_fresh]
+    root = (seasoned or able)[0]
+    joining = [rank for rank, one in enumerate(standings) if one.step < 0 or (one.is_fresh and rank != root)]
+    behind = [rank for rank, one in enumerate(standings) if one.step < step and rank not in joining]
+    if any(standings[rank].step < step - 1 for rank in behind):
+        raise WorkersDiffer(
+            f"the workers stand at steps {sorted({one.step for one in standings})}, more than one step apart: "
+            "resume all of them from the same checkpoint"
+        )
+    return CatchUp(step, root, tuple(behind), tuple(joining))

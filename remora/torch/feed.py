@@ -1,0 +1,251 @@
+"""From a dataset to the micro-batches of this worker's shards, step by step, from any position on.
+
+A dataset with a length is read by sample number (`order.py`).  One without is a stream, and the rule for it is: every
+worker reads the same stream from the start of the epoch; sample i belongs to global batch i // global_batch, and there
+to shard (i % global_batch) % shards; what belongs to others or was trained before is read and dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+
+from remora.torch.order import Order, Position, cut
+from remora.torch.randomness import RandomStream, derive, seed_everything
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """One micro-batch of one shard, or the news that a shard has no samples in this step."""
+
+    position: Position
+    shard: int
+    #: Number of the micro-batch within its shard.
+    micro: int
+    #: Numbers of its samples.
+    samples: tuple[int, ...]
+    #: Samples of the whole global batch.
+    total: int
+    ends_shard: bool
+    #: Nothing else of this step comes on this worker.
+    ends_step: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a feed brings to one worker."""
+
+    global_batch: int
+    shards: int
+    micro_batch: int | None
+    seed: int
+    shuffle: bool
+    drop_last: bool
+    #: Last epoch, from 0; None where the number of steps ends training.
+    epochs: int | None
+    #: Steps from the position on; None where the number of epochs ends training.
+    steps: int | None
+    own: range
+    start: Position
+
+
+Delivery = tuple[Parcel, Any]
+Collate = Callable[[list[Any]], Any]
+
+
+def deliveries(data: Any, plan: Plan, collate: Collate | None, num_workers: int) -> Iterator[Delivery]:
+    """This worker's parcels with their batches (None for an empty one), in order, until training ends.
+
+    Raises ValueError for a dataset that makes no step.
+    """
+    collate = collate or default_collate
+    if is_stream(data):
+        stream = _Stream(data, plan, collate)
+        return iter(stream if num_workers == 0 else _loader(stream, None, num_workers))
+    fetch = _Fetch(data, plan.seed, collate)
+    order = Order(len(data), plan.global_batch, plan.shards, plan.seed, plan.shuffle, plan.drop_last)
+    parcels = _Parcels(order, plan)
+    return map(fetch.__getitem__, parcels) if num_workers == 0 else iter(_loader(fetch, parcels, num_workers))
+
+
+def is_stream(data: Any) -> bool:
+    """True for a dataset that is read from its start, because it has no length or says so."""
+    return isinstance(data, IterableDataset) or not (
+        hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    )
+
+
+def _loader(dataset: Any, parcels: Iterable[Parcel] | None, num_workers: int) -> Any:
+    # A generator of its own: the loader must not draw from the random numbers of the script.
+    return DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=parcels,
+        num_workers=num_workers,
+        collate_fn=_as_it_is,
+        generator=torch.Generator(),
+        pin_memory=torch.cuda.is_available(),
+    )
+
+
+def _as_it_is(delivery: Delivery) -> Delivery:
+    return delivery
+
+
+def _parcels_of(
+    position: Position, shares: Sequence[tuple[int, Sequence[int]]], total: int, plan: Plan
+) -> list[Parcel]:
+    """Parcels of one step from the samples of each own shard."""
+    parcels: list[Parcel] = []
+    for shard, samples in shares:
+        micros = cut(samples, plan.micro_batch) or [()]
+        for number, micro in enumerate(micros):
+            ends_shard = number == len(micros) - 1
+            ends_step = ends_shard and shard == plan.own.stop - 1
+            parcels.append(Parcel(position, shard, number, tuple(micro), total, ends_shard, ends_step))
+    return parcels
+
+
+class _Parcels:
+    """Parcels of a dataset of known length, in order."""
+
+    def __init__(self, order: Order, plan: Plan) -> None:
+        self._order = order
+        self._plan = plan
+
+    def __iter__(self) -> Iterator[Parcel]:
+        order, plan = self._order, self._plan
+        first = plan.start.epoch * order.steps_per_epoch + plan.start.place
+        last = None if plan.epochs is None else plan.epochs * order.steps_per_epoch
+        if plan.steps is not None:
+            last = min(first + plan.steps, first + plan.steps if last is None else last)
+        for step in count(first):
+            if last is not None and step >= last:
+                return
+            position = order.position_after(step)
+            shares = [(shard, order.shard(position, shard)) for shard in plan.own]
+            yield from _parcels_of(position, shares, len(order.batch(position)), plan)
+
+
+class _Fetch:
+    """A dataset of known length as the parcels see it; the random numbers of augmentations follow the shard."""
+
+    def __init__(self, data: Any, seed: int, collate: Collate) -> None:
+        self._data = data
+        self._seed = seed
+        self._collate = collate
+
+    def __getitem__(self, parcel: Parcel) -> Delivery:
+        if not parcel.samples:
+            return parcel, None
+        _seed_for(self._seed, parcel)
+        if hasattr(self._data, "__getitems__"):
+            items = self._data.__getitems__(list(parcel.samples))
+        else:
+            items = [self._data[sample] for sample in parcel.samples]
+        return parcel, self._collate(items)
+
+
+class _Stream(IterableDataset):  # type: ignore[misc]  # torch is not checked
+    """A dataset without a length; with several loader processes each makes every n-th parcel."""
+
+    def __init__(self, data: Any, plan: Plan, collate: Collate) -> None:
+        self._data = data
+        self._plan = plan
+        self._collate = collate
+
+    def __iter__(self) -> Iterator[Delivery]:
+        worker = get_worker_info()
+        turn, turns = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for number, (parcel, items) in enumerate(self._parcels()):
+            if number % turns != turn:
+                continue
+            if items:
+                _seed_for(self._plan.seed, parcel)
+                yield parcel, self._collate(items)
+            else:
+                yield parcel, None
+
+    def _parcels(self) -> Iterator[tuple[Parcel, list[Any]]]:
+        plan = self._plan
+        left = plan.steps
+        for epoch in count(plan.start.epoch):
+            if plan.epochs is not None and epoch >= plan.epochs:
+                return
+            place = -1
+            for place, (kept, total) in enumerate(self._batches(epoch)):
+                if (epoch, place) < (plan.start.epoch, plan.start.place):
+                    continue
+                if left == 0:
+                    return
+                left = None if left is None else left - 1
+                shares = [(shard, list(kept.get(shard, {}))) for shard in plan.own]
+                for parcel in _parcels_of(Position(epoch, place), shares, total, plan):
+                    yield parcel, [kept[parcel.shard][sample] for sample in parcel.samples]
+            if place < 0:
+                raise ValueError(
+                    f"epoch {epoch} of the dataset makes no step of {plan.global_batch} samples: "
+                    "use more data, a smaller global_batch, or drop_last=False"
+                )
+
+    def _batches(self, epoch: int) -> Iterator[tuple[dict[int, dict[int, Any]], int]]:
+        """Own samples by shard and number, and the size, of each global batch of an epoch."""
+        plan = self._plan
+        random = RandomStream(derive(plan.seed, "stream", epoch))
+        if hasattr(self._data, "set_epoch"):
+            self._data.set_epoch(epoch)
+        with random.running():
+            stream = iter(self._data)
+        own = frozenset(plan.own)
+        kept: dict[int, dict[int, Any]] = {}
+        total = 0
+        for number in count():
+            with random.running():
+                item = next(stream, _END)
+            if item is _END:
+                break
+            shard = total % plan.shards
+            if shard in own:
+                kept.setdefault(shard, {})[number] = item
+            total += 1
+            if total == plan.global_batch:
+                yield kept, total
+                kept, total = {}, 0
+        if total and not plan.drop_last:
+            yield kept, total
+
+
+_END = object()
+
+
+class Feed:
+    """Deliveries one after the other, with a look at the next one."""
+
+    def __init__(self, source: Iterator[Delivery]) -> None:
+        self._source = source
+        self._next: Delivery | None = None
+
+    def peek(self) -> Parcel | None:
+        """What comes next, or None at the end."""
+        if self._next is None:
+            self._next = next(self._source, None)
+        return None if self._next is None else self._next[0]
+
+    def step(self) -> Iterator[Delivery]:
+        """The deliveries of the step that comes next."""
+        while self.peek() is not None:
+            delivery, self._next = self._next, None
+            assert delivery is not None
+            yield delivery
+            if delivery[0].ends_step:
+                return
+
+
+def _seed_for(seed: int, parcel: Parcel) -> None:
+    where = (parcel.position.epoch, parcel.position.place, parcel.shard, parcel.micro)
+    seed_everything(derive(seed, "data", *where), devices=False)

@@ -1,0 +1,235 @@
+"""A worker group whose collectives can be left: no peer that is lost or frozen holds this process.
+
+Collectives are started asynchronously; who waits is woken by their end, by their failure, or by the word that the group
+is to be left.  A group that was left is never destroyed: its destructor would wait for the peer that does not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from remora.link import Rendezvous
+
+#: Seconds until a collective fails by itself, as in `torch.distributed`.
+_COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=1800)
+#: Seconds between two looks at a GPU's queue.
+_DEVICE_POLL_S = 2e-5
+
+
+class PeerLost(RuntimeError):
+    """A collective cannot end: a peer vanished, or this worker was told to leave its group."""
+
+
+class Ticket:
+    """One collective under way."""
+
+    def __init__(self, changed: threading.Condition, work: Any) -> None:
+        self.work = work
+        self.is_done = False
+        self.error: BaseException | None = None
+        self._changed = changed
+        work.get_future().add_done_callback(self._end)
+
+    def _end(self, future: Any) -> None:
+        try:
+            future.value()
+        except Exception as error:
+            self.error = error
+        with self._changed:
+            self.is_done = True
+            self._changed.notify_all()
+
+
+class Group:
+    """The workers of one generation, as seen by one of them.
+
+    Collectives return a Ticket for `wait`, or None where a single worker has nobody to talk to; they raise PeerLost.
+    """
+
+    def __init__(
+        self, place: Rendezvous, backend: Any, store: Any, *, on_cuda: bool, whole: Group | None = None
+    ) -> None:
+        self.place = place
+        self.rank = place.rank
+        self.world_size = place.world_size
+        self._backend = backend
+        self._store = store
+        self._on_cuda = on_cuda
+        #: The group that this one is a part of; who is told to leave that one leaves this one too.
+        self._whole = whole
+        self._changed: threading.Condition = whole._changed if whole else threading.Condition()
+        self._why_broken: str | None = None
+
+    @property
+    def _why(self) -> str | None:
+        return self._why_broken or (self._whole._why if self._whole else None)
+
+    def break_off(self, why: str) -> None:
+        """Wake who waits for this group, with PeerLost; may be called from any thread."""
+        with self._changed:
+            self._why_broken = self._why_broken or why
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise PeerLost when this group is to be left."""
+        if (why := self._why) is not None:
+            raise PeerLost(why)
+
+    def sum(self, tensor: torch.Tensor) -> Ticket | None:
+        """Start to replace `tensor` by its sum over all workers."""
+        return self._launch(lambda: self._backend.allreduce([tensor]))
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Ticket | None:
+        """Start to replace `tensor` by that of rank `root`."""
+        return self._launch(lambda: self._backend.broadcast(tensor, root))
+
+    def exchange(
+        self, received: torch.Tensor, sent: torch.Tensor, counts_in: Sequence[int], counts_out: Sequence[int]
+    ) -> Ticket | None:
+        """Start to send `counts_out[r]` elements of `sent` to each rank r, and get `counts_in[r]` from it."""
+        return self._launch(
+            lambda: self._backend.alltoall_base(received, sent, list(counts_in), list(counts_out))
+        )
+
+    def gather(self, received: torch.Tensor, sent: torch.Tensor) -> Ticket | None:
+        """Start to put the `sent` of all ranks one after the other into `received`."""
+        if self._backend is None:
+            received.copy_(sent)
+        return self._launch(lambda: self._backend._allgather_base(received, sent))
+
+    def wait(self, ticket: Ticket | None) -> None:
+        """Wait until a collective is done; raises PeerLost when it will not be."""
+        if ticket is None:
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: ticket.is_done or self._why is not None)
+        self.check()
+        if ticket.error is not None:
+            self.break_off(f"a peer was lost: {_first_line(ticket.error)}")
+            self.check()
+        if self._on_cuda:
+            self._wait_on_device(ticket)
+
+    def _wait_on_device(self, ticket: Ticket) -> None:
+        """With NCCL a collective is 'done' when it is queued: wait for the queue, but not for ever."""
+        ticket.work.wait()
+        event = torch.cuda.Event()
+        event.record()
+        while not event.query():
+            self.check()
+            time.sleep(_DEVICE_POLL_S)
+
+    def _launch(self, start: Callable[[], Any]) -> Ticket | None:
+        self.check()
+        if self._backend is None:
+            return None
+        try:
+            return Ticket(self._changed, start())
+        except RuntimeError as error:
+            self.break_off(f"a peer was lost: {_first_line(error)}")
+            raise PeerLost(self._why_broken) from error
+
+    def part(self, members: Sequence[int], name: str) -> Group:
+        """A group of some ranks for one errand; every member calls it, with the same members and name."""
+        place = Rendezvous(
+            self.place.generation, members.index(self.rank), len(members), 0, 1, 0, self.place.master_addr, 0
+        )
+        store = dist.PrefixStore(name, self._store)
+        backend = _in_background(lambda: _process_group(store, place, self._on_cuda), self.check)
+        return Group(place, backend, store, on_cuda=self._on_cuda, whole=self)
+
+    def abandon(self) -> None:
+        """Leave the group for good."""
+        self.break_off("the group was left")
+        if self._backend is None:
+            return
+        # Neither garbage collection nor the end of the interpreter may run its destructor, which joins threads that
+        # may be blocked in a collective with a frozen peer.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._backend))
+        if self._on_cuda:
+            # NCCL's kernels wait on the device until their communicator is aborted.
+            threading.Thread(target=self._backend.abort, daemon=True).start()
+
+    def close(self) -> None:
+        """End a group that nobody waits for any more."""
+        with contextlib.suppress(RuntimeError):
+            if self._backend is not None and self._on_cuda:
+                self._backend.abort()
+        self._backend = self._store = None
+
+
+def form(place: Rendezvous, *, check: Callable[[], None], on_cuda: bool) -> Group:
+    """Meet the others and return the group; `check` is asked now and then, and may raise to give up.
+
+    Raises PeerLost when the others cannot be met.
+    """
+    if place.world_size == 1:
+        return Group(place, None, None, on_cuda=on_cuda)
+
+    def meet() -> tuple[Any, Any]:
+        store = _store(place)
+        return _process_group(store, place, on_cuda), store
+
+    backend, store = _in_background(meet, check)
+    return Group(place, backend, store, on_cuda=on_cuda)
+
+
+def _in_background(connect: Callable[[], Any], check: Callable[[], None]) -> Any:
+    """Result of `connect`, which may hang when a peer dies meanwhile; then its thread is left alone."""
+    outcome: list[Any] = []
+    errors: list[BaseException] = []
+    ended = threading.Event()
+
+    def run() -> None:
+        try:
+            outcome.append(connect())
+        except BaseException as error:
+            errors.append(error)
+        ended.set()
+
+    threading.Thread(target=run, name="remora-rendezvous", daemon=True).start()
+    while not ended.wait(0.05):
+        check()
+    if errors:
+        raise PeerLost(f"the worker group could not be formed: {_first_line(errors[0])}") from errors[0]
+    return outcome[0]
+
+
+def _store(place: Rendezvous) -> Any:
+    # torchrun's agent, or the user's own `init_process_group`, may serve the store already.
+    is_served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or dist.is_initialized()
+    store = dist.TCPStore(
+        place.master_addr,
+        place.master_port,
+        is_master=place.rank == 0 and not is_served,
+        wait_for_workers=False,
+        timeout=_COLLECTIVE_TIMEOUT,
+    )
+    # torchrun keeps its store over restarts.  Remora's generations tell groups apart by themselves, and not all who
+    # meet in one were started in the same.
+    restarts = "0" if "REMORA_GENERATION" in os.environ else os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"remora/{place.generation}/{restarts}", store)
+
+
+def _process_group(store: Any, place: Rendezvous, on_cuda: bool) -> Any:
+    if not on_cuda:
+        return dist.ProcessGroupGloo(store, place.rank, place.world_size, _COLLECTIVE_TIMEOUT)
+    # By default a watchdog ends the process when a collective fails; this worker shall live and regroup.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = _COLLECTIVE_TIMEOUT
+    return dist.ProcessGroupNCCL(store, place.rank, place.world_size, options)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or repr(error)).splitlines()[0][:200]

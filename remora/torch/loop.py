@@ -1,0 +1,416 @@
+"""The elastic training loop; see `Loop`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remora import training
+from remora.torch import state as states
+from remora.torch.buffers import Buffers
+from remora.torch.catching_up import Standing
+from remora.torch.feed import Feed, Plan, deliveries
+from remora.torch.group import PeerLost
+from remora.torch.members import Membership
+from remora.torch.order import Position, shards_of
+from remora.torch.randomness import derive, seed_everything
+from remora.torch.reduction import Bitwise, SampleExact
+from remora.torch.saving import Saving
+from remora.torch.settings import Exactness, Settings, check_model, fingerprint, make_deterministic
+from remora.torch.state import LoopState, Progress, Stateful
+
+#: Newest reports that every rank keeps; more than a supervisor holds back to send them together.
+REPORTS_KEPT = 256
+#: Numbers beside the loss that `backward` averages over the shards.
+MOST_METRICS = 15
+
+#: Returns the mean loss of a batch, alone or with other means by name.
+Compute = Callable[[torch.nn.Module, Any], torch.Tensor | tuple[torch.Tensor, Mapping[str, Any]]]
+
+
+class Step:
+    """One step of training, from its first forward pass to the user's `optimizer.step()`."""
+
+    def __init__(self, loop: Loop, number: int, position: Position) -> None:
+        self._loop = loop
+        #: Steps from the job's begin, from 1.
+        self.number = number
+        #: From 0.
+        self.epoch = position.epoch
+        #: Place among the steps of the epoch, from 0.
+        self.place = position.place
+        #: Means over the whole global batch that the function given to `backward` returned beside the loss.
+        self.metrics: dict[str, float] = {}
+        #: Numbers of the samples that this worker trained in this step, by shard.
+        self.samples: dict[int, list[int]] = {}
+        self.is_done = False
+
+    def backward(self, compute: Compute) -> torch.Tensor:
+        """Forward and backward passes of this worker's shards, and the mean gradient over the whole global batch.
+
+        `compute(model, batch)` returns the mean loss of a batch, or that and a dictionary of other means.  It is called
+        once for each micro-batch, and again when a peer is lost meanwhile.  Gradients begin at zero.
+        Returns the mean loss over the global batch, without a graph, the same on every worker.
+        """
+        if self.is_done:
+            raise RuntimeError("backward is called once per step; sum several losses inside its function")
+        loss = self._loop._run(self, compute)
+        self.is_done = True
+        return loss
+
+    def report(self, **metrics: Any) -> None:
+        """Report this step's metrics, once for the job whatever the number of workers; those of `compute` are added.
+
+        Values need `float()` to work on them, which waits for the GPU.
+        """
+        self._loop._report(self, {**self.metrics, **metrics})
+
+
+class Loop:
+    """A training loop whose result does not depend on how many workers carry it, nor on how often that changed.
+
+        loop = Loop(model, optimizer, data=dataset, global_batch=96, shards=12, total_steps=1000)
+        for step in loop:
+            loss = step.backward(lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
+            optimizer.step()
+            step.report(loss=loss)
+
+    Runs alone, under torchrun, and under Remora, where it resumes from the job's newest checkpoint, writes checkpoints
+    when they are due, and goes on in place when workers are lost or come.
+
+    - `data`: a dataset with a length, or an iterable one (`feed.py` has its rule).
+    - `global_batch`: samples of a step.  `shards`: parts of it that workers carry; no more workers than shards.
+    - `micro_batch`: most samples of one forward pass; a whole shard if None.
+    - `scheduler`, `scaler`: saved and resumed; losses are scaled by `scaler` before their backward pass.
+    - `state`: anything else with `state_dict()` and `load_state_dict()`, by name.
+    - `exactness`: `sample-exact` (same samples, order and random numbers) or `bitwise` (same bits too).
+
+    Raises ValueError for arguments and models that cannot work, and CheckpointUnusable for a checkpoint of another
+    script.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        data: Any,
+        global_batch: int,
+        shards: int,
+        total_steps: int | None = None,
+        epochs: int | None = None,
+        seed: int = 0,
+        scheduler: Stateful | None = None,
+        scaler: Any = None,
+        state: Mapping[str, Stateful] | None = None,
+        micro_batch: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        exactness: Exactness = "sample-exact",
+    ) -> None:
+        self._settings = settings = Settings(
+            global_batch, shards, micro_batch, seed, shuffle, drop_last, exactness, epochs, total_steps
+        )
+        check_model(model)
+        if exactness == "bitwise":
+            make_deterministic()
+        self._model = model
+        self._optimizer = optimizer
+        self._data = data
+        self._collate = collate_fn
+        self._num_workers = num_workers
+        self._scaler = scaler
+        parameters = [one for one in model.parameters() if one.requires_grad]
+        self._device = parameters[0].device
+        self._buffers = Buffers(model)
+        notes = 1 + MOST_METRICS + len(self._buffers)
+        kind = Bitwise if exactness == "bitwise" else SampleExact
+        self._reduction = kind(parameters, shards, notes)
+        self._state = LoopState(_parts(model, optimizer, scheduler, scaler, state), settings.of_the_order())
+        self._progress = Progress(0, 0, 0)
+        self._link = training.open_link()
+        self._members = Membership(self._link, shards, self._reduction, self._buffers, self._device)
+        self._saving = Saving(model, optimizer)
+        self._fingerprint = fingerprint(settings, parameters)
+        self._feed = Feed(iter(()))
+        #: The step that the script is in.
+        self._step: Step | None = None
+        self._metric_names: tuple[str, ...] = ()
+        #: What was reported last, kept on every rank: the one who told it may die before it was heard.
+        self._reports: deque[tuple[int, dict[str, float]]] = deque(maxlen=REPORTS_KEPT)
+        self._was_rank_0 = False
+        #: Step of the newest checkpoint of the present group.
+        self._saved_step: int | None = None
+
+    @property
+    def steps_done(self) -> int:
+        """Steps whose `backward` is through."""
+        return self._reached().step
+
+    @property
+    def world(self) -> training.World:
+        """This worker's place in the present worker group."""
+        return training.world()
+
+    def save(self, folder: Path) -> None:
+        """Write the state of training into a folder that is there; one worker is enough.
+
+        Inside the loop it is called after `optimizer.step()`.
+        """
+        states.write(self._state.capture(self._reached()), folder)
+
+    def _reached(self) -> Progress:
+        """Where training stands, with the step that the script is in when its gradients were there."""
+        step = self._step
+        if step is None or not step.is_done:
+            return self._progress
+        return Progress(step.number, step.epoch, step.place + 1)
+
+    def load(self, folder: Path) -> None:
+        """Go on from a folder that `save` or a checkpoint has written; raises CheckpointUnusable."""
+        self._progress = self._state.restore(states.read(folder))
+
+    def __iter__(self) -> Iterator[Step]:
+        """The steps that are left, each to be done by one call of its `backward`."""
+        self._begin()
+        while True:
+            for step in self._steps():
+                yield step
+                if not step.is_done:
+                    raise RuntimeError("call step.backward(...) once in every step of the loop")
+                self._end_step(step)
+            if self._settle():
+                break
+        self._checkpoint(is_last=True)
+        self._saving.wait()
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def _steps(self) -> Iterator[Step]:
+        while (parcel := self._feed.peek()) is not None:
+            self._step = Step(self, self._progress.step + 1, parcel.position)
+            yield self._step
+
+    def _run(self, step: Step, compute: Compute) -> torch.Tensor:
+        while True:
+            try:
+                notes = self._attempt(step, compute)
+            except PeerLost as lost:
+                self._undo()
+                if not self._change(str(lost)):
+                    continue
+                # Somebody else had the result already.
+                notes = self._reduction.spread()
+            else:
+                # The result is here.  A group that breaks from now on is found out before it is overwritten.
+                with contextlib.suppress(PeerLost):
+                    self._reduction.confirm()
+            break
+        seed_everything(derive(self._settings.seed, "body", step.number))
+        step.metrics = dict(zip(self._metric_names, notes[1:], strict=False))
+        return torch.tensor(notes[0], device=self._device)
+
+    def _attempt(self, step: Step, compute: Compute) -> list[float]:
+        """One try at a step; raises PeerLost, after which `_undo` brings everything back to the step's begin."""
+        reduction, buffers = self._reduction, self._buffers
+        reduction.begin()
+        buffers.begin()
+        step.samples = {}
+        for parcel, batch in self._feed.step():
+            reduction.group.check()
+            if parcel.micro == 0:
+                buffers.restore()
+            step.samples.setdefault(parcel.shard, []).extend(parcel.samples)
+            if parcel.samples:
+                where = (step.number, parcel.shard, parcel.micro)
+                seed_everything(derive(self._settings.seed, "compute", *where))
+                loss = self._forward(batch, len(parcel.samples) / parcel.total, compute)
+                if parcel.ends_shard and parcel.shard == 0:
+                    # Before the backward pass, in which the notes may leave already.
+                    reduction.note(1 + MOST_METRICS, self._numbers(buffers.keep()))
+                if parcel.ends_step:
+                    reduction.arm()
+                loss.backward()
+            if parcel.ends_shard and not parcel.ends_step:
+                reduction.leaf(parcel.shard)
+        notes = reduction.finish()
+        buffers.finish(reduction.group, [flag > 0 for flag in notes[1 + MOST_METRICS :]])
+        return notes
+
+    def _forward(self, batch: Any, weight: float, compute: Compute) -> torch.Tensor:
+        """Loss of one micro-batch, as its share of the global batch, `weight`; notes it with its metrics."""
+        loss, metrics = _outcome(compute(self._model, _moved(batch, self._device)))
+        if metrics:
+            self._metric_names = tuple(metrics)
+        values = [loss.detach().float(), *(self._number(value) for value in metrics.values())]
+        self._reduction.note(0, torch.stack(values) * weight)
+        share = loss * weight
+        if self._scaler is not None:
+            share = self._scaler.scale(share)
+        return share
+
+    def _undo(self) -> None:
+        self._reduction.drop()
+        self._reduction.begin()
+        self._buffers.restore()
+
+    def _end_step(self, step: Step) -> None:
+        self._progress = self._reached()
+        self._step = None
+        if self._link is None:
+            return
+        match self._link.reach_boundary(step.number):
+            case "checkpoint":
+                self._checkpoint(is_last=False)
+            case "regroup":
+                self._change("planned")
+            case None if self._link.must_part(self._members.generation):
+                self._change("the supervisor said that the group is to be left")
+
+    def _settle(self) -> bool:
+        """Make sure that all workers have the last step; False when the group changed and there may be more to do."""
+        try:
+            self._reduction.await_confirmation()
+        except PeerLost as lost:
+            self._change(str(lost))
+            return False
+        return True
+
+    # --- the group and the state -----------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        folder = training.resume_from()
+        is_fresh = self._progress.step == 0
+        if folder is not None and not self._members.is_joiner:
+            self.load(folder)
+            is_fresh = False
+        step = -1 if self._members.is_joiner else self._progress.step
+        standing = Standing(step, is_fresh, self._fingerprint)
+        self._members.begin(standing, self._capture, self._restore)
+        self._was_rank_0 = self._members.group.rank == 0
+        self._open_feed()
+
+    def _change(self, why: str) -> bool:
+        """Go over into the next group; True when it brought the result of the step under way."""
+        self._saved_step = None
+        standing = Standing(self._progress.step, False, self._fingerprint)
+        was_delivered = self._members.change(standing, why, self._capture, self._restore)
+        rank = self._members.group.rank
+        if rank == 0 and not self._was_rank_0 and self._link is not None:
+            for number, values in self._reports:
+                self._link.report(number, values, self._settings.total_steps, is_again=True)
+        self._was_rank_0 = rank == 0
+        self._open_feed()
+        if was_delivered:
+            # The step under way needs no batches any more.
+            for _ in self._feed.step():
+                pass
+        return was_delivered
+
+    def _capture(self) -> Any:
+        return {
+            "state": self._state.capture(self._progress),
+            "metric_names": list(self._metric_names),
+            "reports": list(self._reports),
+        }
+
+    def _restore(self, captured: Any) -> None:
+        self._progress = self._state.restore(captured["state"])
+        self._metric_names = tuple(captured["metric_names"])
+        self._reports.clear()
+        self._reports.extend((number, dict(values)) for number, values in captured["reports"])
+
+    def _open_feed(self) -> None:
+        """Batches of this worker's shards from the present position on."""
+        settings, progress = self._settings, self._progress
+        group = self._members.group
+        left = None if settings.total_steps is None else max(0, settings.total_steps - progress.step)
+        plan = Plan(
+            global_batch=settings.global_batch,
+            shards=settings.shards,
+            micro_batch=settings.micro_batch,
+            seed=settings.seed,
+            shuffle=settings.shuffle,
+            drop_last=settings.drop_last,
+            epochs=settings.epochs,
+            steps=left,
+            own=shards_of(group.rank, group.world_size, settings.shards),
+            start=Position(progress.epoch, progress.place),
+        )
+        self._feed = Feed(deliveries(self._data, plan, self._collate, self._num_workers))
+
+    def _checkpoint(self, *, is_last: bool) -> None:
+        """Write what is asked for, in the background unless this process is about to end."""
+        step = self._progress.step
+        if self._link is None or step == self._saved_step:
+            return
+        self._saved_step = step
+        state = self._state.capture(self._progress) if self._members.group.rank == 0 else None
+        self._saving.save(step, state, in_background=not (is_last or self._link.stops))
+
+    def _report(self, step: Step, metrics: Mapping[str, Any]) -> None:
+        if self._link is None:
+            return
+        values = {name: float(value) for name, value in metrics.items()}
+        self._reports.append((step.number, values))
+        if self._members.group.rank == 0:
+            training.report(step.number, values, total_steps=self._settings.total_steps)
+
+    def _number(self, value: Any) -> torch.Tensor:
+        return torch.as_tensor(value, dtype=torch.float32, device=self._device).detach().reshape(())
+
+    def _numbers(self, values: list[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self._device)
+
+
+def _parts(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Stateful | None,
+    scaler: Stateful | None,
+    state: Mapping[str, Stateful] | None,
+) -> dict[str, Stateful]:
+    parts: dict[str, Stateful] = {"model": model, "optimizer": optimizer}
+    named = {"scheduler": scheduler, "scaler": scaler}
+    parts.update({name: part for name, part in named.items() if part is not None})
+    for name, part in (state or {}).items():
+        if name in parts:
+            raise ValueError(f"state={{{name!r}: ...}} is a name that Loop uses itself: take another one")
+        if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+            raise ValueError(f"state[{name!r}] needs the methods state_dict() and load_state_dict()")
+        parts[name] = part
+    return parts
+
+
+def _outcome(returned: Any) -> tuple[torch.Tensor, Mapping[str, Any]]:
+    loss, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not isinstance(metrics, Mapping):
+        raise TypeError(
+            "the function given to backward returns the mean loss of its batch, a tensor of one element, "
+            "or a tuple of that and a dictionary of metrics"
+        )
+    if not loss.requires_grad:
+        raise TypeError("the loss has no graph: compute it from the model's output, and not under no_grad()")
+    if len(metrics) > MOST_METRICS:
+        raise ValueError(f"backward averages at most {MOST_METRICS} metrics, and got {len(metrics)}")
+    return loss.reshape(()), metrics
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on the device; tuples, lists and dictionaries keep their shape."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: _moved(one, device) for key, one in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_moved(one, device) for one in batch))
+    if type(batch) in (list, tuple):
+        return type(batch)(_moved(one, device) for one in batch)
+    return batch

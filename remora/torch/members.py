@@ -1,0 +1,171 @@
+"""Which workers train together, and how their group changes while they do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from remora.link import Link, Rendezvous
+from remora.torch.buffers import Buffers
+from remora.torch.catching_up import CatchUp, Standing, plan_catch_up
+from remora.torch.group import Group, PeerLost, form
+from remora.torch.order import shards_of
+from remora.torch.reduction import Reduction
+from remora.torch.state import receive, send
+
+
+class Membership:
+    """This worker's place in its group, and its way into the next one.
+
+    Without a supervisor that can form another group, a lost peer ends the script with PeerLost.
+    """
+
+    def __init__(
+        self, link: Link | None, shards: int, reduction: Reduction, buffers: Buffers, device: torch.device
+    ) -> None:
+        self._link = link
+        self._shards = shards
+        self._reduction = reduction
+        self._buffers = buffers
+        self._device = device
+        self._group: Group | None = None
+        #: Parts of the group that have done what they were for.
+        self._errands: list[Group] = []
+        self.generation = _number("REMORA_GENERATION", 0)
+        #: This process was started to join workers that already train.
+        self.is_joiner = link is not None and os.environ.get("REMORA_JOIN") == "1"
+        if link is not None:
+            link.on_part = self._on_part
+            link.send({"type": "elastic"})
+
+    @property
+    def group(self) -> Group:
+        """The group of now."""
+        assert self._group is not None
+        return self._group
+
+    def begin(self, standing: Standing, capture: Callable[[], Any], restore: Callable[[Any], None]) -> None:
+        """Form the first group, or wait for one as a joiner; afterwards all workers hold the same state."""
+        if self.is_joiner:
+            self.change(standing, "joining", capture, restore)
+            return
+        try:
+            self._meet(_place_from_environment(self.generation), standing, capture, restore)
+        except PeerLost as lost:
+            self.change(standing, str(lost), capture, restore)
+
+    def change(
+        self, standing: Standing, why: str, capture: Callable[[], Any], restore: Callable[[Any], None]
+    ) -> bool:
+        """Leave the group, wait for the next one, and come to the same state as all others in it.
+
+        Returns True when this worker got the result of the step that it had under way.
+        Raises PeerLost when nobody can form another group.
+        """
+        if self._group is not None:
+            self._group.abandon()
+        while self._errands:
+            self._errands.pop().close()
+        if self._link is None:
+            raise PeerLost(
+                f"{why}; without Remora the worker group has to be started again, and resumes from a checkpoint"
+            )
+        while True:
+            self._link.send(
+                {"type": "parted", "generation": self.generation, "step": standing.step, "why": why}
+            )
+            told = self._link.await_regroup(self.generation)
+            self.generation = told.generation
+            try:
+                return self._meet(told, standing, capture, restore)
+            except PeerLost as lost:
+                why = str(lost)
+                if self._group is not None:
+                    self._group.abandon()
+
+    def _meet(
+        self,
+        place: Rendezvous,
+        standing: Standing,
+        capture: Callable[[], Any],
+        restore: Callable[[Any], None],
+    ) -> bool:
+        shards_of(place.rank, place.world_size, self._shards)  # raises when there are too many workers
+        self._group = None
+        group = form(place, check=lambda: self._check(place.generation), on_cuda=self._device.type == "cuda")
+        self._group = group
+        self._check(place.generation)
+        plan = plan_catch_up(self._compare(group, standing))
+        if plan.behind and group.rank in (plan.root, *plan.behind):
+            with self._errand(group, (plan.root, *plan.behind), "behind") as part:
+                self._reduction.share(part)
+                self._buffers.share(part)
+        if plan.joining and group.rank in (plan.root, *plan.joining):
+            self._hand_on(group, plan, capture, restore)
+        # Nobody overwrites what another one may still need.
+        self._reduction.use(group)
+        self._reduction.confirm()
+        if self._link is not None:
+            self._link.stand_at(standing.step if group.rank in plan.behind else plan.step)
+            self._link.send({"type": "joined", "generation": place.generation, "step": plan.step})
+        return group.rank in plan.behind
+
+    def _hand_on(
+        self, group: Group, plan: CatchUp, capture: Callable[[], Any], restore: Callable[[Any], None]
+    ) -> None:
+        with self._errand(group, (plan.root, *plan.joining), "joining") as part:
+            if group.rank == plan.root:
+                send(part, capture(), self._device)
+            else:
+                restore(receive(part, self._device))
+
+    @contextmanager
+    def _errand(self, group: Group, members: Sequence[int], name: str) -> Iterator[Group]:
+        part = group.part(members, name)
+        try:
+            yield part
+        except BaseException:
+            part.abandon()
+            raise
+        # Others may still read what this worker wrote: its end of the connections stays open for now.
+        self._errands.append(part)
+
+    def _compare(self, group: Group, standing: Standing) -> list[Standing]:
+        own = torch.tensor([standing.step, int(standing.is_fresh), standing.fingerprint], device=self._device)
+        all_ = torch.empty(3 * group.world_size, dtype=own.dtype, device=self._device)
+        group.wait(group.gather(all_, own))
+        return [Standing(step, bool(fresh), mark) for step, fresh, mark in all_.view(-1, 3).tolist()]
+
+    def _check(self, generation: int) -> None:
+        if self._link is not None and self._link.must_part(generation):
+            raise PeerLost("the supervisor said that the group is to be left")
+
+    def _on_part(self, generation: int) -> None:
+        group = self._group
+        if group is not None and group.place.generation <= generation:
+            group.break_off("the supervisor said that the group is to be left")
+
+
+def _place_from_environment(generation: int) -> Rendezvous:
+    world_size = _number("WORLD_SIZE", 1) if "MASTER_ADDR" in os.environ else 1
+    return Rendezvous(
+        generation=generation,
+        rank=_number("RANK", 0) if world_size > 1 else 0,
+        world_size=world_size,
+        local_rank=_number("LOCAL_RANK", 0),
+        local_world_size=_number("LOCAL_WORLD_SIZE", 1),
+        node_rank=_number("NODE_RANK", 0),
+        master_addr=os.environ.get("MASTER_ADDR", "127.0.0.1"),
+        master_port=_number("MASTER_PORT", 0),
+    )
+
+
+def _number(name: str, default: int) -> int:
+    try:
+        return int(os.environ[name])
+    except (KeyError, ValueError):
+        return default

@@ -1,0 +1,110 @@
+"""Which samples a step uses and which shard carries them; pure, and blind to how many workers there are.
+
+An epoch is a seeded permutation of the samples, cut into global batches; a global batch is cut into `shards`, a shard
+into micro-batches.  Workers carry shards: when their number changes, shards move and nothing else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from remora.torch.randomness import derive
+
+
+@dataclass(frozen=True, order=True)
+class Position:
+    """The next step: `place` counts the steps of its epoch, both from 0."""
+
+    epoch: int
+    place: int
+
+
+def shards_of(rank: int, world_size: int, shards: int) -> range:
+    """Shards that a worker carries: contiguous, and every worker has at least one.
+
+    Raises ValueError when there are more workers than shards.
+    """
+    if not 1 <= world_size <= shards:
+        raise ValueError(
+            f"{world_size} workers cannot share {shards} shards, because each needs at least one: "
+            f"start at most {shards} workers, or a new job with more shards"
+        )
+    return range(rank * shards // world_size, (rank + 1) * shards // world_size)
+
+
+def shard_size(batch: int, shard: int, shards: int) -> int:
+    """Samples of a global batch of `batch` samples that fall to `shard`; sizes differ by one at most."""
+    return batch // shards + (shard < batch % shards)
+
+
+def cut(samples: Sequence[int], micro_batch: int | None) -> list[Sequence[int]]:
+    """A shard's samples in micro-batches of at most `micro_batch` samples; none for an empty shard."""
+    size = micro_batch or len(samples) or 1
+    return [samples[start : start + size] for start in range(0, len(samples), size)]
+
+
+def check_sizes(global_batch: int, shards: int, micro_batch: int | None) -> None:
+    """Raise ValueError for sizes that make no steps."""
+    if global_batch < 1:
+        raise ValueError(f"global_batch is the number of samples of a step, at least 1, not {global_batch}")
+    if not 1 <= shards <= global_batch:
+        raise ValueError(
+            f"shards is a number from 1 to global_batch ({global_batch}), not {shards}: "
+            "a shard without samples would never have work"
+        )
+    if micro_batch is not None and micro_batch < 1:
+        raise ValueError(f"micro_batch is a number of samples, at least 1, or None, not {micro_batch}")
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of a dataset of known length."""
+
+    samples: int
+    global_batch: int
+    shards: int
+    seed: int
+    shuffle: bool = True
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.steps_per_epoch == 0:
+            raise ValueError(
+                f"{self.samples} samples make no step of {self.global_batch}: "
+                "use more data, a smaller global_batch, or drop_last=False"
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Global batches of an epoch; the last one may be smaller unless `drop_last`."""
+        whole, rest = divmod(self.samples, self.global_batch)
+        return whole + (rest > 0 and not self.drop_last)
+
+    def position_after(self, steps: int) -> Position:
+        """Where training stands when `steps` steps are done."""
+        return Position(*divmod(steps, self.steps_per_epoch))
+
+    def batch(self, position: Position) -> list[int]:
+        """Sample numbers of the global batch at `position`, in order."""
+        start = position.place * self.global_batch
+        stop = min(start + self.global_batch, self.samples)
+        if not self.shuffle:
+            return list(range(start, stop))
+        permutation: list[int] = _permutation(self.samples, self.seed, position.epoch)[start:stop].tolist()
+        return permutation
+
+    def shard(self, position: Position, shard: int) -> list[int]:
+        """Sample numbers that `shard` carries of the global batch at `position`."""
+        batch = self.batch(position)
+        start = shard * (len(batch) // self.shards) + min(shard, len(batch) % self.shards)
+        return batch[start : start + shard_size(len(batch), shard, self.shards)]
+
+
+@lru_cache(maxsize=2)
+def _permutation(samples: int, seed: int, epoch: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(derive(seed, "order", epoch))
+    return torch.randperm(samples, generator=generator)

@@ -1,0 +1,300 @@
+"""Gradients of a step, averaged over all its samples, in one of two ways.
+
+`SampleExact` adds up what a worker has and leaves the rest to an all-reduce.  `Bitwise` does no arithmetic inside a
+collective: it adds along a tree over the shards (`tree.py`), so that the bits depend on the shards alone.  Both start
+the collectives of a bucket while the backward pass of the last micro-batch still runs.
+
+A worker overwrites the result of a step only after it was confirmed that all workers have it.  So when a peer is lost
+between two steps, whoever is ahead can give the result to whoever is behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from remora.torch.buckets import Bucket, lay_out
+from remora.torch.group import Group, PeerLost, Ticket
+from remora.torch.order import shards_of
+from remora.torch.tree import Node, cover, parents, total
+
+
+class Reduction:
+    """What both ways share; a step is: `begin`, `note` and `leaf` for each shard, `arm` before the last, `finish`."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], shards: int, notes: int) -> None:
+        self._parameters = list(parameters)
+        self._shards = shards
+        self._notes = notes
+        self._buckets = lay_out(self._parameters, notes + len(self._parameters))
+        #: Results of the last reduced step, one flat tensor per bucket.
+        self._flats: list[torch.Tensor] = []
+        self._tail = torch.zeros(notes, device=self._buckets[-1].device)
+        self._group: Group | None = None
+        self._confirmation: tuple[Ticket | None, torch.Tensor] | None = None
+        self._is_armed = False
+        self._failure: PeerLost | None = None
+        self._launched = 0
+        self._missing: list[int] = []
+        self._home = {
+            id(parameter): number
+            for number, bucket in enumerate(self._buckets)
+            for parameter in bucket.parameters
+        }
+        for parameter in self._parameters:
+            parameter.register_post_accumulate_grad_hook(self._on_gradient)
+
+    @property
+    def group(self) -> Group:
+        """The group that the next step is reduced in."""
+        assert self._group is not None
+        return self._group
+
+    def use(self, group: Group) -> None:
+        """Reduce in this group from now on."""
+        self._group = group
+        self._confirmation = None
+
+    def begin(self) -> None:
+        """Start a step from zero gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._tail.zero_()
+        self._is_armed = False
+        self._failure = None
+        self._launched = 0
+        self._missing = [len(bucket.parameters) for bucket in self._buckets]
+
+    def note(self, place: int, values: torch.Tensor) -> None:
+        """Add numbers of a micro-batch to those that travel with the gradients."""
+        self._tail[place : place + len(values)] += values
+
+    def arm(self) -> None:
+        """The next backward pass is this worker's last one of the step."""
+        self._is_armed = True
+
+    def leaf(self, shard: int) -> None:
+        """The gradients of a shard are complete; not called for the last one."""
+
+    def finish(self) -> list[float]:
+        """Wait for the sums, put them into the gradients, and return the notes' sums; raises PeerLost."""
+        self._is_armed = False
+        if self._failure is not None:
+            raise self._failure
+        while self._launched < len(self._buckets):
+            self._launch_next()
+        self._complete()
+        # From here on the flat tensors hold a result, and nobody writes into them.
+        self._launched = 0
+        return self.spread()
+
+    def spread(self) -> list[float]:
+        """Put the result of the last reduced step into the gradients; returns the notes' sums."""
+        tail = self._flats[-1][self._buckets[-1].gradient_size :][: self._buckets[-1].tail].tolist()
+        is_used = {id(p): flag > 0 for p, flag in zip(self._parameters, tail[self._notes :], strict=True)}
+        for bucket, flat in zip(self._buckets, self._flats, strict=True):
+            bucket.spread(flat, [is_used[id(parameter)] for parameter in bucket.parameters])
+        notes: list[float] = tail[: self._notes]
+        return notes
+
+    def confirm(self) -> None:
+        """Start to tell the others that this worker has the result of the step."""
+        flag = torch.ones(1, device=self._tail.device)
+        self._confirmation = self.group.sum(flag), flag
+
+    def await_confirmation(self) -> None:
+        """Wait until all workers have the result of the last step; raises PeerLost."""
+        self.group.check()
+        if self._confirmation is not None:
+            self.group.wait(self._confirmation[0])
+            self._confirmation = None
+
+    def drop(self) -> None:
+        """Forget the step under way.
+
+        A collective that was left may still write into its tensors, so they are not used again.
+        """
+        self._is_armed = False
+        if self._launched:
+            self._flats = []
+
+    def share(self, part: Group) -> None:
+        """Give the result of the last reduced step from rank 0 of `part` to the others in it; raises PeerLost."""
+        if part.rank != 0 or not self._flats:
+            self._flats = [bucket.new(self._shards) for bucket in self._buckets]
+        tickets = [part.broadcast(flat, 0) for flat in self._flats]
+        for ticket in tickets:
+            part.wait(ticket)
+
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        if not self._is_armed or self._failure is not None:
+            return
+        number = self._home[id(parameter)]
+        self._missing[number] -= 1
+        if self._missing[number] < 0:
+            raise RuntimeError(
+                "a parameter got its gradient twice in one backward pass: "
+                "checkpoint activations with use_reentrant=False"
+            )
+        try:
+            while self._launched < len(self._buckets) and self._missing[self._launched] == 0:
+                self._launch_next()
+        except PeerLost as lost:
+            # The backward pass shall end as it does everywhere; `finish` tells.
+            self._failure = lost
+
+    def _launch_next(self) -> None:
+        if self._launched == 0:
+            self.await_confirmation()
+            if not self._flats:
+                self._flats = [bucket.new(self._shards) for bucket in self._buckets]
+        number = self._launched
+        self._launched += 1
+        self._launch(number, self._buckets[number])
+
+    def _fill(self, bucket: Bucket, flat: torch.Tensor) -> None:
+        """Gradients and, where the bucket has it, the tail."""
+        bucket.fill(flat)
+        if bucket.tail:
+            tail = flat[bucket.gradient_size : bucket.size]
+            tail[: self._notes] = self._tail
+            flags = [float(parameter.grad is not None) for parameter in self._parameters]
+            tail[self._notes :] = torch.tensor(flags)
+
+    def _launch(self, number: int, bucket: Bucket) -> None:
+        raise NotImplementedError
+
+    def _complete(self) -> None:
+        raise NotImplementedError
+
+
+class SampleExact(Reduction):
+    """Sums in the order that the all-reduce takes: equal for all numbers of workers up to rounding."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], shards: int, notes: int) -> None:
+        super().__init__(parameters, shards, notes)
+        self._tickets: list[Ticket | None] = []
+
+    def begin(self) -> None:
+        """Start a step from zero gradients."""
+        super().begin()
+        self._tickets = []
+
+    def finish(self) -> list[float]:
+        """Wait for the sums, put them into the gradients, and return the notes' sums; raises PeerLost."""
+        if self.group.world_size > 1:
+            return super().finish()
+        self.group.check()
+        notes: list[float] = self._tail.tolist()
+        return notes
+
+    def arm(self) -> None:
+        """The next backward pass is this worker's last one of the step."""
+        self._is_armed = self.group.world_size > 1
+
+    def _launch(self, number: int, bucket: Bucket) -> None:
+        flat = self._flats[number][: bucket.size]
+        self._fill(bucket, flat)
+        self._tickets.append(self.group.sum(flat))
+
+    def _complete(self) -> None:
+        for ticket in self._tickets:
+            self.group.wait(ticket)
+
+
+class Bitwise(Reduction):
+    """Sums along the tree over the shards: equal bit for bit for all numbers of workers."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], shards: int, notes: int) -> None:
+        super().__init__(parameters, shards, notes)
+        #: Sums of subtrees, from left to right, each with a flat tensor per bucket.
+        self._stack: list[tuple[Node, list[torch.Tensor]]] = []
+        self._spare: list[list[torch.Tensor]] = []
+        self._exchanges: list[tuple[Ticket | None, torch.Tensor, Any]] = []
+
+    def begin(self) -> None:
+        """Start a step from zero gradients."""
+        super().begin()
+        self._spare.extend(flats for _, flats in self._stack)
+        self._stack = []
+        self._exchanges = []
+
+    def drop(self) -> None:
+        """Forget the step under way."""
+        super().drop()
+        self._stack, self._spare = [], []
+
+    def leaf(self, shard: int) -> None:
+        """Take a shard's gradients away, and add those that are neighbours in the tree."""
+        flats = self._spare.pop() if self._spare else [bucket.new(self._shards) for bucket in self._buckets]
+        for bucket, flat in zip(self._buckets, flats, strict=True):
+            self._fill(bucket, flat)
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._tail.zero_()
+        self._stack.append(((shard, shard + 1), flats))
+        while merged := _merged([node for node, _ in self._stack], self._shards):
+            (_, left), (_, right) = self._stack[-2:]
+            torch._foreach_add_(left, right)
+            self._spare.append(right)
+            self._stack[-2:] = [(merged, left)]
+
+    def _launch(self, number: int, bucket: Bucket) -> None:
+        group = self.group
+        own = shards_of(group.rank, group.world_size, self._shards)
+        last = self._flats[number]
+        self._fill(bucket, last)
+        leaves = {node: flats[number] for node, flats in self._stack}
+        leaves[own.stop - 1, own.stop] = last
+        sums = [
+            total(node, leaves, lambda left, right: left.add_(right)) for node in cover(own, self._shards)
+        ]
+        if group.world_size == 1:
+            last.copy_(sums[0])
+            self._exchanges.append((None, last, None))
+            return
+        size = -(-bucket.size // group.world_size)
+        covers = [
+            cover(shards_of(rank, group.world_size, self._shards), self._shards)
+            for rank in range(group.world_size)
+        ]
+        padded = [one[: size * group.world_size] for one in sums]
+        # Chunk j of every sum lies together, because it goes to rank j.
+        sent = padded[0]
+        if len(padded) > 1:
+            sent = torch.stack([one.view(-1, size) for one in padded], dim=1).view(-1)
+        received = torch.empty(sum(map(len, covers)) * size, dtype=bucket.dtype, device=bucket.device)
+        ticket = group.exchange(
+            received,
+            sent,
+            counts_in=[len(nodes) * size for nodes in covers],
+            counts_out=[len(sums) * size] * group.world_size,
+        )
+        nodes = [node for nodes in covers for node in nodes]
+        self._exchanges.append((ticket, received, nodes))
+
+    def _complete(self) -> None:
+        group = self.group
+        gathers = []
+        for number, (ticket, received, nodes) in enumerate(self._exchanges):
+            group.wait(ticket)
+            if nodes is None:
+                continue
+            known = dict(zip(nodes, received.view(len(nodes), -1), strict=True))
+            chunk = total((0, self._shards), known, lambda left, right: left.add_(right))
+            flat = self._flats[number][: chunk.numel() * group.world_size]
+            gathers.append((group.gather(flat, chunk), chunk))
+        for ticket, _ in gathers:
+            group.wait(ticket)
+
+
+def _merged(nodes: Sequence[Node], shards: int) -> Node | None:
+    """The parent of the last two subtrees, when they are its halves."""
+    family = parents(shards)
+    for left, right in pairwise(nodes[-2:]):
+        if family.get(left) is not None and family.get(left) == family.get(right):
+            return family[left]
+    return None

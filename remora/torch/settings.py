@@ -1,0 +1,95 @@
+"""What the user asked of a loop, checked; and the switches of torch that `bitwise` needs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from remora.torch.order import check_sizes
+
+Exactness = Literal["sample-exact", "bitwise"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that must not change while a job lives."""
+
+    global_batch: int
+    shards: int
+    micro_batch: int | None
+    seed: int
+    shuffle: bool
+    drop_last: bool
+    exactness: Exactness
+    epochs: int | None
+    total_steps: int | None
+
+    def __post_init__(self) -> None:
+        check_sizes(self.global_batch, self.shards, self.micro_batch)
+        if self.exactness not in get_args(Exactness):
+            known = " or ".join(map(repr, get_args(Exactness)))
+            raise ValueError(f"exactness is {known}, not {self.exactness!r}")
+        if self.epochs is None and self.total_steps is None:
+            raise ValueError("say when training ends: total_steps=..., epochs=..., or both")
+        for name, number in (("epochs", self.epochs), ("total_steps", self.total_steps)):
+            if number is not None and number < 1:
+                raise ValueError(f"{name} is at least 1, not {number}")
+
+    def of_the_order(self) -> dict[str, int | str | bool]:
+        """What a checkpoint must agree in, so that the order of the data goes on where it was."""
+        return {
+            "global_batch": self.global_batch,
+            "shards": self.shards,
+            "micro_batch": self.micro_batch or 0,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+        }
+
+
+def check_model(model: torch.nn.Module) -> None:
+    """Raise ValueError for a model that a loop cannot train."""
+    is_wrapped = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+    if is_wrapped:
+        raise ValueError("hand over the plain model (ddp.module): Loop reduces the gradients itself")
+    parameters = [one for one in model.parameters() if one.requires_grad]
+    if not parameters:
+        raise ValueError("the model has no parameter to train")
+    if any(type(one).__name__ == "DTensor" for one in model.parameters()):
+        raise ValueError("the model is sharded (FSDP): Loop trains models that every worker holds as a whole")
+    if len({one.device for one in parameters}) > 1:
+        raise ValueError("the parameters lie on several devices: Loop trains models that fit on one")
+    for name, module in model.named_modules():
+        synchronizes = isinstance(module, torch.nn.SyncBatchNorm)
+        if synchronizes:
+            raise ValueError(
+                f"{name or 'the model'} is a SyncBatchNorm, which meets other workers in the middle of a shard: "
+                "use BatchNorm, whose statistics follow shard 0"
+            )
+
+
+def make_deterministic() -> None:
+    """Make torch compute the same bits for the same micro-batch in every worker of this job.
+
+    The number of CPU threads changes the order of sums, so it is that of OMP_NUM_THREADS, or 1.  On GPUs operations
+    without a deterministic form raise an error, and cuDNN does not look for the fastest kernel.
+    """
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or "1"))
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+
+
+def fingerprint(settings: Settings, parameters: Iterable[torch.Tensor]) -> int:
+    """A number that is the same in two processes only when they train the same with the same settings."""
+    threads = torch.get_num_threads() if settings.exactness == "bitwise" else 0
+    shapes = [(tuple(one.shape), str(one.dtype)) for one in parameters]
+    text = repr((settings, shapes, threads, torch.__version__))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
