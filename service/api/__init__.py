@@ -1,0 +1,1 @@
+"""The door: parse, ask the queue, write the store, answer."""

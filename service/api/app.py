@@ -1,0 +1,72 @@
+"""The application: routes, errors and the parts they share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+from fastapi import FastAPI
+
+import remora
+from remora.views import Problem
+from service.api import bundles, checkpoints, cluster, jobs, problems, streams
+from service.api.context import Context
+from service.api.feed import Feed
+from service.api.gate import Gate
+from service.api.telemetry import Telemetry
+from service.settings import Settings
+from service.store.database import Database
+from service.store.migrate import migrate
+from trainers.storage import Storage
+
+#: Seconds after which an upload that did not end is taken for interrupted.
+STALE_UPLOAD_S = 24 * 3600.0
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The API as an ASGI application; its lifespan opens and migrates the database.  Raises StoreError there."""
+    telemetry = Telemetry()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        settings.home.mkdir(parents=True, exist_ok=True)
+        database = Database(settings.database)
+        feed = Feed(database)
+        looking: asyncio.Task[None] | None = None
+        try:
+            await asyncio.to_thread(migrate, database)
+            await asyncio.to_thread(bundles.forget_interrupted, settings.home, time.time() - STALE_UPLOAD_S)
+            looking = asyncio.create_task(feed.run())
+            app.state.remora = Context(settings, database, Storage(settings.storage), feed, telemetry)
+            yield
+        finally:
+            feed.close()
+            if looking is not None:
+                looking.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await looking
+            await asyncio.to_thread(database.close)
+
+    app = FastAPI(
+        title="Remora",
+        version=remora.__version__,
+        lifespan=lifespan,
+        # The interactive pages would load scripts from elsewhere.
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses={
+            "default": {
+                "description": "An error with a stable code.",
+                "content": {"application/problem+json": {"schema": Problem.model_json_schema()}},
+            }
+        },
+    )
+    parts = (jobs.router, streams.router, checkpoints.router, bundles.router, cluster.router)
+    problems.install(app, [*app.routes, *(route for part in parts for route in part.routes)])
+    for part in parts:
+        app.include_router(part)
+    app.add_middleware(Gate, telemetry=telemetry)
+    return app

@@ -1,0 +1,94 @@
+"""Request bodies: read from the stream within limits, and JSON without surprises."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+from starlette.requests import ClientDisconnect, Request
+
+from service.api.problems import ApiProblem
+
+
+def _too_large(limit: int) -> ApiProblem:
+    return ApiProblem(413, "too_large", f"the request's body has more than {limit} bytes")
+
+
+def _check_length(request: Request, limit: int) -> None:
+    length = request.headers.get("content-length", "0")
+    if length.isdigit() and int(length[:20]) > limit:
+        raise _too_large(limit)
+
+
+async def read_object(request: Request, limit: int) -> dict[str, Any]:
+    """The body as a JSON object of at most `limit` bytes.  Raises ApiProblem 400, 413, 415 or 422."""
+    media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise ApiProblem(
+            415, "unsupported_media_type", "the body must be JSON", hint="send Content-Type: application/json"
+        )
+    _check_length(request, limit)
+    body = bytearray()
+    async for chunk in _stream(request):
+        body += chunk
+        if len(body) > limit:
+            raise _too_large(limit)
+    try:
+        text = bytes(body).decode()
+    except UnicodeDecodeError as error:
+        raise ApiProblem(400, "invalid_encoding", f"the body is not UTF-8 at byte {error.start}") from None
+    value = _parse(text)
+    if not isinstance(value, dict):
+        raise ApiProblem(422, "invalid_spec", "the body must be a JSON object")
+    return value
+
+
+async def _stream(request: Request) -> Any:
+    try:
+        async for chunk in request.stream():
+            yield chunk
+    except ClientDisconnect:
+        raise ApiProblem(400, "incomplete_body", "the client left before its body was complete") from None
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except RecursionError:
+        raise ApiProblem(400, "invalid_json", "the body is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        message = f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        raise ApiProblem(400, "invalid_json", message) from None
+    except ValueError as error:  # Python refuses numbers of thousands of digits
+        raise ApiProblem(400, "invalid_json", f"the body is not JSON: {str(error)[:200]}") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ApiProblem(400, "invalid_json", f"the key {twice[:80]!a} stands twice in one object")
+    return found
+
+
+def _no_constant(word: str) -> Any:
+    raise ApiProblem(400, "invalid_json", f"{word} is not a JSON number")
+
+
+async def save(request: Request, path: Path, limit: int) -> str:
+    """Stream the body into a file of at most `limit` bytes; its SHA-256, hexadecimal.  Raises ApiProblem."""
+    _check_length(request, limit)
+    digest = hashlib.sha256()
+    size = 0
+    async with await anyio.open_file(path, "wb") as file:
+        async for chunk in _stream(request):
+            size += len(chunk)
+            if size > limit:
+                raise _too_large(limit)
+            digest.update(chunk)
+            await file.write(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,114 @@
+"""Code bundles: archives addressed by their digest, uploaded once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from remora.bundle import BundleLimits, verify
+from remora.errors import BundleError
+from service.api.bodies import save
+from service.api.context import Context, context_of
+from service.api.parameters import Parameters
+from service.api.problems import ApiProblem
+from trainers.storage import Storage
+
+router = APIRouter(prefix="/v1/bundles/{digest}")
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_CHUNK = 2**20
+#: Folder below `home` for bundles that are still coming in.
+UPLOADS = "uploads"
+
+
+def forget_interrupted(home: Path, before: float) -> None:
+    """Remove what uploads left behind that were under way when the process was killed, before the given time."""
+    for part in (home / UPLOADS).glob("*.part"):
+        with contextlib.suppress(FileNotFoundError):
+            if part.stat().st_mtime < before:
+                part.unlink()
+
+
+def bundle_name(digest: str) -> str:
+    """Where the storage keeps the bundle of a digest."""
+    return f"bundles/{digest.removeprefix('sha256:')}.zip"
+
+
+def _name(digest: str) -> str:
+    if not _DIGEST.fullmatch(digest):
+        raise ApiProblem(404, "bundle_not_found", "a bundle's digest is sha256: and 64 hexadecimal digits")
+    return bundle_name(digest)
+
+
+async def _exists(context: Context, digest: str) -> bool:
+    return await asyncio.to_thread(context.storage.exists, _name(digest))
+
+
+@router.head("", operation_id="has_bundle")
+async def has_bundle(request: Request, digest: str, _: Annotated[Parameters, Query()]) -> Response:
+    """200 when the bundle is there, so that it need not be uploaded."""
+    if not await _exists(context_of(request), digest):
+        return Response(status_code=404)
+    return Response(media_type="application/zip")
+
+
+@router.get("", operation_id="get_bundle")
+async def get_bundle(request: Request, digest: str, _: Annotated[Parameters, Query()]) -> Response:
+    """The archive itself."""
+    context = context_of(request)
+    name = _name(digest)
+    try:
+        size = await asyncio.to_thread(context.storage.size, name)
+    except FileNotFoundError:
+        raise ApiProblem(404, "bundle_not_found", f"there is no bundle {digest}") from None
+    request.scope["remora.is_stream"] = True
+    return StreamingResponse(
+        _read(context.storage, name), media_type="application/zip", headers={"Content-Length": str(size)}
+    )
+
+
+def _read(storage: Storage, name: str) -> Iterator[bytes]:
+    with storage.open_read(name) as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+@router.put("", operation_id="put_bundle", status_code=201)
+async def put_bundle(request: Request, digest: str, _: Annotated[Parameters, Query()]) -> Response:
+    """Store an archive: 201, or 200 when it was there already.  It is read to its last byte before it is kept."""
+    context = context_of(request)
+    if await _exists(context, digest):
+        return JSONResponse({"digest": digest}, 200)
+    settings = context.settings
+    folder = settings.home / UPLOADS
+    folder.mkdir(parents=True, exist_ok=True)
+    upload = folder / f"{uuid.uuid4().hex}.part"
+    try:
+        found = await save(request, upload, settings.max_bundle_bytes)
+        if f"sha256:{found}" != digest:
+            raise ApiProblem(
+                422, "bundle_invalid", f"the digest of what arrived is sha256:{found}", hint="upload it again"
+            )
+        await asyncio.to_thread(_keep, context, upload, bundle_name(digest))
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            upload.unlink()
+    return JSONResponse({"digest": digest}, 201, headers={"Location": f"/v1/bundles/{digest}"})
+
+
+def _keep(context: Context, upload: Path, name: str) -> None:
+    settings = context.settings
+    limits = BundleLimits(packed_bytes=settings.max_bundle_bytes, unpacked_bytes=settings.max_unpacked_bytes)
+    try:
+        verify(upload, limits)
+    except BundleError as error:
+        raise ApiProblem(422, "bundle_invalid", str(error)) from None
+    context.storage.write_file(name, upload, move=True)

@@ -1,0 +1,48 @@
+"""What the routes share, kept in `app.state.remora`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from service.api.feed import Feed
+from service.api.problems import job_not_found
+from service.api.telemetry import Telemetry
+from service.queue.rows import JobRow
+from service.settings import Settings
+from service.store.database import Database
+from service.store.ids import is_id
+from service.store.jobs import get_job
+from trainers.storage import Storage
+
+
+@dataclass(frozen=True)
+class Context:
+    """The parts of a running API."""
+
+    settings: Settings
+    database: Database
+    storage: Storage
+    feed: Feed
+    telemetry: Telemetry
+    #: Seconds since 1970.
+    clock: Callable[[], float] = time.time
+
+
+def context_of(request: Request) -> Context:
+    """The context of the application that answers the request."""
+    context: Context = request.app.state.remora
+    return context
+
+
+async def job_of(request: Request, job_id: str) -> JobRow:
+    """The job that a path names.  Raises ApiProblem `job_not_found`."""
+    row = None
+    if is_id("job", job_id):
+        row = await context_of(request).database.read(lambda connection: get_job(connection, job_id))
+    if row is None:
+        raise job_not_found(job_id)
+    return row

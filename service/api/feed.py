@@ -1,0 +1,88 @@
+"""Tells followers that a job has news: one query for all followed jobs, however many clients follow them.
+
+The controller is another process, so news are found by looking, several times a second while somebody follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from sqlalchemy.exc import DBAPIError
+
+from service.store.database import Database, why_unreachable
+from service.store.telemetry import Position, positions
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.2
+
+
+class Feed:
+    """Knows where the followed jobs stand; `run` keeps it up to date until `close`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._followed: Counter[str] = Counter()
+        self._positions: dict[str, Position] = {}
+        self._news = asyncio.Condition()
+        self._wanted = asyncio.Event()
+        #: Set when the process is to end: streams end at once.
+        self.closing = asyncio.Event()
+
+    @contextmanager
+    def follow(self, job_id: str) -> Iterator[None]:
+        """Look at this job while the block runs."""
+        self._followed[job_id] += 1
+        self._wanted.set()
+        try:
+            yield
+        finally:
+            self._followed[job_id] -= 1
+            if not self._followed[job_id]:
+                del self._followed[job_id]
+                self._positions.pop(job_id, None)
+
+    async def look(self, job_id: str) -> Position | None:
+        """Where the job stands now, or None when there is no such job."""
+        found = await self._database.read(lambda connection: positions(connection, [job_id]))
+        return found.get(job_id)
+
+    async def changed(self, job_id: str, known: Position, timeout_s: float) -> bool:
+        """Wait until the job stands beyond `known`; False when it did not within the time."""
+
+        def is_news() -> bool:
+            seen = self._positions.get(job_id, known)
+            return seen.event_seq > known.event_seq or seen.log_seq > known.log_seq
+
+        async with self._news:
+            try:
+                await asyncio.wait_for(self._news.wait_for(is_news), timeout_s)
+            except TimeoutError:
+                return False
+        return True
+
+    async def run(self) -> None:
+        """Look again and again."""
+        while True:
+            if not self._followed:
+                self._wanted.clear()
+                await self._wanted.wait()
+            job_ids = list(self._followed)
+            try:
+                found = await self._database.read(partial(positions, job_ids=job_ids))
+            except DBAPIError as error:
+                log.warning("%s", why_unreachable(error))
+            else:
+                async with self._news:
+                    self._positions.update(found)
+                    self._news.notify_all()
+            await asyncio.sleep(LOOK_S)
+
+    def close(self) -> None:
+        """End all streams; called when the process is asked to stop."""
+        self.closing.set()

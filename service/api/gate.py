@@ -1,0 +1,99 @@
+"""What every request passes first: an id, a check of who is addressed, a count, and a net for our own mistakes.
+
+Plain ASGI, because Starlette's `BaseHTTPMiddleware` doubles the cost of a request and breaks streams.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.api.problems import ApiProblem
+from service.api.telemetry import Telemetry
+from service.journal import request_id
+
+log = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def is_loopback(host: str) -> bool:
+    """True for names and addresses of this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class Gate:
+    """Wraps the whole application."""
+
+    def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
+        self._app = app
+        self._telemetry = telemetry
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        given = headers.get("x-request-id", "")
+        identity = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        token = request_id.set(identity)
+        began = time.perf_counter()
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", identity.encode())]
+            await send(message)
+
+        try:
+            refused = _refusal(headers)
+            if refused is not None:
+                await refused.response()(scope, receive, send_with_id)
+            else:
+                await self._app(scope, receive, send_with_id)
+        except Exception:
+            log.exception("the request failed")
+            if status:
+                raise
+            problem = ApiProblem(500, "internal_error", "the service made a mistake; its log says more")
+            await problem.response()(scope, receive, send_with_id)
+        finally:
+            self._telemetry.count(scope, status, time.perf_counter() - began)
+            request_id.reset(token)
+
+
+def _refusal(headers: Mapping[str, str]) -> ApiProblem | None:
+    """Nobody is authenticated yet, so a web page must not reach the service through a visitor's browser."""
+    if not is_loopback(_host_of(f"//{headers.get('host', '')}")):
+        return ApiProblem(
+            421,
+            "unknown_host",
+            "the service answers only requests to this machine's own loopback address",
+            hint="use http://127.0.0.1 or http://localhost",
+        )
+    origin = headers.get("origin")
+    if origin is not None and not is_loopback(_host_of(origin)):
+        return ApiProblem(403, "foreign_origin", "web pages of other origins may not use the service")
+    return None
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""

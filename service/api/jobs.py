@@ -1,0 +1,203 @@
+"""Jobs: submit, list, show, cancel, and their attempts."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Query, Request
+from sqlalchemy.exc import IntegrityError
+from starlette.responses import Response
+
+from remora.errors import SpecError
+from remora.spec import JobSpec
+from remora.states import JobState
+from remora.views import Attempt, FieldProblem, Job, Page
+from service.api.bodies import read_object
+from service.api.bundles import bundle_name
+from service.api.context import Context, context_of, job_of
+from service.api.parameters import JobsParameters, Parameters, make_cursor, read_cursor
+from service.api.problems import ApiProblem, job_not_found
+from service.api.views import attempt_view, job_view
+from service.queue import intake, lifecycle
+from service.queue.rows import JobRow
+from service.store import answers
+from service.store import jobs as store
+from service.store.answers import SavedAnswer
+from service.store.ids import is_id, new_id
+
+router = APIRouter(prefix="/v1/jobs")
+
+
+@dataclass(frozen=True)
+class _Submission:
+    spec: JobSpec
+    body_digest: str
+    key: str | None
+    now: float
+
+
+@router.post("", status_code=201, operation_id="submit_job", response_model=Job)
+async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Response:
+    """Accept a job; once 201 is answered it is not lost.  With `Idempotency-Key` a repetition is answered alike."""
+    context = context_of(request)
+    key = _idempotency_key(request)
+    body = await read_object(request, context.settings.max_body_bytes)
+    spec = await _checked_spec(context, body)
+    canonical = json.dumps(body, sort_keys=True).encode()
+    submission = _Submission(spec, hashlib.sha256(canonical).hexdigest(), key, context.clock())
+
+    def work(connection: sa.Connection) -> tuple[str, bool]:
+        return _submit(connection, submission, context.settings.max_active_jobs)
+
+    try:
+        answer, is_replay = await context.database.write(work)
+    except IntegrityError:
+        # The same key came twice at the same moment and the other request won: now its answer is there.
+        answer, is_replay = await context.database.write(work)
+    job = Job.model_validate_json(answer)
+    headers = {"Location": f"/v1/jobs/{job.id}", "ETag": f'"{job.version}"'}
+    if is_replay:
+        headers["Idempotency-Replayed"] = "true"
+    return Response(answer, 201, headers, media_type="application/json")
+
+
+def _idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not 1 <= len(key) <= 128 or not all(" " <= character <= "~" for character in key):
+        raise ApiProblem(
+            422, "invalid_idempotency_key", "Idempotency-Key takes 1 to 128 printable ASCII characters"
+        )
+    return key
+
+
+async def _checked_spec(context: Context, body: Mapping[str, Any]) -> JobSpec:
+    try:
+        spec = JobSpec.from_mapping(body)
+    except SpecError as error:
+        problems = [
+            FieldProblem(field=_utf8(one.field), message=_utf8(one.message)) for one in error.problems
+        ]
+        detail = _utf8(str(error.problems[0]) if error.problems else str(error))
+        raise ApiProblem(422, "invalid_spec", detail, errors=problems) from None
+    if spec.code_folder is not None:
+        message = "a folder on your machine is unknown here: upload it to /v1/bundles and give its digest"
+        raise ApiProblem(
+            422, "invalid_spec", f"code: {message}", errors=[FieldProblem(field="code", message=message)]
+        )
+    digest = spec.bundle
+    if digest is not None and not await asyncio.to_thread(context.storage.exists, bundle_name(digest)):
+        raise ApiProblem(
+            422,
+            "bundle_not_found",
+            f"there is no bundle {digest}",
+            hint=f"PUT it to /v1/bundles/{digest} first",
+        )
+    return spec
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+def _submit(connection: sa.Connection, new: _Submission, max_active_jobs: int) -> tuple[str, bool]:
+    if new.key is not None:
+        saved = answers.find_answer(connection, new.key)
+        if saved is not None and saved.body_digest != new.body_digest:
+            raise ApiProblem(
+                409,
+                "idempotency_key_reused",
+                "this Idempotency-Key was used with another body",
+                hint="use a new key for a new job",
+            )
+        if saved is not None:
+            return saved.answer, True
+    refusal = intake.check(store.count_active(connection), max_active_jobs)
+    if refusal is not None:
+        raise ApiProblem(429, refusal.code, refusal.message, hint=refusal.hint, headers={"Retry-After": "10"})
+    row = store.insert_job(connection, lifecycle.submit(_row(new.spec, new.now)))
+    answer = job_view(row).model_dump_json()
+    if new.key is not None:
+        answers.save_answer(connection, new.key, SavedAnswer(new.body_digest, row.id, answer), new.now)
+    return answer, False
+
+
+def _row(spec: JobSpec, now: float) -> JobRow:
+    return JobRow(
+        id=new_id("job", now),
+        name=spec.name,
+        project=spec.project,
+        priority=spec.priority,
+        spec=spec.to_mapping(),
+        min_workers=spec.min_workers,
+        max_workers=spec.max_workers,
+        worker_resources=spec.ray_resources(),
+        retry_limit=spec.retry.limit,
+        backoff_s=spec.retry.backoff_s,
+        run_time_s=spec.limits.run_time_s,
+        wait_time_s=spec.limits.wait_time_s,
+        created_at=now,
+    )
+
+
+@router.get("", operation_id="list_jobs", response_model=Page[Job])
+async def list_jobs(request: Request, query: Annotated[JobsParameters, Query()]) -> Response:
+    """Jobs, newest first."""
+    before = read_cursor(query.cursor) if query.cursor is not None else None
+    if before is not None and not is_id("job", before):
+        raise ApiProblem(422, "invalid_cursor", "the cursor is not one that this list gave")
+
+    def work(connection: sa.Connection) -> list[JobRow]:
+        return store.page_of_jobs(
+            connection, states=query.state, project=query.project, before=before, limit=query.limit
+        )
+
+    rows = await context_of(request).database.read(work)
+    cursor = make_cursor(rows[-1].id) if len(rows) == query.limit else None
+    page = Page[Job](items=[job_view(row) for row in rows], next_cursor=cursor)
+    return Response(page.model_dump_json(), media_type="application/json")
+
+
+@router.get("/{job_id}", operation_id="show_job", response_model=Job)
+async def show(request: Request, job_id: str, _: Annotated[Parameters, Query()]) -> Response:
+    """One job; 304 when it has not changed since the version in `If-None-Match`."""
+    row = await job_of(request, job_id)
+    tag = f'"{row.version}"'
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers={"ETag": tag})
+    return Response(job_view(row).model_dump_json(), headers={"ETag": tag}, media_type="application/json")
+
+
+@router.post("/{job_id}/cancel", status_code=202, operation_id="cancel_job", response_model=Job)
+async def cancel(request: Request, job_id: str, _: Annotated[Parameters, Query()]) -> Response:
+    """End the job: at once while it waits, else as soon as its workers have ended.  Asking again is fine."""
+    context = context_of(request)
+    now = context.clock()
+
+    def work(connection: sa.Connection) -> JobRow:
+        row = store.lock_job(connection, job_id)
+        if row is None:
+            raise job_not_found(job_id)
+        if row.state in (JobState.SUCCEEDED, JobState.FAILED):
+            raise ApiProblem(409, "not_cancellable", f"the job has ended already: {row.state.value}")
+        return store.save(connection, row, lifecycle.request_cancel(row, now))
+
+    if not is_id("job", job_id):
+        raise job_not_found(job_id)
+    row = await context.database.write(work)
+    return Response(job_view(row).model_dump_json(), 202, media_type="application/json")
+
+
+@router.get("/{job_id}/attempts", operation_id="list_attempts", response_model=Page[Attempt])
+async def attempts(request: Request, job_id: str, _: Annotated[Parameters, Query()]) -> Page[Attempt]:
+    """Every try at the job, first one first."""
+    await job_of(request, job_id)
+    rows = await context_of(request).database.read(lambda connection: store.job_attempts(connection, job_id))
+    return Page[Attempt](items=[attempt_view(row) for row in rows])

@@ -1,0 +1,100 @@
+"""Query parameters: typed, bounded, and unknown ones refused, because a misspelt filter must not return everything."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from remora.states import JobState
+from service.api.problems import ApiProblem
+
+MAX_NUMBER = 2**53
+
+Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+Limit = Annotated[int, Field(ge=1, le=1000)]
+Cursor = Annotated[str, Field(max_length=200)]
+
+
+def _split(value: object) -> object:
+    """`state=queued,running` means the same as `state=queued&state=running`."""
+    words = value if isinstance(value, list) else [value]
+    return [part for word in words for part in str(word).split(",")]
+
+
+class Parameters(BaseModel):
+    """No parameter at all."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class JobsParameters(Parameters):
+    """Which jobs, and which page of them."""
+
+    state: Annotated[list[JobState], BeforeValidator(_split)] = Field(default_factory=list)
+    project: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] | None = None
+    limit: Limit = 100
+    cursor: Cursor | None = None
+
+
+class NodesParameters(Parameters):
+    """Which page of nodes."""
+
+    limit: Limit = 100
+    cursor: Cursor | None = None
+
+
+class EventsParameters(Parameters):
+    """Which events."""
+
+    after: Number = 0
+    limit: Limit = 1000
+    cursor: Cursor | None = None
+
+
+class LogsParameters(EventsParameters):
+    """Which lines."""
+
+    rank: Annotated[int, Field(ge=-1, le=MAX_NUMBER)] | None = None
+    attempt: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    tail: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+
+
+class MetricsParameters(Parameters):
+    """Which points."""
+
+    after_step: Annotated[int, Field(ge=-1, le=MAX_NUMBER)] = -1
+    limit: Limit = 1000
+    cursor: Cursor | None = None
+
+
+def make_cursor(position: str | int) -> str:
+    """Where the next page begins, for clients to give back unread."""
+    return base64.urlsafe_b64encode(str(position).encode()).decode().rstrip("=")
+
+
+def read_cursor(cursor: str) -> str:
+    """What `make_cursor` was given.  Raises ApiProblem `invalid_cursor`."""
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode(
+            "ascii"
+        )
+    except (binascii.Error, ValueError):
+        text = ""
+    if not text or make_cursor(text) != cursor:
+        raise ApiProblem(
+            422, "invalid_cursor", "the cursor is not one that a page gave", hint="begin without a cursor"
+        )
+    return text
+
+
+def read_number_cursor(cursor: str | None, otherwise: int) -> int:
+    """A position that is a number, or `otherwise` without a cursor.  Raises ApiProblem `invalid_cursor`."""
+    if cursor is None:
+        return otherwise
+    text = read_cursor(cursor)
+    if not text.isdigit() or int(text[:20]) > MAX_NUMBER:
+        raise ApiProblem(422, "invalid_cursor", "the cursor is not one that this list gave")
+    return int(text)

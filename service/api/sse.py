@@ -1,0 +1,72 @@
+"""Server-sent events: our own response, which ends at once when the client or the service leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+
+from starlette.background import BackgroundTask
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+log = logging.getLogger(__name__)
+
+PING = b": ping\n\n"
+#: How long a client waits before it connects again, in milliseconds.
+RETRY = b"retry: 1000\n\n"
+
+
+def frame(event: str, data: str, identity: int | None = None) -> bytes:
+    """One event; `data` has no line breaks (it is JSON)."""
+    head = "" if identity is None else f"id: {identity}\n"
+    return f"{head}event: {event}\ndata: {data}\n\n".encode()
+
+
+class EventStream(Response):
+    """Sends frames until they end, the client leaves, or `closing` is set; none of these is an error."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, frames: AsyncGenerator[bytes], closing: asyncio.Event) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._frames = frames
+        self._closing = closing
+        self.background: BackgroundTask | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        scope["remora.is_stream"] = True
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        tasks = [
+            asyncio.create_task(self._send(send)),
+            asyncio.create_task(_until_left(receive)),
+            asyncio.create_task(self._closing.wait()),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(OSError):
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send) -> None:
+        try:
+            await send({"type": "http.response.body", "body": RETRY, "more_body": True})
+            async with contextlib.aclosing(self._frames) as frames:
+                async for body in frames:
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+        except OSError:
+            return
+        except Exception:
+            # The client connects again and goes on where it was.
+            log.exception("a stream was cut")
+
+
+async def _until_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,147 @@
+"""Events, logs and metrics of a job: JSON pages, plain text, or streams that can be resumed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from typing import Annotated, TypeVar
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from remora.views import Event, LogLine, MetricPoint, Page
+from service.api.context import Context, context_of, job_of
+from service.api.parameters import (
+    MAX_NUMBER,
+    EventsParameters,
+    LogsParameters,
+    MetricsParameters,
+    make_cursor,
+    read_number_cursor,
+)
+from service.api.problems import invalid_parameter
+from service.api.sse import PING, EventStream, frame
+from service.store import telemetry
+from service.store.telemetry import LogFilter, Position
+
+router = APIRouter(prefix="/v1/jobs/{job_id}")
+
+#: Seconds between two signs of life on a stream that has nothing to say.
+PING_S = 15.0
+#: Entries that a stream reads at once.
+CHUNK = 500
+
+EntryT = TypeVar("EntryT", Event, LogLine)
+ReadPage = Callable[[int, int], Awaitable[Sequence[EntryT]]]
+
+
+def _wants(request: Request, media_type: str) -> bool:
+    return media_type in request.headers.get("accept", "")
+
+
+def _resume_after(request: Request, otherwise: int) -> int:
+    """What a client that connects again has seen: it says so in `Last-Event-ID`."""
+    last = request.headers.get("last-event-id")
+    if last is None or last == "":
+        return otherwise
+    if not (last.isascii() and last.isdigit()) or len(last) > 16 or int(last) > MAX_NUMBER:
+        raise invalid_parameter("Last-Event-ID", "expected the id of an event of this stream, a number")
+    return int(last)
+
+
+async def _frames(
+    context: Context,
+    job_id: str,
+    kind: str,
+    after: int,
+    read: ReadPage[EntryT],
+    seq_of: Callable[[Position], int],
+) -> AsyncGenerator[bytes]:
+    """Every entry above `after` as it comes, then `end` once the job is terminal and everything was sent."""
+    with context.feed.follow(job_id):
+        while (position := await context.feed.look(job_id)) is not None:
+            # Entries up to `position` are stored for good, so what is read now has no holes.
+            while after < seq_of(position):
+                page = await read(after, CHUNK)
+                for entry in page:
+                    yield frame(kind, entry.model_dump_json(), entry.seq)
+                newest = page[-1].seq if page else after
+                after = newest if len(page) == CHUNK else max(newest, seq_of(position))
+            if position.is_terminal:
+                yield frame("end", "{}")
+                return
+            while not await context.feed.changed(job_id, position, PING_S):
+                yield PING
+
+
+@router.get("/events", operation_id="list_events", response_model=Page[Event])
+async def events(request: Request, job_id: str, query: Annotated[EventsParameters, Query()]) -> Response:
+    """What happened to the job: a page, or a stream with `Accept: text/event-stream`."""
+    await job_of(request, job_id)
+    context = context_of(request)
+    after = read_number_cursor(query.cursor, query.after)
+
+    async def read(after: int, limit: int) -> Sequence[Event]:
+        return await context.database.read(
+            lambda connection: telemetry.page_of_events(connection, job_id, after, limit)
+        )
+
+    if _wants(request, "text/event-stream"):
+        after = _resume_after(request, after)
+        frames = _frames(context, job_id, "event", after, read, lambda position: position.event_seq)
+        return EventStream(frames, context.feed.closing)
+    return _page(Page[Event], await read(after, query.limit), query.limit)
+
+
+@router.get("/logs", operation_id="list_logs", response_model=Page[LogLine])
+async def logs(request: Request, job_id: str, query: Annotated[LogsParameters, Query()]) -> Response:
+    """What the workers printed: a page, a stream, or text with `Accept: text/plain`."""
+    await job_of(request, job_id)
+    context = context_of(request)
+    wanted = LogFilter(query.rank, query.attempt)
+    after = read_number_cursor(query.cursor, query.after)
+
+    async def read(after: int, limit: int) -> Sequence[LogLine]:
+        return await context.database.read(
+            lambda connection: telemetry.page_of_logs(connection, job_id, wanted, after, limit)
+        )
+
+    resumes = request.headers.get("last-event-id") and _wants(request, "text/event-stream")
+    if query.tail is not None and query.cursor is None and not resumes:
+        tail = query.tail
+        start = await context.database.read(
+            lambda connection: telemetry.tail_start(connection, job_id, wanted, tail)
+        )
+        after = max(after, start)
+    if _wants(request, "text/event-stream"):
+        after = _resume_after(request, after)
+        frames = _frames(context, job_id, "log", after, read, lambda position: position.log_seq)
+        return EventStream(frames, context.feed.closing)
+    if _wants(request, "text/plain"):
+        request.scope["remora.is_stream"] = True
+        return StreamingResponse(_text(after, read), media_type="text/plain; charset=utf-8")
+    return _page(Page[LogLine], await read(after, query.limit), query.limit)
+
+
+async def _text(after: int, read: ReadPage[LogLine]) -> AsyncIterator[bytes]:
+    while page := await read(after, CHUNK):
+        yield "".join(f"{line.text}\n" for line in page).encode()
+        after = page[-1].seq
+
+
+def _page(kind: type[Page[EntryT]], items: Sequence[EntryT], limit: int) -> Response:
+    cursor = make_cursor(items[-1].seq) if len(items) == limit else None
+    body = kind(items=list(items), next_cursor=cursor).model_dump_json()
+    return Response(body, media_type="application/json")
+
+
+@router.get("/metrics", operation_id="list_metrics", response_model=Page[MetricPoint])
+async def metrics(request: Request, job_id: str, query: Annotated[MetricsParameters, Query()]) -> Response:
+    """What the script reported, by step."""
+    await job_of(request, job_id)
+    after = read_number_cursor(query.cursor, query.after_step)
+    items = await context_of(request).database.read(
+        lambda connection: telemetry.page_of_metrics(connection, job_id, after, query.limit)
+    )
+    cursor = make_cursor(items[-1].step) if len(items) == query.limit else None
+    page = Page[MetricPoint](items=items, next_cursor=cursor)
+    return Response(page.model_dump_json(), media_type="application/json")

@@ -1,0 +1,66 @@
+"""Rows as the API shows them."""
+
+from __future__ import annotations
+
+from remora.views import Attempt, Job, Node
+from service.queue.rows import AttemptRow, JobRow, NodeRow
+
+
+def job_view(row: JobRow) -> Job:
+    """A job for clients."""
+    return Job(
+        id=row.id,
+        name=row.name,
+        project=row.project,
+        state=row.state,
+        terminal=row.state.is_terminal,
+        reason=row.reason,
+        message=row.message,
+        priority=row.priority,
+        spec=row.spec,
+        attempt=row.attempt,
+        step=row.step,
+        total_steps=row.total_steps,
+        world_size=row.world_size,
+        repeated_steps=row.repeated_steps,
+        lost_s=row.lost_s,
+        checkpoint_step=row.checkpoint_step,
+        cancel_requested_at=row.cancel_requested_at,
+        created_at=row.created_at,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        version=row.version,
+    )
+
+
+def attempt_view(row: AttemptRow) -> Attempt:
+    """An attempt for clients."""
+    return Attempt(
+        id=row.id,
+        job_id=row.job_id,
+        attempt=row.attempt,
+        state=row.state,
+        end_reason=row.end_reason,
+        message=row.message,
+        exit_code=row.exit_code,
+        world_size=row.world_size,
+        resumed_from_step=row.resumed_from_step,
+        created_at=row.created_at,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+    )
+
+
+def node_view(row: NodeRow) -> Node:
+    """A node for clients."""
+    return Node(
+        id=row.id,
+        pool=row.pool,
+        state=row.state,
+        address=row.address,
+        resources=row.resources,
+        message=row.message,
+        created_at=row.created_at,
+        ready_at=row.ready_at,
+        ended_at=row.ended_at,
+    )

@@ -1,0 +1,250 @@
+"""The controller process: one thread that scales, dispatches, tracks and sweeps while it holds the lease.
+
+python -m service.controller [--home DIR] [--log-format plain|json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from sqlalchemy.exc import DBAPIError
+
+from cluster.provider import Provider
+from service.journal import write_log
+from service.loops.dispatch import dispatch
+from service.loops.ports import Launcher, Membership
+from service.loops.scale import Unseen, scale
+from service.loops.sweep import sweep
+from service.loops.track import track
+from service.loops.turn import Turn
+from service.settings import Settings
+from service.startup import read_settings
+from service.store import leases
+from service.store.database import Database, why_unreachable
+from service.store.errors import Fenced, StoreError
+from service.store.ids import new_id
+from service.store.migrate import migrate
+
+log = logging.getLogger(__name__)
+
+LEASE = "controller"
+#: Seconds between two tries to reach what is not there yet.
+RETRY_S = 1.0
+#: Seconds without sight of the cluster after which the connection is made anew.
+RECONNECT_S = 15.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The hands of the controller."""
+
+    launcher: Launcher
+    provider: Provider
+    membership: Membership
+
+
+class Controller:
+    """Runs the loops for whoever holds the lease; any number of them may run, one of them acts."""
+
+    def __init__(self, database: Database, settings: Settings, cluster: Cluster) -> None:
+        self._database = database
+        self._settings = settings
+        self._cluster = cluster
+        #: Since when the cluster cannot be seen; None while it can.
+        self.unseen_since: float | None = None
+        self.owner = f"{socket.gethostname()[:20]}:{os.getpid()}:{new_id('ctl', time.time())[-8:]}"
+        self.lease: leases.Lease | None = None
+
+    def tick(self, now: float) -> bool:
+        """One turn at the given time; False when another controller holds the lease.
+
+        A loop that fails is logged and tried again at the next tick; the other loops go on.
+        """
+        # 1. Lease: renew it, take it over when its owner is silent, or stand by.
+        lease = self._database.transact(
+            lambda connection: leases.acquire(connection, LEASE, self.owner, now, self._settings.lease_s)
+        )
+        self._note(lease)
+        if lease is None:
+            return False
+        turn = Turn(self._database, self._settings, lease, now)
+        launcher = self._cluster.launcher
+        loops: tuple[tuple[str, Callable[[], None]], ...] = (
+            # 2. Nodes as wished for.
+            ("scale", lambda: scale(turn, self._cluster.provider, self._cluster.membership)),
+            # 3. What the attempts tell; it may free nodes.
+            ("track", lambda: track(turn, launcher)),
+            # 4. What has ended makes room.
+            ("sweep", lambda: sweep(turn, launcher)),
+            # 5. Jobs whose turn it is.
+            ("dispatch", lambda: dispatch(turn, launcher)),
+        )
+        for name, loop in loops:
+            try:
+                loop()
+                if name == "scale":
+                    self.unseen_since = None
+            except Fenced as error:
+                log.warning("work of the %s loop was dropped: %s", name, error)
+                self._note(None)
+                return False
+            except Unseen as error:
+                if self.unseen_since is None:
+                    log.warning("the cluster cannot be seen, nothing is scaled: %s", error)
+                    self.unseen_since = now
+            except Exception:
+                log.exception("the %s loop failed, it is tried again", name)
+        return True
+
+    def use(self, cluster: Cluster) -> None:
+        """Go on with other hands, after a new connection."""
+        self._cluster = cluster
+        self.unseen_since = None
+
+    def _note(self, lease: leases.Lease | None) -> None:
+        if lease != self.lease:
+            if lease is not None:
+                log.info("this controller acts now, token %d", lease.token)
+            elif self.lease is not None:
+                log.warning("another controller acts now; this one stands by")
+        self.lease = lease
+
+    def resign(self) -> None:
+        """Let another controller in at once."""
+        lease = self.lease
+        if lease is not None:
+            self._database.transact(lambda connection: leases.give_up(connection, lease))
+            self._note(None)
+
+
+def ray_address(settings: Settings) -> str | None:
+    """Where the Ray head is, or None while nobody has said it."""
+    if settings.ray_address:
+        return settings.ray_address
+    try:
+        return (settings.home / "ray.address").read_text().strip() or None
+    except OSError:
+        return None
+
+
+def connect(settings: Settings, address: str) -> Cluster:
+    """Connect this process to the Ray cluster and give it hands.  Raises what Ray raises."""
+    import ray
+
+    from cluster.local.provider import LocalProvider
+    from cluster.membership import RayMembership
+    from trainers.launch import RayLauncher
+
+    if ray.is_initialized():
+        ray.shutdown()
+    ray.init(address=address, namespace="remora", log_to_driver=False, configure_logging=False)
+    return Cluster(RayLauncher(), LocalProvider(settings.home, address), RayMembership())
+
+
+class Process:
+    """The loop around the ticks: connects, reconnects when the head moved, and ends on a signal."""
+
+    def __init__(
+        self, settings: Settings, database: Database, connect: Callable[[Settings, str], Cluster]
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._connect = connect
+        self._address: str | None = None
+        self._controller: Controller | None = None
+        self.stopping = threading.Event()
+
+    def run(self) -> None:
+        """Tick until `stopping` is set."""
+        complaint = ""
+        while not self.stopping.is_set():
+            began = time.monotonic()
+            said = self._turn()
+            if said and said != complaint:
+                log.warning(said)
+            complaint = said
+            pause = RETRY_S if said else max(0.0, self._settings.tick_s - (time.monotonic() - began))
+            self.stopping.wait(pause)
+        if self._controller is not None:
+            self._controller.resign()
+
+    def _turn(self) -> str:
+        """One tick; what keeps it from being one, or an empty text."""
+        address = ray_address(self._settings)
+        if address is None:
+            return f"no Ray head is known: waiting for {self._settings.home / 'ray.address'} or REMORA_RAY_ADDRESS"
+        if address != self._address:
+            try:
+                cluster = self._connect(self._settings, address)
+            except Exception as error:
+                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                return f"the Ray head at {address} cannot be reached, trying again: {reason}"
+            log.info("connected to the Ray head at %s", address)
+            self._address = address
+            # One controller for the whole process: with another owner's name it would wait for its own lease.
+            if self._controller is None:
+                self._controller = Controller(self._database, self._settings, cluster)
+            self._controller.use(cluster)
+        return self._tick(self._controller, time.time())
+
+    def _tick(self, controller: Controller | None, now: float) -> str:
+        if controller is None:
+            raise AssertionError("unreachable: an address is known only together with a controller")
+        try:
+            controller.tick(now)
+        except DBAPIError as error:
+            return f"{why_unreachable(error)}; trying again"
+        if controller.unseen_since is not None and now - controller.unseen_since > RECONNECT_S:
+            # A head that was replaced at the same address does not answer to the old connection.
+            self._address = None
+            return "the cluster cannot be seen for too long: connecting again"
+        return ""
+
+
+def _arguments(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m service.controller", description=__doc__)
+    parser.add_argument("--home", type=Path, help="folder of the embedded service (REMORA_HOME)")
+    parser.add_argument("--log-format", choices=("plain", "json"), default="plain")
+    return parser.parse_args(words)
+
+
+def main(words: list[str]) -> int:
+    """Run the controller until SIGTERM or SIGINT; the exit status of the process."""
+    arguments = _arguments(words)
+    write_log(arguments.log_format)
+    settings = read_settings({"home": arguments.home})
+    if settings is None:
+        return 2
+    try:
+        database = Database(settings.database)
+        migrate(database)
+    except StoreError as error:
+        log.error("%s", error)  # noqa: TRY400 - the sentence says it all
+        return 1
+    process = Process(settings, database, connect)
+
+    def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        process.stopping.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    try:
+        process.run()
+    finally:
+        database.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Hands: scale, dispatch, track, sweep; each is load, decide, apply."""

@@ -1,0 +1,90 @@
+"""Start the jobs whose turn it is, and tell the others why they wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from remora.states import JobState, NodeState
+from service.loops.launching import launch
+from service.loops.ports import Launcher
+from service.loops.scale import pools
+from service.loops.turn import Turn
+from service.queue import lifecycle
+from service.queue.admission import Claim, PoolSize, Room, Wait, admit
+from service.queue.ordering import in_order
+from service.queue.rows import AttemptRow, JobRow
+from service.store import jobs as store
+from service.store import nodes as node_store
+from service.store.ids import new_id
+
+#: Jobs that are looked at in one tick; those behind them go on waiting for their turn.
+WINDOW = 200
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    queue: list[JobRow]
+    claims: list[Claim]
+    rooms: list[Room]
+
+
+def dispatch(turn: Turn, launcher: Launcher) -> None:
+    """Admit what fits and launch it.  Raises Fenced."""
+    # 1. Load.
+    snapshot = turn.load(lambda connection: _load(connection, turn.now))
+    if not snapshot.queue:
+        return
+    # 2. Decide.
+    sizes = [PoolSize(pool.name, pool.size, pool.resources) for pool in pools(turn.settings)]
+    admission = admit(snapshot.queue, snapshot.claims, snapshot.rooms, sizes)
+    # 3. Apply: rows first, so that a crash before the driver runs is found and healed by `track`.
+    started = [pair for job_id in admission.starts if (pair := _start(turn, job_id)) is not None]
+    _tell(turn, snapshot.queue, admission.waits)
+    # 4. Act.
+    for job, attempt in started:
+        launch(turn, launcher, job, attempt)
+
+
+def _load(connection: sa.Connection, now: float) -> _Snapshot:
+    queue = in_order(store.queued_jobs(connection, now, WINDOW), now)
+    if not queue:
+        return _Snapshot([], [], [])
+    # Something of an ended attempt may still run: its job does not start again before that is over.
+    unreleased = {attempt.job_id for attempt in store.unreleased_attempts(connection)}
+    claims = [Claim(job.max_workers, job.worker_resources) for job, _ in store.live_attempts(connection)]
+    rooms = [
+        Room(node.id, node.pool, node.resources)
+        for node in node_store.current_nodes(connection, now)
+        if node.state is NodeState.READY
+    ]
+    return _Snapshot([job for job in queue if job.id not in unreleased], claims, rooms)
+
+
+def _start(turn: Turn, job_id: str) -> tuple[JobRow, AttemptRow] | None:
+    def work(connection: sa.Connection) -> tuple[JobRow, AttemptRow] | None:
+        job = store.lock_job(connection, job_id)
+        if job is None or job.state is not JobState.QUEUED:
+            return None
+        decision = lifecycle.start_attempt(job, new_id("att", turn.now), turn.now)
+        saved = store.save(connection, job, decision)
+        return None if decision.attempt is None else (saved, decision.attempt)
+
+    return turn.apply(work)
+
+
+def _tell(turn: Turn, queue: Sequence[JobRow], waits: Sequence[Wait]) -> None:
+    known = {job.id: (job.reason, job.message) for job in queue}
+    news = [wait for wait in waits if known[wait.job_id] != (wait.reason, wait.message)]
+    if not news:
+        return
+
+    def work(connection: sa.Connection) -> None:
+        for wait in news:
+            job = store.lock_job(connection, wait.job_id)
+            if job is not None and job.state is JobState.QUEUED:
+                store.save(connection, job, lifecycle.wait(job, wait.reason, wait.message, turn.now))
+
+    turn.apply(work)

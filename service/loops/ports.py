@@ -1,0 +1,78 @@
+"""What the loops need from others; an interface is its promises.
+
+`trainers.launch` and `cluster.membership` fulfil these by their shape, the tests' fakes as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from remora.states import EndReason
+from trainers.plan import AttemptPlan, DriverGone, Record
+
+
+class Launcher(Protocol):
+    """Starts the drivers of attempts, hears from them, and ends them.
+
+    Every method may raise when the cluster cannot be reached; the loops ask again at the next tick.
+    """
+
+    def start(self, plan: AttemptPlan) -> None:
+        """Start the driver and return without waiting for its workers; idempotent by `plan.attempt_id`."""
+        ...
+
+    def poll(
+        self, attempt_ids: list[str], after: dict[str, int]
+    ) -> Mapping[str, Sequence[Record] | DriverGone]:
+        """What each driver has told after record `after[attempt_id]`, or that the driver is dead.
+
+        Asking acknowledges: a driver may forget everything up to `after[attempt_id]`.  A driver that does not answer
+        in time is left out.
+        """
+        ...
+
+    def stop(self, attempt_id: str, reason: EndReason) -> None:
+        """Ask the driver to end the attempt; it then tells an `ended` record.  Fine when asked again."""
+        ...
+
+    def kill(self, attempt_id: str) -> None:
+        """Make sure that nothing of the attempt runs; fine when nothing does."""
+        ...
+
+
+class Member(Protocol):
+    """One of our nodes as Ray sees it."""
+
+    @property
+    def address(self) -> str:
+        """IP address."""
+        ...
+
+    @property
+    def is_alive(self) -> bool:
+        """False once Ray gave it up."""
+        ...
+
+    @property
+    def is_draining(self) -> bool:
+        """It takes no new work."""
+        ...
+
+    @property
+    def resources(self) -> Mapping[str, float]:
+        """Ray resources that it brings."""
+        ...
+
+    @property
+    def deadline_at(self) -> float | None:
+        """While draining: when it has to be gone, seconds since 1970."""
+        ...
+
+
+class Membership(Protocol):
+    """Knows which of our nodes are members of the Ray cluster."""
+
+    def observe(self) -> Mapping[str, Member]:
+        """All of our nodes that Ray knows, by node id.  Raises when it is not sure."""
+        ...

@@ -1,0 +1,133 @@
+"""The API process.
+
+    python -m service.main [--home DIR] [--host ADDRESS] [--port N] [--log-format plain|json]
+
+It writes its address to `<home>/api.url` as soon as it listens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from service.api.app import create_app
+from service.api.gate import is_loopback
+from service.journal import write_log
+from service.settings import Settings
+from service.startup import read_settings
+from service.store.database import Database
+from service.store.errors import StoreError
+from service.store.migrate import migrate
+
+log = logging.getLogger(__name__)
+
+#: Seconds that requests under way may take when the process is asked to stop.
+GRACE_S = 5
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which here ends streams when it is asked to stop; by itself it would wait for clients to leave."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Called on SIGTERM and SIGINT; a second SIGINT does not wait for requests under way.
+
+        uvicorn would raise the signal once more at its end and so keep us from tidying up.
+        """
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+        if hasattr(self._app.state, "remora"):
+            self._app.state.remora.feed.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(512)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(settings: Settings) -> int:
+    """Answer requests until SIGTERM or SIGINT; the exit status of the process."""
+    host = settings.host.strip("[]")
+    if not is_loopback(host):
+        log.error(
+            "REMORA_HOST is %s, but the API has no authentication yet: use 127.0.0.1, ::1 or localhost", host
+        )
+        return 2
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True)
+        database = Database(settings.database)
+        with contextlib.closing(database):
+            migrate(database)
+        listening = _listen(host, settings.port)
+    except StoreError as error:
+        log.error("%s", error)  # noqa: TRY400 - the sentence says it all
+        return 1
+    except OSError as error:
+        log.error("cannot start at %s:%d with home %s: %s", host, settings.port, settings.home, error)  # noqa: TRY400
+        return 1
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, server_header=False
+    )
+    address = settings.home / "api.url"
+    draft = address.with_suffix(".draft")
+    url = _url(listening)
+    draft.write_text(url + "\n")
+    draft.replace(address)
+    log.info("listening at %s", url)
+    try:
+        Server(config, app).run(sockets=[listening])
+    finally:
+        listening.close()
+        # Another process may have taken over and written its own address.
+        with contextlib.suppress(OSError):
+            if address.read_text().strip() == url:
+                address.unlink()
+    return 0
+
+
+def _arguments(words: list[str]) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(prog="python -m service.main", description="The API process of Remora.")
+    parser.add_argument("--home", type=Path, help="folder of the embedded service (REMORA_HOME)")
+    parser.add_argument("--host", help="address to listen on (REMORA_HOST)")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (REMORA_PORT)")
+    parser.add_argument("--log-format", choices=("plain", "json"), default="plain")
+    return vars(parser.parse_args(words))
+
+
+def main(words: list[str]) -> int:
+    """Start with settings from the environment and the command line; the exit status of the process."""
+    arguments = _arguments(words)
+    write_log(arguments.pop("log_format"))
+    settings = read_settings(arguments)
+    return 2 if settings is None else serve(settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

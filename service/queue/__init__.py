@@ -1,0 +1,1 @@
+"""Thought, all pure: intake, life cycle, ordering, admission, retry."""

@@ -1,0 +1,164 @@
+"""Which waiting jobs start now, and what the others are told.
+
+A job starts when its smallest worker group fits on what is free.  What an attempt may grow to is kept for it, because
+elastic groups grow into free nodes and are not shrunk for others.  Turns are strict: nobody overtakes a job that could
+start once nodes come or others end, so that large jobs are not starved; a job that can never fit stops nobody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from service.queue.rows import JobRow
+
+Resources = Mapping[str, float]
+
+#: Stands for an amount that nobody knows yet.
+UNKNOWN = 2.0**62
+
+
+@dataclass(frozen=True)
+class Room:
+    """A ready node and all the resources that it brings."""
+
+    node_id: str
+    pool: str
+    resources: Resources
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What an attempt holds or may grow to: so many workers of these resources."""
+
+    workers: int
+    resources: Resources
+
+
+@dataclass(frozen=True)
+class PoolSize:
+    """How many nodes of which resources a pool has when it is complete."""
+
+    name: str
+    size: int
+    resources: Resources
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A job that does not start now, with what its owner is told."""
+
+    job_id: str
+    #: `waiting_for_nodes` or `waiting_for_turn`.
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The decision about a whole queue."""
+
+    starts: tuple[str, ...]
+    waits: tuple[Wait, ...]
+
+
+def fits(free: Resources, worker: Resources) -> int:
+    """How many such workers the free resources carry."""
+    counts = [
+        math.floor(free.get(name, 0.0) / amount + 1e-9) for name, amount in worker.items() if amount > 0
+    ]
+    return max(0, min(counts)) if counts else 0
+
+
+def place(nodes: Sequence[Resources], workers: int, worker: Resources) -> tuple[int, list[dict[str, float]]]:
+    """Put up to `workers` on the nodes: how many found room, and what is free afterwards."""
+    left = workers
+    after: list[dict[str, float]] = []
+    for node in nodes:
+        count = min(left, fits(node, worker))
+        left -= count
+        after.append({name: amount - count * worker.get(name, 0.0) for name, amount in node.items()})
+    return workers - left, after
+
+
+def admit(
+    queue: Sequence[JobRow], claims: Iterable[Claim], rooms: Sequence[Room], pools: Sequence[PoolSize]
+) -> Admission:
+    """Decide about `queue`, which is in order of turns and holds only jobs that may start now."""
+    everything = [dict(room.resources) for room in rooms]
+    free = everything
+    for claim in claims:
+        _, free = place(free, claim.workers, claim.resources)
+    starts: list[str] = []
+    waits: list[Wait] = []
+    ahead = 0
+    for job in queue:
+        never = _never(job, rooms, pools)
+        if never is not None:
+            waits.append(Wait(job.id, "waiting_for_nodes", never))
+            continue
+        found, after = place(free, job.max_workers, job.worker_resources)
+        if ahead == 0 and found >= job.min_workers:
+            starts.append(job.id)
+            free = after
+            continue
+        waits.append(_wait(job, ahead, everything, found))
+        ahead += 1
+    return Admission(tuple(starts), tuple(waits))
+
+
+def _wait(job: JobRow, ahead: int, everything: Sequence[Resources], found: int) -> Wait:
+    if ahead:
+        jobs = "1 job is" if ahead == 1 else f"{ahead} jobs are"
+        return Wait(job.id, "waiting_for_turn", f"waits for its turn: {jobs} ahead of it")
+    possible, _ = place(everything, job.min_workers, job.worker_resources)
+    if possible < job.min_workers:
+        ready = f"the {len(everything)} ready nodes have room for {possible}"
+        message = f"waits for nodes: it needs {_group(job)} and {ready}"
+        return Wait(job.id, "waiting_for_nodes", message)
+    message = f"is next: it needs {_group(job)} and other jobs leave room for {found}"
+    return Wait(job.id, "waiting_for_turn", message)
+
+
+def _never(job: JobRow, rooms: Sequence[Room], pools: Sequence[PoolSize]) -> str | None:
+    """Why the job could not start even if every pool were complete and empty, or None."""
+    worker = job.worker_resources
+    most = 0
+    for pool in pools:
+        most += pool.size * fits(_complete(pool, rooms, worker), worker)
+    if most >= job.min_workers:
+        return None
+    if most == 0:
+        wanted = describe(worker)
+        return f"no node of the pools has {wanted} for a worker: ask for less in `resources`, or add larger nodes"
+    return (
+        f"it needs {_group(job)} and the complete pools have room for {most}: "
+        "lower `workers.min` or `resources`, or add nodes"
+    )
+
+
+def _complete(pool: PoolSize, rooms: Sequence[Room], worker: Resources) -> dict[str, float]:
+    """What a node of the pool brings; what the pool does not announce is known from its ready nodes only."""
+    known = dict(pool.resources)
+    for name in worker:
+        if name not in known:
+            seen = [room.resources.get(name, 0.0) for room in rooms if room.pool == pool.name]
+            # Ray measures memory by itself, so before the first node is there nobody knows how much it has.
+            known[name] = max(seen) if seen else (UNKNOWN if name == "memory" else 0.0)
+    return known
+
+
+def _group(job: JobRow) -> str:
+    workers = "1 worker" if job.min_workers == 1 else f"{job.min_workers} workers"
+    return f"{workers} of {describe(job.worker_resources)}"
+
+
+def describe(resources: Resources) -> str:
+    """The resources for people: `2 CPU, 1 GPU, 4.0 GiB memory`."""
+    parts = []
+    for name, amount in sorted(resources.items()):
+        if amount <= 0:
+            continue
+        parts.append(f"{amount / 2**30:.1f} GiB memory" if name == "memory" else f"{amount:g} {name}")
+    return ", ".join(parts) or "nothing"

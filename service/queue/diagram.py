@@ -1,0 +1,133 @@
+"""The page `docs/states.md`, made from the tables of the life cycle so that it cannot differ from them.
+
+python -m service.queue.diagram > docs/states.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import TypeVar
+
+from remora.states import AttemptState, EndReason, JobState, NodeState
+from service.queue.lifecycle import ATTEMPT_EDGES, JOB_EDGES, NODE_EDGES
+from service.queue.retry import LOSS_BACKOFF_CAP_S, LOSS_BACKOFF_S, LOSS_LIMIT, USER_BACKOFF_CAP_S
+
+StateT = TypeVar("StateT", bound=StrEnum)
+
+_JOBS: Mapping[JobState, str] = {
+    JobState.QUEUED: "Accepted and stored; waits for its turn and for nodes. `reason` and `message` say what for.",
+    JobState.ADMITTED: "It has an attempt whose workers do not step yet.",
+    JobState.RUNNING: "An attempt trains.",
+    JobState.PAUSED: "Stopped at a checkpoint. Reserved: nothing leads here in this version.",
+    JobState.SUCCEEDED: "The command of every rank returned 0.",
+    JobState.FAILED: "No attempt follows; `reason` says why the last one ended.",
+    JobState.CANCELLED: "Ended because its owner asked.",
+}
+
+_ATTEMPTS: Mapping[AttemptState, str] = {
+    AttemptState.STARTING: "Its driver is being started, or gathers a worker group.",
+    AttemptState.RUNNING: "A worker group trains.",
+    AttemptState.DRAINING: "Told to stop; the driver ends its workers.",
+    AttemptState.ENDED: "Over; `end_reason` is set and nothing of it is stored any more.",
+}
+
+_NODES: Mapping[NodeState, str] = {
+    NodeState.REQUESTED: "Its row exists; the provider may not have been asked yet.",
+    NodeState.LAUNCHED: "The provider accepted it; its machine starts.",
+    NodeState.JOINED: "It is a member of the Ray cluster.",
+    NodeState.READY: "It may be given work.",
+    NodeState.DRAINING: "It takes no new work and goes at its deadline.",
+    NodeState.TERMINATING: "The provider is asked to delete it until it no longer lists it.",
+    NodeState.GONE: "It was of use and is no more, or it was not wanted any more.",
+    NodeState.FAILED: "It ended before it was of use; `message` says why.",
+}
+
+_REASONS: Mapping[EndReason, str] = {
+    EndReason.COMPLETED: "every rank returned 0",
+    EndReason.EXIT_CODE: "some rank returned another exit code",
+    EndReason.SIGNAL: "some rank was ended by a signal",
+    EndReason.START_FAILED: "the command could not be started, or the code bundle is unusable",
+    EndReason.SUPERVISOR_LOST: "the supervisor of some rank died while its node lived",
+    EndReason.DRIVER_LOST: "the driver died, or could not be started within a minute",
+    EndReason.HEAD_LOST: "the head of the Ray cluster died",
+    EndReason.NODE_LOST: "nodes were lost and `workers.min` could not be had again in time",
+    EndReason.RUN_TIME_EXCEEDED: "`limits.run_time` passed",
+    EndReason.CANCELLED: "the owner cancelled the job",
+    EndReason.EVICTED: "the job's machines were taken by a decision of ours",
+}
+
+
+def mermaid(edges: Iterable[tuple[StrEnum, StrEnum]], first: StrEnum) -> str:
+    """A state diagram of the edges in Mermaid's language."""
+    pairs = list(edges)
+    ends = {new for _, new in pairs} - {old for old, _ in pairs}
+    lines = [f"[*] --> {first.value}"]
+    lines += [f"{old.value} --> {new.value}" for old, new in pairs]
+    lines += [f"{end.value} --> [*]" for end in sorted(ends)]
+    return "\n".join(["```mermaid", "stateDiagram-v2", *(f"    {line}" for line in lines), "```"])
+
+
+def _states(meanings: Mapping[StateT, str]) -> str:
+    rows = [f"| `{state.value}` | {meaning} |" for state, meaning in meanings.items()]
+    return "\n".join(["| state | what it means |", "|---|---|", *rows])
+
+
+def _edges(edges: Mapping[tuple[StateT, StateT], str]) -> str:
+    rows = [f"| `{old.value}` | `{new.value}` | {cause} |" for (old, new), cause in edges.items()]
+    return "\n".join(["| from | to | what is observed |", "|---|---|---|", *rows])
+
+
+def _what_follows(reason: EndReason) -> str:
+    if reason is EndReason.COMPLETED:
+        return "the job succeeded"
+    if reason is EndReason.CANCELLED:
+        return "the job is cancelled"
+    if reason.is_final or reason is EndReason.START_FAILED:
+        return "the job failed"
+    if reason.is_users:
+        return "another attempt while `retry.limit` allows it, else the job failed"
+    return "another attempt; does not count as a retry"
+
+
+def _end_reasons() -> str:
+    rows = [f"| `{reason.value}` | {cause} | {_what_follows(reason)} |" for reason, cause in _REASONS.items()]
+    return "\n".join(["| end reason | cause | what follows |", "|---|---|---|", *rows])
+
+
+def page() -> str:
+    """The whole page."""
+    sections = [
+        "# States",
+        "This page is made by `python -m service.queue.diagram`; a test compares it with the code.\n"
+        "`service/queue/lifecycle.py` is the only place where a state changes, and every change leaves an event.",
+        "## Job",
+        mermaid(JOB_EDGES, JobState.QUEUED),
+        _states(_JOBS),
+        _edges(JOB_EDGES),
+        "While a job is `queued`, `reason` is `waiting_for_nodes`, `waiting_for_turn` or `waiting_for_retry`; while "
+        "it is\n`running`, it is `regrouping` when workers were lost and a new group is being gathered; at the end it "
+        "is the last\nattempt's end reason, or `wait_time_exceeded`.",
+        "## Attempt",
+        mermaid(ATTEMPT_EDGES, AttemptState.STARTING),
+        _states(_ATTEMPTS),
+        _edges(ATTEMPT_EDGES),
+        "## End reasons",
+        _end_reasons(),
+        "A job that its owner cancelled gets no further attempt, whatever ended the last one. An attempt that was "
+        "asked to stop\nends for that reason, however its processes died of it; one that completed all the same has "
+        "completed.",
+        f"After a failure of the job's own code the next attempt waits `retry.backoff`, doubled each time, at most "
+        f"{USER_BACKOFF_CAP_S:g} s.\nAfter a loss it waits {LOSS_BACKOFF_S:g} s, doubled with each loss since the last "
+        f"new step, at most {LOSS_BACKOFF_CAP_S:g} s. A job that was\nlost {LOSS_LIMIT} times is given up with the "
+        "next loss.",
+        "## Node",
+        mermaid(NODE_EDGES, NodeState.REQUESTED),
+        _states(_NODES),
+        _edges(NODE_EDGES),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

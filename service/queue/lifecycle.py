@@ -1,0 +1,399 @@
+"""The only place where a state changes.
+
+The three tables say which changes exist and which observation causes each; every function returns the changed rows
+together with the events that tell of the change, and the store writes both in one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from remora.states import AttemptState, EndReason, JobState, NodeState
+from service.queue import retry
+from service.queue.records import Progress
+from service.queue.rows import AttemptRow, JobRow, NewEvent, NodeRow
+
+StateT = TypeVar("StateT", JobState, AttemptState, NodeState)
+
+JOB_EDGES: Mapping[tuple[JobState, JobState], str] = {
+    (JobState.QUEUED, JobState.ADMITTED): "its smallest worker group fits: the dispatch loop made an attempt",
+    (JobState.QUEUED, JobState.FAILED): "it waited longer than `limits.wait_time`",
+    (JobState.QUEUED, JobState.CANCELLED): "its owner cancelled it while no attempt existed",
+    (JobState.ADMITTED, JobState.RUNNING): "the driver reported its first worker group",
+    (JobState.ADMITTED, JobState.QUEUED): "the attempt ended before it trained and another one follows",
+    (
+        JobState.ADMITTED,
+        JobState.SUCCEEDED,
+    ): "every rank returned 0 before the driver reported a worker group",
+    (JobState.ADMITTED, JobState.FAILED): "the attempt ended before it trained and none follows",
+    (JobState.ADMITTED, JobState.CANCELLED): "the attempt ended after its owner had cancelled",
+    (JobState.RUNNING, JobState.QUEUED): "the attempt ended and another one follows",
+    (JobState.RUNNING, JobState.SUCCEEDED): "every rank returned 0",
+    (JobState.RUNNING, JobState.FAILED): "the attempt ended and none follows",
+    (JobState.RUNNING, JobState.CANCELLED): "the attempt ended after its owner had cancelled",
+}
+
+ATTEMPT_EDGES: Mapping[tuple[AttemptState, AttemptState], str] = {
+    (AttemptState.STARTING, AttemptState.RUNNING): "the driver reported a worker group",
+    (AttemptState.STARTING, AttemptState.DRAINING): "it was asked to stop before it trained",
+    (AttemptState.STARTING, AttemptState.ENDED): "the driver ended, or died, before it trained",
+    (AttemptState.RUNNING, AttemptState.STARTING): "workers were lost and the driver gathers a new group",
+    (AttemptState.RUNNING, AttemptState.DRAINING): "it was asked to stop",
+    (AttemptState.RUNNING, AttemptState.ENDED): "the driver ended or died",
+    (
+        AttemptState.DRAINING,
+        AttemptState.ENDED,
+    ): "the driver ended or died, or the grace was over and it was killed",
+}
+
+NODE_EDGES: Mapping[tuple[NodeState, NodeState], str] = {
+    (NodeState.REQUESTED, NodeState.LAUNCHED): "the provider accepted it",
+    (NodeState.REQUESTED, NodeState.TERMINATING): "the provider refused it, or it is not wanted any more",
+    (NodeState.LAUNCHED, NodeState.JOINED): "it is a living member of the Ray cluster",
+    (
+        NodeState.LAUNCHED,
+        NodeState.TERMINATING,
+    ): "its machine died, it never joined, or it is not wanted any more",
+    (NodeState.JOINED, NodeState.READY): "Ray announces its resources and it does not drain",
+    (NodeState.JOINED, NodeState.DRAINING): "Ray drains it",
+    (NodeState.JOINED, NodeState.TERMINATING): "its machine died or it left the Ray cluster",
+    (NodeState.READY, NodeState.DRAINING): "Ray drains it",
+    (
+        NodeState.READY,
+        NodeState.TERMINATING,
+    ): "its machine died, it left the Ray cluster, or it is not wanted any more",
+    (
+        NodeState.DRAINING,
+        NodeState.TERMINATING,
+    ): "its machine died, it left the Ray cluster, or it is not wanted any more",
+    (NodeState.TERMINATING, NodeState.GONE): "the provider no longer lists it",
+    (
+        NodeState.TERMINATING,
+        NodeState.FAILED,
+    ): "the provider no longer lists it and it ended before it was of use",
+}
+
+
+class TransitionError(Exception):
+    """A change that no table allows was asked for; the store's transaction is rolled back."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of a job and of its attempt, and what to tell about it."""
+
+    job: JobRow
+    attempt: AttemptRow | None
+    events: tuple[NewEvent, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeDecision:
+    """What becomes of a node, and what to tell about it."""
+
+    node: NodeRow
+    events: tuple[NewEvent, ...] = ()
+
+
+def _check(edges: Mapping[tuple[StateT, StateT], str], old: StateT, new: StateT) -> StateT:
+    if (old, new) not in edges:
+        raise TransitionError(f"nothing leads from {old.value} to {new.value}")
+    return new
+
+
+def _job_to(job: JobRow, state: JobState) -> JobRow:
+    return replace(job, state=_check(JOB_EDGES, job.state, state))
+
+
+def _attempt_to(attempt: AttemptRow, state: AttemptState) -> AttemptRow:
+    return replace(attempt, state=_check(ATTEMPT_EDGES, attempt.state, state))
+
+
+def _event(attempt: AttemptRow, at: float, kind: str, message: str, **data: object) -> NewEvent:
+    return NewEvent(at=at, kind=kind, message=message, attempt=attempt.attempt, data=data)
+
+
+def submit(job: JobRow) -> Decision:
+    """A new job begins to wait."""
+    waiting = replace(job, reason="waiting_for_turn", message="accepted; waits to be looked at")
+    return Decision(
+        waiting,
+        None,
+        (NewEvent(at=job.created_at, kind="job.queued", message=f"job {job.name} was accepted"),),
+    )
+
+
+def wait(job: JobRow, reason: str, message: str, now: float) -> Decision:
+    """A queued job goes on waiting for a reason that its owner shall see; a new reason is told as an event."""
+    if job.state is not JobState.QUEUED:
+        raise TransitionError(f"a job that is {job.state.value} does not wait")
+    events: tuple[NewEvent, ...] = ()
+    if reason != job.reason:
+        events = (NewEvent(at=now, kind="job.waiting", message=message, data={"reason": reason}),)
+    return Decision(replace(job, reason=reason, message=message), None, events)
+
+
+def start_attempt(job: JobRow, attempt_id: str, now: float) -> Decision:
+    """The job is admitted and gets its next attempt."""
+    number = job.attempt + 1
+    admitted = replace(
+        _job_to(job, JobState.ADMITTED),
+        attempt=number,
+        reason=None,
+        message=f"attempt {number} is starting",
+        world_size=0,
+    )
+    attempt = AttemptRow(id=attempt_id, job_id=job.id, attempt=number, created_at=now)
+    events = (
+        _event(attempt, now, "job.admitted", "nodes for its smallest worker group are free"),
+        _event(attempt, now, "attempt.created", f"attempt {number} was created"),
+    )
+    return Decision(admitted, attempt, events)
+
+
+def observe(job: JobRow, attempt: AttemptRow, said: Progress, at: float) -> Decision:
+    """The driver told how far the attempt is; what it does not mention stays as it was."""
+    attempt, events = _observe_state(attempt, said, at)
+    if attempt.state is AttemptState.RUNNING and job.state is JobState.ADMITTED:
+        job = replace(_job_to(job, JobState.RUNNING), started_at=job.started_at or at)
+        events += (_event(attempt, at, "job.running", "training started"),)
+    if attempt.state is AttemptState.RUNNING:
+        job = replace(job, reason=None, message=None)
+    elif attempt.state is AttemptState.STARTING and job.state is JobState.RUNNING:
+        job = replace(
+            job, reason="regrouping", message="workers were lost; a new worker group is being gathered"
+        )
+    if said.resumed_from_step is not None:
+        attempt = replace(attempt, resumed_from_step=said.resumed_from_step)
+    if said.world_size is not None:
+        attempt = replace(attempt, world_size=said.world_size)
+        job = replace(job, world_size=said.world_size)
+    if said.total_steps is not None:
+        job = replace(job, total_steps=said.total_steps)
+    job, attempt = _observe_totals(job, attempt, said)
+    if said.step is not None:
+        return _with_events(observe_step(job, attempt, said.step, at), events)
+    return Decision(job, attempt, events)
+
+
+def _observe_state(attempt: AttemptRow, said: Progress, at: float) -> tuple[AttemptRow, tuple[NewEvent, ...]]:
+    # A driver that was told to stop may still report the group it had: draining ends only in `ended`.
+    if said.state is None or said.state is attempt.state or attempt.state is AttemptState.DRAINING:
+        return attempt, ()
+    before = attempt.state
+    attempt = _attempt_to(attempt, said.state)
+    size = said.world_size or 0
+    if said.state is AttemptState.RUNNING:
+        attempt = replace(attempt, started_at=attempt.started_at or at)
+        return attempt, (
+            _event(attempt, at, "attempt.started", f"a worker group of {size} trains", world_size=size),
+        )
+    if said.state is AttemptState.STARTING and before is AttemptState.RUNNING:
+        return attempt, (_event(attempt, at, "attempt.regrouping", "a new worker group is being gathered"),)
+    return attempt, (_event(attempt, at, "attempt.draining", "the driver is ending its workers"),)
+
+
+def _observe_totals(job: JobRow, attempt: AttemptRow, said: Progress) -> tuple[JobRow, AttemptRow]:
+    # The driver's counters are totals of the attempt; the job adds what is new in them.
+    if said.repeated_steps is not None and said.repeated_steps > attempt.repeated_steps:
+        more = said.repeated_steps - attempt.repeated_steps
+        job = replace(job, repeated_steps=job.repeated_steps + more)
+        attempt = replace(attempt, repeated_steps=said.repeated_steps)
+    if said.lost_s is not None and said.lost_s > attempt.lost_s:
+        job = replace(job, lost_s=job.lost_s + said.lost_s - attempt.lost_s)
+        attempt = replace(attempt, lost_s=said.lost_s)
+    return job, attempt
+
+
+def observe_step(job: JobRow, attempt: AttemptRow, step: int, at: float) -> Decision:
+    """Rank 0 reported a step; the first new one after an ended attempt closes the time that was lost."""
+    if job.max_step is None or step > job.max_step:
+        if job.lost_since is not None:
+            job = replace(job, lost_s=job.lost_s + max(0.0, at - job.lost_since), lost_since=None)
+        job = replace(job, max_step=step, step_at=at, loss_streak=0)
+    return Decision(replace(job, step=step), replace(attempt, step=step))
+
+
+def launched(attempt: AttemptRow, now: float) -> AttemptRow:
+    """Its driver was started."""
+    return replace(attempt, launched_at=now)
+
+
+def released(attempt: AttemptRow, now: float) -> AttemptRow:
+    """Nothing of an ended attempt runs any more."""
+    if attempt.state is not AttemptState.ENDED:
+        raise TransitionError("only an ended attempt can be released")
+    return replace(attempt, released_at=now)
+
+
+def request_stop(job: JobRow, attempt: AttemptRow, reason: EndReason, now: float) -> Decision:
+    """The driver was asked to end the attempt."""
+    if attempt.stop_requested_at is not None:
+        return Decision(job, attempt)
+    events: tuple[NewEvent, ...] = ()
+    if attempt.state is not AttemptState.DRAINING:
+        attempt = _attempt_to(attempt, AttemptState.DRAINING)
+        message = f"attempt {attempt.attempt} was asked to stop: {reason.value}"
+        events = (_event(attempt, now, "attempt.draining", message, reason=reason.value),)
+    return Decision(job, replace(attempt, stop_reason=reason, stop_requested_at=now), events)
+
+
+def request_cancel(job: JobRow, now: float) -> Decision:
+    """The owner wants the job to end: at once while it waits, else as soon as its attempt has ended."""
+    if job.state.is_terminal or job.cancel_requested_at is not None:
+        return Decision(job, None)
+    job = replace(job, cancel_requested_at=now)
+    asked = NewEvent(at=now, kind="job.cancel_requested", message="its owner asked to cancel the job")
+    if job.state is not JobState.QUEUED:
+        return Decision(replace(job, message="it is being cancelled"), None, (asked,))
+    ended = _finish(job, JobState.CANCELLED, EndReason.CANCELLED.value, "cancelled before it started", now)
+    return _with_events(ended, (asked,))
+
+
+def give_up_waiting(job: JobRow, now: float) -> Decision:
+    """The job waited longer than its owner allowed."""
+    message = f"it waited longer than limits.wait_time ({job.wait_time_s:g} s)"
+    return _finish(job, JobState.FAILED, "wait_time_exceeded", message, now)
+
+
+def why_stopped(job: JobRow, reason: EndReason) -> str:
+    """What people are told about an attempt that was asked to stop."""
+    if reason is EndReason.RUN_TIME_EXCEEDED:
+        return f"it trained longer than limits.run_time ({job.run_time_s:g} s)"
+    return "its owner cancelled it" if reason is EndReason.CANCELLED else f"it was stopped: {reason.value}"
+
+
+def end_attempt(
+    job: JobRow,
+    attempt: AttemptRow,
+    end_reason: EndReason,
+    message: str,
+    now: float,
+    exit_code: int | None = None,
+) -> Decision:
+    """The attempt is over: it ends, and its job succeeds, fails, is cancelled, or waits for another attempt."""
+    # Children that we told to stop die in many ways; the cause is that we told them to.
+    if attempt.stop_reason is not None and end_reason is not EndReason.COMPLETED:
+        end_reason = attempt.stop_reason
+        message = why_stopped(job, end_reason)
+    ended = replace(
+        _attempt_to(attempt, AttemptState.ENDED),
+        end_reason=end_reason,
+        message=message,
+        exit_code=exit_code,
+        world_size=0,
+        ended_at=now,
+    )
+    event = _event(
+        ended,
+        now,
+        "attempt.ended",
+        f"attempt {attempt.attempt} ended: {message}",
+        end_reason=end_reason.value,
+        exit_code=exit_code,
+        step=attempt.step,
+    )
+    trained = max(0.0, now - attempt.started_at) if attempt.started_at is not None else 0.0
+    job = replace(job, trained_s=job.trained_s + trained, world_size=0)
+    return _with_events(_follow(job, ended, end_reason, message, now), (event,))
+
+
+def _follow(job: JobRow, ended: AttemptRow, end_reason: EndReason, message: str, now: float) -> Decision:
+    next_step = retry.after(job, end_reason, message, now)
+    if isinstance(next_step, retry.Finish):
+        return _finish(job, next_step.state, next_step.reason, next_step.message, now, ended)
+    waiting = replace(
+        _job_to(job, JobState.QUEUED),
+        reason="waiting_for_retry",
+        message=next_step.message,
+        not_before=next_step.not_before,
+        user_failures=next_step.user_failures,
+        losses=next_step.losses,
+        loss_streak=next_step.loss_streak,
+        lost_since=job.lost_since or job.step_at,
+    )
+    event = _event(ended, now, "job.queued", next_step.message, reason=end_reason.value)
+    return Decision(waiting, ended, (event,))
+
+
+def _finish(
+    job: JobRow, state: JobState, reason: str, message: str, now: float, attempt: AttemptRow | None = None
+) -> Decision:
+    done = replace(_job_to(job, state), reason=reason, message=message, ended_at=now, world_size=0)
+    number = attempt.attempt if attempt is not None else None
+    event = NewEvent(
+        at=now, kind=f"job.{state.value}", message=message, attempt=number, data={"reason": reason}
+    )
+    return Decision(done, attempt, (event,))
+
+
+def _with_events(decision: Decision, first: tuple[NewEvent, ...]) -> Decision:
+    return replace(decision, events=first + decision.events)
+
+
+def request_node(node: NodeRow) -> NodeDecision:
+    """A node is wished for; its row exists before the provider is asked."""
+    event = NewEvent(at=node.created_at, kind="node.requested", message=node.message or "it is wished for")
+    return NodeDecision(node, (event,))
+
+
+def move_node(node: NodeRow, state: NodeState, message: str, now: float) -> NodeDecision:
+    """A node goes on to another state because of what `message` says."""
+    moved = replace(node, state=_check(NODE_EDGES, node.state, state), message=message)
+    if state is NodeState.READY:
+        moved = replace(moved, ready_at=now, message=None)
+    event = NewEvent(at=now, kind=f"node.{state.value}", message=message)
+    return NodeDecision(moved, (event,))
+
+
+def terminate_node(node: NodeRow, message: str, is_failure: bool, now: float) -> NodeDecision:
+    """The node has to go; `is_failure` says that it ended before it was of any use."""
+    decision = move_node(node, NodeState.TERMINATING, message, now)
+    return replace(decision, node=replace(decision.node, is_failure=is_failure))
+
+
+def end_node(node: NodeRow, now: float) -> NodeDecision:
+    """The provider no longer lists the node; its message goes on saying why it went."""
+    state = NodeState.FAILED if node.is_failure else NodeState.GONE
+    decision = move_node(node, state, node.message or "the provider no longer lists it", now)
+    return replace(decision, node=replace(decision.node, ended_at=now))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenNode:
+    """What the provider and Ray say about a node."""
+
+    #: The provider lists it.
+    is_provided: bool
+    #: Ray knows it and calls it alive.
+    is_alive: bool = False
+    #: Ray gives it no new work.
+    is_draining: bool = False
+    address: str | None = None
+    resources: Mapping[str, float] = field(default_factory=dict)
+
+
+def observe_node(node: NodeRow, seen: SeenNode, now: float) -> NodeDecision:
+    """The node goes on as far as what is seen carries it; that it has to go is the planner's decision."""
+    decision = NodeDecision(node)
+    while (following := _observe_once(decision.node, seen, now)) is not None:
+        decision = NodeDecision(following.node, decision.events + following.events)
+    return decision
+
+
+def _observe_once(node: NodeRow, seen: SeenNode, now: float) -> NodeDecision | None:
+    match node.state:
+        case NodeState.REQUESTED if seen.is_provided:
+            return move_node(node, NodeState.LAUNCHED, "its machine starts", now)
+        case NodeState.LAUNCHED if seen.is_alive:
+            joined = replace(node, address=seen.address, resources=dict(seen.resources) or node.resources)
+            return move_node(joined, NodeState.JOINED, "it joined the Ray cluster", now)
+        case NodeState.JOINED | NodeState.READY if seen.is_alive and seen.is_draining:
+            return move_node(node, NodeState.DRAINING, "it is being drained and takes no new work", now)
+        case NodeState.JOINED if seen.is_alive:
+            return move_node(node, NodeState.READY, "it may be given work", now)
+        case NodeState.TERMINATING if not seen.is_provided:
+            return end_node(node, now)
+    return None

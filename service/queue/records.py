@@ -1,0 +1,174 @@
+"""What drivers tell, checked: a record becomes one of these values, or `Unreadable` with the reason.
+
+Values come from users' scripts in the end, so every number is bounded and every text can be stored anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from remora.states import AttemptState, EndReason
+from trainers.plan import Record
+
+MAX_INTEGER = 2**53
+
+
+def clean_text(value: object) -> object:
+    """The text without what databases refuse: NUL and halves of surrogate pairs become U+FFFD."""
+    if not isinstance(value, str):
+        return value
+    if "\x00" in value:
+        value = value.replace("\x00", "\ufffd")
+    if value.isascii():
+        return value
+    return (
+        value.encode("utf-8", "surrogatepass").decode("utf-8", "replace") if _has_surrogate(value) else value
+    )
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def clean_json(value: Any, depth: int = 0) -> Any:
+    """The value as JSON that both databases take: clean texts, finite numbers, at most 8 levels."""
+    if isinstance(value, str):
+        return clean_text(value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) <= MAX_INTEGER else str(value)[:100]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if depth >= 8:
+        return "..."
+    if isinstance(value, dict):
+        return {str(clean_text(str(key))): clean_json(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean_json(item, depth + 1) for item in value]
+    return clean_text(str(value))
+
+
+def _finite_values(value: object) -> object:
+    if not isinstance(value, dict):
+        return value
+    return {clean_text(str(name)): _finite(number) for name, number in value.items()}
+
+
+def _finite(value: object) -> object:
+    if not isinstance(value, int | float):
+        return value
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+Text = Annotated[str, BeforeValidator(clean_text)]
+Word = Annotated[str, BeforeValidator(clean_text), Field(max_length=200)]
+Count = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Said(BaseModel):
+    """Anything that a driver tells."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Happened(Said):
+    """An event that the attempt saw."""
+
+    kind: Word
+    message: Text = ""
+    data: Annotated[dict[str, Any], BeforeValidator(clean_json)] = Field(default_factory=dict)
+
+
+class Printed(Said):
+    """One line of output."""
+
+    rank: Annotated[int, Field(ge=-1, le=MAX_INTEGER)]
+    stream: Literal["stdout", "stderr", "remora"]
+    text: Text
+
+
+class Measured(Said):
+    """The values of one step."""
+
+    step: Count
+    world_size: Count
+    values: Annotated[dict[str, float | None], BeforeValidator(_finite_values)]
+
+
+class Committed(Said):
+    """A checkpoint became visible."""
+
+    step: Count
+    world_size: Count
+    size_bytes: Count
+    location: Text
+    files: dict[Text, Count]
+    committed_at: Seconds
+
+
+class Removed(Said):
+    """Retention removed a checkpoint."""
+
+    step: Count
+    deleted: Literal[True]
+
+
+class Progress(Said):
+    """How far the attempt is; None: not mentioned."""
+
+    state: AttemptState | None = None
+    world_size: Count | None = None
+    step: Count | None = None
+    total_steps: Count | None = None
+    repeated_steps: Count | None = None
+    lost_s: Seconds | None = None
+    resumed_from_step: Count | None = None
+
+
+class Ended(Said):
+    """The attempt is over."""
+
+    end_reason: EndReason
+    message: Text = ""
+    exit_code: Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER)] | None = None
+
+
+class Unreadable(Said):
+    """A record that breaks its contract."""
+
+    kind: str
+    why: str
+
+
+_MODELS: dict[str, type[Said]] = {
+    "event": Happened,
+    "log": Printed,
+    "metric": Measured,
+    "checkpoint": Committed,
+    "progress": Progress,
+    "ended": Ended,
+}
+
+
+def read(record: Record) -> Said:
+    """What the record says, or `Unreadable`; never raises."""
+    model = _MODELS.get(record.kind)
+    if model is Committed and record.body.get("deleted"):
+        model = Removed
+    if model is None:
+        return Unreadable(kind=str(record.kind)[:100], why="nothing of this kind is known")
+    try:
+        return model.model_validate(record.body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return Unreadable(kind=record.kind, why=str(clean_text(f"{where}: {first['msg']}"))[:500])

@@ -1,0 +1,90 @@
+"""What follows an ended attempt: pure, bounded, and the same for every caller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remora.states import EndReason, JobState
+from service.queue.rows import JobRow
+
+#: Attempts that may end for causes that are not the user's; a job that loses more is given up.
+LOSS_LIMIT = 100
+#: Seconds before the first attempt after a loss, and at most before any attempt.
+LOSS_BACKOFF_S = 0.5
+LOSS_BACKOFF_CAP_S = 60.0
+USER_BACKOFF_CAP_S = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again:
+    """Another attempt follows, not before the given time."""
+
+    not_before: float
+    message: str
+    user_failures: int
+    losses: int
+    loss_streak: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """No attempt follows; the job ends in this state."""
+
+    state: JobState
+    #: Stable word for programs.
+    reason: str
+    message: str
+
+
+def backoff(first_s: float, count: int, cap_s: float) -> float:
+    """Seconds to wait before the `count`-th repetition (1, 2, ...): doubling from `first_s`, at most `cap_s`."""
+    return min(cap_s, first_s * 2.0 ** min(count - 1, 60))
+
+
+def after(job: JobRow, end_reason: EndReason, message: str, now: float) -> Again | Finish:
+    """Decide what follows an attempt of `job` that ended for `end_reason`; `message` says it for people."""
+    if end_reason is EndReason.COMPLETED:
+        return Finish(state=JobState.SUCCEEDED, reason=end_reason.value, message=message)
+    if end_reason is EndReason.CANCELLED or job.cancel_requested_at is not None:
+        return Finish(
+            state=JobState.CANCELLED, reason=EndReason.CANCELLED.value, message="its owner cancelled it"
+        )
+    # A command that cannot be started now cannot be started later either.
+    if end_reason.is_final or end_reason is EndReason.START_FAILED:
+        return Finish(state=JobState.FAILED, reason=end_reason.value, message=message)
+    if end_reason.is_users:
+        return _after_failure(job, end_reason, message, now)
+    return _after_loss(job, end_reason, message, now)
+
+
+def _after_failure(job: JobRow, end_reason: EndReason, message: str, now: float) -> Again | Finish:
+    failures = job.user_failures + 1
+    cause = message.rstrip(".")
+    if failures > job.retry_limit:
+        said = f"{cause}; no retry of {job.retry_limit} is left" if job.retry_limit else message
+        return Finish(state=JobState.FAILED, reason=end_reason.value, message=said)
+    delay = backoff(job.backoff_s, failures, USER_BACKOFF_CAP_S)
+    return Again(
+        not_before=now + delay,
+        message=f"{cause}; retry {failures} of {job.retry_limit} follows after {delay:g} s",
+        user_failures=failures,
+        losses=job.losses,
+        loss_streak=job.loss_streak,
+    )
+
+
+def _after_loss(job: JobRow, end_reason: EndReason, message: str, now: float) -> Again | Finish:
+    losses = job.losses + 1
+    cause = message.rstrip(".")
+    if losses > LOSS_LIMIT:
+        said = f"{cause}; it was lost {LOSS_LIMIT} times before and is given up"
+        return Finish(state=JobState.FAILED, reason=end_reason.value, message=said)
+    streak = job.loss_streak + 1
+    delay = backoff(LOSS_BACKOFF_S, streak, LOSS_BACKOFF_CAP_S)
+    return Again(
+        not_before=now + delay,
+        message=f"{cause}; another attempt follows after {delay:g} s and does not count as a retry",
+        user_failures=job.user_failures,
+        losses=losses,
+        loss_streak=streak,
+    )

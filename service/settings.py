@@ -1,0 +1,58 @@
+"""What an operator may set, from `REMORA_*` environment variables or arguments of `remora up`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import platformdirs
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Settings of the service's processes.  Every field is documented in `docs/settings.md` (a test compares)."""
+
+    model_config = SettingsConfigDict(env_prefix="REMORA_", frozen=True, extra="ignore")
+
+    #: Folder of the embedded service: database, checkpoints, bundles, node records, logs.
+    home: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("remora")))
+    #: SQLAlchemy URL; empty means SQLite in `home`.  `postgresql://...` uses PostgreSQL.
+    database_url: str = ""
+    #: Where bundles and checkpoints lie: a folder or an fsspec URL; empty means `home/storage`.
+    storage_url: str = ""
+    #: Address the API listens on.  Anything but loopback is refused while there is no authentication.
+    host: str = "127.0.0.1"
+    #: Port the API listens on; 0 takes a free one and writes it to `home/api.url`.
+    port: int = Field(default=7265, ge=0, le=65535)
+    #: Address of the Ray head's GCS (`host:port`); empty until `remora up` starts one and writes `home/ray.address`.
+    ray_address: str = ""
+    #: Nodes of the local pool that the controller keeps alive.
+    nodes: int = Field(default=3, ge=0, le=64)
+    #: CPUs that each local node announces to Ray.
+    node_cpus: int = Field(default=1, ge=1, le=1024)
+    #: GPUs that each local node announces to Ray.
+    node_gpus: int = Field(default=0, ge=0, le=64)
+    #: Seconds a controller's lease lasts without being renewed.
+    lease_s: float = Field(default=5.0, gt=0)
+    #: Seconds between two ticks of the controller.
+    tick_s: float = Field(default=0.25, gt=0)
+    #: Bytes of a JSON request body.
+    max_body_bytes: int = Field(default=2 * 2**20, gt=0)
+    #: Bytes of a code bundle, packed.
+    max_bundle_bytes: int = Field(default=512 * 2**20, gt=0)
+    #: Bytes of a code bundle, unpacked.
+    max_unpacked_bytes: int = Field(default=4 * 2**30, gt=0)
+    #: Jobs that may wait or run at the same time.
+    max_active_jobs: int = Field(default=10_000, gt=0)
+    #: Bytes of log kept per attempt.
+    max_log_bytes: int = Field(default=64 * 2**20, gt=0)
+
+    @property
+    def database(self) -> str:
+        """SQLAlchemy URL in force."""
+        return self.database_url or f"sqlite:///{self.home / 'remora.db'}"
+
+    @property
+    def storage(self) -> str:
+        """Storage URL in force."""
+        return self.storage_url or str(self.home / "storage")

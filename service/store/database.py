@@ -1,0 +1,224 @@
+"""One door to SQLite or PostgreSQL: short functions of a connection run as transactions.
+
+The controller is synchronous and calls `transact` and `query`; the API awaits `write` and `read`.  On SQLite all
+writes of a process go through one thread, which commits what has gathered together, because many connections that
+wait for one lock starve each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
+
+from service.store.errors import StoreError
+
+T = TypeVar("T")
+Work = Callable[[sa.Connection], T]
+
+_BUSY_MS = 15_000
+_GROUP = 64
+_TRIES = 5
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _clean_url(url: str) -> sa.URL:
+    try:
+        parsed = sa.make_url(url)
+    except ArgumentError:
+        raise StoreError(
+            "REMORA_DATABASE_URL is not a database URL: write sqlite:///file or postgresql://user@host/name"
+        ) from None
+    backend = "postgresql" if parsed.drivername == "postgres" else parsed.get_backend_name()
+    if backend == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    if backend == "sqlite" and parsed.database not in (None, "", ":memory:"):
+        return parsed.set(drivername="sqlite+pysqlite")
+    raise StoreError(
+        f"the database {url.split('://')[0]!r} is not supported: use a SQLite file or PostgreSQL"
+    )
+
+
+def _sqlite_engine(url: sa.URL, begin: str, size: int) -> sa.Engine:
+    engine = sa.create_engine(
+        url,
+        pool_size=size,
+        max_overflow=0,
+        pool_timeout=60,
+        json_serializer=_json,
+        connect_args={"timeout": 15},
+    )
+
+    @event.listens_for(engine, "connect")
+    def _connect(connection: sqlite3.Connection, _: object) -> None:
+        connection.isolation_level = None
+        connection.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA foreign_keys=ON")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+    return engine
+
+
+def _is_conflict(error: DBAPIError) -> bool:
+    """True when the same transaction may succeed if it is simply run again."""
+    code = getattr(error.orig, "sqlstate", None)
+    locked = isinstance(error.orig, sqlite3.OperationalError) and "locked" in str(error.orig)
+    return code in ("40001", "40P01", "55P03") or locked or error.connection_invalidated
+
+
+class Database:
+    """A database by its URL.  Raises StoreError when it cannot be opened."""
+
+    def __init__(self, url: str) -> None:
+        self.url = _clean_url(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        try:
+            if self.is_sqlite:
+                Path(str(self.url.database)).parent.mkdir(parents=True, exist_ok=True)
+                # BEGIN IMMEDIATE: a transaction that will write takes its place in the line at once.
+                self._writing = _sqlite_engine(self.url, "BEGIN IMMEDIATE", 1)
+                self._reading = _sqlite_engine(self.url, "BEGIN", 4)
+            else:
+                self._writing = sa.create_engine(
+                    self.url, pool_size=8, max_overflow=2, pool_pre_ping=True, json_serializer=_json
+                )
+                self._reading = self._writing
+        except (OSError, NoSuchModuleError, ArgumentError) as error:
+            raise StoreError(f"the database cannot be opened: {error}") from error
+        self._readers = ThreadPoolExecutor(4 if self.is_sqlite else 8, "store-read")
+        self._writer = _Writer(self._writing) if self.is_sqlite else None
+
+    @property
+    def engine(self) -> sa.Engine:
+        """The engine whose transactions may write; for migrations."""
+        return self._writing
+
+    def transact(self, work: Work[T]) -> T:
+        """Run `work` in one transaction and return what it returns; its exceptions roll everything back.
+
+        `work` must bear being run again: conflicts between processes are repeated a few times.
+        """
+        if self._writer is not None:
+            return self._writer.submit(work).result()
+        return _run(self._writing, work)
+
+    def query(self, work: Work[T]) -> T:
+        """Run `work`, which only reads, on one consistent snapshot."""
+        with self._reading.connect() as connection:
+            return work(connection)
+
+    async def write(self, work: Work[T]) -> T:
+        """`transact` without blocking the event loop."""
+        if self._writer is not None:
+            return await asyncio.wrap_future(self._writer.submit(work))
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self.transact, work)
+
+    async def read(self, work: Work[T]) -> T:
+        """`query` without blocking the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self.query, work)
+
+    def close(self) -> None:
+        """End the threads and close every connection; waits for what is under way."""
+        if self._writer is not None:
+            self._writer.close()
+        self._readers.shutdown()
+        self._writing.dispose()
+        self._reading.dispose()
+
+
+def _run(engine: sa.Engine, work: Work[T]) -> T:
+    for left in range(_TRIES - 1, -1, -1):
+        try:
+            with engine.begin() as connection:
+                return work(connection)
+        except DBAPIError as error:
+            if not left or not _is_conflict(error):
+                raise
+    raise AssertionError("unreachable: the last try returns or raises")
+
+
+_Waiting = tuple[Work[Any], "Future[Any]"]
+
+
+class _Writer:
+    """The one thread of this process that writes to SQLite; commits gathered work together."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._waiting: SimpleQueue[_Waiting | None] = SimpleQueue()
+        self._closing = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop, name="store-write", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Work[T]) -> Future[T]:
+        future: Future[T] = Future()
+        with self._closing:
+            if self._closed:
+                raise StoreError("the database is closed")
+            self._waiting.put((work, future))
+        return future
+
+    def close(self) -> None:
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._waiting.put(None)
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while (first := self._waiting.get()) is not None:
+            group = [first]
+            ending = False
+            while len(group) < _GROUP and not self._waiting.empty():
+                following = self._waiting.get()
+                if following is None:
+                    ending = True
+                    break
+                group.append(following)
+            self._commit([item for item in group if item[1].set_running_or_notify_cancel()])
+            if ending:
+                return
+
+    def _commit(self, group: list[_Waiting]) -> None:
+        if len(group) > 1 and self._commit_together(group):
+            return
+        for work, future in group:
+            try:
+                future.set_result(_run(self._engine, work))
+            except BaseException as error:
+                future.set_exception(error)
+
+    def _commit_together(self, group: list[_Waiting]) -> bool:
+        try:
+            answers = _run(self._engine, lambda connection: [work(connection) for work, _ in group])
+        except Exception:  # one of them failed and took the others along: each gets its own transaction
+            return False
+        for (_, future), answer in zip(group, answers, strict=True):
+            future.set_result(answer)
+        return True
+
+
+def why_unreachable(error: Exception) -> str:
+    """One sentence for people about a database error."""
+    if isinstance(error, OperationalError):
+        return f"the database does not answer: {str(error.orig).strip().splitlines()[0]}"
+    return f"the database refused: {type(error).__name__}"

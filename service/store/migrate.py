@@ -1,0 +1,44 @@
+"""Bring a database to the newest schema; two processes that start at once do it once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.util.exc import CommandError
+from sqlalchemy.exc import DBAPIError
+
+from service.store.database import Database, why_unreachable
+from service.store.errors import StoreError
+
+#: Any number, as long as nobody else takes the same advisory lock.
+_LOCK = 7_265_001
+
+
+def configuration(connection: sa.Connection) -> Config:
+    """Alembic's configuration for a connection that is in a transaction."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.attributes["connection"] = connection
+    return config
+
+
+def migrate(database: Database) -> None:
+    """Run the missing migrations, all in one transaction.  Raises StoreError."""
+
+    def work(connection: sa.Connection) -> None:
+        # SQLite: BEGIN IMMEDIATE lets one process in at a time already.
+        if not database.is_sqlite:
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+        command.upgrade(configuration(connection), "head")
+
+    try:
+        database.transact(work)
+    except CommandError as error:
+        raise StoreError(
+            f"the database was made by another version of Remora ({error}): use that version or a new database"
+        ) from error
+    except DBAPIError as error:
+        raise StoreError(why_unreachable(error)) from error

@@ -1,0 +1,72 @@
+"""Nodes and what happened to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import sqlalchemy as sa
+
+from service.queue.lifecycle import NodeDecision
+from service.queue.rows import NodeRow
+from service.store.errors import Fenced
+from service.store.rows import columns, to_row, to_rows
+from service.store.tables import LIVE_NODES, node_events, nodes
+
+
+def insert_node(connection: sa.Connection, decision: NodeDecision) -> NodeRow:
+    """Store a node that is wished for."""
+    node = replace(decision.node, event_seq=len(decision.events))
+    connection.execute(sa.insert(nodes).values(columns(node)))
+    _insert_events(connection, decision)
+    return node
+
+
+def save_node(connection: sa.Connection, before: NodeRow, decision: NodeDecision) -> NodeRow:
+    """Store what was decided about a node.  Raises Fenced when somebody else changed it meanwhile."""
+    node = replace(decision.node, event_seq=before.event_seq + len(decision.events))
+    changed = connection.execute(
+        sa.update(nodes)
+        .where(nodes.c.id == before.id, nodes.c.state == before.state, nodes.c.event_seq == before.event_seq)
+        .values(columns(node))
+    )
+    if changed.rowcount != 1:
+        raise Fenced(f"node {before.id} was changed by somebody else")
+    _insert_events(connection, decision)
+    return node
+
+
+def _insert_events(connection: sa.Connection, decision: NodeDecision) -> None:
+    rows = [
+        {
+            "node_id": decision.node.id,
+            "seq": decision.node.event_seq + offset,
+            "at": event.at,
+            "kind": event.kind,
+            "message": event.message,
+        }
+        for offset, event in enumerate(decision.events, start=1)
+    ]
+    if rows:
+        connection.execute(sa.insert(node_events), rows)
+
+
+def current_nodes(connection: sa.Connection, ended_since: float) -> list[NodeRow]:
+    """Nodes that have not ended, and those that ended after the given time; oldest first."""
+    statement = (
+        sa.select(nodes).where(sa.or_(LIVE_NODES, nodes.c.ended_at > ended_since)).order_by(nodes.c.id)
+    )
+    return to_rows(NodeRow, connection.execute(statement))
+
+
+def get_node(connection: sa.Connection, node_id: str) -> NodeRow | None:
+    """The node, or None."""
+    row = connection.execute(sa.select(nodes).where(nodes.c.id == node_id)).first()
+    return None if row is None else to_row(NodeRow, row)
+
+
+def page_of_nodes(connection: sa.Connection, *, before: str | None, limit: int) -> list[NodeRow]:
+    """Nodes newest first; `before` is the id of the last node of the page before."""
+    statement = sa.select(nodes).order_by(nodes.c.id.desc()).limit(limit)
+    if before is not None:
+        statement = statement.where(nodes.c.id < before)
+    return to_rows(NodeRow, connection.execute(statement))

@@ -1,0 +1,217 @@
+"""The tables, as SQLAlchemy Core; `migrations/` builds the same (a test compares them on both databases).
+
+Times are seconds since 1970.  Counters are 64-bit because scripts choose them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import sqlalchemy as sa
+
+from remora.states import AttemptState, EndReason, JobState, NodeState
+
+metadata = sa.MetaData()
+
+
+class Word(sa.types.TypeDecorator[Any]):
+    """A closed enum, stored as its word."""
+
+    impl = sa.String(32)
+    cache_ok = True
+
+    def __init__(self, words: type[StrEnum]) -> None:
+        super().__init__()
+        self.words = words
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> str | None:  # noqa: ARG002
+        """To the database."""
+        return None if value is None else str(self.words(value).value)
+
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:  # noqa: ARG002
+        """From the database."""
+        return None if value is None else self.words(value)
+
+
+#: Conditions of partial indexes; a query uses them literally, a bound parameter would miss the index.
+ACTIVE_JOBS = sa.text("state IN ('queued', 'admitted', 'running', 'paused')")
+LIVE_ATTEMPTS = sa.text("state IN ('starting', 'running', 'draining')")
+UNRELEASED_ATTEMPTS = sa.text("released_at IS NULL")
+LIVE_NODES = sa.text("ended_at IS NULL")
+
+
+def _partial(name: str, *columns: str, where: sa.TextClause, unique: bool = False) -> sa.Index:
+    return sa.Index(name, *columns, unique=unique, sqlite_where=where, postgresql_where=where)
+
+
+jobs = sa.Table(
+    "jobs",
+    metadata,
+    sa.Column("id", sa.String(40), primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("priority", sa.Integer, nullable=False),
+    sa.Column("spec", sa.JSON, nullable=False),
+    sa.Column("min_workers", sa.Integer, nullable=False),
+    sa.Column("max_workers", sa.Integer, nullable=False),
+    sa.Column("worker_resources", sa.JSON, nullable=False),
+    sa.Column("retry_limit", sa.Integer, nullable=False),
+    sa.Column("backoff_s", sa.Double, nullable=False),
+    sa.Column("run_time_s", sa.Double),
+    sa.Column("wait_time_s", sa.Double),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("state", Word(JobState), nullable=False),
+    sa.Column("reason", sa.Text),
+    sa.Column("message", sa.Text),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("user_failures", sa.Integer, nullable=False),
+    sa.Column("losses", sa.Integer, nullable=False),
+    sa.Column("loss_streak", sa.Integer, nullable=False),
+    sa.Column("not_before", sa.Double, nullable=False),
+    sa.Column("step", sa.BigInteger),
+    sa.Column("max_step", sa.BigInteger),
+    sa.Column("step_at", sa.Double),
+    sa.Column("total_steps", sa.BigInteger),
+    sa.Column("world_size", sa.BigInteger, nullable=False),
+    sa.Column("repeated_steps", sa.BigInteger, nullable=False),
+    sa.Column("lost_s", sa.Double, nullable=False),
+    sa.Column("lost_since", sa.Double),
+    sa.Column("trained_s", sa.Double, nullable=False),
+    sa.Column("checkpoint_step", sa.BigInteger),
+    sa.Column("cancel_requested_at", sa.Double),
+    sa.Column("started_at", sa.Double),
+    sa.Column("ended_at", sa.Double),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("event_seq", sa.BigInteger, nullable=False),
+    sa.Column("log_seq", sa.BigInteger, nullable=False),
+    sa.Index("ix_jobs_project_id", "project", "id"),
+    sa.Index("ix_jobs_state_id", "state", "id"),
+    _partial("ix_jobs_active", "id", where=ACTIVE_JOBS),
+)
+
+attempts = sa.Table(
+    "attempts",
+    metadata,
+    sa.Column("id", sa.String(40), primary_key=True),
+    sa.Column("job_id", sa.String(40), sa.ForeignKey("jobs.id"), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("state", Word(AttemptState), nullable=False),
+    sa.Column("end_reason", Word(EndReason)),
+    sa.Column("message", sa.Text),
+    sa.Column("exit_code", sa.BigInteger),
+    sa.Column("world_size", sa.BigInteger, nullable=False),
+    sa.Column("step", sa.BigInteger),
+    sa.Column("resumed_from_step", sa.BigInteger),
+    sa.Column("repeated_steps", sa.BigInteger, nullable=False),
+    sa.Column("lost_s", sa.Double, nullable=False),
+    sa.Column("last_record_seq", sa.BigInteger, nullable=False),
+    sa.Column("stop_reason", Word(EndReason)),
+    sa.Column("stop_requested_at", sa.Double),
+    sa.Column("launched_at", sa.Double),
+    sa.Column("released_at", sa.Double),
+    sa.Column("started_at", sa.Double),
+    sa.Column("ended_at", sa.Double),
+    sa.UniqueConstraint("job_id", "attempt", name="uq_attempts_job_id_attempt"),
+    # The database itself refuses that a job runs twice.
+    _partial("uq_attempts_live", "job_id", where=LIVE_ATTEMPTS, unique=True),
+    _partial("ix_attempts_unreleased", "id", where=UNRELEASED_ATTEMPTS),
+)
+
+events = sa.Table(
+    "events",
+    metadata,
+    sa.Column("job_id", sa.String(40), sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("attempt", sa.Integer),
+    sa.Column("data", sa.JSON, nullable=False),
+)
+
+log_lines = sa.Table(
+    "log_lines",
+    metadata,
+    sa.Column("job_id", sa.String(40), sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("rank", sa.BigInteger, nullable=False),
+    sa.Column("stream", sa.String(16), nullable=False),
+    sa.Column("text", sa.Text, nullable=False),
+)
+
+metrics = sa.Table(
+    "metrics",
+    metadata,
+    sa.Column("job_id", sa.String(40), sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("world_size", sa.BigInteger, nullable=False),
+    sa.Column("data", sa.JSON, nullable=False),
+)
+
+checkpoints = sa.Table(
+    "checkpoints",
+    metadata,
+    sa.Column("job_id", sa.String(40), sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("world_size", sa.BigInteger, nullable=False),
+    sa.Column("committed_at", sa.Double, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("location", sa.Text, nullable=False),
+    sa.Column("files", sa.JSON, nullable=False),
+)
+
+nodes = sa.Table(
+    "nodes",
+    metadata,
+    sa.Column("id", sa.String(40), primary_key=True),
+    sa.Column("pool", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("state", Word(NodeState), nullable=False),
+    sa.Column("address", sa.Text),
+    sa.Column("resources", sa.JSON, nullable=False),
+    sa.Column("message", sa.Text),
+    sa.Column("is_failure", sa.Boolean, nullable=False),
+    sa.Column("ready_at", sa.Double),
+    sa.Column("ended_at", sa.Double),
+    sa.Column("event_seq", sa.BigInteger, nullable=False),
+    _partial("ix_nodes_live", "id", where=LIVE_NODES),
+    sa.Index("ix_nodes_ended_at", "ended_at"),
+)
+
+node_events = sa.Table(
+    "node_events",
+    metadata,
+    sa.Column("node_id", sa.String(40), sa.ForeignKey("nodes.id"), primary_key=True),
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("message", sa.Text, nullable=False),
+)
+
+idempotency = sa.Table(
+    "idempotency",
+    metadata,
+    sa.Column("key", sa.String(128), primary_key=True),
+    sa.Column("body_digest", sa.String(64), nullable=False),
+    sa.Column("job_id", sa.String(40), sa.ForeignKey("jobs.id"), nullable=False),
+    sa.Column("answer", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Index("ix_idempotency_created_at", "created_at"),
+)
+
+leases = sa.Table(
+    "leases",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("owner", sa.String(64), nullable=False),
+    sa.Column("token", sa.BigInteger, nullable=False),
+    sa.Column("renewed_at", sa.Double, nullable=False),
+    sa.Column("expires_at", sa.Double, nullable=False),
+)

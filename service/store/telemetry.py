@@ -1,0 +1,109 @@
+"""What jobs left behind: events, log lines, metrics and checkpoints, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from remora.states import JobState
+from remora.views import Checkpoint, Event, LogLine, MetricPoint
+from service.store.tables import checkpoints, events, jobs, log_lines, metrics
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a job has come: the newest event, the newest log line, and whether more will come."""
+
+    event_seq: int
+    log_seq: int
+    is_terminal: bool
+
+
+def positions(connection: sa.Connection, job_ids: Sequence[str]) -> dict[str, Position]:
+    """Where the given jobs stand; those that do not exist are left out."""
+    if not job_ids:
+        return {}
+    statement = sa.select(jobs.c.id, jobs.c.event_seq, jobs.c.log_seq, jobs.c.state).where(
+        jobs.c.id.in_(job_ids)
+    )
+    return {
+        row.id: Position(row.event_seq, row.log_seq, JobState(row.state).is_terminal)
+        for row in connection.execute(statement)
+    }
+
+
+def page_of_events(connection: sa.Connection, job_id: str, after: int, limit: int) -> list[Event]:
+    """Events with a number above `after`, in order."""
+    statement = (
+        sa.select(events)
+        .where(events.c.job_id == job_id, events.c.seq > after)
+        .order_by(events.c.seq)
+        .limit(limit)
+    )
+    return [Event(**row._mapping) for row in connection.execute(statement)]
+
+
+@dataclass(frozen=True)
+class LogFilter:
+    """Which lines of a job's log are wanted; None: all."""
+
+    rank: int | None = None
+    attempt: int | None = None
+
+
+def page_of_logs(
+    connection: sa.Connection, job_id: str, wanted: LogFilter, after: int, limit: int
+) -> list[LogLine]:
+    """Wanted lines with a number above `after`, in order."""
+    statement = _wanted(job_id, wanted).where(log_lines.c.seq > after).order_by(log_lines.c.seq).limit(limit)
+    return [LogLine(**row._mapping) for row in connection.execute(statement)]
+
+
+def tail_start(connection: sa.Connection, job_id: str, wanted: LogFilter, tail: int) -> int:
+    """The number after which exactly the last `tail` wanted lines follow."""
+    if tail == 0:
+        newest = connection.execute(sa.select(jobs.c.log_seq).where(jobs.c.id == job_id)).scalar()
+        return int(newest or 0)
+    statement = _wanted(job_id, wanted).order_by(log_lines.c.seq.desc()).limit(1).offset(tail - 1)
+    row = connection.execute(statement).first()
+    return 0 if row is None else row.seq - 1
+
+
+def _wanted(job_id: str, wanted: LogFilter) -> sa.Select[tuple[int, float, int, int, str, str]]:
+    line = log_lines.c
+    statement = sa.select(line.seq, line.at, line.attempt, line.rank, line.stream, line.text).where(
+        line.job_id == job_id
+    )
+    if wanted.rank is not None:
+        statement = statement.where(line.rank == wanted.rank)
+    if wanted.attempt is not None:
+        statement = statement.where(line.attempt == wanted.attempt)
+    return statement
+
+
+def page_of_metrics(connection: sa.Connection, job_id: str, after_step: int, limit: int) -> list[MetricPoint]:
+    """Points of steps above `after_step`, in order."""
+    point = metrics.c
+    statement = (
+        sa.select(point.step, point.at, point.attempt, point.world_size, point.data.label("values"))
+        .where(point.job_id == job_id, point.step > after_step)
+        .order_by(point.step)
+        .limit(limit)
+    )
+    return [MetricPoint(**row._mapping) for row in connection.execute(statement)]
+
+
+def job_checkpoints(connection: sa.Connection, job_id: str) -> list[Checkpoint]:
+    """Checkpoints that exist, oldest first."""
+    statement = sa.select(checkpoints).where(checkpoints.c.job_id == job_id).order_by(checkpoints.c.step)
+    return [Checkpoint(**row._mapping) for row in connection.execute(statement)]
+
+
+def get_checkpoint(connection: sa.Connection, job_id: str, step: int) -> Checkpoint | None:
+    """The checkpoint of a step, or None."""
+    row = connection.execute(
+        sa.select(checkpoints).where(checkpoints.c.job_id == job_id, checkpoints.c.step == step)
+    ).first()
+    return None if row is None else Checkpoint(**row._mapping)
