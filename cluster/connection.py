@@ -1,0 +1,26 @@
+"""Connect this process to a Ray cluster whose secret lies in a home folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import ray
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+from cluster.local.environment import ray_environment
+
+#: Namespace of all our actors.
+NAMESPACE = "remora"
+
+
+def connect(home: Path, ray_address: str) -> None:
+    """`ray.init` for the cluster of this home, from any process and however often.
+
+    Ray reads its environment when it is imported and keeps the secret for ever, so a process that imported it before
+    has to be told.  Raises ConnectionError when the head does not answer.
+    """
+    os.environ.update(ray_environment(home))
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+    ray.init(address=ray_address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)

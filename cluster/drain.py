@@ -1,0 +1,32 @@
+"""Tell Ray to give a node no more work, with the true deadline at which it will be gone."""
+
+from __future__ import annotations
+
+import ray
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
+from ray.core.generated import autoscaler_pb2
+
+
+class DrainRefused(Exception):
+    """Ray did not accept the drain; the message says why."""
+
+
+def drain(ray_node_id: str, reason: str, deadline_at: float) -> None:
+    """Drain a node of the cluster that this process is connected to; takes some milliseconds.
+
+    `ray_node_id` is Ray's hexadecimal id (`MemberNode.ray_node_id`), `reason` a sentence for people, `deadline_at` in
+    seconds since 1970.  The node shows as draining within a second.  Ray itself never ends a node that still works at
+    its deadline; the planner does.  Raises DrainRefused when the node is unknown or dead, or the head does not answer.
+    """
+    if not any(node["NodeID"] == ray_node_id and node["Alive"] for node in ray.nodes()):
+        # Ray itself says yes to draining a node that it does not know.
+        raise DrainRefused(f"Ray node {ray_node_id[:12]} was not drained: it is not alive")
+    try:
+        gcs = GcsClient(address=ray.get_runtime_context().gcs_address)
+        accepted, why = gcs.drain_node(
+            ray_node_id, autoscaler_pb2.DRAIN_NODE_REASON_PREEMPTION, reason, int(deadline_at * 1000)
+        )
+    except Exception as error:  # Ray raises what its RPC library raises
+        raise DrainRefused(f"Ray node {ray_node_id[:12]} was not drained: {error}") from error
+    if not accepted:
+        raise DrainRefused(f"Ray node {ray_node_id[:12]} was not drained: {why}")

@@ -1,0 +1,1 @@
+"""A Ray cluster of local processes: real raylets whose deaths are real too."""

@@ -1,0 +1,70 @@
+"""The environment that head, nodes and everybody who connects to them share."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from cluster.local.folders import ClusterFolders
+
+#: Every process of a machine carries the machine's mark in this variable, so that nothing of it is ever left behind.
+#: The mark names the home too: another cluster on this host may have a machine of the same name.
+MACHINE_VARIABLE = "REMORA_MACHINE"
+#: The machine's id alone, for those who want to know where they are.
+NODE_VARIABLE = "REMORA_NODE_ID"
+
+#: What would make our processes meet another cluster, show another secret or belong to another machine.
+_FOREIGN = (MACHINE_VARIABLE, NODE_VARIABLE, "RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_NAMESPACE", "RAY_TMPDIR")
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def ray_environment(home: Path) -> dict[str, str]:
+    """Variables that a process needs to work with the cluster of this home; makes the token when there is none.
+
+    The health check settings let Ray call a silent node dead after about 3 s, not 13.
+    """
+    return {
+        "PYTHONPATH": _python_path(),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(_token(ClusterFolders(home.resolve()))),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_health_check_initial_delay_ms": "1000",
+        "RAY_health_check_period_ms": "1000",
+        "RAY_health_check_timeout_ms": "2000",
+        "RAY_health_check_failure_threshold": "3",
+        # Draining is our decision with our deadline; a SIGTERM means now.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    }
+
+
+def process_environment(home: Path, **variables: str) -> dict[str, str]:
+    """The whole environment for a new process: ours, without what points to other clusters, and `variables`."""
+    inherited = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+    return {**inherited, **ray_environment(home), **variables}
+
+
+def _python_path() -> str:
+    """The repository first: its packages are not installed."""
+    others = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    return os.pathsep.join([str(_REPOSITORY), *(part for part in others if part != str(_REPOSITORY))])
+
+
+def _token(folders: ClusterFolders) -> Path:
+    """The file with the cluster's secret, readable by its owner only."""
+    path = folders.token
+    if not path.exists():
+        folders.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(32))
+        try:
+            # A link, not a rename: when two processes do this at once, both end up with the same secret.
+            os.link(draft, path)
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink()
+    return path

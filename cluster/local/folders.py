@@ -1,0 +1,112 @@
+"""Where the local cluster keeps its files: records and logs in the home folder, Ray's sockets in a short one.
+
+Ray puts unix sockets below its temporary folder, and a socket's path may have 107 bytes only, so that folder cannot
+lie in a home of any length.  There is one of them per cluster, readable by its owner only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Bytes that Ray's longest socket path needs below the temporary folder of one node.
+_SOCKET_SUFFIX_BYTES = 72
+#: Bytes that a unix socket's path may have.
+_SOCKET_PATH_BYTES = 107
+
+
+@dataclass(frozen=True)
+class ClusterFolders:
+    """Paths of one local cluster; building it touches nothing."""
+
+    #: The service's home, absolute.
+    home: Path
+
+    @property
+    def nodes(self) -> Path:
+        """Records and logs of the nodes: `<node_id>.json`, `<node_id>.log`."""
+        return self.home / "nodes"
+
+    @property
+    def logs(self) -> Path:
+        """Logs of the head and of the service's processes."""
+        return self.home / "logs"
+
+    @property
+    def token(self) -> Path:
+        """The secret that every process of the Ray cluster shows to the others."""
+        return self.home / "ray.token"
+
+    @property
+    def address(self) -> Path:
+        """The head's address as `host:port`, for whoever wants to join or connect."""
+        return self.home / "ray.address"
+
+    @property
+    def head(self) -> Path:
+        """Record of the head."""
+        return self.home / "head.json"
+
+    @property
+    def head_id(self) -> str:
+        """Name of the head of this home; always the same, so that it is found without any record."""
+        return f"head_{hashlib.sha256(str(self.home).encode()).hexdigest()[:16]}"
+
+    def mark_of(self, machine_id: str) -> str:
+        """What every process of this machine carries in its environment; differs between homes."""
+        return f"{machine_id}@{self.home}"
+
+    @property
+    def lock(self) -> Path:
+        """Held for a moment by whoever makes or forgets a machine."""
+        return self.home / "cluster.lock"
+
+    @property
+    def temporary(self) -> Path:
+        """The cluster's folder for Ray's sockets and logs; it exists after `make_temporary`."""
+        return _temporary_root() / f"remora-{os.getuid()}-{_short(str(self.home))}"
+
+    def temporary_of(self, name: str) -> Path:
+        """Ray's temporary folder of the head or of one node."""
+        return self.temporary / _short(name)
+
+    def make(self) -> None:
+        """Make the folders; private to their owner where they hold secrets or sockets.
+
+        Raises PermissionError when somebody else made the temporary folder first.
+        """
+        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.nodes.mkdir(exist_ok=True)
+        self.logs.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            self.temporary.mkdir(mode=0o700)
+        status = self.temporary.lstat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o077 or self.temporary.is_symlink():
+            raise PermissionError(f"{self.temporary} is not a private folder of this user; remove it first")
+
+    def remove_temporary_if_empty(self) -> None:
+        """Remove the temporary folder after its last machine; to be called with the lock held."""
+        with contextlib.suppress(OSError):
+            self.temporary.rmdir()
+
+    def remove_temporary(self, recorded: Path | None = None) -> None:
+        """Remove the cluster's temporary folder, and the one recorded when the environment was another."""
+        for folder in {self.temporary, recorded or self.temporary}:
+            if folder.name.startswith("remora-"):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _temporary_root() -> Path:
+    """The system's temporary folder, or /tmp when that one is too long for sockets."""
+    root = Path(tempfile.gettempdir())
+    longest = len(os.fsencode(root)) + len(f"/remora-{os.getuid()}-12345678/12345678") + _SOCKET_SUFFIX_BYTES
+    return root if longest <= _SOCKET_PATH_BYTES else Path("/tmp")  # noqa: S108  # private below it
+
+
+def _short(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:8]

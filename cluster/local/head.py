@@ -1,0 +1,131 @@
+"""The head of the local Ray cluster: found again by its record, started in a session of its own, stopped whole."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+from cluster.local import machine, records
+from cluster.local.addresses import free_port, head_address
+from cluster.local.folders import ClusterFolders
+from cluster.local.records import Machine
+from cluster.provider import ProviderError
+
+
+class HeadFailed(Exception):
+    """The head ended before it could be reached, or took too long; the message says what it said last."""
+
+
+def find_head(home: Path) -> Machine | None:
+    """The head of this home while it runs, else None.  Raises ProviderError when its record cannot be read."""
+    folders = ClusterFolders(home.resolve())
+    recorded = records.read(folders.head)
+    if recorded is None:
+        return None
+    if recorded.pid is None:
+        recorded = recorded.find_process()
+        if recorded.pid is not None:
+            records.write(folders.head, recorded)
+    return recorded if recorded.is_running else None
+
+
+def start_head(home: Path) -> Machine:
+    """Start a head and return without waiting; `wait_until_reachable` waits.
+
+    A head of this home that runs already is returned as it is; what a dead one left is removed.
+    Raises ProviderError when the process cannot be started.
+    """
+    folders = ClusterFolders(home.resolve())
+    _make(folders)
+    with records.locked(folders.lock):
+        running = find_head(folders.home)
+        if running is not None:
+            return running
+        _stop(folders, 0.0)
+        _make(folders)
+        address = head_address(folders.home)
+        port = free_port(address)
+        head = machine.start(
+            folders.home,
+            Machine(
+                id=folders.head_id,
+                mark=folders.mark_of(folders.head_id),
+                pool="",
+                address=address,
+                ray_address=f"{address}:{port}",
+                created_at=time.time(),
+                temporary=str(folders.temporary_of(folders.head_id)),
+            ),
+            folders.head,
+            folders.logs / "head.log",
+            # Work runs on nodes; the head keeps the cluster's state and the drivers, which ask for no CPU.
+            [
+                *("--head", f"--port={port}", "--num-cpus=0", "--num-gpus=0", "--labels=remora-role=head"),
+                *("--no-monitor", "--include-dashboard=false"),
+            ],
+        )
+        folders.address.write_text(f"{head.ray_address}\n")
+        return head
+
+
+def wait_until_reachable(home: Path, head: Machine, timeout_s: float = 60.0) -> None:
+    """Return when nodes can join the head.  Raises HeadFailed when it ends or takes longer than `timeout_s`."""
+    log = ClusterFolders(home.resolve()).logs / "head.log"
+    deadline = time.monotonic() + timeout_s
+    while not is_reachable(head):
+        machine.reap()
+        if not head.is_running:
+            raise HeadFailed(f"the Ray head ended while it started: {machine.complaint(log)}")
+        if time.monotonic() > deadline:
+            raise HeadFailed(
+                f"the Ray head cannot be reached after {timeout_s:.0f} s: {machine.complaint(log)}"
+            )
+        time.sleep(0.05)
+
+
+def is_reachable(head: Machine) -> bool:
+    """True when the head accepts connections."""
+    host, _, port = head.ray_address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def stop_head(home: Path, grace_s: float = machine.STOP_GRACE_S) -> bool:
+    """End the head of this home and forget it; `grace_s` 0 kills it at once.  True when there was one.
+
+    Raises ProviderError when something of it cannot be ended.
+    """
+    folders = ClusterFolders(home.resolve())
+    ended = _stop(folders, grace_s)
+    if folders.home.exists():
+        with records.locked(folders.lock):
+            folders.remove_temporary_if_empty()
+    return ended
+
+
+def _stop(folders: ClusterFolders, grace_s: float) -> bool:
+    temporary = temporary_of(folders) or folders.temporary_of(folders.head_id)
+    ended = machine.end(folders.mark_of(folders.head_id), temporary, grace_s)
+    folders.address.unlink(missing_ok=True)
+    folders.head.unlink(missing_ok=True)
+    return ended
+
+
+def temporary_of(folders: ClusterFolders) -> Path | None:
+    """The head's temporary folder as its record says, None when nothing can be read."""
+    try:
+        recorded = records.read(folders.head)
+    except ProviderError:
+        return None
+    return Path(recorded.temporary) if recorded else None
+
+
+def _make(folders: ClusterFolders) -> None:
+    try:
+        folders.make()
+    except OSError as error:
+        raise ProviderError(f"the folders of the cluster cannot be made: {error}") from error

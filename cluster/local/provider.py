@@ -1,0 +1,204 @@
+"""The local provider: every node is a real raylet in a session of its own, with a loopback address of its own.
+
+A node outlives whoever created it.  What is known about it stands in `<home>/nodes/<node_id>.json`, so a controller
+that starts again finds every node and never mistakes a recycled pid for one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from pathlib import Path
+
+import psutil
+
+from cluster.local import machine, records
+from cluster.local.addresses import node_address
+from cluster.local.environment import MACHINE_VARIABLE
+from cluster.local.folders import ClusterFolders
+from cluster.local.records import Machine
+from cluster.processes import find_by_environment
+from cluster.provider import InsufficientCapacity, InvalidRequest, NodeRequest, ProvidedNode, ProviderError
+
+_NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+#: What Ray allows in a label's value, and in the name part of its key.
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
+#: Resources that have a flag of their own.
+_FLAGS = {"CPU": "--num-cpus", "GPU": "--num-gpus", "memory": "--memory"}
+
+
+class LocalProvider:
+    """`cluster.provider.Provider` whose machines are processes of this host."""
+
+    def __init__(self, home: Path, ray_address: str) -> None:
+        """Nodes are recorded in `home` and join the head at `ray_address` (`host:port`).
+
+        A machine that belongs to another head is listed as one that does not run: its cluster is gone.
+        """
+        self._folders = ClusterFolders(home.resolve())
+        self._ray_address = ray_address
+
+    def create(self, request: NodeRequest) -> None:
+        """Start a node and return without waiting until it has joined.
+
+        Raises InvalidRequest for what can never be started, InsufficientCapacity when all addresses are taken, and
+        ProviderError when the process cannot be started; then there is no node.
+        """
+        arguments = _arguments(request, self._ray_address)
+        record = self._record(request.node_id)
+        self._make_folders()
+        with records.locked(self._folders.lock):
+            if record.exists():
+                return
+            # Again, with the lock held: whoever deleted the last machine removed the temporary folder.
+            self._make_folders()
+            taken = {node.address for node in self._read_all()}
+            address = node_address(self._folders.home, taken)
+            if address is None:
+                raise InsufficientCapacity(
+                    "this host has no loopback address left; delete nodes first",
+                    offering=request.pool,
+                    until=time.time() + 10.0,
+                )
+            wish = Machine(
+                id=request.node_id,
+                mark=self._folders.mark_of(request.node_id),
+                pool=request.pool,
+                address=address,
+                ray_address=self._ray_address,
+                created_at=time.time(),
+                temporary=str(self._folders.temporary_of(request.node_id)),
+            )
+            machine.start(self._folders.home, wish, record, self.log(request.node_id), arguments)
+
+    def list(self) -> list[ProvidedNode]:
+        """Every node that was created and not deleted, in order of creation; dead ones say why they died.
+
+        Raises ProviderError when a record cannot be read.
+        """
+        machine.reap()
+        nodes = self._read_all()
+        if any(node.pid is None for node in nodes):
+            with records.locked(self._folders.lock):
+                nodes = tuple(self._completed(node) for node in self._read_all())
+        return [self._seen(node) for node in sorted(nodes, key=lambda node: (node.created_at, node.id))]
+
+    def delete(self, node_id: str) -> None:
+        """End the node with a grace of some seconds, whatever state it is in, and forget it."""
+        self._end(node_id, machine.STOP_GRACE_S)
+        if self._folders.home.exists():
+            with records.locked(self._folders.lock):
+                # Nobody can be starting it now; what was started since the first look goes too.
+                self._end(node_id, 0.0)
+                self._record(node_id).unlink(missing_ok=True)
+                self._folders.remove_temporary_if_empty()
+
+    def kill(self, node_id: str) -> None:
+        """Take the node away at once, like a host that loses power: it stays listed, as one that does not run."""
+        self._end(node_id, 0.0)
+
+    def freeze(self, node_id: str) -> None:
+        """Let every process of the node hang until `thaw`; it stays listed as running."""
+        machine.freeze(self._folders.mark_of(node_id))
+
+    def thaw(self, node_id: str) -> None:
+        """Let a frozen node go on."""
+        machine.thaw(self._folders.mark_of(node_id))
+
+    def node_ids(self) -> tuple[str, ...]:
+        """Names of all nodes that have a record, readable or not; for those who only want to delete them."""
+        return tuple(sorted(path.stem for path in self._folders.nodes.glob("*.json")))
+
+    def processes(self, node_id: str) -> tuple[psutil.Process, ...]:
+        """All living processes of the node, also those of the user's commands."""
+        return tuple(find_by_environment(MACHINE_VARIABLE, self._folders.mark_of(node_id)))
+
+    def log(self, node_id: str) -> Path:
+        """Where the node's `ray start` writes."""
+        return self._folders.nodes / f"{node_id}.log"
+
+    def _record(self, node_id: str) -> Path:
+        if not _NODE_ID.fullmatch(node_id):
+            raise InvalidRequest(f"{node_id!r} is not a node id: letters, digits, '_' and '-', at most 64")
+        return self._folders.nodes / f"{node_id}.json"
+
+    def _make_folders(self) -> None:
+        try:
+            self._folders.make()
+        except OSError as error:
+            raise ProviderError(f"the folders of the cluster cannot be made: {error}") from error
+
+    def _read_all(self) -> tuple[Machine, ...]:
+        try:
+            paths = [
+                path
+                for path in self._folders.nodes.iterdir()
+                if path.suffix == ".json" and path.name[0] != "."
+            ]
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise ProviderError(f"the node records cannot be listed: {error}") from error
+        # A record that disappears in between belongs to a node that was deleted.
+        return tuple(node for path in paths if (node := records.read(path)) is not None)
+
+    def _completed(self, node: Machine) -> Machine:
+        """A node whose maker died between starting it and writing its pid down."""
+        if node.pid is not None:
+            return node
+        found = node.find_process()
+        if found.pid is not None:
+            records.write(self._record(node.id), found)
+        return found
+
+    def _seen(self, node: Machine) -> ProvidedNode:
+        runs = node.is_running and node.ray_address == self._ray_address
+        return ProvidedNode(
+            node_id=node.id,
+            pool=node.pool,
+            is_running=runs,
+            address=node.address,
+            created_at=node.created_at,
+            message=None if runs else self._why_not(node),
+        )
+
+    def _why_not(self, node: Machine) -> str:
+        if node.pid is None:
+            return "its process was never started"
+        if node.is_running:
+            return f"its head {node.ray_address} is gone"
+        return f"its process ended: {machine.complaint(self.log(node.id))}"
+
+    def _end(self, node_id: str, grace_s: float) -> None:
+        record = self._record(node_id)
+        try:
+            node = records.read(record)
+        except ProviderError:
+            # Whatever its record was, its processes carry its name.
+            node = None
+        temporary = Path(node.temporary) if node else self._folders.temporary_of(node_id)
+        machine.end(self._folders.mark_of(node_id), temporary, grace_s, node)
+
+
+def _arguments(request: NodeRequest, ray_address: str) -> list[str]:
+    """Flags of `ray start` for a request.  Raises InvalidRequest for what Ray would refuse."""
+    labels = {**request.labels, "remora-node": request.node_id, "remora-pool": request.pool}
+    for key, value in labels.items():
+        if not _LABEL.fullmatch(key) or not _LABEL.fullmatch(value):
+            raise InvalidRequest(f"the label {key}={value!r} is not one that Ray accepts")
+    for name, amount in request.resources.items():
+        whole = float(amount).is_integer() or name not in _FLAGS
+        if not math.isfinite(amount) or amount < 0 or not whole:
+            raise InvalidRequest(
+                f"{amount} of the resource {name!r} is impossible; give a whole number, 0 or more"
+            )
+    amounts = {"CPU": 0.0, "GPU": 0.0, **request.resources}
+    named = {name: amount for name, amount in amounts.items() if name not in _FLAGS}
+    return [
+        f"--address={ray_address}",
+        *(f"{flag}={int(amounts[name])}" for name, flag in _FLAGS.items() if name in amounts),
+        f"--resources={json.dumps(named)}",
+        f"--labels={','.join(f'{key}={value}' for key, value in labels.items())}",
+    ]

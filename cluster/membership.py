@@ -1,0 +1,78 @@
+"""What Ray knows about our nodes; beside `drain.py` the only place of `cluster` that touches Ray's internals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray._private import state as ray_state
+
+#: Label that says which of our nodes a Ray node is.
+NODE_LABEL = "remora-node"
+
+
+class MembershipUnknown(Exception):
+    """Ray could not be asked; whoever wanted to know must not take that for "no members"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberNode:
+    """One of our nodes as Ray sees it."""
+
+    #: `node_...`
+    node_id: str
+    #: Ray's own id of it, hexadecimal.
+    ray_node_id: str
+    address: str
+    #: False once Ray gave it up; such nodes stay listed for a while.
+    is_alive: bool
+    #: It takes no new work and goes at a deadline.
+    is_draining: bool
+    #: Ray resources it brings, e.g. {"CPU": 1.0}; empty when it is dead.
+    resources: dict[str, float] = field(default_factory=dict)
+    #: While draining: when it has to be gone, seconds since 1970.
+    deadline_at: float | None = None
+    #: Port of its raylet, to find out quicker than Ray whether it answers.
+    raylet_port: int = 0
+
+
+class RayMembership:
+    """Asks the cluster that this process is connected to (`ray.init` has been called)."""
+
+    def observe(self) -> dict[str, MemberNode]:
+        """All nodes that carry our label, by node id; the head is not among them.
+
+        Raises MembershipUnknown when Ray cannot be asked.
+        """
+        if not ray.is_initialized():
+            raise MembershipUnknown("this process is not connected to a Ray cluster")
+        try:
+            nodes = ray.nodes()
+            draining = ray_state.state.get_draining_nodes()
+        except Exception as error:  # Ray raises what its RPC library raises
+            raise MembershipUnknown(f"the Ray cluster did not say which nodes it has: {error}") from error
+        members: dict[str, MemberNode] = {}
+        for node in nodes:
+            member = _member(node, draining)
+            # A node that joined twice is known twice, and only one of the two can be alive.
+            if member is not None and (member.is_alive or member.node_id not in members):
+                members[member.node_id] = member
+        return members
+
+
+def _member(node: dict[str, Any], draining: dict[str, int]) -> MemberNode | None:
+    node_id = node["Labels"].get(NODE_LABEL)
+    if node_id is None:
+        return None
+    deadline_ms = draining.get(node["NodeID"])
+    return MemberNode(
+        node_id=node_id,
+        ray_node_id=node["NodeID"],
+        address=node["NodeManagerAddress"],
+        is_alive=node["Alive"],
+        is_draining=node["Alive"] and deadline_ms is not None,
+        resources={k: v for k, v in node["Resources"].items() if not k.startswith("node:")},
+        deadline_at=deadline_ms / 1000 if deadline_ms else None,
+        raylet_port=node["NodeManagerPort"],
+    )

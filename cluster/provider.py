@@ -1,0 +1,94 @@
+"""The wall between Remora and whoever makes machines; an interface is its promises.
+
+A provider makes, lists and deletes nodes.  It decides nothing: the planner says what to make.  The node's row exists
+before `create` is called, so an answer that gets lost leaks nothing: whatever `list` shows is compared with the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class ProviderError(Exception):
+    """Base of everything a provider may raise; the message is one sentence for people."""
+
+
+class InsufficientCapacity(ProviderError):
+    """The provider has no machine of this kind now; do not ask for it before `until` (seconds since 1970)."""
+
+    def __init__(self, message: str, *, offering: str, until: float) -> None:
+        super().__init__(message)
+        self.offering = offering
+        self.until = until
+
+
+class QuotaExceeded(ProviderError):
+    """The account may not have more machines of this kind."""
+
+
+class Throttled(ProviderError):
+    """Asked too often; ask again after `retry_after_s` seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(ProviderError):
+    """The request can never succeed as it is."""
+
+
+class Unauthorized(ProviderError):
+    """The credentials are missing, wrong or too weak."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRequest:
+    """A machine that is wished for."""
+
+    #: `node_...`; the provider uses it as the machine's own name, so `create` is idempotent by it.
+    node_id: str
+    pool: str
+    #: Ray resources it shall bring, e.g. {"CPU": 1.0}.
+    resources: dict[str, float]
+    #: Labels of the Ray node.
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProvidedNode:
+    """A machine as the provider sees it."""
+
+    node_id: str
+    pool: str
+    #: True while its machine runs (whether or not it joined Ray); False when it died and waits to be deleted.
+    is_running: bool
+    #: IP address, once known.
+    address: str | None
+    created_at: float
+    #: Why it is not running, for people.
+    message: str | None = None
+
+
+class Provider(Protocol):
+    """Makes machines that join the Ray cluster by themselves."""
+
+    def create(self, request: NodeRequest) -> None:
+        """Ask for a machine and return without waiting until it has started.
+
+        Idempotent by `request.node_id`: asked again for one that exists, it changes nothing.
+        Raises one of the errors above; then nothing was made, or `list` will show what was.
+        """
+        ...
+
+    def list(self) -> list[ProvidedNode]:
+        """Every machine of this cluster that exists, dead ones included until they are deleted.
+
+        Raises ProviderError when it is not sure: a failed list is never an empty list.
+        """
+        ...
+
+    def delete(self, node_id: str) -> None:
+        """End the machine and all that runs on it; fine when it is gone already or never was."""
+        ...
