@@ -1,0 +1,1 @@
+"""One attempt: driver, supervisors, the user's processes, their checkpoints."""

@@ -1,0 +1,303 @@
+"""One attempt as its driver knows it: its worker groups one after the other, its progress, and how it ends.
+
+Everything here is touched on the driver's event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
+from typing import Any
+
+from remora import channel
+from remora.states import EndReason
+from trainers.account import Account
+from trainers.checkpoints.manifest import Manifest
+from trainers.commits import Commits
+from trainers.crew import Crew
+from trainers.group import Commit, Effect, Note, Tell, WorkerGroup
+from trainers.plan import AttemptPlan
+from trainers.progress import Progress
+from trainers.ray_train import AttemptEnds, Member
+from trainers.regrouping import Pace
+from trainers.verdict import GroupFailure, Verdict, judge
+
+log = logging.getLogger(__name__)
+
+#: Seconds in which the other ranks of a failed group tell how they ended.
+_COLLECT_S = 1.0
+#: Seconds that ranks get to end themselves when the attempt is stopped.
+_STOP_S = 8.0
+
+
+class Attempt:
+    """What its parts share: the plan, the workers, the present worker group and the reason to end."""
+
+    def __init__(
+        self, plan: AttemptPlan, account: Account, crew: Crew, now: Callable[[], float] = time.time
+    ) -> None:
+        self.plan = plan
+        self.account = account
+        self.crew = crew
+        self.now = now
+        self.commits = Commits(plan, account, now)
+        self.group: WorkerGroup | None = None
+        #: Number of the newest worker group.
+        self.generation = 0
+        self.progress = Progress(step=plan.previous_step, high_water=plan.previous_step)
+        self.pace = Pace()
+        self.stop_reason: EndReason | None = None
+        self.verdict: Verdict | None = None
+        self._waiting_since: float | None = None
+        self._start_failures = 0
+        self._start_error = ""
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self._rank_ended = asyncio.Condition()
+
+    # --- the worker group
+
+    def open_group(self, members: list[Member], resume: Manifest | None) -> int:
+        """A worker group of new processes begins; returns its number.  Raises AttemptEnds when none shall."""
+        if self.stop_reason is not None:
+            raise AttemptEnds
+        self.generation += 1
+        self.crew.open(members)
+        self.pace.pause()
+        self.progress = self.progress.regroup()
+        self.group = WorkerGroup(
+            generation=self.generation,
+            world_size=len(members),
+            started_at=self.now(),
+            progress=self.progress,
+            checkpoint_interval_s=self.plan.checkpoint_interval_s,
+        )
+        step = resume.step if resume is not None else None
+        text = f"{len(members)} workers start" + (f", from the checkpoint of step {step}." if step else ".")
+        self.account.event(
+            "worker_group.started",
+            text,
+            world_size=len(members),
+            generation=self.generation,
+            resumed_from_step=step,
+            nodes=sorted({member.address for member in members}),
+        )
+        body: dict[str, Any] = {"state": "running", "world_size": len(members)}
+        if step is not None and self.generation == 1:
+            body["resumed_from_step"] = step
+        self.account.progress(**body)
+        return self.generation
+
+    def follow(self, world_size: int) -> None:
+        """A worker group takes over in place: other ranks, the same scripts."""
+        assert self.group is not None
+        self.generation += 1
+        self.pace.pause()
+        step = self.group.progress.step
+        self.group = self.group.follow(self.generation, world_size, self.now())
+        # A new rank 0 may tell the newest step once more, and that is not doing it again.
+        self.group.progress = self.progress = replace(self.group.progress, group_step=step)
+
+    def receive(self, rank: int, message: channel.Message) -> None:
+        """A rank of the present worker group says something."""
+        assert self.group is not None
+        before = self.group.progress.step_at
+        self.apply(self.group, self.group.receive(rank, message, self.now()))
+        self.progress = self.group.progress
+        if self.progress.step_at is not None and self.progress.step_at != before:
+            self.pace.step(self.progress.step_at)
+
+    async def tell_rank_ended(self) -> None:
+        """Wake who waits for the ends of ranks."""
+        async with self._rank_ended:
+            self._rank_ended.notify_all()
+
+    def tick(self) -> None:
+        """What time alone brings about."""
+        if self.group is not None and self.stop_reason is None:
+            self.apply(self.group, self.group.tick(self.now()))
+
+    def request_stop(
+        self, reason: str, text: str, deadline_at: float | None, *, is_in_place: bool = False
+    ) -> None:
+        """Ask the scripts to stand still at an agreed step; see `WorkerGroup.request_stop`."""
+        group = self.group
+        if group is None or self.stop_reason is not None:
+            return
+        if not group.wants_to_stop:
+            self.account.event(f"worker_group.{reason}", text, deadline_at=deadline_at)
+        asked = group.request_stop(reason, self.now(), deadline_at, is_in_place=is_in_place)
+        self.apply(group, asked)
+
+    def end_group(self) -> None:
+        """Tell all workers to end, so that a new worker group starts from the storage, or the attempt ends."""
+        if self.group is not None:
+            self.group.is_stopping = True
+        self.spawn(self.crew.tell({"type": "stop", "at_once": True}))
+
+    def may_grow(self) -> bool:
+        """True when the scripts could stop at a checkpoint for a bigger worker group."""
+        group = self.group
+        if group is None or group.wants_to_stop or not group.is_cooperative:
+            return False
+        # First win back what a loss cost: growing earlier would make the same steps wait for one more start.
+        return group.progress.lost_since is None
+
+    @property
+    def ended_slots(self) -> set[int]:
+        """Slots of the worker group whose command is over although nobody told it to leave."""
+        group = self.group
+        return set() if group is None else self.crew.slots_of(group.ended) - self.crew.left
+
+    @property
+    def is_done(self) -> bool:
+        """True when the command of every rank returned 0."""
+        group = self.group
+        codes = [one.exit_code for one in group.exits.values()] if group is not None else []
+        return group is not None and len(codes) == group.world_size and not any(codes)
+
+    def apply(self, group: WorkerGroup, effects: Iterable[Effect]) -> None:
+        """Do what a worker group wants; one that was followed by another one has nobody to tell anything."""
+        for effect in effects:
+            match effect:
+                case Note(kind="log", body=body):
+                    self.account.line(**body)
+                case Note(kind="metric", body=body):
+                    self.account.put("metric", body)
+                case Note(body=body):
+                    self.account.put("event", body)
+                case Tell(message=message, rank=rank):
+                    if group is self.group:
+                        self.spawn(self.crew.tell(message, rank))
+                case Commit():
+                    self._start_commit(group, effect)
+
+    def _start_commit(self, group: WorkerGroup, commit: Commit) -> None:
+        def then(is_committed: bool) -> None:
+            tell = group.committed if is_committed else group.failed
+            self.apply(group, tell(commit.step, self.now()))
+
+        self.commits.start(group, commit, then)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run something beside; an error of it is logged."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget_task)
+        return task
+
+    def _forget_task(self, task: asyncio.Future[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a task of %s failed", self.plan.attempt_id, exc_info=error)
+
+    # --- failures and waiting
+
+    async def judge(self, members_lost: set[int], nodes_lost: set[int]) -> bool:
+        """Find out why the worker group failed and end the rest of it; True when another one shall start."""
+        group, crew = self.group, self.crew
+        assert group is not None
+        living = crew.ranks_of(crew.present - members_lost - nodes_lost)
+        supervisors, nodes = crew.ranks_of(members_lost), crew.ranks_of(nodes_lost)
+        if not nodes and not group.is_stopping:
+            await self._wait_for_ends(group, living, _COLLECT_S)
+        verdict = judge(
+            GroupFailure(
+                exits=tuple(group.exits.values()),
+                lost_nodes=tuple(sorted(nodes)),
+                lost_supervisors=tuple(sorted(supervisors)),
+                troubles=tuple(sorted(group.troubles.items())),
+                is_planned=group.is_stopping,
+            )
+        )
+        if not nodes and not supervisors:
+            self.apply(group, group.incomplete())
+        self._waiting_since = self.now()
+        if verdict.end_reason is EndReason.NODE_LOST:
+            group.progress = group.progress.lose(self._waiting_since)
+            self.account.event("node.lost", verdict.message, ranks=sorted(nodes))
+        await crew.tell({"type": "stop", "at_once": True})
+        await self._wait_for_ends(group, living, _STOP_S)
+        # The next worker group resumes from what is committed, and retention must not delete under its hands.
+        await self.commits.finish()
+        self.progress = group.progress
+        self.group = None
+        if self.verdict is None and not verdict.goes_on:
+            self.verdict = verdict
+        goes_on = self.verdict is None and self.stop_reason is None
+        if goes_on:
+            self.account.progress(world_size=0)
+        return goes_on
+
+    def group_started(self) -> None:
+        """A worker group came up."""
+        self._start_failures = 0
+        self._start_error = ""
+        self._waiting_since = None
+
+    def group_could_not_start(self, error: str) -> int:
+        """No worker group came up; returns how often in a row."""
+        self.group = None
+        self._start_failures += 1
+        if error != self._start_error:
+            self._start_error = error
+            text = f"The worker group did not start and is tried again: {error[:500]}"
+            self.account.event("worker_group.not_started", text)
+        return self._start_failures
+
+    def is_over(self) -> bool:
+        """True when no further worker group may start: stopped, judged, or out of patience for workers."""
+        if self.stop_reason is not None or self.verdict is not None:
+            return True
+        if self._waiting_since is None:
+            self._waiting_since = self.now()
+        if self.now() - self._waiting_since < self.plan.regroup_s:
+            return False
+        self.give_up_waiting()
+        return True
+
+    def give_up_waiting(self) -> None:
+        """Workers for the smallest size did not come in time."""
+        text = f"No {self.plan.min_workers} workers could be had for {self.plan.regroup_s:.0f} s."
+        if self._start_error:
+            text += f" The last try failed: {self._start_error[:500]}"
+        self.verdict = Verdict(goes_on=False, end_reason=EndReason.NODE_LOST, message=text)
+
+    async def end(self, error: Exception | None) -> None:
+        """Say the last word; `error` is what ended Ray Train's controller, None when training finished."""
+        await self.commits.finish()
+        self.tell_totals()
+        if self.group is not None:
+            self.apply(self.group, self.group.incomplete())
+        self.group = None
+        self.account.ended(self._last_word(error))
+
+    def tell_totals(self) -> None:
+        """Tell how far it is."""
+        self.account.totals(self.group.progress if self.group is not None else self.progress)
+
+    def _last_word(self, error: Exception | None) -> dict[str, Any]:
+        if self.stop_reason is not None:
+            text = f"The attempt was ended: {self.stop_reason.value}."
+            return {"end_reason": self.stop_reason.value, "message": text, "exit_code": None}
+        if error is None:
+            text = "The command returned 0 on every rank."
+            return {"end_reason": EndReason.COMPLETED.value, "message": text, "exit_code": 0}
+        if self.verdict is not None:
+            verdict = self.verdict
+            return {
+                "end_reason": verdict.end_reason.value,
+                "message": verdict.message,
+                "exit_code": verdict.exit_code,
+            }
+        text = f"The driver failed: {type(error).__name__}: {str(error)[:500]}"
+        return {"end_reason": EndReason.DRIVER_LOST.value, "message": text, "exit_code": None}
+
+    async def _wait_for_ends(self, group: WorkerGroup, ranks: set[int], timeout_s: float) -> None:
+        """Wait until these ranks said how they ended; all that they printed is here then."""
+        async with self._rank_ended:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._rank_ended.wait_for(lambda: ranks <= group.ended), timeout_s)

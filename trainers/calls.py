@@ -1,0 +1,68 @@
+"""What the driver asks of the processes of workers, over Ray, without ever waiting long for one of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import ray
+
+from remora import channel
+from trainers import ray_train, supervisor
+from trainers.supervisor import Assignment
+
+#: Seconds that one worker gets to take an instruction.
+_TELL_S = 5.0
+#: Seconds that all workers together get to take their assignments.
+_PREPARE_S = 30.0
+
+
+class Calls(Protocol):
+    """What can be asked of workers."""
+
+    async def instruct(self, member: ray_train.Member, message: channel.Message) -> bool:
+        """Hand an instruction to a supervisor; False when it does not take it: it is dead, or frozen."""
+
+    async def free_port(self, member: ray_train.Member) -> int | None:
+        """A free TCP port of the worker's node; None when nobody there answers."""
+
+    async def find_dead(self, members: list[ray_train.Member]) -> set[int]:
+        """Slots of those whose process is dead or whose node does not answer."""
+
+
+class RayCalls:
+    """The same over Ray."""
+
+    async def instruct(self, member: ray_train.Member, message: channel.Message) -> bool:
+        """See `Calls`."""
+        try:
+            await asyncio.wait_for(member.call(supervisor.instruct, message), _TELL_S)
+        except (ray.exceptions.RayError, TimeoutError):
+            return False
+        return True
+
+    async def free_port(self, member: ray_train.Member) -> int | None:
+        """See `Calls`."""
+        try:
+            port: int = await asyncio.wait_for(member.call(supervisor.free_port), _TELL_S)
+        except (ray.exceptions.RayError, TimeoutError):
+            return None
+        return port
+
+    async def find_dead(self, members: list[ray_train.Member]) -> set[int]:
+        """See `Calls`."""
+        dead, nodes_lost = await asyncio.to_thread(ray_train.find_dead, members, set())
+        return dead | nodes_lost
+
+
+def prepare(members: list[ray_train.Member], assignments: Mapping[int, Assignment]) -> None:
+    """Give every member the assignment of its slot; blocks, for the controller's thread.  Raises RayError."""
+    given: list[Any] = [member.call(supervisor.prepare, assignments[member.slot]) for member in members]
+    ray.get(given, timeout=_PREPARE_S)
+
+
+def master_port(members: list[ray_train.Member]) -> tuple[str, int]:
+    """Address and free port of rank 0, where a new worker group meets; blocks.  Raises RayError."""
+    master = next(member for member in members if member.rank == 0)
+    return master.address, ray.get(master.call(supervisor.free_port), timeout=_PREPARE_S)

@@ -1,0 +1,1 @@
+"""Complete saved states: files of all ranks, then a manifest that makes them visible."""

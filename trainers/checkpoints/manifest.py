@@ -1,0 +1,98 @@
+"""The manifest of a checkpoint: written last, it says which files make it complete (pure).
+
+Layout below a job's checkpoint storage:
+
+    jobs/<job id>/checkpoints/<step, 12 digits>-<attempt>-<generation>/<files of all ranks>
+    jobs/<job id>/checkpoints/<step, 12 digits>-<attempt>-<generation>/remora-manifest.json
+
+A folder without a manifest is not a checkpoint, whatever lies in it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+
+MANIFEST_NAME = "remora-manifest.json"
+_FOLDER = re.compile(r"(\d{12})-(\d+)-(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardFile:
+    """One file of a checkpoint."""
+
+    #: Relative POSIX name, unique among all ranks.
+    name: str
+    size_bytes: int
+    #: Hexadecimal SHA-256 of the content.
+    sha256: str
+    #: The rank that wrote it.
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a complete checkpoint consists of."""
+
+    job_id: str
+    step: int
+    attempt: int
+    #: Number of the worker group within the attempt, from 1.
+    generation: int
+    world_size: int
+    committed_at: float
+    files: tuple[ShardFile, ...]
+
+    @property
+    def folder(self) -> str:
+        """Name of its folder in the job's checkpoint storage."""
+        return folder_name(self.step, self.attempt, self.generation)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all its files."""
+        return sum(file.size_bytes for file in self.files)
+
+    def to_json(self) -> bytes:
+        """The manifest as it is stored."""
+        return json.dumps({"version": 1, **asdict(self)}, indent=1).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes) -> Manifest:
+        """Parse a stored manifest; ValueError when it is not one."""
+        try:
+            fields = json.loads(content)
+            version = fields.pop("version")
+            files = tuple(ShardFile(**file) for file in fields.pop("files"))
+            manifest = cls(files=files, **fields)
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise ValueError(f"not a checkpoint manifest: {error}") from error
+        if version != 1:
+            raise ValueError(f"a checkpoint manifest of version {version}, which this version cannot read")
+        return manifest
+
+
+def job_folder(job_id: str) -> str:
+    """Name of the folder of all checkpoints of a job."""
+    return f"jobs/{job_id}/checkpoints"
+
+
+def folder_name(step: int, attempt: int, generation: int) -> str:
+    """Name of a checkpoint's folder; sorts by step, then by attempt only up to 9, so parse before comparing."""
+    return f"{step:012d}-{attempt}-{generation}"
+
+
+def parse_folder_name(name: str) -> tuple[int, int, int] | None:
+    """Step, attempt and generation of a checkpoint's folder, or None for another folder."""
+    match = _FOLDER.fullmatch(name)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
+
+
+def doubled_names(files: tuple[ShardFile, ...]) -> list[str]:
+    """Names that more than one rank wrote."""
+    seen: set[str] = set()
+    doubled: set[str] = set()
+    for file in files:
+        (doubled if file.name in seen else seen).add(file.name)
+    return sorted(doubled)

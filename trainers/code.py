@@ -1,0 +1,102 @@
+"""The folder in which a job's command runs: its code bundle, unpacked once per node and worker group.
+
+The folder is made anew for every worker group, so that ranks on different nodes always start from the same files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from remora.bundle import unpack
+from trainers.storage import Storage
+
+
+def work_root() -> Path:
+    """Folder of this node for everything that jobs need while they run; owner only.
+
+    Whoever made the node says where (`REMORA_WORK_DIR`) and removes it with the node.
+    """
+    root = os.environ.get("REMORA_WORK_DIR")
+    folder = Path(root) if root else Path(tempfile.gettempdir()) / f"remora-work-{os.getuid()}"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
+@contextlib.contextmanager
+def shared_folder(name: str) -> Iterator[Path]:
+    """A folder below the work root, shared by all ranks of this node that ask for it; the last one removes it."""
+    root = work_root()
+    folder = root / name
+    with _locked(root / f"{name}.lock") as lock:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            yield folder
+        finally:
+            _remove_unused(folder, lock)
+
+
+def sweep_folders() -> list[str]:
+    """Remove what killed supervisors left below the work root; returns the names.  Folders in use are not touched."""
+    removed: list[str] = []
+    for path in sorted(work_root().glob("*.lock")):
+        with contextlib.suppress(FileNotFoundError), path.open("r+") as lock:
+            if _remove_unused(path.with_suffix(""), lock):
+                removed.append(path.stem)
+    return removed
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[IO[str]]:
+    """Hold a shared lock on the file that has this name now, and not on one that was just removed."""
+    while True:
+        with path.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if _is_same(path, lock):
+                yield lock
+                return
+
+
+def _is_same(path: Path, opened: IO[str]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(opened.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_unused(folder: Path, lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    if not _is_same(folder.with_name(f"{folder.name}.lock"), lock):
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.with_name(f"{folder.name}.lock").unlink(missing_ok=True)
+    return True
+
+
+def unpack_once(storage: Storage, bundle: str | None, folder: Path) -> Path:
+    """Unpack the bundle `sha256:...` into `folder/code` unless another rank did; returns that folder.
+
+    Raises FileNotFoundError when the storage has no such bundle, remora.errors.BundleError when it is unusable.
+    """
+    code = folder / "code"
+    with (folder / "code.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if code.exists():
+            return code
+        fresh = Path(tempfile.mkdtemp(dir=folder, prefix="unpacking-"))
+        if bundle is not None:
+            packed = fresh.with_suffix(".zip")
+            storage.read_file(f"bundles/{bundle.removeprefix('sha256:')}.zip", packed)
+            unpack(packed, fresh)
+            packed.unlink()
+        fresh.rename(code)
+    return code

@@ -1,0 +1,167 @@
+"""The workers of an attempt: who is in its worker group, who joins it, who goes and who is gone.
+
+A worker has a *slot*, its name for its whole life; its rank is dealt anew with every worker group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from remora import channel
+from trainers.calls import Calls
+from trainers.environment import Place
+from trainers.plan import AttemptPlan
+from trainers.ray_train import Member
+from trainers.regrouping import Deal, Seat
+
+
+@dataclass
+class Joiner:
+    """A worker on its way into the worker group."""
+
+    #: When it was started, seconds since 1970.
+    since: float
+    #: Step of its state once it is parked (-1: it has none); None: its script still loads.
+    step: int | None = None
+
+
+class Crew:
+    """Workers by slot; touched on the driver's event loop only."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        #: Every worker that Ray Train runs for this attempt.
+        self.members: dict[int, Member] = {}
+        #: Rank of each slot in the present worker group.
+        self.ranks: dict[int, int] = {}
+        #: Slots whose script can change its worker group in place.
+        self.elastic: set[int] = set()
+        #: Slots on their way into the worker group.
+        self.joining: dict[int, Joiner] = {}
+        #: Slots whose node drains.
+        self.going: set[int] = set()
+        #: Slots that are lost, or were told to leave.
+        self.left: set[int] = set()
+
+    # --- who is who
+
+    def open(self, members: Iterable[Member]) -> None:
+        """A new worker group of new workers; nothing of the one before counts any more."""
+        self.members = {member.slot: member for member in members}
+        self.ranks = {slot: member.rank for slot, member in self.members.items()}
+        for one in (self.elastic, self.joining, self.going, self.left):
+            one.clear()
+
+    @property
+    def present(self) -> set[int]:
+        """Slots of the worker group that have not left."""
+        return self.ranks.keys() - self.left
+
+    @property
+    def unranked(self) -> set[int]:
+        """Slots outside the worker group: they have left it, or have not joined it yet."""
+        return self.members.keys() - self.ranks.keys()
+
+    @property
+    def is_elastic(self) -> bool:
+        """True when every script of the worker group can change it in place."""
+        return bool(self.present) and self.present <= self.elastic
+
+    def ranks_of(self, slots: Iterable[int]) -> set[int]:
+        """Ranks of those of the slots that are in the worker group."""
+        return {self.ranks[slot] for slot in slots if slot in self.ranks}
+
+    def slots_of(self, ranks: Iterable[int]) -> set[int]:
+        """Slots of the worker group that have these ranks."""
+        wanted = set(ranks)
+        return {slot for slot, rank in self.ranks.items() if rank in wanted}
+
+    def in_order(self) -> list[int]:
+        """Slots that are present, in the order of their ranks."""
+        return sorted(self.present, key=lambda slot: self.ranks[slot])
+
+    # --- who comes and goes
+
+    def expect(self, members: Iterable[Member], now: float) -> None:
+        """These workers are about to be started, to join."""
+        for member in members:
+            self.members[member.slot] = member
+            self.joining[member.slot] = Joiner(since=now)
+
+    def forget(self, slots: Iterable[int]) -> None:
+        """These workers do not exist any more."""
+        for slot in slots:
+            self.members.pop(slot, None)
+            self.joining.pop(slot, None)
+            self.elastic.discard(slot)
+
+    def ready_joiners(self) -> dict[int, int]:
+        """Slots that are parked and can join, with the step of their state."""
+        return {slot: one.step for slot, one in self.joining.items() if one.step is not None}
+
+    def seats(self, slots: Iterable[int]) -> list[Seat]:
+        """Where the workers of these slots run, in the same order."""
+        found = [self.members[slot] for slot in slots]
+        return [Seat(one.slot, one.ray_node_id, one.address) for one in found]
+
+    def take_seats(self, dealt: list[Deal]) -> set[int]:
+        """Give the worker group new ranks; returns the slots that are in it no more."""
+        before = set(self.ranks)
+        self.ranks = {one.slot: one.rank for one in dealt}
+        for slot in self.ranks:
+            self.joining.pop(slot, None)
+        out = before - self.ranks.keys()
+        self.left |= out
+        return out
+
+    # --- telling them things
+
+    async def tell(self, message: channel.Message, rank: int | None = None) -> None:
+        """Instruct a rank of the worker group, or all of it; an end goes to those who join it, too."""
+        everybody = self.members.keys() if message["type"] == "stop" else self.ranks.keys()
+        wanted = {slot for slot in everybody - self.left if rank in (None, self.ranks.get(slot))}
+        await self.tell_slots(wanted, message)
+
+    async def tell_slots(self, slots: Iterable[int], message: channel.Message) -> set[int]:
+        """Give slots the same instruction; returns those that did not take it."""
+        return await self.instruct(dict.fromkeys(slots, message))
+
+    async def instruct(self, messages: dict[int, channel.Message]) -> set[int]:
+        """Give slots an instruction each; returns those that did not take it."""
+        slots = [slot for slot in messages if slot in self.members]
+        took = await asyncio.gather(
+            *(self._calls.instruct(self.members[slot], messages[slot]) for slot in slots)
+        )
+        return {slot for slot, taken in zip(slots, took, strict=True) if not taken}
+
+    async def free_port(self, slot: int) -> int | None:
+        """A free port of a worker's node; None when it does not answer."""
+        member = self.members.get(slot)
+        return None if member is None else await self._calls.free_port(member)
+
+    async def find_dead(self, slots: Iterable[int]) -> set[int]:
+        """Those of the slots whose process or node is gone."""
+        members = [self.members[slot] for slot in slots if slot in self.members]
+        return await self._calls.find_dead(members) if members else set()
+
+
+def place_of(
+    plan: AttemptPlan, member: Member, members: list[Member], generation: int, meeting: tuple[str, int]
+) -> Place:
+    """The place in which a worker starts, in a worker group of `members` that meets at an address and a port."""
+    return Place(
+        job_id=plan.job_id,
+        attempt_id=plan.attempt_id,
+        attempt=plan.attempt,
+        generation=generation,
+        rank=member.rank,
+        world_size=len(members),
+        local_rank=member.local_rank,
+        local_world_size=member.local_world_size,
+        node_rank=member.node_rank,
+        num_nodes=len({one.ray_node_id for one in members}),
+        master_addr=meeting[0],
+        master_port=meeting[1],
+    )

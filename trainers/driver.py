@@ -1,0 +1,265 @@
+"""The driver of one attempt: a detached Ray actor on the head that runs Ray Train's controller in a thread.
+
+Three kinds of callers meet here: supervisors deliver messages, the service polls records, Ray Train's controller asks
+for decisions.  All state is touched on the actor's event loop only; the controller's thread hands its calls over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import ray
+
+from remora.states import EndReason
+from trainers import ray_train, supervisor
+from trainers.account import Account
+from trainers.attempt import Attempt
+from trainers.calls import RayCalls, master_port, prepare
+from trainers.checkpoints.catalog import Catalog
+from trainers.checkpoints.manifest import Manifest
+from trainers.code import work_root
+from trainers.crew import Crew, place_of
+from trainers.in_place import TURNS, InPlace
+from trainers.plan import AttemptPlan, Record
+from trainers.storage import Storage, StorageError
+from trainers.supervisor import Assignment
+from trainers.verdict import Verdict
+
+log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: Seconds between two looks at the clock.
+_TICK_S = 0.2
+#: Seconds between two progress records.
+_PROGRESS_S = 0.5
+#: Seconds between two tries to start a worker group, at most.
+_START_PAUSE_CAP_S = 5.0
+
+
+class Driver:
+    """One attempt; see `trainers.launch` for how it is started, polled and ended."""
+
+    def __init__(self, plan: AttemptPlan) -> None:
+        self._plan = plan
+        self._account = Account(plan.log_limit_bytes)
+        self._crew = Crew(RayCalls())
+        self._attempt = Attempt(plan, self._account, self._crew)
+        self._in_place = InPlace(self._attempt)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_over = asyncio.Event()
+
+    # --- called by the launcher ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin; called again it changes nothing."""
+        if self._loop is not None:
+            return
+        self._loop = asyncio.get_running_loop()
+        self._account.event("attempt.driver_started", "The driver of this attempt runs.")
+        self._attempt.spawn(self._watch_the_clock())
+        threading.Thread(target=self._train, name="train-controller", daemon=True).start()
+
+    async def poll(self, after: int, limit: int) -> list[Record]:
+        """Records after that number; those up to it are forgotten."""
+        return self._account.records(after, limit)
+
+    async def stop(self, reason: EndReason) -> None:
+        """End the attempt for that reason; its last record says when it has."""
+        if self._attempt.stop_reason is not None or self._is_over.is_set():
+            return
+        self._attempt.stop_reason = reason
+        self._in_place.leave()
+        self._account.progress(state="draining")
+        await self._crew.tell({"type": "stop", "at_once": False})
+
+    # --- called by supervisors -------------------------------------------------------------------------------------
+
+    async def deliver(self, generation: int, slot: int, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        """Take messages of one worker, that it sent as a member of that worker group."""
+        for message in messages:
+            self._receive(generation, slot, message)
+        if any(message["type"] == "exit" for message in messages):
+            await self._attempt.tell_rank_ended()
+        return {"log_is_full": self._account.log_is_full}
+
+    def _receive(self, generation: int, slot: int, message: dict[str, Any]) -> None:
+        attempt, crew, kind = self._attempt, self._crew, message["type"]
+        is_member = attempt.group is not None and slot in crew.present
+        if kind in TURNS:
+            self._in_place.hear(slot, message)
+        elif is_member and (generation == attempt.generation or kind in ("exit", "trouble")):
+            # An end is an end, whatever group the worker thought it was in.
+            attempt.receive(crew.ranks[slot], message)
+        elif kind == "log":
+            self._account.line(crew.ranks.get(slot, -1), message["stream"], message["text"])
+        if kind == "exit":
+            self._in_place.hear_exit(slot)
+            if attempt.is_done:
+                # Nobody is left whom these could join.
+                stop = {"type": "stop", "at_once": True}
+                attempt.spawn(crew.tell_slots(set(crew.joining), stop))
+
+    # --- called by Ray Train's controller, from its thread (trainers.ray_train.Owner) ---------------------------------
+
+    def group_starts(self, members: list[ray_train.Member]) -> None:
+        """Give every worker its assignment."""
+        resume, damages = self._attempt.commits.catalog.newest()
+        for damage in damages:
+            self._call(
+                self._account.event,
+                "checkpoint.damaged",
+                f"The checkpoint of step {damage.step} cannot be used: {damage.why}. The one before is taken.",
+                step=damage.step,
+                folder=damage.folder,
+            )
+        meeting = master_port(members)
+        generation = self._call(self._attempt.open_group, members, resume)
+        prepare(members, self._assignments(members, generation, meeting, resume, is_joining=False))
+        self._call(self._attempt.group_started)
+
+    def absorbs(self, failed: set[int], dead: set[int], nodes_lost: set[int]) -> set[int]:
+        """Take note of failed slots; returns those that the worker group goes on without, in place."""
+        return self._call(self._in_place.absorb, failed, dead, nodes_lost)
+
+    def grows_in_place(self) -> bool:
+        """True when workers may join the present worker group."""
+        return self._call(self._in_place.may_grow)
+
+    def members_join(self, members: list[ray_train.Member]) -> None:
+        """Give workers that join their assignment; they take part when their script has loaded."""
+        generation = self._call(self._in_place.expect, members)
+        # Where they meet the others they hear when they take part.
+        meeting = (members[0].address, 0)
+        try:
+            prepare(members, self._assignments(members, generation, meeting, None, is_joining=True))
+        except ray.exceptions.RayError:
+            self._call(self._in_place.expect_no_more, members)
+            raise
+
+    def group_failed(self, members_lost: set[int], nodes_lost: set[int]) -> bool:
+        """Judge a failure once the other ranks had time to tell how they ended."""
+        self._call(self._in_place.leave)
+        return self._wait_for(self._attempt.judge(members_lost, nodes_lost))
+
+    def group_could_not_start(self, error: str) -> None:
+        """Note that no worker group came up, and let the next try wait."""
+        log.warning("the worker group did not start: %s", error)
+        failures = self._call(self._attempt.group_could_not_start, error)
+        time.sleep(min(_START_PAUSE_CAP_S, _TICK_S * 2.0 ** min(failures, 10)))
+
+    def wants_to_end(self) -> bool:
+        """True when the attempt was stopped, or waited too long for its smallest size."""
+        return self._call(self._attempt.is_over)
+
+    def may_grow(self) -> bool:
+        """True when the script can stop at a checkpoint, and has no better way to grow."""
+        return self._call(lambda: not self._crew.is_elastic and self._attempt.may_grow())
+
+    def more_workers_fit(self, world_size: int) -> None:
+        """Ask for a checkpoint at which the worker group is replaced by a bigger one."""
+        text = f"There is room for {world_size} workers; the worker group grows at its next checkpoint."
+        self._call(self._attempt.request_stop, "grow", text, None)
+
+    def nodes_drain(self, deadlines: dict[str, float]) -> None:
+        """Go on without these nodes, in place or from a checkpoint, before the first of them goes."""
+        known = [deadline for deadline in deadlines.values() if deadline > 0]
+        self._call(self._in_place.drain, set(deadlines), min(known, default=None))
+
+    def _assignments(
+        self,
+        members: list[ray_train.Member],
+        generation: int,
+        meeting: tuple[str, int],
+        resume: Manifest | None,
+        *,
+        is_joining: bool,
+    ) -> dict[int, Assignment]:
+        handle = ray.get_runtime_context().current_actor
+        return {
+            member.slot: Assignment(
+                plan=self._plan,
+                place=place_of(self._plan, member, members, generation, meeting),
+                driver=handle,
+                resume=resume,
+                slot=member.slot,
+                is_joining=is_joining,
+            )
+            for member in members
+        }
+
+    # --- the controller's thread -------------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        error: Exception | None
+        try:
+            error = self._run_controller()
+        except Exception as caught:  # whatever happens here, the attempt must end with a word
+            log.exception("the driver of %s failed", self._plan.attempt_id)
+            error = caught
+        self._wait_for(self._end(error))
+
+    def _run_controller(self) -> Exception | None:
+        plan = self._plan
+        try:
+            storage = Storage(plan.checkpoint_url)
+        except StorageError as refused:
+            self._attempt.verdict = _unusable_storage(refused)
+            raise
+        catalog = self._attempt.commits.catalog = Catalog(storage, plan.job_id)
+        catalog.fence(plan.attempt)
+        with tempfile.TemporaryDirectory(prefix="ray-train-", dir=work_root()) as folder:
+            return ray_train.run_to_end(
+                supervisor.supervise,
+                self,
+                name=plan.attempt_id,
+                min_workers=plan.min_workers,
+                max_workers=plan.max_workers,
+                resources=plan.resources,
+                storage_path=str(Path(folder)),
+            )
+
+    async def _end(self, error: Exception | None) -> None:
+        self._in_place.leave()
+        await self._attempt.end(error)
+        self._is_over.set()
+
+    def _call(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Call something on the event loop from the controller's thread."""
+
+        async def call() -> T:
+            return function(*arguments, **named)
+
+        return self._wait_for(call())
+
+    def _wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run something on the event loop from the controller's thread."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    async def _watch_the_clock(self) -> None:
+        told_at = 0.0
+        while not self._is_over.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_over.wait(), _TICK_S)
+            self._attempt.tick()
+            self._in_place.tick()
+            now = time.monotonic()
+            if now - told_at >= _PROGRESS_S:
+                told_at = now
+                self._attempt.tell_totals()
+
+
+def _unusable_storage(error: StorageError) -> Verdict:
+    text = f"The storage for checkpoints cannot be used: {error}"
+    return Verdict(goes_on=False, end_reason=EndReason.START_FAILED, message=text[:1000])

@@ -1,0 +1,358 @@
+"""One worker group as the driver sees it: messages of ranks come in, effects come out (pure; time is an argument).
+
+The driver acts on the effects.  Nothing here waits, sends or stores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainers.agreement import Agreement
+from trainers.checkpoints.manifest import ShardFile, doubled_names
+from trainers.progress import Progress
+from trainers.verdict import ChildExit
+
+#: Seconds a script gets to write a checkpoint it was asked for before a stop that nothing forces is given up.
+STOP_PATIENCE_S = 120.0
+#: Seconds until a periodic checkpoint that was asked for and never came is asked for again.
+CHECKPOINT_PATIENCE_S = 600.0
+#: Seconds until a checkpoint for a planned stop is asked for again after it failed.
+RETRY_S = 5.0
+#: Steps that the store can hold.
+_MAX_STEP = 2**53
+#: Seconds before a deadline at which a planned stop no longer waits for its checkpoint.
+DEADLINE_MARGIN_S = 2.0
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Send an instruction to one rank, or to all."""
+
+    message: dict[str, Any]
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Note:
+    """Put a record into the journal."""
+
+    kind: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """All files of a checkpoint are in the storage: write its manifest."""
+
+    step: int
+    files: tuple[ShardFile, ...]
+
+
+Effect = Tell | Note | Commit
+
+
+@dataclass
+class StopRequest:
+    """Somebody wants this worker group to end at a checkpoint."""
+
+    #: `grow` or `drain`.
+    reason: str
+    asked_at: float
+    #: Seconds since 1970 at which machines go; None: no hurry.
+    deadline_at: float | None
+    #: The scripts can change their group in place: they park at the agreed step and need no checkpoint.
+    is_in_place: bool = False
+
+
+@dataclass
+class WorkerGroup:
+    """State of one worker group."""
+
+    generation: int
+    world_size: int
+    started_at: float
+    progress: Progress
+    #: Seconds between periodic checkpoints; None: only before planned stops.
+    checkpoint_interval_s: float | None
+    exits: dict[int, ChildExit] = field(default_factory=dict)
+    troubles: dict[int, str] = field(default_factory=dict)
+    #: Ranks whose command is over, for whatever reason.
+    ended: set[int] = field(default_factory=set)
+    #: True once the ranks were told to end for a planned reason.
+    is_stopping: bool = False
+    _cooperative: set[int] = field(default_factory=set)
+    _reported: bool = False
+    _shards: dict[int, dict[int, tuple[ShardFile, ...]]] = field(default_factory=dict)
+    _agreement: Agreement | None = None
+    _agreed_step: int | None = None
+    _agreements: int = 0
+    _stop: StopRequest | None = None
+    _checkpoint_at: float = 0.0
+    #: Not before this time another agreement is begun.
+    _ask_again_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._checkpoint_at = self.started_at
+
+    @property
+    def is_cooperative(self) -> bool:
+        """True when every rank talks to us and has done a step, so that it can checkpoint when asked."""
+        return len(self._cooperative) == self.world_size and self._reported and not self.ended
+
+    @property
+    def wants_to_stop(self) -> bool:
+        """True from the request of a planned stop on."""
+        return self._stop is not None or self.is_stopping
+
+    def receive(self, rank: int, message: dict[str, Any], now: float) -> Iterator[Effect]:
+        """Take a message of a rank; one that lacks what its type needs is dropped with a remark in the log."""
+        try:
+            yield from self._receive(rank, message, now)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            text = f"a message of type {message['type']!r} was not understood and dropped: {error!r}"[:500]
+            yield Note("log", {"rank": rank, "stream": "remora", "text": text})
+
+    def _receive(self, rank: int, message: dict[str, Any], now: float) -> Iterator[Effect]:
+        match message["type"]:
+            case "log":
+                body = {"rank": rank, "stream": message["stream"], "text": message["text"]}
+                yield Note("log", body)
+            case "dropped":
+                text = f"{message['lines']} lines were dropped: the limit of this attempt's log was reached"
+                yield Note("log", {"rank": rank, "stream": "remora", "text": text})
+            case "hello":
+                self._cooperative.add(rank)
+            case "report":
+                yield from self._report(rank, message, now)
+            case "held":
+                yield from self._answer(rank, message)
+            case "shard":
+                yield from self._collect(rank, message, now)
+            case "abandoned":
+                yield from self._abandon(rank, _step(message["step"]), now)
+            case "trouble":
+                self.troubles.setdefault(rank, str(message["message"]))
+            case "exit":
+                yield from self._exit(rank, message, now)
+
+    def tick(self, now: float) -> Iterator[Effect]:
+        """What time alone brings about: periodic checkpoints, and the end of patience."""
+        if self.is_stopping:
+            return
+        if self._stop is not None:
+            yield from self._push_stop(now)
+        elif self._agreement is not None and now - self._agreement.asked_at >= CHECKPOINT_PATIENCE_S:
+            yield from self._drop_agreement(now)
+        if self.is_stopping or self._agreement is not None or not self.is_cooperative:
+            return
+        if now < self._ask_again_at:
+            return
+        if self._stop is not None:
+            yield from self._ask(now, self._stop.reason, is_stop=True)
+        elif (
+            self.checkpoint_interval_s is not None and now - self._checkpoint_at >= self.checkpoint_interval_s
+        ):
+            yield from self._ask(now, "interval", is_stop=False)
+
+    def request_stop(
+        self, reason: str, now: float, deadline_at: float | None = None, *, is_in_place: bool = False
+    ) -> Iterator[Effect]:
+        """Ask for an end of this worker group at an agreed step; asked again, the earlier deadline counts.
+
+        The ranks write a checkpoint there and end, or, with `is_in_place`, park there and wait for the next group.
+        """
+        if self._stop is not None:
+            if deadline_at is not None:
+                known = self._stop.deadline_at
+                if known is not None and known <= deadline_at:
+                    return
+                self._stop.deadline_at = deadline_at
+                yield Tell({"type": "preemption", "deadline_at": deadline_at, "reason": reason})
+            return
+        self._stop = StopRequest(reason, now, deadline_at, is_in_place)
+        if deadline_at is not None:
+            yield Tell({"type": "preemption", "deadline_at": deadline_at, "reason": reason})
+        yield from self.tick(now)
+
+    def committed(self, step: int, now: float) -> Iterator[Effect]:
+        """The manifest of a checkpoint was written."""
+        self._checkpoint_at = now
+        self._forget(step)
+        if self._agreement is not None and step == self._agreed_step:
+            is_stop = self._agreement.is_stop
+            self._agreement = None
+            self._agreed_step = None
+            if is_stop:
+                yield from self._end()
+            else:
+                # A stop that was asked for meanwhile needs a checkpoint at which the ranks stand still.
+                yield from self.tick(now)
+
+    def _report(self, rank: int, message: dict[str, Any], now: float) -> Iterator[Effect]:
+        step, total_steps = _step(message["step"]), message.get("total_steps")
+        total_steps = None if total_steps is None else _step(total_steps)
+        values = {str(name): _finite(value) for name, value in (message.get("metrics") or {}).items()}
+        self._reported = True
+        if rank != 0:
+            return
+        before = self.progress
+        if message.get("again") and before.step is not None and step <= before.step:
+            # A new rank 0 repeats what the one before it may not have handed over; this much had arrived.
+            return
+        self.progress = before.report(step, total_steps, now)
+        if values:
+            yield Note("metric", {"step": step, "world_size": self.world_size, "values": values})
+        if before.lost_since is not None and self.progress.lost_since is None:
+            pause_s = round(now - before.lost_since, 3)
+            text = f"Step {step} is the first new one after the loss; it took {pause_s:.1f} s."
+            yield Note("event", _event("training.resumed", text, step=step, pause_s=pause_s))
+
+    def _answer(self, rank: int, message: dict[str, Any]) -> Iterator[Effect]:
+        if self._agreement is None:
+            return
+        boundary = self._agreement.answer(rank, int(message["token"]), int(message["boundary"]))
+        if boundary is not None:
+            stop = self._stop
+            is_stop = stop is not None
+            self._agreement.is_stop = is_stop
+            action = "regroup" if stop is not None and stop.is_in_place else "checkpoint"
+            token = self._agreement.token
+            yield Tell(
+                {"type": "decide", "token": token, "boundary": boundary, "stop": is_stop, "action": action}
+            )
+
+    def _collect(self, rank: int, message: dict[str, Any], now: float) -> Iterator[Effect]:
+        step = _step(message["step"])
+        if message.get("generation", self.generation) != self.generation:
+            return
+        if message.get("asked") and self._agreement is not None and self._agreement.decided is not None:
+            self._agreed_step = step
+        shards = self._shards.setdefault(step, {})
+        shards[rank] = tuple(message["files"])
+        if len(shards) < self.world_size:
+            return
+        files = tuple(file for one in sorted(shards) for file in shards[one])
+        doubled = doubled_names(files)
+        if doubled:
+            text = (
+                f"The checkpoint of step {step} is unusable: several ranks wrote {', '.join(doubled[:3])}."
+                " Write it on rank 0 only, or put the rank into the name."
+            )
+            yield Note("event", _event("checkpoint.refused", text, step=step, names=doubled))
+            yield from self.failed(step, now)
+        else:
+            yield Commit(step, files)
+
+    def failed(self, step: int, now: float) -> Iterator[Effect]:
+        """A checkpoint came to nothing; ranks that wait for the planned stop that it was for go on."""
+        self._shards.pop(step, None)
+        if self._agreement is not None and self._agreement.decided is not None:
+            yield from self._drop_agreement(now)
+
+    def _abandon(self, rank: int, step: int, now: float) -> Iterator[Effect]:
+        text = f"The checkpoint of step {step} was abandoned by rank {rank}; its log says why."
+        yield Note("event", _event("checkpoint.abandoned", text, step=step, rank=rank))
+        yield from self.failed(step, now)
+
+    def _drop_agreement(self, now: float) -> Iterator[Effect]:
+        assert self._agreement is not None
+        yield Tell({"type": "release", "token": self._agreement.token})
+        self._agreement = None
+        self._agreed_step = None
+        self._ask_again_at = now + RETRY_S
+
+    def _exit(self, rank: int, message: dict[str, Any], now: float) -> Iterator[Effect]:
+        self.ended.add(rank)
+        if self._agreement is not None and self._agreement.decided is None:
+            # This rank will never answer, and the others would wait for it.
+            yield from self._drop_agreement(now)
+        if message.get("stopped") and message.get("exit_code") != 0:
+            return
+        self.exits[rank] = ChildExit(
+            rank=rank,
+            at=now,
+            exit_code=message.get("exit_code"),
+            signal=message.get("signal"),
+            start_failed=message.get("start_failed"),
+        )
+
+    def incomplete(self) -> Iterator[Effect]:
+        """Checkpoints that some ranks never took part in, told once the group is over."""
+        for step, shards in sorted(self._shards.items()):
+            missing = sorted(set(range(self.world_size)) - shards.keys())
+            if missing and len(shards) < self.world_size and not self.is_stopping:
+                names = ", ".join(map(str, missing))
+                text = (
+                    f"The checkpoint of step {step} never became complete: ranks {names} did not call"
+                    f" checkpoint({step}). Call it on every rank."
+                )
+                yield Note("event", _event("checkpoint.incomplete", text, step=step, missing=missing))
+
+    def _ask(self, now: float, reason: str, *, is_stop: bool) -> Iterator[Effect]:
+        self._agreements += 1
+        self._agreement = Agreement(
+            token=self._agreements,
+            ranks=frozenset(range(self.world_size)),
+            reason=reason,
+            is_stop=is_stop,
+            asked_at=now,
+        )
+        self._checkpoint_at = now
+        yield Tell({"type": "hold", "token": self._agreements})
+
+    def follow(self, generation: int, world_size: int, now: float) -> WorkerGroup:
+        """The worker group that takes over in place: other ranks, the same scripts, nothing to do again."""
+        group = WorkerGroup(
+            generation=generation,
+            world_size=world_size,
+            started_at=now,
+            progress=self.progress.regroup(),
+            checkpoint_interval_s=self.checkpoint_interval_s,
+        )
+        group._cooperative = set(range(world_size))
+        group._reported = True
+        group._checkpoint_at = self._checkpoint_at
+        return group
+
+    def _push_stop(self, now: float) -> Iterator[Effect]:
+        assert self._stop is not None
+        deadline_at = self._stop.deadline_at
+        if deadline_at is not None and now >= deadline_at - DEADLINE_MARGIN_S:
+            if self._stop.is_in_place:
+                # The node's end will be seen like any other loss, and nothing is lost by it.
+                return
+            yield from self._end()
+        elif deadline_at is None and now - self._stop.asked_at >= STOP_PATIENCE_S:
+            # Nothing forces this stop, and ending the script now would throw its work away.
+            text = "The script was asked for a checkpoint and made none; it goes on without changing size."
+            yield Note("event", _event("checkpoint.ignored", text))
+            self._stop = None
+            if self._agreement is not None:
+                yield from self._drop_agreement(now)
+
+    def _end(self) -> Iterator[Effect]:
+        self.is_stopping = True
+        yield Tell({"type": "stop", "at_once": True})
+
+    def _forget(self, step: int) -> None:
+        for known in [one for one in self._shards if one <= step]:
+            del self._shards[known]
+
+
+def _step(value: Any) -> int:
+    step = int(value)
+    if not 0 <= step <= _MAX_STEP:
+        raise ValueError(f"step {step} is not between 0 and 2**53")
+    return step
+
+
+def _finite(value: Any) -> float | None:
+    number = float("nan") if value is None else float(value)
+    return number if math.isfinite(number) else None
+
+
+def _event(kind: str, message: str, **data: Any) -> dict[str, Any]:
+    return {"kind": kind, "message": message, "data": data}

@@ -1,0 +1,400 @@
+"""Changes the worker group of an attempt in place: the scripts stay, with their state, and get new ranks.
+
+What is decided about a change stands in `trainers.regrouping`; here it is carried out, by one task per change on the
+driver's event loop.  Calls from outside only note facts and wake that task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from remora import channel
+from trainers.attempt import Attempt
+from trainers.ray_train import Member
+from trainers.regrouping import Deal, Regrouping, deal
+
+log = logging.getLogger(__name__)
+
+#: Seconds without news after which it is looked whether a worker died.
+_QUIET_S = 1.0
+#: Seconds in which a new group has to work before it is dealt again; doubled with every try, up to the second number.
+JOIN_S, JOIN_CAP_S = 30.0, 3600.0
+#: Seconds in which the script of a worker that is to join has to be ready.
+LOAD_S = 600.0
+#: Seconds until another worker is started after one whose script failed before it joined.
+JOIN_PAUSE_S = 60.0
+#: Messages of scripts that this is about.
+TURNS = frozenset({"elastic", "parted", "joined"})
+
+
+class InPlace:
+    """The change under way, if there is one."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._crew = attempt.crew
+        self._change: Regrouping | None = None
+        self._task: asyncio.Task[Any] | None = None
+        #: Slots whose new group works.
+        self._joined: set[int] = set()
+        #: Set by any news.
+        self._news = asyncio.Event()
+        #: Why the scripts were last asked to park: `grow` or `drain`.
+        self._asked_for = "grow"
+        self._join_after = 0.0
+
+    @property
+    def is_changing(self) -> bool:
+        """True while a change is under way."""
+        return self._change is not None
+
+    # --- what scripts say
+
+    def hear(self, slot: int, message: channel.Message) -> None:
+        """A script can regroup, is parked, or works in its new group; nonsense is dropped with a remark."""
+        try:
+            match message["type"]:
+                case "elastic":
+                    self._crew.elastic.add(slot)
+                case "joined" if int(message["generation"]) == self._attempt.generation:
+                    self._joined.add(slot)
+                case "parted":
+                    why = str(message.get("why", ""))
+                    self._park(slot, int(message["generation"]), int(message["step"]), why)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            text = f"a message of type {message['type']!r} was not understood and dropped: {error!r}"[:500]
+            self._attempt.account.line(self._crew.ranks.get(slot, -1), "remora", text)
+        self._news.set()
+
+    def hear_exit(self, slot: int) -> None:
+        """A command is over; one that was to join will not be waited for."""
+        if slot in self._crew.joining:
+            self._join_after = self._attempt.now() + JOIN_PAUSE_S
+            self._drop_joiners({slot})
+        self._news.set()
+
+    def _park(self, slot: int, generation: int, step: int, why: str) -> None:
+        attempt, crew = self._attempt, self._crew
+        if slot in crew.joining:
+            crew.joining[slot].step = step
+            self._take_in_joiners()
+            return
+        # Who was left behind has no say any more, and a word about a group that was followed comes too late.
+        if slot not in crew.present or generation != attempt.generation:
+            return
+        is_planned = why == "planned" and attempt.group is not None and attempt.group.wants_to_stop
+        if self._change is None:
+            self._begin(self._asked_for if is_planned else "loss")
+        elif not is_planned:
+            self._turn_into_loss()
+        if self._change is not None:
+            self._change.park(slot, step)
+
+    # --- what Ray Train's controller says and asks
+
+    def absorb(self, failed: set[int], dead: set[int], nodes_lost: set[int]) -> set[int]:
+        """Take note of failed slots; returns those that the worker group goes on without, in place.
+
+        `dead` are slots whose process is dead, `nodes_lost` those whose node is; all other failures are the script's.
+        """
+        attempt, crew = self._attempt, self._crew
+        gone = dead | nodes_lost
+        lost, staying = gone & crew.present, crew.present - gone
+        if attempt.group is None or attempt.stop_reason is not None or attempt.verdict is not None:
+            return set()
+        if not staying or not staying <= crew.elastic or not failed <= gone | crew.left | crew.unranked:
+            return set()
+        # Ranks that are through cannot take part in another group; and a group that is being ended needs none.
+        if lost and (attempt.group.is_stopping or attempt.ended_slots):
+            return set()
+        if (failed - gone) & crew.joining.keys():
+            self._join_after = attempt.now() + JOIN_PAUSE_S
+        self._lose(gone)
+        self._drop_joiners(failed & crew.joining.keys())
+        crew.forget(failed)
+        return failed
+
+    def may_grow(self) -> bool:
+        """True when workers may be started to join the present worker group."""
+        attempt, crew = self._attempt, self._crew
+        group = attempt.group
+        if group is None or attempt.stop_reason is not None or attempt.verdict is not None:
+            return False
+        if crew.joining or attempt.now() < self._join_after or not crew.is_elastic:
+            return False
+        if self._change is not None:
+            return self._change.is_short(attempt.plan.min_workers)
+        return not group.wants_to_stop and group.is_cooperative and group.progress.lost_since is None
+
+    def expect(self, members: list[Member]) -> int:
+        """Workers are about to be started, to join; returns the number of the present worker group.
+
+        Raises TimeoutError when it is over meanwhile.
+        """
+        attempt = self._attempt
+        if attempt.group is None or attempt.ended_slots or attempt.stop_reason is not None:
+            raise TimeoutError("the worker group ended before others could join it")
+        self._crew.expect(members, attempt.now())
+        return attempt.generation
+
+    def expect_no_more(self, members: list[Member]) -> None:
+        """They could not be started after all."""
+        self._crew.forget({member.slot for member in members})
+
+    def drain(self, ray_node_ids: set[str], deadline_at: float | None) -> None:
+        """These nodes go at that time: park and go on without them, or stop at a checkpoint if too few would stay."""
+        attempt, crew = self._attempt, self._crew
+        going = {slot for slot in crew.present if crew.members[slot].ray_node_id in ray_node_ids}
+        if not going:
+            return
+        text = "A node of this job is going away; the worker group goes on without it after a checkpoint."
+        if not crew.is_elastic or len(crew.present - going) < attempt.plan.min_workers:
+            attempt.request_stop("drain", text, deadline_at)
+            return
+        crew.going |= going
+        if self._change is not None:
+            self._change.going |= going
+            return
+        text = "A node of this job is going away; the worker group goes on without it."
+        self._ask("drain", text, deadline_at)
+
+    def tick(self) -> None:
+        """What time alone brings about: joiners are taken in, or given up when they are never ready."""
+        self._take_in_joiners()
+        now = self._attempt.now()
+        late = {s for s, one in self._crew.joining.items() if one.step is None and now - one.since > LOAD_S}
+        if late:
+            self._join_after = now + JOIN_PAUSE_S
+            self._attempt.spawn(self._crew.tell_slots(late, _STOP))
+            self._drop_joiners(late)
+
+    def leave(self) -> None:
+        """Drop the change under way: the worker group as a whole ends."""
+        self._change = None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    # --- facts
+
+    def _take_in_joiners(self) -> None:
+        """Let the others park for joiners that are ready, unless a change is under way that takes them in anyway."""
+        if self._change is None and self._crew.ready_joiners():
+            self._ask("grow", "A worker is ready to join; the others take it in at the next step.", None)
+
+    def _ask(self, reason: str, text: str, deadline_at: float | None) -> None:
+        group = self._attempt.group
+        if group is not None and not group.wants_to_stop:
+            self._asked_for = reason
+        self._attempt.request_stop(reason, text, deadline_at, is_in_place=True)
+
+    def _begin(self, cause: str) -> None:
+        attempt, crew = self._attempt, self._crew
+        group = attempt.group
+        if group is None or group.is_stopping or attempt.stop_reason or attempt.verdict:
+            return
+        change = Regrouping(
+            attempt.generation, cause, attempt.now(), crew.in_order(), going=crew.going & crew.present
+        )
+        if cause == "loss":
+            group.progress = group.progress.lose(change.began_at)
+        self._change = change
+        self._task = attempt.spawn(self._carry_out(change))
+
+    def _turn_into_loss(self) -> None:
+        group = self._attempt.group
+        if self._change is not None and group is not None and self._change.cause != "loss":
+            self._change.cause = "loss"
+            group.progress = group.progress.lose(self._attempt.now())
+
+    def _lose(self, slots: set[int]) -> None:
+        """These are gone for good; the others go on without them."""
+        crew = self._crew
+        self._drop_joiners(slots & crew.joining.keys())
+        lost = slots & crew.present
+        if not lost:
+            return
+        ranks = sorted(crew.ranks_of(lost))
+        names = ", ".join(map(str, ranks))
+        self._attempt.account.event("node.lost", f"The workers of rank {names} were lost.", ranks=ranks)
+        crew.left |= lost
+        if self._change is None:
+            self._begin("loss")
+        else:
+            self._change.lose(lost)
+            self._turn_into_loss()
+        self._news.set()
+
+    def _drop_joiners(self, slots: set[int]) -> None:
+        for slot in slots:
+            self._crew.joining.pop(slot, None)
+        if self._change is not None and slots:
+            self._change.lose(slots)
+            self._news.set()
+
+    # --- the task of one change
+
+    async def _carry_out(self, change: Regrouping) -> None:
+        """Form the next worker group out of those that are there."""
+        patience_s = JOIN_S
+        try:
+            while self._change is change:
+                # 1. Everybody parks; who is dead, frozen or hangs is lost.
+                await self._gather(change)
+                # 2. Nobody holds the state any more: only the storage has it.
+                if change.is_hopeless:
+                    self._restart()
+                # 3. Too few hold it: they wait for others, but not for ever.
+                elif change.is_short(self._attempt.plan.min_workers):
+                    await self._wait_for_more(change)
+                # 4. Ranks are dealt anew, and everybody learns its own.
+                elif await self._form(change):
+                    # 5. The new group works, or is dealt again.
+                    await self._wait_until_joined(change, patience_s)
+                    patience_s = min(JOIN_CAP_S, 2 * patience_s)
+        except Exception:  # parked scripts must not wait for a task that is dead
+            log.exception("a change in place failed; the worker group is started again")
+            self._restart()
+
+    async def _gather(self, change: Regrouping) -> None:
+        """Return when everybody who goes on is parked."""
+        loop = asyncio.get_running_loop()
+        patience_s = self._attempt.pace.patience_s
+        began, told = loop.time(), ""
+        while self._change is change:
+            self._news.clear()
+            if change.cause == "loss" and told != "part":
+                began, told = loop.time(), "part"
+                await self._lose_dead(change)
+                part = {"type": "part", "generation": change.generation}
+                self._lose(await self._crew.tell_slots(change.missing, part))
+            self._welcome_joiners(change)
+            if not change.missing:
+                return
+            if loop.time() - began > patience_s:
+                self._give_up(change)
+            elif not await self._hear_news(_QUIET_S):
+                await self._lose_dead(change)
+
+    def _give_up(self, change: Regrouping) -> None:
+        """Some do not park in time: after an agreement look for the cause, after a loss go on without them."""
+        if change.cause != "loss":
+            self._turn_into_loss()
+            return
+        hanging = set(change.missing)
+        self._attempt.spawn(self._crew.tell_slots(hanging, _STOP))
+        self._lose(hanging)
+
+    def _welcome_joiners(self, change: Regrouping) -> None:
+        for slot, step in self._crew.ready_joiners().items():
+            change.welcome(slot)
+            change.park(slot, step)
+
+    async def _wait_for_more(self, change: Regrouping) -> None:
+        attempt = self._attempt
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + attempt.plan.regroup_s
+        attempt.account.progress(world_size=0)
+        while self._change is change and change.is_short(attempt.plan.min_workers):
+            self._news.clear()
+            if loop.time() >= give_up_at:
+                attempt.give_up_waiting()
+                self._restart()
+            elif not await self._hear_news(_QUIET_S):
+                await self._lose_dead(change)
+            self._welcome_joiners(change)
+
+    async def _form(self, change: Regrouping) -> bool:
+        """Deal ranks and tell everybody; False when somebody was lost meanwhile."""
+        attempt, crew = self._attempt, self._crew
+        team = change.team(attempt.plan.min_workers)
+        if not team:
+            return False
+        # An agreement that was under way ends with its group.
+        released, port = await asyncio.gather(
+            crew.tell_slots(team, {"type": "release", "token": 0}), crew.free_port(team[0])
+        )
+        # Parked workers that do not answer are gone or frozen.
+        self._lose(released | ({team[0]} if port is None else set()))
+        if self._change is not change or port is None or team != change.team(attempt.plan.min_workers):
+            return False
+        seats = crew.seats(team)
+        dealt = deal(seats)
+        out = crew.take_seats(dealt)
+        change.staying = list(team)
+        attempt.follow(len(dealt))
+        self._joined.clear()
+        change.try_again(attempt.generation)
+        attempt.spawn(crew.tell_slots(out, _STOP))
+        silent = await crew.instruct(
+            {one.slot: _regroup_message(one, attempt.generation, seats[0].address, port) for one in dealt}
+        )
+        self._lose(silent)
+        return self._change is change
+
+    async def _wait_until_joined(self, change: Regrouping, patience_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + patience_s
+        team = set(self._crew.ranks)
+        while self._change is change:
+            self._news.clear()
+            # Who was lost, or parked again, after all had joined is for the next try.
+            if change.parked or change.leaving & team or loop.time() > give_up_at:
+                self._turn_into_loss()
+                return
+            if team <= self._joined:
+                self._finish(change, len(team))
+            elif not await self._hear_news(_QUIET_S):
+                await self._lose_dead(change)
+
+    def _finish(self, change: Regrouping, size: int) -> None:
+        attempt = self._attempt
+        self._change = None
+        pause_s = round(attempt.now() - change.began_at, 3)
+        attempt.account.event(
+            "worker_group.regrouped",
+            f"{size} workers go on in place, {pause_s:.2f} s after the others stopped ({change.cause}).",
+            world_size=size,
+            generation=attempt.generation,
+            cause=change.cause,
+            pause_s=pause_s,
+        )
+        attempt.account.progress(state="running", world_size=size)
+
+    def _restart(self) -> None:
+        """End this worker group as a whole; the next one, if any, reads the storage."""
+        self._change = None
+        self._attempt.end_group()
+
+    async def _lose_dead(self, change: Regrouping) -> None:
+        dead = await self._crew.find_dead(change.staying)
+        if self._change is change:
+            self._lose(dead)
+
+    async def _hear_news(self, timeout_s: float) -> bool:
+        """Wait for news since it was cleared; False when there was none."""
+        try:
+            await asyncio.wait_for(self._news.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+
+_STOP: channel.Message = {"type": "stop", "at_once": True}
+
+
+def _regroup_message(one: Deal, generation: int, address: str, port: int) -> channel.Message:
+    return {
+        "type": "regroup",
+        "generation": generation,
+        "rank": one.rank,
+        "world_size": one.world_size,
+        "local_rank": one.local_rank,
+        "local_world_size": one.local_world_size,
+        "node_rank": one.node_rank,
+        "num_nodes": one.num_nodes,
+        "master_addr": address,
+        "master_port": port,
+    }

@@ -1,0 +1,159 @@
+"""The process between a supervisor and the user's command: whatever the command starts, it ends.
+
+Run as a file by the supervisor's interpreter with `-S -E`, standard library only, so that it starts in milliseconds:
+
+    python -S -E keeper.py STATUS_FD GRACE_S -- COMMAND ARG...
+
+It makes itself the reaper of all its descendants (`PR_SET_CHILD_SUBREAPER`), so that a process that detached itself
+with `setsid` or a double fork still belongs to it, and asks the kernel to be told when the supervisor dies
+(`PR_SET_PDEATHSIG`).  It writes one JSON object to STATUS_FD when all is over: `{"exit_code": n}`, `{"signal": n}` or
+`{"start_failed": "why"}`, and `"outlived": n` when it had to end n processes that the command left behind.
+
+SIGTERM: pass it on, and after GRACE_S seconds kill everything.  SIGUSR1: kill everything at once.
+
+Source: prctl(2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1)
+
+
+def main(arguments: list[str]) -> None:
+    """Run the command and end with it."""
+    status_fd, grace_s = int(arguments[0]), float(arguments[1])
+    command = arguments[3:]
+    supervisor = os.getppid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)
+    if os.getppid() != supervisor:
+        return
+    os.set_inheritable(status_fd, False)
+    errors_read, errors_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(errors_read)
+        _become(command, libc, errors_write)
+    os.close(errors_write)
+    with os.fdopen(errors_read, "rb") as errors:
+        start_failed = errors.read().decode(errors="replace")
+    status = _wait(child, grace_s)
+    outlived = _end_descendants()
+    if start_failed:
+        status = {"start_failed": start_failed}
+    if outlived:
+        status["outlived"] = outlived
+    os.write(status_fd, json.dumps(status).encode())
+
+
+def _become(command: list[str], libc: ctypes.CDLL, errors_fd: int) -> None:
+    """Turn the forked process into the command; never returns."""
+    os.setsid()
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(errors_fd, f"{command[0]}: {error.strerror}".encode())
+    os._exit(127)
+
+
+def _wait(child: int, grace_s: float) -> dict[str, object]:
+    """Wait for the command's own process; returns how it ended."""
+    kill_at: float | None = None
+    while True:
+        timeout = 3600.0 if kill_at is None else max(0.05, kill_at - time.monotonic())
+        received = signal.sigtimedwait(_WATCHED, timeout)
+        if received is None:
+            if kill_at is not None:
+                _kill_all(signal.SIGKILL)
+        elif received.si_signo == signal.SIGTERM and kill_at is None:
+            kill_at = time.monotonic() + grace_s
+            _kill_all(signal.SIGTERM)
+        elif received.si_signo == signal.SIGUSR1:
+            kill_at = time.monotonic()
+            _kill_all(signal.SIGKILL)
+        ended = _reap(child)
+        if ended is not None:
+            return ended
+
+
+def _reap(child: int) -> dict[str, object] | None:
+    """Collect every process that ended; the command's own status when it is among them."""
+    found: dict[str, object] | None = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found if found is not None else {"exit_code": 1}
+        if pid == 0:
+            return found
+        if pid == child:
+            found = (
+                {"signal": os.WTERMSIG(status)}
+                if os.WIFSIGNALED(status)
+                else {"exit_code": os.WEXITSTATUS(status)}
+            )
+
+
+def _end_descendants() -> int:
+    """Kill what is left until nothing is; returns how many processes there were."""
+    seen: set[int] = set()
+    while True:
+        left = _descendants()
+        if not left:
+            return len(seen)
+        seen.update(left)
+        for pid in left:
+            _kill(pid, signal.SIGKILL)
+        signal.sigtimedwait((signal.SIGCHLD,), 0.05)
+        _reap(-1)
+
+
+def _kill_all(number: signal.Signals) -> None:
+    for pid in _descendants():
+        _kill(pid, number)
+
+
+def _kill(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _descendants() -> list[int]:
+    """Every living process below this one, from /proc; zombies that are not ours to reap are left out."""
+    parents: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat", "rb") as file:
+                    state, parent = file.read().rpartition(b")")[2].split()[:2]
+            except OSError:
+                continue
+            if state != b"Z":
+                parents[int(entry)] = int(parent)
+    found: list[int] = []
+    level = {os.getpid()}
+    while level:
+        level = {pid for pid, parent in parents.items() if parent in level}
+        found.extend(level)
+    return found
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

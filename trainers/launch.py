@@ -1,0 +1,129 @@
+"""Starts, polls, stops and ends the drivers of attempts; what the service calls."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any
+
+import ray
+from ray.experimental import internal_kv
+
+from remora.states import EndReason
+from trainers.driver import Driver
+from trainers.plan import AttemptPlan, DriverGone, Record
+from trainers.ray_train import free_resources
+
+log = logging.getLogger(__name__)
+
+#: Ray namespace of all drivers.
+NAMESPACE = "remora"
+#: Label of the Ray node on which drivers run: the head is never preempted.
+_HEAD = {"remora-role": "head"}
+#: Records fetched from one driver at once.
+_LIMIT = 2000
+_KV_NAMESPACE = b"remora"
+
+
+class RayLauncher:
+    """Drivers as detached actors, named by their attempt; needs `ray.init(..., namespace="remora")` before.
+
+    Nothing here waits for a driver longer than `timeout_s`.
+    """
+
+    def __init__(self, *, timeout_s: float = 1.0) -> None:
+        self._timeout_s = timeout_s
+        self._handles: dict[str, Any] = {}
+        self._asked: dict[str, Any] = {}
+
+    def start(self, plan: AttemptPlan) -> None:
+        """Start the attempt's driver unless it runs already; returns before it is up."""
+        internal_kv._internal_kv_put(_key(plan.attempt_id), b"started", namespace=_KV_NAMESPACE)
+        actor = ray.remote(Driver).options(
+            name=_name(plan.attempt_id),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            label_selector=_HEAD,
+            max_concurrency=1000,
+        )
+        handle = actor.remote(plan)
+        self._handles[plan.attempt_id] = handle
+        handle.start.remote()
+
+    def poll(self, attempt_ids: list[str], after: dict[str, int]) -> dict[str, list[Record] | DriverGone]:
+        """New records of each attempt, or how its driver is gone; an attempt without an answer yet is left out."""
+        answers: dict[str, list[Record] | DriverGone] = {}
+        for attempt_id in attempt_ids:
+            if attempt_id not in self._asked:
+                gone = self._ask(attempt_id, after.get(attempt_id, 0))
+                if gone is not None:
+                    answers[attempt_id] = gone
+        waiting = {self._asked[one]: one for one in attempt_ids if one in self._asked}
+        if not waiting:
+            return answers
+        done, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=self._timeout_s)
+        for reference in done:
+            attempt_id = waiting[reference]
+            del self._asked[attempt_id]
+            answers[attempt_id] = self._take(attempt_id, reference)
+        return answers
+
+    def stop(self, attempt_id: str, reason: EndReason) -> None:
+        """Ask the driver to end the attempt; it answers with its last record."""
+        handle = self._handle(attempt_id)
+        if handle is not None:
+            handle.stop.remote(reason)
+
+    def kill(self, attempt_id: str) -> None:
+        """End the driver and all its workers at once; fine when it is gone."""
+        handle = self._handle(attempt_id)
+        if handle is not None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(handle, no_restart=True)
+        self._forget(attempt_id)
+
+    def _ask(self, attempt_id: str, after: int) -> DriverGone | None:
+        handle = self._handle(attempt_id)
+        if handle is None:
+            return self._gone(attempt_id)
+        self._asked[attempt_id] = handle.poll.remote(after, _LIMIT)
+        return None
+
+    def _take(self, attempt_id: str, reference: Any) -> list[Record] | DriverGone:
+        try:
+            records: list[Record] = ray.get(reference)
+        except ray.exceptions.RayActorError:
+            return self._gone(attempt_id)
+        return records
+
+    def _gone(self, attempt_id: str) -> DriverGone:
+        known = internal_kv._internal_kv_exists(_key(attempt_id), namespace=_KV_NAMESPACE)
+        self._forget(attempt_id)
+        if known:
+            return DriverGone(EndReason.DRIVER_LOST, "The driver of this attempt died.")
+        return DriverGone(
+            EndReason.HEAD_LOST, "The head of the Ray cluster was lost, and the driver with it."
+        )
+
+    def _forget(self, attempt_id: str) -> None:
+        self._handles.pop(attempt_id, None)
+        self._asked.pop(attempt_id, None)
+        free_resources(attempt_id)
+
+    def _handle(self, attempt_id: str) -> Any:
+        if attempt_id not in self._handles:
+            try:
+                self._handles[attempt_id] = ray.get_actor(_name(attempt_id), namespace=NAMESPACE)
+            except ValueError:
+                return None
+        return self._handles[attempt_id]
+
+
+def _name(attempt_id: str) -> str:
+    return f"driver-{attempt_id}"
+
+
+def _key(attempt_id: str) -> bytes:
+    return f"driver:{attempt_id}".encode()

@@ -1,0 +1,83 @@
+"""What one attempt needs to know, and what it tells: frozen values that cross the process boundary as JSON.
+
+`AttemptPlan` goes from the service to the driver; `Record`s come back.  A record's `seq` starts at 1 for every
+attempt and has no gaps, so that whoever stores records can ask for "everything after seq N", store each once and
+forget the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from remora.states import EndReason
+
+RecordKind = Literal["event", "log", "metric", "checkpoint", "progress", "ended"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptPlan:
+    """Everything a driver needs to run one attempt."""
+
+    job_id: str
+    attempt_id: str
+    #: 1, 2, ...; also the fencing token: a driver of a lower attempt may not commit a checkpoint any more.
+    attempt: int
+    #: Argument list; run without a shell.
+    command: list[str]
+    #: Digest of the code bundle (`sha256:...`), or None for an empty folder.
+    bundle: str | None
+    #: URL of the storage that holds `bundles/` and `jobs/` (a path or any fsspec URL).
+    storage_url: str
+    #: URL of the storage for checkpoints when the job names its own; else `storage_url`.
+    checkpoint_url: str
+    backend: Literal["ddp", "command"]
+    min_workers: int
+    max_workers: int
+    #: Ray resources of one worker, e.g. {"CPU": 1.0, "GPU": 1.0, "memory": 1e9}.
+    resources: dict[str, float]
+    #: The user's environment variables.
+    variables: dict[str, str] = field(default_factory=dict)
+    #: Seconds between periodic checkpoints that scripts are asked for; None asks only before planned stops.
+    checkpoint_interval_s: float | None = 60.0
+    #: Committed checkpoints to keep.
+    checkpoint_keep: int = 3
+    #: Bytes of log kept per attempt; later lines are counted, not kept.
+    log_limit_bytes: int = 64 * 2**20
+    #: Bytes of one line; the rest of a longer one is cut.
+    log_line_bytes: int = 16 * 2**10
+    #: Newest step that an earlier attempt reported, to count what has to be done again; None before the first.
+    previous_step: int | None = None
+    #: Seconds to wait for `min_workers` after losses before the attempt ends with `node_lost`.
+    regroup_s: float = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One thing that an attempt tells.
+
+    `body` by kind:
+
+    - `event`: `{"kind": "worker_group.started", "message": str, "data": {...}}`
+    - `log`: `{"rank": int, "stream": "stdout"|"stderr"|"remora", "text": str}`
+    - `metric`: `{"step": int, "world_size": int, "values": {name: float | None}}` (from rank 0; None: not finite)
+    - `checkpoint`: `{"step", "world_size", "size_bytes", "location", "files": {name: bytes}, "committed_at"}`;
+      also `{"step": int, "deleted": true}` when retention removed it
+    - `progress`: any of `{"state": "running"|"draining"|"starting", "world_size": int, "step": int, "total_steps": int,
+      "repeated_steps": int, "lost_s": float, "resumed_from_step": int}`; counters are totals of the attempt
+    - `ended`: `{"end_reason": EndReason value, "message": str, "exit_code": int | None}`; always the last record
+    """
+
+    seq: int
+    at: float
+    kind: RecordKind
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DriverGone:
+    """The driver of an attempt is dead and said nothing about an end."""
+
+    reason: EndReason
+    #: One sentence for people.
+    message: str

@@ -1,0 +1,158 @@
+"""How a worker group changes in place: who stays, who comes, and which group follows (pure; time is an argument).
+
+Workers have a *slot* for life; ranks are dealt anew for every group.  When a peer vanishes, every script that is left
+parks at the state after its last step; so it does at an agreed step when a node goes or a worker comes.  When all of
+them are parked, the next group is dealt: those who stay keep their order, those who come follow.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+#: Seconds in which the scripts of a broken worker group park, at least and at most; later ones count as lost.
+PARK_S, PARK_CAP_S = 10.0, 600.0
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a slot's worker runs."""
+
+    slot: int
+    #: Ray's name of the node.
+    node: str
+    #: The node's address.
+    address: str
+
+
+@dataclass(frozen=True)
+class Deal:
+    """One worker's place in a group."""
+
+    slot: int
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    num_nodes: int
+
+
+def deal(seats: list[Seat]) -> list[Deal]:
+    """Ranks in the order of the seats, and within each node; node ranks in order of first appearance."""
+    nodes: dict[str, list[int]] = {}
+    for seat in seats:
+        nodes.setdefault(seat.node, []).append(seat.slot)
+    order = list(nodes)
+    return [
+        Deal(
+            slot=seat.slot,
+            rank=rank,
+            world_size=len(seats),
+            local_rank=nodes[seat.node].index(seat.slot),
+            local_world_size=len(nodes[seat.node]),
+            node_rank=order.index(seat.node),
+            num_nodes=len(order),
+        )
+        for rank, seat in enumerate(seats)
+    ]
+
+
+@dataclass
+class Regrouping:
+    """One change under way."""
+
+    #: Number of the group that is broken or about to be left.
+    generation: int
+    #: For people: `loss`, `drain`, `grow`.
+    cause: str
+    began_at: float
+    #: Slots that go on, in the order of their ranks.
+    staying: list[int]
+    #: Slots that end: their node is lost, or they are frozen.
+    leaving: set[int] = field(default_factory=set)
+    #: Newest step of every parked slot; -1 for one that has no state yet.
+    parked: dict[int, int] = field(default_factory=dict)
+    #: Slots whose node drains: they are left behind unless the next group cannot do without them.
+    going: set[int] = field(default_factory=set)
+
+    def park(self, slot: int, step: int) -> None:
+        """A script stands still with the state after `step`."""
+        self.parked[slot] = step
+
+    def lose(self, slots: set[int]) -> None:
+        """These slots end."""
+        self.staying = [slot for slot in self.staying if slot not in slots]
+        self.leaving |= slots
+
+    def welcome(self, slot: int) -> None:
+        """A new worker is parked and wants to take part."""
+        if slot not in self.staying and slot not in self.leaving:
+            self.staying.append(slot)
+
+    def try_again(self, generation: int) -> None:
+        """Ranks of this generation were dealt: who cannot join it parks again."""
+        self.generation = generation
+        self.parked.clear()
+
+    @property
+    def missing(self) -> set[int]:
+        """Slots that go on and are not parked yet."""
+        return set(self.staying) - self.parked.keys()
+
+    @property
+    def has_state(self) -> bool:
+        """True while a slot that goes on holds the training state in its memory."""
+        return self._newest(self.staying) >= 0
+
+    @property
+    def is_hopeless(self) -> bool:
+        """True when nobody is left who holds, or might hold, the training state."""
+        return not self.missing and not self.has_state
+
+    def is_short(self, min_workers: int) -> bool:
+        """True when everybody is parked and holds the state, but more have to come before a group can follow."""
+        return not self.missing and self.has_state and len(self.staying) < min_workers
+
+    def is_ready(self, min_workers: int) -> bool:
+        """True when the next group can be formed; at least one of it must hold the state."""
+        return bool(self.team(min_workers))
+
+    def team(self, min_workers: int) -> list[int]:
+        """Slots of the next group, those with the state first, so that rank 0 holds it; [] while there is none.
+
+        Slots whose node drains are left out, unless the others are too few or stand behind them.
+        """
+        if self.missing:
+            return []
+        for slots in ([one for one in self.staying if one not in self.going], self.staying):
+            newest = self._newest(slots)
+            if len(slots) >= min_workers and 0 <= newest == self._newest(self.staying):
+                return sorted(slots, key=lambda slot: self.parked[slot] < 0)
+        return []
+
+    def _newest(self, slots: list[int]) -> int:
+        return max((self.parked.get(slot, -1) for slot in slots), default=-1)
+
+
+class Pace:
+    """How long steps take, and so how long a script may need until it notices that it shall park."""
+
+    def __init__(self) -> None:
+        self._before: float | None = None
+        self._durations: deque[float] = deque(maxlen=8)
+
+    def step(self, at: float) -> None:
+        """A step ended at that time (seconds since 1970)."""
+        if self._before is not None:
+            self._durations.append(at - self._before)
+        self._before = at
+
+    def pause(self) -> None:
+        """Time until the next step says nothing about steps."""
+        self._before = None
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds in which a script parks that is well: three of the longest steps of late, within bounds."""
+        return min(PARK_CAP_S, max(PARK_S, 3 * max(self._durations, default=0.0)))

@@ -1,0 +1,390 @@
+"""The parent of one rank's process: starts the child, carries what it says to the driver, and ends with it.
+
+`prepare`, `instruct` and `supervise` run in the process of a Ray Train worker: the first two are called by the driver,
+the last one is what Ray Train runs as its training function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import random
+import shutil
+import socket
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+
+from remora import channel
+from remora.errors import BundleError
+from trainers.checkpoints.catalog import Catalog
+from trainers.checkpoints.manifest import Manifest
+from trainers.child import Child
+from trainers.code import shared_folder, sweep_folders, unpack_once
+from trainers.environment import Place, child_environment
+from trainers.plan import AttemptPlan
+from trainers.storage import Storage, StorageError
+
+#: Seconds that bulk messages (lines, reports) wait for others to travel with.
+_GATHER_S = 0.1
+#: Bytes of lines that wait for the driver before the script's own writes have to wait.
+_BACKLOG_BYTES = 8 << 20
+#: What a script may tell the driver; `checkpoint` is for the supervisor, and all else it does not know.
+_FOR_DRIVER = frozenset({"hello", "report", "held", "abandoned", "elastic", "parted", "joined"})
+#: Seconds a script gets between SIGTERM and SIGKILL.
+_GRACE_S = 5.0
+
+
+class PlannedStop(Exception):
+    """The driver ended this worker: to change the size of the worker group, or because the attempt ends."""
+
+
+class CommandUnusable(Exception):
+    """The command cannot be handed to the operating system as it is."""
+
+
+class ChildFailed(Exception):
+    """The command of this rank failed; the driver already knows how."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """What one supervisor is to run."""
+
+    plan: AttemptPlan
+    place: Place
+    #: Handle of the driver actor.
+    driver: Any
+    #: Checkpoint to resume from.
+    resume: Manifest | None
+    #: Name of this worker for its whole life; its rank changes when the worker group changes in place.
+    slot: int
+    #: True for a worker that joins a worker group which trains already.
+    is_joining: bool = False
+
+
+_assignment: Assignment | None = None
+_running: Supervisor | None = None
+#: Instructions that came before the training function was started.
+_early: list[channel.Message] = []
+_starting = threading.Lock()
+
+
+def prepare(assignment: Assignment) -> None:
+    """Take an assignment; called by the driver before the training function starts."""
+    global _assignment
+    _assignment = assignment
+
+
+def instruct(message: channel.Message) -> None:
+    """Take an instruction of the driver for the child, now or as soon as it runs."""
+    with _starting:
+        running = _running
+        if running is None:
+            _early.append(message)
+    if running is not None:
+        running.instruct(message)
+
+
+def free_port() -> int:
+    """A TCP port of this node that nobody listens on, outside the range from which the kernel picks by itself."""
+    for _ in range(200):
+        port = random.randrange(20000, 30000)  # noqa: S311 - not a secret
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise OSError("no free TCP port between 20000 and 30000 on this node")
+
+
+def supervise() -> None:
+    """Run the prepared assignment to its end; what Ray Train calls as the training function.
+
+    Raises ChildFailed or PlannedStop, which tells Ray Train that this worker is through.
+    """
+    global _running
+    if _assignment is None:
+        raise RuntimeError("this worker was started without an assignment")
+    running = Supervisor(_assignment)
+    with _starting:
+        for message in _early:
+            running.instruct(message)
+        _running = running
+    running.run()
+
+
+class Supervisor:
+    """One rank's supervisor."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._plan = assignment.plan
+        self._place = assignment.place
+        self._resume = assignment.resume
+        self._is_joining = assignment.is_joining
+        self._outbox = Outbox(assignment.driver, assignment.place.generation, assignment.slot, self._cut_off)
+        self._child: Child | None = None
+        self._stop_requested = False
+        self._stop_is_near = False
+        self._uploads: list[threading.Thread] = []
+        self._staging: Path | None = None
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        """Prepare the folder, run the child, hand everything over."""
+        place = self._place
+        sweep_folders()
+        with shared_folder(f"{place.attempt_id}-{place.generation}") as folder:
+            try:
+                child = self._start(folder)
+            except CommandUnusable as error:
+                self._finish({"start_failed": str(error)})
+            except (StorageError, OSError) as error:
+                self._outbox.put({"type": "trouble", "message": f"preparing the code failed: {error}"})
+                self._outbox.close()
+                raise ChildFailed(str(error)) from error
+            except BundleError as error:
+                self._finish({"start_failed": str(error)})
+            else:
+                self._finish(child.wait())
+
+    def instruct(self, message: channel.Message) -> None:
+        """Act on an instruction of the driver."""
+        kind = message["type"]
+        with self._lock:
+            child = self._child
+            if kind == "stop":
+                self._stop_requested = True
+            elif kind == "decide":
+                self._stop_is_near = bool(message.get("stop"))
+            elif kind == "regroup":
+                self._regroup(message)
+            elif kind == "release":
+                self._stop_is_near = False
+            if child is not None and kind != "stop":
+                # Under the lock, so that a `taken` decided before a `release` cannot overtake it.
+                child.send(message)
+        if child is not None and kind == "stop":
+            child.stop(at_once=bool(message.get("at_once")))
+
+    def _regroup(self, message: channel.Message) -> None:
+        """The worker group changed in place: another number, another rank, another rendezvous."""
+        names = [field.name for field in dataclasses.fields(Place)]
+        changed = {name: message[name] for name in names if name in message}
+        self._place = dataclasses.replace(self._place, **changed)
+        self._stop_is_near = False
+        self._outbox.generation = self._place.generation
+
+    def _start(self, folder: Path) -> Child:
+        plan, place = self._plan, self._place
+        storage = Storage(plan.storage_url)
+        try:
+            code = unpack_once(storage, plan.bundle, folder)
+        except FileNotFoundError as error:
+            raise BundleError(f"the code bundle {plan.bundle} is not in the storage any more") from error
+        scratch = folder / f"scratch-{place.rank}"
+        self._staging = folder / f"staging-{place.rank}"
+        scratch.mkdir()
+        self._staging.mkdir()
+        environment = child_environment(
+            os.environ,
+            plan.variables,
+            place,
+            cpus=plan.resources.get("CPU", 1.0),
+            interface=_interface_of(ray.util.get_node_ip_address()),
+            python_folder=str(Path(sys.executable).parent),
+        )
+        environment["REMORA_SCRATCH_DIR"] = str(scratch)
+        if self._is_joining:
+            environment["REMORA_JOIN"] = "1"
+        if self._resume is not None:
+            catalog = Catalog(Storage(plan.checkpoint_url), plan.job_id)
+            environment["REMORA_RESUME_DIR"] = str(
+                catalog.fetch(self._resume, folder / f"resume-{place.rank}")
+            )
+            environment["REMORA_RESUME_STEP"] = str(self._resume.step)
+        # Under the lock, so that the child's first message finds somebody who can answer.
+        with self._lock:
+            try:
+                child = self._child = Child(
+                    plan.command,
+                    folder=code,
+                    environment=environment,
+                    line_bytes=plan.log_line_bytes,
+                    grace_s=_GRACE_S,
+                    on_line=self._outbox.put_line,
+                    on_message=self._receive,
+                )
+            except ValueError as error:
+                raise CommandUnusable(str(error)) from error
+            except OSError as error:
+                if error.errno != errno.E2BIG:
+                    raise
+                raise CommandUnusable("its arguments and environment variables are too long") from error
+            stop_requested = self._stop_requested
+        self._outbox.put({"type": "started", "pid": child.pid})
+        if stop_requested:
+            child.stop(at_once=True)
+        return child
+
+    def _receive(self, message: channel.Message) -> None:
+        """Take a message of the child."""
+        if message["type"] in _FOR_DRIVER:
+            self._outbox.put(message)
+        elif message["type"] == "checkpoint":
+            try:
+                step, folder = int(message["step"]), Path(message["folder"])
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
+                self._outbox.put_line("remora", f"a checkpoint message was not understood: {error!r}"[:500])
+            else:
+                self._take(step, folder, asked=bool(message.get("asked")))
+
+    def _take(self, step: int, folder: Path, *, asked: bool) -> None:
+        """Take a rank's files of a checkpoint, and let the script go on unless its planned end comes."""
+        assert self._staging is not None
+        staged = self._staging / f"{step}-{len(self._uploads)}"
+        try:
+            folder.rename(staged)
+        except OSError as error:
+            self._outbox.put_line("remora", f"the checkpoint of step {step} could not be taken: {error}")
+            self._outbox.put({"type": "abandoned", "step": step})
+        else:
+            upload = threading.Thread(target=self._upload, args=(staged, step, asked, self._place))
+            self._uploads.append(upload)
+            upload.start()
+        with self._lock:
+            if self._child is not None:
+                park = asked and self._stop_is_near
+                self._child.send({"type": "taken", "step": step, "park": park})
+
+    def _upload(self, staged: Path, step: int, asked: bool, place: Place) -> None:
+        try:
+            catalog = Catalog(Storage(self._plan.checkpoint_url), place.job_id)
+            files = catalog.put(staged, step, place.attempt, place.generation, place.rank)
+        except (StorageError, OSError) as error:
+            self._outbox.put_line("remora", f"the checkpoint of step {step} could not be stored: {error}")
+            self._outbox.put({"type": "abandoned", "step": step})
+        else:
+            self._outbox.put(
+                {
+                    "type": "shard",
+                    "step": step,
+                    "files": files,
+                    "asked": asked,
+                    "generation": place.generation,
+                }
+            )
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+
+    def _finish(self, status: dict[str, object]) -> None:
+        for upload in self._uploads:
+            upload.join()
+        outlived = status.pop("outlived", 0)
+        if outlived:
+            self._outbox.put_line(
+                "remora", f"{outlived} processes that the command had left behind were ended"
+            )
+        self._outbox.put({"type": "exit", "stopped": self._stop_requested, **status})
+        self._outbox.close()
+        if status.get("exit_code") == 0:
+            return
+        if self._stop_requested:
+            raise PlannedStop
+        raise ChildFailed(str(status))
+
+    def _cut_off(self) -> None:
+        """The driver is gone: nobody wants this child's work any more."""
+        with self._lock:
+            self._stop_requested = True
+            child = self._child
+        if child is not None:
+            child.stop(at_once=True)
+
+
+class Outbox:
+    """Messages of one rank on their way to the driver: in order, in batches, one batch at a time."""
+
+    def __init__(self, driver: Any, generation: int, slot: int, on_driver_gone: Any) -> None:
+        self._driver = driver
+        #: Number of the worker group that the messages to come belong to.
+        self.generation = generation
+        self._slot = slot
+        self._on_driver_gone = on_driver_gone
+        self._changed = threading.Condition()
+        self._messages: list[dict[str, Any]] = []
+        self._bytes = 0
+        self._is_urgent = False
+        self._is_closed = False
+        self._is_dead = False
+        self._drops_lines = False
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._pump, name="outbox", daemon=True)
+        self._thread.start()
+
+    def put(self, message: dict[str, Any]) -> None:
+        """Send a message soon; anything but a report goes at once."""
+        with self._changed:
+            self._messages.append(message)
+            self._is_urgent = self._is_urgent or message["type"] != "report"
+            self._changed.notify_all()
+
+    def put_line(self, stream: str, text: str) -> None:
+        """Send a line of output; waits while too much is under way."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._bytes < _BACKLOG_BYTES or self._is_dead)
+            if self._is_dead or (self._drops_lines and stream != "remora"):
+                self._dropped += 1
+                return
+            self._messages.append({"type": "log", "stream": stream, "text": text})
+            self._bytes += len(text) + 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Wait until the driver has everything."""
+        with self._changed:
+            if self._dropped:
+                self._messages.append({"type": "dropped", "lines": self._dropped})
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _pump(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._messages or self._is_closed)
+                if not self._is_urgent and not self._is_closed:
+                    self._changed.wait_for(lambda: self._is_urgent or self._is_closed, _GATHER_S)
+                batch, self._messages = self._messages, []
+                generation = self.generation
+                self._is_urgent = False
+                if not batch:
+                    return
+            try:
+                answer = ray.get(self._driver.deliver.remote(generation, self._slot, batch))
+            except ray.exceptions.RayError:
+                with self._changed:
+                    self._is_dead = True
+                    self._changed.notify_all()
+                self._on_driver_gone()
+                return
+            with self._changed:
+                self._bytes = sum(len(m["text"]) + 1 for m in self._messages if m["type"] == "log")
+                self._drops_lines = bool(answer.get("log_is_full"))
+                self._changed.notify_all()
+
+
+def _interface_of(address: str) -> str | None:
+    """Name of the network interface that carries an address; the loopback interface for all of 127.0.0.0/8."""
+    for name, addresses in psutil.net_if_addrs().items():
+        for one in addresses:
+            if one.address == address or (address.startswith("127.") and one.address == "127.0.0.1"):
+                return name
+    return None

@@ -1,0 +1,116 @@
+"""Why a worker group failed and what follows (pure).
+
+One cause shows itself many times: when a node dies, every surviving rank's collective fails and its script ends with
+an error of its own.  So what happened to machines is looked at before what happened to processes, and among
+processes the first one to end is the cause.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from remora.states import EndReason
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildExit:
+    """How the command of one rank ended by itself."""
+
+    rank: int
+    #: When the driver learnt it, seconds since 1970.
+    at: float
+    exit_code: int | None = None
+    signal: int | None = None
+    start_failed: str | None = None
+
+    @property
+    def is_failure(self) -> bool:
+        """True for everything but exit code 0."""
+        return self.exit_code != 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupFailure:
+    """What is known about a worker group in which something failed."""
+
+    exits: tuple[ChildExit, ...] = ()
+    #: Ranks whose node does not answer any more or was drained away.
+    lost_nodes: tuple[int, ...] = ()
+    #: Ranks whose supervisor died while its node lives.
+    lost_supervisors: tuple[int, ...] = ()
+    #: What supervisors could not do for their child, by rank: an infrastructure failure, not the script's.
+    troubles: tuple[tuple[int, str], ...] = ()
+    #: The driver had asked this group to end (to shrink or to grow).
+    is_planned: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What follows a failure."""
+
+    #: True: a new worker group of this attempt takes over.  False: the attempt ends.
+    goes_on: bool
+    end_reason: EndReason
+    message: str
+    exit_code: int | None = None
+
+
+def judge(failure: GroupFailure) -> Verdict:
+    """Find the cause of a failure."""
+    if failure.lost_nodes:
+        ranks = _ranks(failure.lost_nodes)
+        return Verdict(goes_on=True, end_reason=EndReason.NODE_LOST, message=f"The node of {ranks} was lost.")
+    if failure.is_planned:
+        return Verdict(
+            goes_on=True, end_reason=EndReason.EVICTED, message="The worker group changes its size."
+        )
+    if failure.lost_supervisors:
+        ranks = _ranks(failure.lost_supervisors)
+        return Verdict(
+            goes_on=False, end_reason=EndReason.SUPERVISOR_LOST, message=f"The supervisor of {ranks} died."
+        )
+    if failure.troubles:
+        rank, why = failure.troubles[0]
+        return Verdict(goes_on=False, end_reason=EndReason.SUPERVISOR_LOST, message=f"Rank {rank}: {why}.")
+    failed = sorted((one for one in failure.exits if one.is_failure), key=lambda one: (one.at, one.rank))
+    if failed:
+        return _judge_exit(failed[0])
+    return Verdict(
+        goes_on=False,
+        end_reason=EndReason.SUPERVISOR_LOST,
+        message="The worker group failed and no process of it says why.",
+    )
+
+
+def _judge_exit(first: ChildExit) -> Verdict:
+    if first.start_failed is not None:
+        return Verdict(
+            goes_on=False,
+            end_reason=EndReason.START_FAILED,
+            message=f"The command could not be started on rank {first.rank}: {first.start_failed}",
+        )
+    if first.signal is not None:
+        return Verdict(
+            goes_on=False,
+            end_reason=EndReason.SIGNAL,
+            message=f"The command of rank {first.rank} was ended by {_signal_name(first.signal)}.",
+        )
+    return Verdict(
+        goes_on=False,
+        end_reason=EndReason.EXIT_CODE,
+        message=f"The command of rank {first.rank} ended with exit code {first.exit_code}; its log says why.",
+        exit_code=first.exit_code,
+    )
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    names = ", ".join(str(rank) for rank in sorted(ranks))
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
