@@ -1,0 +1,299 @@
+"""The whole road on one machine: service, Ray cluster, a training job, the loss of a node, and its replacement.
+
+`make demo` runs it.  It uses nothing but the public client, and the local provider to take a node away.
+The last line it prints is one JSON object; it exits with 0 only when everything it promises held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from cluster.local.provider import LocalProvider
+from remora import Client
+from remora.errors import RemoraError
+from remora.states import JobState, NodeState
+from remora.views import Event, Job, MetricPoint
+
+ROOT = Path(__file__).resolve().parents[1]
+NODES = 3
+T = TypeVar("T")
+
+
+class DemoFailed(Exception):
+    """Something that the demo promises did not hold."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """What is trained, and what it has to reach."""
+
+    folder: Path
+    #: Name of the metric that is the result.
+    metric: str
+    is_good_enough: Callable[[float], bool]
+    #: Share of the steps after which a node is taken away.
+    loss_at: float
+
+
+EXAMPLES = {
+    "digits": Example(ROOT / "examples/digits", "test_accuracy", lambda share: share >= 0.95, 0.15),
+    "bytegpt": Example(ROOT / "examples/bytegpt", "bits_per_byte", lambda bits: bits < 5.0, 0.25),
+}
+
+
+@dataclass
+class Seen:
+    """What was observed while the job ran."""
+
+    events: list[Event] = field(default_factory=list)
+    lost_node: str | None = None
+    lost_at: float | None = None
+    replaced_at: float | None = None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--example", choices=sorted(EXAMPLES), default="digits")
+    parser.add_argument(
+        "--home", type=Path, default=ROOT / ".demo", help="made new; stays for you to look at"
+    )
+    parser.add_argument("--recovery-limit", type=float, default=15.0, help="seconds that a recovery may take")
+    arguments = parser.parse_args()
+    console = Console()
+    home = arguments.home.resolve()
+    try:
+        with embedded_service(home, console) as server, Client(server) as client:
+            result = run(client, EXAMPLES[arguments.example], home, console, arguments.recovery_limit)
+        left = processes_of(home)
+        check(not left, f"processes were left behind: {left}")
+    except (DemoFailed, RemoraError) as error:
+        console.print(f"[red]The demo failed:[/red] {error}\nLogs lie in {home / 'logs'}.")
+        return 1
+    print(json.dumps(result))
+    return 0
+
+
+@contextlib.contextmanager
+def embedded_service(home: Path, console: Console) -> Iterator[str]:
+    """`remora up`, from its start to the end of its last process; yields the API's address."""
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    command = [Path(sys.executable).with_name("remora"), "up", "--home", home, "--port", 0, "--nodes", NODES]
+    with (home / "up.log").open("wb") as log:
+        up = subprocess.Popen(
+            [str(part) for part in command], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        with console.status("The service and the head of the Ray cluster start ..."):
+            server = wait_for(lambda: read_address(home, up), 60, "the service did not start")
+        with Client(server) as client, console.status(f"{NODES} nodes join the cluster ..."):
+            wait_for(lambda: len(ready_nodes(client)) == NODES, 60, f"{NODES} nodes did not become ready")
+        console.print(f"Service at {server}, a Ray head and {NODES} nodes run.")
+        yield server
+    finally:
+        with console.status("Everything is ended ..."):
+            end(up)
+
+
+def run(
+    client: Client, example: Example, home: Path, console: Console, recovery_limit_s: float
+) -> dict[str, Any]:
+    """Submit the job, take a node away while it trains, watch it recover, and check the result."""
+    job = client.submit(example.folder / "job.yaml")
+    console.print(f"Submitted {job.id} ({job.name}) with workers: {{min: 1, max: {NODES}}}.")
+    seen = Seen()
+    watcher = threading.Thread(target=watch_events, args=(client.server.url, job.id, seen), daemon=True)
+    watcher.start()
+    job = watch_training(client, job, example, home, seen, console)
+    watcher.join(timeout=30)
+    check(job.state is JobState.SUCCEEDED, f"the job ended {job.state}: {job.message}")
+    result = summary(client, job, example, seen)
+    print_timeline(console, job, seen, result)
+    verify(example, result, seen, recovery_limit_s)
+    return result
+
+
+def watch_training(
+    client: Client, job: Job, example: Example, home: Path, seen: Seen, console: Console
+) -> Job:
+    """Show the progress bar; take a node away at the right time; return the ended job."""
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        TextColumn("[bold]{task.fields[workers]} workers"),
+        TimeElapsedColumn(),
+        console=console,
+    )
+    bar = progress.add_task("training", total=None, loss="-", workers=0)
+    loss = "-"
+    with Live(progress, console=console, refresh_per_second=8):
+        while not job.terminal:
+            time.sleep(0.2)  # the rate at which a person is shown news, not a wait for anything
+            job = client.job(job.id)
+            if job.step is not None:
+                points = client.metrics(job.id, after_step=max(0, job.step - 5))
+                loss = f"{points[-1].values.get('loss') or 0:.4f}" if points else loss
+            progress.update(
+                bar, total=job.total_steps, completed=job.step or 0, loss=loss, workers=job.world_size
+            )
+            if seen.lost_at is None and is_time_for_loss(job, example):
+                seen.lost_node = ready_nodes(client)[1]
+                address = (home / "ray.address").read_text().strip()
+                seen.lost_at = time.time()
+                LocalProvider(home, address).kill(seen.lost_node)
+                progress.console.print(f"[red]SIGKILL[/red] to every process of {seen.lost_node}")
+            if seen.lost_at is not None and seen.replaced_at is None:
+                ready = ready_nodes(client)
+                if len(ready) == NODES and seen.lost_node not in ready:
+                    seen.replaced_at = time.time()
+    return job
+
+
+def is_time_for_loss(job: Job, example: Example) -> bool:
+    return (
+        job.step is not None
+        and job.total_steps is not None
+        and job.checkpoint_step is not None
+        and job.world_size == NODES
+        and job.step >= example.loss_at * job.total_steps
+    )
+
+
+def watch_events(server: str, job_id: str, seen: Seen) -> None:
+    with Client(server) as client:
+        for event in client.events(job_id, follow=True):
+            seen.events.append(event)
+
+
+def summary(client: Client, job: Job, example: Example, seen: Seen) -> dict[str, Any]:
+    """The facts of the run, as the last line prints them."""
+    points: list[MetricPoint] = client.metrics(job.id)
+    results = [point.values[example.metric] for point in points if example.metric in point.values]
+    check(bool(results), f"the job never reported {example.metric}")
+    groups = [e.data["world_size"] for e in seen.events if e.kind == "worker_group.started"]
+    resumed = [e for e in seen.events if e.kind == "training.resumed"]
+    checkpoints = client.checkpoints(job.id)
+    check(bool(checkpoints), "the job kept no checkpoint")
+    steps = [point.step for point in points]
+    check(steps == list(range(1, len(steps) + 1)), "the steps of the metrics are not 1, 2, 3, ...")
+    recovery_s = resumed[0].at - seen.lost_at if resumed and seen.lost_at else None
+    return {
+        "accuracy" if example.metric == "test_accuracy" else example.metric: results[-1],
+        "steps": len(steps),
+        "repeated_steps": job.repeated_steps,
+        "recovery_s": None if recovery_s is None else round(recovery_s, 1),
+        "world_sizes": groups,
+        "attempts": job.attempt,
+        "checkpoint": checkpoints[-1].location,
+    }
+
+
+def print_timeline(console: Console, job: Job, seen: Seen, result: dict[str, Any]) -> None:
+    start = seen.events[0].at
+    rows = [(event.at, event.kind, event.message) for event in seen.events if is_worth_showing(event)]
+    if seen.lost_at is not None:
+        rows.append((seen.lost_at, "demo.kill", f"SIGKILL to every process of {seen.lost_node}."))
+    if seen.replaced_at is not None:
+        rows.append((seen.replaced_at, "demo.replaced", "The provider has replaced the node."))
+    table = Table("seconds", "event", "what happened", title=f"Timeline of {job.id}")
+    for at, kind, message in sorted(rows):
+        table.add_row(f"{at - start:.1f}", kind, message)
+    console.print(table)
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("steps done", str(result["steps"]))
+    facts.add_row("steps repeated", str(result["repeated_steps"]))
+    facts.add_row("seconds lost", f"{job.lost_s:.1f}")
+    metric = next(iter(result))
+    facts.add_row(metric.replace("_", " "), f"{result[metric]:.4f}")
+    console.print(facts)
+    console.print(f"checkpoint      {result['checkpoint']}", soft_wrap=True, highlight=False)
+
+
+def is_worth_showing(event: Event) -> bool:
+    return not event.kind.startswith("checkpoint.") or event.kind == "checkpoint.damaged"
+
+
+def verify(example: Example, result: dict[str, Any], seen: Seen, recovery_limit_s: float) -> None:
+    """Everything the demo promises."""
+    metric = "accuracy" if example.metric == "test_accuracy" else example.metric
+    check(example.is_good_enough(result[metric]), f"{metric} is only {result[metric]}")
+    check(seen.lost_at is not None, "no node was taken away")
+    check(result["world_sizes"][:2] == [NODES, NODES - 1], f"the workers were {result['world_sizes']}")
+    check(NODES in result["world_sizes"][2:], f"it did not grow back: {result['world_sizes']}")
+    recovery_s = result["recovery_s"]
+    check(recovery_s is not None, "no new step was seen after the loss")
+    check(recovery_s < recovery_limit_s, f"recovery took {recovery_s} s, {recovery_limit_s} s or more")
+    check(result["attempts"] == 1, f"it took {result['attempts']} attempts")
+    check(Path(result["checkpoint"]).is_dir(), "the last checkpoint is not there")
+
+
+def check(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise DemoFailed(otherwise)
+
+
+def read_address(home: Path, up: subprocess.Popen[bytes]) -> str | None:
+    if up.poll() is not None:
+        raise DemoFailed(f"`remora up` ended: {(home / 'up.log').read_text()[-500:]}")
+    file = home / "api.url"
+    return file.read_text().strip() if file.exists() else None
+
+
+def ready_nodes(client: Client) -> list[str]:
+    return [node.id for node in client.nodes() if node.state is NodeState.READY]
+
+
+def wait_for(look: Callable[[], T], timeout_s: float, otherwise: str) -> T:
+    give_up_at = time.monotonic() + timeout_s
+    while not (found := look()):
+        if time.monotonic() > give_up_at:
+            raise DemoFailed(f"{otherwise} within {timeout_s} s")
+        time.sleep(0.1)
+    return found
+
+
+def end(up: subprocess.Popen[bytes]) -> None:
+    up.send_signal(signal.SIGTERM)
+    try:
+        up.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(up.pid, signal.SIGKILL)
+        raise DemoFailed("`remora up` did not end within 60 s") from None
+
+
+def processes_of(home: Path) -> list[str]:
+    """Processes whose command line or environment names this home."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            named = [*process.cmdline(), *process.environ().values()]
+            if any(str(home) in text for text in named):
+                found.append(f"{process.pid} {' '.join(process.cmdline())[:80]}")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
