@@ -1,0 +1,33 @@
+"""Runs one benchmark, or all of them: `make bench` or `make bench-elastic`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import elastic
+
+OUT = Path(__file__).parent / "out"
+BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {"elastic": elastic.run}
+
+
+def main() -> int:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("name", nargs="?", choices=sorted(BENCHMARKS))
+    chosen = parser.parse_args().name
+    OUT.mkdir(exist_ok=True)
+    for name, run in BENCHMARKS.items():
+        if chosen in (None, name):
+            result = run()
+            (OUT / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+            print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""What losing and winning nodes costs, beside stock Ray Train 2.60 with default settings in the same run.
+
+Both train the digits network with three workers of one CPU on three local nodes; a node is killed by SIGKILL.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.remora_cluster import RemoraCluster, Run, remora_cluster, until
+from benchmarks.stock_cluster import StockCluster, stock_cluster
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = ROOT / "examples" / "elastic"
+COMMAND = ["python", "train.py", "--steps", "1000000"]
+#: Steps that are done before anything happens.
+WARM = 60
+#: Seconds that the peer may take.
+STOCK_PATIENCE_S = 240.0
+Step = tuple[float, int, int]
+
+
+def run() -> dict[str, Any]:
+    """All of it, as the document that is written."""
+    with remora_cluster(3) as cluster:
+        ours, grow = remora_loss_and_growth(cluster)
+        notice = remora_notice(cluster)
+    stock, stock_grow = stock_loss_and_growth()
+    return {
+        "silent_death": {
+            "remora_s": ours["s"],
+            "stock_s": stock["s"],
+            "remora_repeated_steps": ours["repeated"],
+            "stock_repeated_steps": stock["repeated"],
+        },
+        "notice": notice,
+        "grow": {"remora_pause_s": grow, "stock_pause_s": stock_grow},
+    }
+
+
+def remora_loss_and_growth(cluster: RemoraCluster) -> tuple[dict[str, Any], float | None]:
+    """Kill one of three nodes, then let another one come."""
+    attempt = Run(cluster, EXAMPLE, COMMAND)
+    try:
+        until(lambda: attempt.steps and attempt.steps[-1][1] >= WARM, 120)
+        killed_at = time.time()
+        cluster.kill(cluster.provider.node_ids()[0])
+        loss = after_loss(until(lambda: recovered(attempt.steps, killed_at), 60), killed_at)
+        cluster.provider.delete(cluster.provider.node_ids()[0])
+        cluster.add_node()
+        until(lambda: attempt.steps[-1][2] == 3, 120)
+        until(lambda: len([s for s in attempt.steps if s[0] > killed_at and s[2] == 3]) > 5, 60)
+        return loss, pause_at_growth(attempt.steps, killed_at)
+    finally:
+        attempt.close()
+
+
+def remora_notice(cluster: RemoraCluster) -> dict[str, Any]:
+    """Announce the end of one of three nodes 20 s ahead."""
+    attempt = Run(cluster, EXAMPLE, COMMAND)
+    try:
+        until(lambda: attempt.steps and attempt.steps[-1][1] >= WARM, 120)
+        noticed_at = time.time()
+        cluster.drain(cluster.provider.node_ids()[0], noticed_at + 20)
+        until(lambda: attempt.steps[-1][2] == 2, 60)
+        until(lambda: len([s for s in attempt.steps if s[2] == 2]) > 20, 60)
+        numbers = [step for _, step, _ in attempt.steps]
+        return {"repeated_steps": len(numbers) - len(set(numbers)), "steps_missing": missing(numbers)}
+    finally:
+        attempt.close()
+
+
+def stock_loss_and_growth() -> tuple[dict[str, Any], float | None]:
+    """The same with the peer, and a checkpoint every 5 steps."""
+    with tempfile.TemporaryDirectory(prefix="rb-") as folder, stock_cluster(3) as cluster:
+        lines = Path(folder) / "lines"
+        lines.touch()
+        driver = start_stock(cluster, lines, Path(folder))
+        try:
+            until(lambda: (s := read(lines)) and s[-1][1] >= WARM and s[-1][2] == 3, STOCK_PATIENCE_S)
+            killed_at = time.time()
+            cluster.kill(cluster.nodes[1])
+            loss = after_loss(until(lambda: recovered(read(lines), killed_at), STOCK_PATIENCE_S), killed_at)
+            cluster.add_node()
+            try:
+                until(lambda: read(lines)[-1][2] == 3, STOCK_PATIENCE_S)
+            except TimeoutError:
+                return loss, None
+            return loss, pause_at_growth(read(lines), killed_at)
+        finally:
+            driver.kill()
+            driver.wait()
+
+
+def start_stock(cluster: StockCluster, lines: Path, folder: Path) -> subprocess.Popen[bytes]:
+    """The peer's driver process."""
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "stock_train.py"),
+        "1000000",
+        str(lines),
+        str(folder),
+    ]
+    with (folder / "driver.log").open("wb") as log:
+        return subprocess.Popen(command, env=cluster.environment(), stdout=log, stderr=log)
+
+
+def read(lines: Path) -> list[Step]:
+    """Steps that the peer wrote down; a line that is being written is left out."""
+    complete = [line.split() for line in lines.read_text().splitlines()]
+    return [(float(line[0]), int(line[1]), int(line[2])) for line in complete if len(line) == 3]
+
+
+def recovered(steps: list[Step], killed_at: float) -> list[Step] | None:
+    """All steps, once one is done after the loss by fewer workers and is new."""
+    before = [step for at, step, world in steps if world == 3 or at < killed_at]
+    newest = max(before, default=0)
+    return steps if any(step > newest and world < 3 for _, step, world in steps) else None
+
+
+def after_loss(steps: list[Step], killed_at: float) -> dict[str, Any]:
+    """Seconds from the kill to the first step of the survivors, and how many steps were done twice."""
+    numbers = [step for _, step, _ in steps]
+    first = next(at for at, _, world in steps if at > killed_at and world < 3)
+    return {"s": round(first - killed_at, 3), "repeated": len(numbers) - len(set(numbers))}
+
+
+def pause_at_growth(steps: list[Step], after: float) -> float:
+    """Seconds between the last step with fewer workers and the first new one with three."""
+    grown = next(
+        place for place, one in enumerate(steps) if one[0] > after and one[2] == 3 and steps[place - 1][2] < 3
+    )
+    newest = steps[grown - 1][1]
+    first_new = next(one for one in steps[grown:] if one[1] > newest)
+    return round(first_new[0] - steps[grown - 1][0], 3)
+
+
+def missing(numbers: list[int]) -> int:
+    """How many steps between the first and the last were never done."""
+    return len(set(range(1, max(numbers) + 1)) - set(numbers))
