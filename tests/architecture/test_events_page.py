@@ -1,0 +1,57 @@
+"""`docs/events.md` names every event that the code tells, with its fields, and no other."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from remora.states import JobState, NodeState
+from tests.architecture.repository import ROOT, sources
+
+KIND = re.compile(r"(job|attempt|worker_group|node|checkpoint|training|records?)\.[a-z_]+")
+#: What stands in a kind that is put together, by what it begins with.
+PUT_TOGETHER = {
+    "job.": [state.value for state in JobState if state.is_terminal],
+    "node.": [state.value for state in NodeState],
+    "worker_group.": ["grow", "drain"],
+}
+#: Arguments of the functions that tell events which are no fields of `data`.
+NO_FIELDS = {"at", "kind", "message", "attempt", "data"}
+
+
+def test_every_event_and_its_fields_are_on_the_page_and_nothing_else_is() -> None:
+    assert on_the_page() == in_the_code()
+
+
+def on_the_page() -> dict[str, set[str]]:
+    rows = re.findall(
+        r"^\| `([a-z_.]+)` \| .* \|(.*)\|$", (ROOT / "docs/events.md").read_text(), re.MULTILINE
+    )
+    return {kind: set(re.findall(r"`(\w+)`", fields)) for kind, fields in rows}
+
+
+def in_the_code() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for source in sources("service", "cluster", "trainers").values():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Call):
+                for kind in kinds_of(node):
+                    found.setdefault(kind, set()).update(fields_of(node))
+    return found
+
+
+def kinds_of(call: ast.Call) -> Iterator[str]:
+    for argument in [*call.args, *(keyword.value for keyword in call.keywords)]:
+        match argument:
+            case ast.Constant(value=str(text)) if KIND.fullmatch(text):
+                yield text
+            case ast.JoinedStr(values=[ast.Constant(value=str(start)), _]) if start in PUT_TOGETHER:
+                yield from (start + end for end in PUT_TOGETHER[start])
+
+
+def fields_of(call: ast.Call) -> set[str]:
+    named = {keyword.arg for keyword in call.keywords if keyword.arg} - NO_FIELDS
+    literal = [one for one in [*call.args, *(k.value for k in call.keywords)] if isinstance(one, ast.Dict)]
+    keys = {key.value for one in literal for key in one.keys if isinstance(key, ast.Constant)}
+    return named | {str(key) for key in keys}

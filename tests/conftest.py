@@ -1,0 +1,59 @@
+"""Fixtures for every test: databases of both kinds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.store.database import Database
+from service.store.migrate import migrate
+from tests.postgres import OwnServer, PostgresServer, binaries
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server: the one of REMORA_TEST_PG_URL, or our own."""
+    given = os.environ.get("REMORA_TEST_PG_URL")
+    if given:
+        server = PostgresServer(given)
+        yield server
+        server.close()
+        return
+    folder = binaries()
+    if folder is None:
+        missing = "PostgreSQL is not installed, so NOTHING IS TESTED ON IT: apt-get install postgresql"
+        if os.environ.get("CI"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    own = OwnServer(folder)
+    try:
+        yield PostgresServer(own.url)
+    finally:
+        own.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """URL of an empty, migrated database; every test that uses it runs on both kinds."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'remora.db'}"
+        fresh = Database(url)
+        migrate(fresh)
+        fresh.close()
+        yield url
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    url = server.create()
+    yield url
+    server.drop(url)
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """The same, opened."""
+    opened = Database(database_url)
+    yield opened
+    opened.close()

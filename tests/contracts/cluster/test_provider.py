@@ -1,0 +1,230 @@
+"""What every provider promises, on the fake and on the local one.
+
+The local one runs without any head here: a `ray start` that finds none lives for some seconds, and that is all that
+a provider has to know of it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from cluster.local.addresses import free_port
+from cluster.local.provider import LocalProvider
+from cluster.provider import (
+    InsufficientCapacity,
+    InvalidRequest,
+    NodeRequest,
+    ProvidedNode,
+    Provider,
+    ProviderError,
+)
+from tests.contracts.cluster.fake_provider import FakeProvider
+
+
+class Killable(Provider, Protocol):
+    def kill(self, node_id: str) -> None: ...
+
+
+@pytest.fixture(params=["fake", "local"])
+def provider(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Killable]:
+    if request.param == "fake":
+        yield FakeProvider()
+        return
+    local = local_provider(tmp_path)
+    yield local
+    for node_id in local.node_ids():
+        local.kill(node_id)
+        local.delete(node_id)
+
+
+def local_provider(home: Path) -> LocalProvider:
+    return LocalProvider(home, f"127.0.0.9:{free_port('127.0.0.9')}")
+
+
+def request(node_id: str = "node_a", **resources: float) -> NodeRequest:
+    return NodeRequest(node_id=node_id, pool="local", resources=resources or {"CPU": 1.0})
+
+
+def only(nodes: list[ProvidedNode]) -> ProvidedNode:
+    (node,) = nodes
+    return node
+
+
+def test_nothing_is_listed_before_anything_is_created(provider: Killable) -> None:
+    assert provider.list() == []
+
+
+def test_a_created_node_is_listed_at_once_as_running(provider: Killable) -> None:
+    before = time.time()
+    provider.create(request())
+    node = only(provider.list())
+    assert (node.node_id, node.pool, node.is_running, node.message) == ("node_a", "local", True, None)
+    assert before <= node.created_at <= time.time()
+    assert node.address
+
+
+def test_create_does_not_wait_for_the_machine(provider: Killable) -> None:
+    began = time.monotonic()
+    for number in range(3):
+        provider.create(request(f"node_{number}"))
+    # Starting one takes seconds; three must not even take the time of one.
+    assert time.monotonic() - began < 1.0
+    assert len({node.address for node in provider.list()}) == 3, "addresses differ"
+
+
+def test_created_again_it_stays_the_same_node(provider: Killable) -> None:
+    provider.create(request())
+    first = only(provider.list())
+    provider.create(request(CPU=2.0))
+    assert only(provider.list()) == first
+
+
+def test_a_dead_node_is_listed_as_dead_until_it_is_deleted(provider: Killable) -> None:
+    provider.create(request())
+    provider.kill("node_a")
+    node = only(provider.list())
+    assert not node.is_running
+    assert node.message
+    provider.delete("node_a")
+    assert provider.list() == []
+
+
+def test_delete_ends_one_node_and_is_fine_when_there_is_none(provider: Killable) -> None:
+    provider.delete("node_never")
+    provider.create(request("node_a"))
+    provider.create(request("node_b"))
+    provider.delete("node_a")
+    provider.delete("node_a")
+    assert only(provider.list()).node_id == "node_b"
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [
+        request("../escape"),
+        request(""),
+        request("x" * 65),
+        request(CPU=-1.0),
+        request(CPU=float("nan")),
+        request(GPU=float("inf")),
+    ],
+    ids=["path", "empty", "long", "negative", "nan", "inf"],
+)
+def test_what_can_never_work_is_refused_and_makes_nothing(
+    provider: Killable, impossible: NodeRequest
+) -> None:
+    with pytest.raises(InvalidRequest):
+        provider.create(impossible)
+    assert provider.list() == []
+
+
+def test_the_fake_fails_when_it_is_told_to() -> None:
+    fake = FakeProvider()
+    fake.fail_next_create(InsufficientCapacity("sold out", offering="local", until=5.0))
+    fake.fail_next_list(ProviderError("the cloud did not answer"))
+    with pytest.raises(InsufficientCapacity):
+        fake.create(request())
+    with pytest.raises(ProviderError):
+        fake.list()
+    assert fake.list() == []
+    fake.create(request())
+    fake.lose("node_a")
+    assert fake.list() == []
+
+
+class TestLocalOnly:
+    """What only the local provider can get wrong."""
+
+    @pytest.fixture
+    def home(self, tmp_path: Path) -> Iterator[Path]:
+        yield tmp_path
+        local = local_provider(tmp_path)
+        for node_id in local.node_ids():
+            local.kill(node_id)
+            local.delete(node_id)
+
+    def test_a_new_provider_adopts_what_lives(self, home: Path) -> None:
+        first = local_provider(home)
+        first.create(request())
+        second = LocalProvider(home, first._ray_address)
+        assert second.list() == first.list()
+        second.delete("node_a")
+        assert first.list() == []
+
+    def test_nodes_of_the_same_name_in_two_homes_are_two_nodes(self, home: Path) -> None:
+        here, there = local_provider(home / "here"), local_provider(home / "there")
+        here.create(request())
+        there.create(request())
+        here.delete("node_a")
+        assert here.processes("node_a") == ()
+        assert only(there.list()).is_running
+        there.kill("node_a")
+        there.delete("node_a")
+
+    def test_nodes_of_another_head_do_not_run_for_this_one(self, home: Path) -> None:
+        local_provider(home).create(request())
+        node = only(local_provider(home).list())
+        assert not node.is_running
+        assert "head" in str(node.message)
+
+    def test_an_intent_without_a_pid_finds_its_process(self, home: Path) -> None:
+        provider = local_provider(home)
+        provider.create(request())
+        record = home / "nodes" / "node_a.json"
+        text = record.read_text()
+        record.write_text(text[: text.index('"pid"')] + '"pid": null, "identity": null}')
+        assert only(provider.list()).is_running
+        assert record.read_text() == text
+
+    def test_an_intent_without_a_process_is_dead(self, home: Path) -> None:
+        provider = local_provider(home)
+        provider.create(request())
+        provider.kill("node_a")
+        record = home / "nodes" / "node_a.json"
+        text = record.read_text()
+        record.write_text(text[: text.index('"pid"')] + '"pid": null, "identity": null}')
+        node = only(provider.list())
+        assert (node.is_running, node.message) == (False, "its process was never started")
+
+    def test_a_recycled_pid_is_not_taken_for_a_node_and_not_harmed(self, home: Path) -> None:
+        provider = local_provider(home)
+        provider.create(request())
+        provider.kill("node_a")
+        record = home / "nodes" / "node_a.json"
+        text = record.read_text()
+        pid = text[text.index('"pid": ') + 7 : text.index(', "identity"')]
+        # This very process now has the pid of the record: deleting the node would end the test.
+        record.write_text(text.replace(f'"pid": {pid}', f'"pid": {os.getpid()}'))
+        assert not only(provider.list()).is_running
+        provider.delete("node_a")
+
+    def test_a_broken_record_is_an_error_and_can_still_be_deleted(self, home: Path) -> None:
+        provider = local_provider(home)
+        provider.create(request())
+        (home / "nodes" / "node_a.json").write_text("{")
+        with pytest.raises(ProviderError, match="cannot be read"):
+            provider.list()
+        provider.delete("node_a")
+        assert provider.list() == []
+        assert provider.processes("node_a") == ()
+
+    def test_a_home_that_cannot_be_written_is_an_error(self, tmp_path: Path) -> None:
+        file = tmp_path / "file"
+        file.touch()
+        with pytest.raises(ProviderError):
+            local_provider(file / "home").create(request())
+
+    @pytest.mark.parametrize("key", ["", "a,b", "a=b", "x y"])
+    def test_labels_that_ray_would_refuse_are_refused(self, home: Path, key: str) -> None:
+        wish = NodeRequest(node_id="node_a", pool="local", resources={}, labels={key: "v"})
+        with pytest.raises(InvalidRequest):
+            local_provider(home).create(wish)
+        pool = NodeRequest(node_id="node_a", pool=key, resources={})
+        with pytest.raises(InvalidRequest):
+            local_provider(home).create(pool)

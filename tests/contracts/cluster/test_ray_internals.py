@@ -1,0 +1,55 @@
+"""The internals of Ray that we stand on: when an upgrade moves them, this fails first and says which.
+
+What they *do* is checked on real raylets in `tests/integration/cluster`.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import ray
+from ray._private import state
+from ray._raylet import AuthenticationTokenLoader, Config, InnerGcsClient
+from ray.core.generated import autoscaler_pb2
+
+UPGRADE = "Ray was upgraded: run tests/integration/cluster, look at cluster/connection.py, membership.py and drain.py"
+
+
+def test_the_version_is_the_one_that_was_tried() -> None:
+    assert ray.__version__ == "2.60.0", UPGRADE
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (state.state, "get_draining_nodes"),
+        (InnerGcsClient, "drain_node"),
+        (Config, "initialize"),
+        (AuthenticationTokenLoader, "instance"),
+        (autoscaler_pb2, "DRAIN_NODE_REASON_PREEMPTION"),
+    ],
+)
+def test_what_is_used_is_there(owner: object, name: str) -> None:
+    assert hasattr(owner, name), UPGRADE
+
+
+def test_the_flags_of_ray_start_are_there() -> None:
+    from ray.scripts.scripts import start
+
+    flags = {flag for parameter in start.params for flag in parameter.opts}
+    used = {
+        *(
+            "--head",
+            "--address",
+            "--port",
+            "--block",
+            "--node-ip-address",
+            "--temp-dir",
+            "--object-store-memory",
+        ),
+        *("--include-log-monitor", "--include-dashboard", "--no-monitor", "--disable-usage-stats"),
+        *("--num-cpus", "--num-gpus", "--memory", "--resources", "--labels"),
+    }
+    assert used <= flags, UPGRADE
+    assert inspect.isfunction(start.callback)

@@ -1,0 +1,515 @@
+"""What clients rely on, on SQLite and on PostgreSQL; bad input is answered, never a 500."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+import time
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from remora.views import Job, Page, Problem
+from service.api.app import create_app
+from service.queue import lifecycle
+from service.settings import Settings
+from service.store import jobs, leases
+from service.store.database import Database
+from service.store.ids import new_id
+from service.store.ingest import ingest
+from tests.service_fakes import records
+
+SPEC = {"command": "python train.py", "workers": {"min": 1, "max": 3}}
+
+
+@pytest.fixture
+def settings(database_url: str, tmp_path: Path) -> Settings:
+    return Settings(
+        home=tmp_path / "home",
+        database_url=database_url,
+        max_body_bytes=10_000,
+        max_bundle_bytes=100_000,
+        max_active_jobs=20,
+    )
+
+
+@pytest.fixture
+def client(settings: Settings) -> Iterator[TestClient]:
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as opened:
+        yield opened
+
+
+def submit(client: TestClient, **fields: Any) -> Job:
+    answer = client.post("/v1/jobs", json={**SPEC, **fields})
+    assert answer.status_code == 201, answer.text
+    return Job.model_validate_json(answer.content)
+
+
+def problem(answer: Any, status: int, code: str) -> Problem:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    found = Problem.model_validate_json(answer.content)
+    assert (found.status, found.code) == (status, code)
+    assert found.request_id == answer.headers["x-request-id"]
+    assert "\n" not in found.detail or code == "invalid_spec"
+    return found
+
+
+def run_attempt(database: Database, job_id: str, *kinds_and_bodies: tuple[str, dict[str, Any]]) -> None:
+    """What the controller does when a driver tells these records."""
+
+    def work(connection: sa.Connection) -> None:
+        lease = leases.acquire(connection, "controller", "test", 1000.0, 5.0)
+        job = jobs.lock_job(connection, job_id)
+        assert job is not None
+        assert lease is not None
+        decision = lifecycle.start_attempt(job, new_id("att", 1000.0), 1000.0)
+        jobs.save(connection, job, decision)
+        assert decision.attempt is not None
+        ingest(connection, lease, decision.attempt.id, records(*kinds_and_bodies), 1002.0)
+
+    database.transact(work)
+
+
+class TestSubmitting:
+    def test_a_job_is_accepted_and_found_again(self, client: TestClient) -> None:
+        answer = client.post("/v1/jobs", json=SPEC)
+        job = Job.model_validate_json(answer.content)
+        assert answer.status_code == 201
+        assert answer.headers["location"] == f"/v1/jobs/{job.id}"
+        assert answer.headers["etag"] == '"1"'
+        assert (job.name, job.state, job.spec["command"]) == ("train", "queued", ["python", "train.py"])
+        assert Job.model_validate_json(client.get(f"/v1/jobs/{job.id}").content) == job
+        unchanged = client.get(f"/v1/jobs/{job.id}", headers={"If-None-Match": '"1"'})
+        assert unchanged.status_code == 304
+
+    def test_the_same_key_gives_the_same_answer(self, client: TestClient) -> None:
+        key = {"Idempotency-Key": "a key"}
+        first = client.post("/v1/jobs", json=SPEC, headers=key)
+        again = client.post("/v1/jobs", json=dict(reversed(SPEC.items())), headers=key)
+        assert (again.status_code, again.content) == (201, first.content)
+        assert again.headers["idempotency-replayed"] == "true"
+        assert "idempotency-replayed" not in first.headers
+        other = client.post("/v1/jobs", json={**SPEC, "name": "other"}, headers=key)
+        problem(other, 409, "idempotency_key_reused")
+        assert len(client.get("/v1/jobs").json()["items"]) == 1
+
+    def test_a_refused_body_does_not_use_its_key_up(self, client: TestClient) -> None:
+        key = {"Idempotency-Key": "k"}
+        problem(client.post("/v1/jobs", json={}, headers=key), 422, "invalid_spec")
+        assert client.post("/v1/jobs", json=SPEC, headers=key).status_code == 201
+
+    def test_one_key_many_times_at_once_makes_one_job(self, client: TestClient) -> None:
+        def post(_: int) -> str:
+            return str(client.post("/v1/jobs", json=SPEC, headers={"Idempotency-Key": "k"}).json()["id"])
+
+        with ThreadPoolExecutor(8) as pool:
+            assert len(set(pool.map(post, range(16)))) == 1
+
+    @pytest.mark.parametrize("key", ["", "x" * 129, "tab\there"])
+    def test_a_bad_key_is_refused(self, client: TestClient, key: str) -> None:
+        answer = client.post("/v1/jobs", json=SPEC, headers={"Idempotency-Key": key})
+        problem(answer, 422, "invalid_idempotency_key")
+
+    def test_every_wrong_field_is_named(self, client: TestClient) -> None:
+        answer = client.post("/v1/jobs", json={**SPEC, "workers": -1, "priorty": 3})
+        found = problem(answer, 422, "invalid_spec")
+        assert {one.field for one in found.errors} == {"workers", "priorty"}
+        assert "priority" in next(one.message for one in found.errors if one.field == "priorty")
+
+    def test_code_must_be_an_uploaded_bundle(self, client: TestClient) -> None:
+        found = problem(client.post("/v1/jobs", json={**SPEC, "code": "."}), 422, "invalid_spec")
+        assert "upload it" in found.detail
+        digest = "sha256:" + "0" * 64
+        problem(client.post("/v1/jobs", json={**SPEC, "code": digest}), 422, "bundle_not_found")
+
+    def test_more_jobs_than_allowed_are_refused_with_the_number(self, client: TestClient) -> None:
+        for _ in range(20):
+            submit(client)
+        found = problem(client.post("/v1/jobs", json=SPEC), 429, "too_many_jobs")
+        assert "20" in found.detail
+
+
+class TestBadBodies:
+    @pytest.mark.parametrize(
+        ("body", "status", "code"),
+        [
+            (b"", 400, "invalid_json"),
+            (b"{", 400, "invalid_json"),
+            (b"\xff\xfe", 400, "invalid_encoding"),
+            (b"[]", 422, "invalid_spec"),
+            (b"null", 422, "invalid_spec"),
+            (b'{"command": NaN}', 400, "invalid_json"),
+            (b'{"command": "a", "command": "b"}', 400, "invalid_json"),
+            (b"[" * 5000, 400, "invalid_json"),
+            (b'{"priority": ' + b"9" * 5000 + b"}", 400, "invalid_json"),
+            (b'{"command": "a\\u0000b"}', 422, "invalid_spec"),
+            (b'{"command": "\\ud800"}', 422, "invalid_spec"),
+            (b'{"\\ud800": 1, "command": "a"}', 422, "invalid_spec"),
+            (b'{"command": "a", "priority": 1e400}', 422, "invalid_spec"),
+            (b'{"command": "a", "resources": {"memory": 1' + b"0" * 400 + b"}}", 422, "invalid_spec"),
+            (b'{"command": "a", "workers": ' + b"9" * 400 + b"}", 422, "invalid_spec"),
+            (b'{"command": "a", "retry": {"backoff": ' + b"9" * 400 + b"}}", 422, "invalid_spec"),
+            (b'{"command": "' + b"x" * 10_000 + b'"}', 413, "too_large"),
+        ],
+    )
+    def test_each_gets_its_answer(self, client: TestClient, body: bytes, status: int, code: str) -> None:
+        answer = client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+        problem(answer, status, code)
+
+    def test_only_json_is_taken(self, client: TestClient) -> None:
+        for headers in ({"Content-Type": "text/plain"}, {}):
+            answer = client.post("/v1/jobs", content=b"{}", headers=headers)
+            problem(answer, 415, "unsupported_media_type")
+
+    def test_a_stream_without_a_length_is_measured_as_it_comes(self, client: TestClient) -> None:
+        sent: list[int] = []
+
+        def body() -> Iterator[bytes]:
+            for number in range(1000):
+                sent.append(number)
+                yield b" " * 1000
+
+        answer = client.post("/v1/jobs", content=body(), headers={"Content-Type": "application/json"})
+        problem(answer, 413, "too_large")
+
+    junk = st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+        max_leaves=6,
+    )
+    fields = st.sampled_from(
+        [
+            *("command", "name", "project", "workers", "resources", "checkpoint", "retry", "limits"),
+            *("priority", "environment", "code", "elastic", "after", "x"),
+        ]
+    )
+
+    @hypothesis_settings(
+        max_examples=60,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+    @given(body=st.dictionaries(fields, junk))
+    def test_no_body_makes_a_500(self, client: TestClient, body: dict[str, Any]) -> None:
+        try:
+            raw = json.dumps(body).encode()
+        except UnicodeEncodeError:
+            return
+        answer = client.post("/v1/jobs", content=raw, headers={"Content-Type": "application/json"})
+        assert answer.status_code in (201, 400, 413, 422, 429), answer.text
+
+
+class TestBadPaths:
+    @pytest.mark.parametrize(
+        "job_id", ["x", "job_x", "job_" + "0" * 26, "job_%00", "%ff%fe", "'; DROP TABLE jobs"]
+    )
+    @pytest.mark.parametrize("rest", ["", "/attempts", "/events", "/logs", "/metrics", "/checkpoints"])
+    def test_a_job_that_does_not_exist(self, client: TestClient, job_id: str, rest: str) -> None:
+        problem(client.get(f"/v1/jobs/{job_id}{rest}"), 404, "job_not_found")
+
+    def test_cancelling_what_does_not_exist(self, client: TestClient) -> None:
+        problem(client.post(f"/v1/jobs/job_{'0' * 26}/cancel"), 404, "job_not_found")
+
+    def test_streaming_what_does_not_exist_is_a_404_not_a_stream(self, client: TestClient) -> None:
+        for rest in ("events", "logs"):
+            answer = client.get(f"/v1/jobs/job_{'0' * 26}/{rest}", headers={"Accept": "text/event-stream"})
+            problem(answer, 404, "job_not_found")
+
+    @pytest.mark.parametrize(
+        "query",
+        [
+            *("stat=queued", "state=dreaming", "limit=0", "limit=x", "limit=10000", "limit=" + "9" * 50),
+            *("project=%00", "project=%ff", "project=a%0a"),
+        ],
+    )
+    def test_bad_parameters_are_named(self, client: TestClient, query: str) -> None:
+        found = problem(client.get(f"/v1/jobs?{query}"), 422, "invalid_parameter")
+        assert found.errors[0].field.split(".")[0] == query.split("=")[0]
+
+    @pytest.mark.parametrize("cursor", ["x", "%00", "ééé", "am9i", "MQ"])
+    def test_bad_cursors_are_refused(self, client: TestClient, cursor: str) -> None:
+        problem(client.get(f"/v1/jobs?cursor={cursor}"), 422, "invalid_cursor")
+        if cursor != "MQ":
+            problem(client.get(f"/v1/jobs/{submit(client).id}/events?cursor={cursor}"), 422, "invalid_cursor")
+
+    @pytest.mark.parametrize("last", ["x", "-1", "9" * 30, "1.5", "\u0661"])
+    def test_a_bad_last_event_id_is_refused(self, client: TestClient, last: str) -> None:
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": last.encode()}
+        answer = client.get(f"/v1/jobs/{submit(client).id}/events", headers=headers)  # type: ignore[arg-type]
+        problem(answer, 422, "invalid_parameter")
+
+    def test_nothing_there(self, client: TestClient) -> None:
+        for path in ("/", "/v1", "/v1/job", "/v1/jobs/", "/docs"):
+            problem(client.get(path), 404, "not_found")
+
+    @pytest.mark.parametrize(
+        ("method", "path", "allowed"),
+        [
+            ("DELETE", "/v1/jobs", "GET, POST"),
+            ("GET", "/v1/jobs/x/cancel", "POST"),
+            ("POST", "/v1/bundles/x", "GET, HEAD, PUT"),
+            ("PATCH", "/healthz", "GET"),
+        ],
+    )
+    def test_the_allow_header_is_complete(
+        self, client: TestClient, method: str, path: str, allowed: str
+    ) -> None:
+        answer = client.request(method, path)
+        problem(answer, 405, "method_not_allowed")
+        assert answer.headers["allow"] == allowed
+
+    def test_other_hosts_and_origins_are_refused(self, client: TestClient) -> None:
+        problem(client.get("/v1/jobs", headers={"Host": "evil.example"}), 421, "unknown_host")
+        foreign = {"Origin": "https://evil.example"}
+        problem(client.post("/v1/jobs", json=SPEC, headers=foreign), 403, "foreign_origin")
+        assert client.get("/healthz", headers={"Host": "localhost:7265"}).status_code == 200
+        assert client.get("/healthz", headers={"Host": "[::1]:7265"}).status_code == 200
+
+    def test_a_request_id_is_taken_over_or_made(self, client: TestClient) -> None:
+        assert client.get("/healthz", headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
+        assert (
+            client.get("/healthz", headers={"X-Request-Id": "not mine"}).headers["x-request-id"] != "not mine"
+        )
+
+
+class TestReading:
+    def test_pages_hold_every_job_once_newest_first(self, client: TestClient) -> None:
+        made = [submit(client).id for _ in range(7)]
+        seen: list[str] = []
+        cursor = ""
+        while True:
+            answer = client.get(f"/v1/jobs?limit=3{cursor}")
+            page = Page[Job].model_validate_json(answer.content)
+            seen += [job.id for job in page.items]
+            if page.next_cursor is None:
+                break
+            submit(client)
+            cursor = f"&cursor={page.next_cursor}"
+        assert seen == made[::-1]
+
+    def test_filters(self, client: TestClient) -> None:
+        queued, other = submit(client), submit(client, project="vision")
+        client.post(f"/v1/jobs/{other.id}/cancel")
+
+        def ids(query: str) -> list[str]:
+            return [item["id"] for item in client.get(f"/v1/jobs?{query}").json()["items"]]
+
+        assert ids("state=queued") == [queued.id]
+        assert ids("state=queued,cancelled") == [other.id, queued.id]
+        assert ids("state=queued&state=cancelled") == [other.id, queued.id]
+        assert ids("project=vision") == [other.id]
+        assert ids("project=vision&state=queued") == []
+
+    def test_what_an_attempt_left_behind(self, client: TestClient, database: Database) -> None:
+        job = submit(client)
+        run_attempt(
+            database,
+            job.id,
+            ("progress", {"state": "running", "world_size": 2}),
+            ("log", {"rank": 0, "stream": "stdout", "text": "one"}),
+            ("log", {"rank": 1, "stream": "stderr", "text": "two"}),
+            ("log", {"rank": 0, "stream": "stdout", "text": "three \u00e9"}),
+            ("metric", {"step": 1, "world_size": 2, "values": {"loss": 0.5}}),
+            ("metric", {"step": 2, "world_size": 2, "values": {"loss": float("inf")}}),
+            ("ended", {"end_reason": "exit_code", "message": "rank 1 returned 3", "exit_code": 3}),
+        )
+        path = f"/v1/jobs/{job.id}"
+        (attempt,) = client.get(f"{path}/attempts").json()["items"]
+        assert (attempt["end_reason"], attempt["exit_code"]) == ("exit_code", 3)
+        assert [event["kind"] for event in client.get(f"{path}/events?after=3").json()["items"]] == [
+            "attempt.started",
+            "job.running",
+            "attempt.ended",
+            "job.queued",
+        ]
+
+        def texts(query: str) -> list[str]:
+            return [line["text"] for line in client.get(f"{path}/logs?{query}").json()["items"]]
+
+        assert texts("") == ["one", "two", "three \u00e9"]
+        assert texts("rank=0") == ["one", "three \u00e9"]
+        assert texts("rank=0&tail=1") == ["three \u00e9"]
+        assert texts("tail=0") == []
+        assert texts("tail=100") == texts("")
+        assert texts("after=1&limit=1") == ["two"]
+        assert texts("attempt=2") == []
+        plain = client.get(f"{path}/logs", headers={"Accept": "text/plain"})
+        assert plain.content.decode() == "one\ntwo\nthree \u00e9\n"
+        first = client.get(f"{path}/metrics?limit=1").json()
+        assert first["items"][0]["values"] == {"loss": 0.5}
+        (second,) = client.get(f"{path}/metrics?cursor={first['next_cursor']}").json()["items"]
+        assert second["values"] == {"loss": None}
+        assert client.get(f"{path}/metrics?after_step=2").json()["items"] == []
+
+    def test_health_and_readiness(self, client: TestClient, database: Database) -> None:
+        assert client.get("/healthz").json()["status"] == "ok"
+        waiting = client.get("/readyz")
+        assert (waiting.status_code, waiting.json()["controller_age_s"]) == (503, None)
+        database.transact(lambda c: leases.acquire(c, "controller", "test", time.time(), 5.0))
+        assert client.get("/readyz").status_code == 200
+
+    def test_metrics_for_the_operator(self, client: TestClient) -> None:
+        submit(client)
+        client.get("/v1/jobs/job_x")
+        text = client.get("/metrics").text
+        assert 'remora_jobs{state="queued"} 1.0' in text
+        assert 'remora_queue_depth{reason="waiting_for_turn"} 1.0' in text
+        assert 'remora_http_requests_total{method="GET",route="/v1/jobs/{job_id}",status="404"} 1.0' in text
+
+    def test_nodes(self, client: TestClient) -> None:
+        assert client.get("/v1/nodes").json() == {"items": [], "next_cursor": None}
+
+
+class TestCancelling:
+    def test_a_waiting_job_ends_at_once_and_again_is_fine(self, client: TestClient) -> None:
+        job = submit(client)
+        for _ in range(2):
+            answer = client.post(f"/v1/jobs/{job.id}/cancel")
+            assert (answer.status_code, answer.json()["state"]) == (202, "cancelled")
+
+    def test_an_ended_job_cannot_be_cancelled(self, client: TestClient, database: Database) -> None:
+        job = submit(client)
+        run_attempt(database, job.id, ("ended", {"end_reason": "completed", "message": "", "exit_code": 0}))
+        problem(client.post(f"/v1/jobs/{job.id}/cancel"), 409, "not_cancellable")
+
+
+def make_bundle(**files: str) -> tuple[str, bytes]:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(zipfile.ZipInfo(name.replace("__", "/")), text)
+    content = packed.getvalue()
+    return f"sha256:{hashlib.sha256(content).hexdigest()}", content
+
+
+class TestBundles:
+    def test_one_is_uploaded_once_and_comes_back(self, client: TestClient) -> None:
+        digest, content = make_bundle(train="print()")
+        path = f"/v1/bundles/{digest}"
+        assert client.head(path).status_code == 404
+        problem(client.get(path), 404, "bundle_not_found")
+        assert client.put(path, content=content).status_code == 201
+        assert client.put(path, content=content).status_code == 200
+        assert client.head(path).status_code == 200
+        assert client.get(path).content == content
+        assert submit(client, code=digest).spec["code"] == digest
+
+    def test_bad_ones_are_refused_and_leave_nothing(self, client: TestClient, settings: Settings) -> None:
+        digest, content = make_bundle(train="print()")
+        problem(client.put(f"/v1/bundles/{digest}", content=content + b"x"), 422, "bundle_invalid")
+        _, other = make_bundle(train="something else")
+        found = problem(client.put(f"/v1/bundles/{digest}", content=other), 422, "bundle_invalid")
+        assert "digest" in found.detail
+        no_zip = b"not an archive"
+        path = f"/v1/bundles/sha256:{hashlib.sha256(no_zip).hexdigest()}"
+        problem(client.put(path, content=no_zip), 422, "bundle_invalid")
+        evil_digest, evil = make_bundle(**{"..__evil": "x"})
+        problem(client.put(f"/v1/bundles/{evil_digest}", content=evil), 422, "bundle_invalid")
+        problem(client.put("/v1/bundles/md5:x", content=b"x"), 404, "bundle_not_found")
+        problem(client.put(f"/v1/bundles/{digest}", content=b"x" * 200_000), 413, "too_large")
+        assert list((settings.home / "uploads").iterdir()) == []
+        assert client.head(f"/v1/bundles/{digest}").status_code == 404
+
+    def test_a_bundle_that_unpacks_to_too_much_is_refused(self, database_url: str, tmp_path: Path) -> None:
+        limited = Settings(home=tmp_path / "home", database_url=database_url, max_unpacked_bytes=1000)
+        digest, content = make_bundle(big="x" * 2000)
+        with TestClient(create_app(limited), base_url="http://127.0.0.1") as client:
+            problem(client.put(f"/v1/bundles/{digest}", content=content), 422, "bundle_invalid")
+
+    def test_what_a_killed_process_left_is_removed_by_the_next_one(
+        self, settings: Settings, database_url: str
+    ) -> None:
+        uploads = settings.home / "uploads"
+        uploads.mkdir(parents=True)
+        for name, age_s in (("old", 2 * 24 * 3600), ("new", 60)):
+            (uploads / f"{name}.part").touch()
+            at = time.time() - age_s
+            os.utime(uploads / f"{name}.part", (at, at))
+        with TestClient(create_app(settings), base_url="http://127.0.0.1"):
+            assert [path.name for path in uploads.iterdir()] == ["new.part"]
+
+
+class TestCheckpoints:
+    def commit(self, database: Database, job_id: str, folder: Path, files: dict[str, int]) -> None:
+        body = {"world_size": 1, "size_bytes": sum(files.values()), "location": str(folder), "files": files}
+        run_attempt(database, job_id, ("checkpoint", {**body, "step": 4, "committed_at": 1000.0}))
+
+    def test_the_content_is_one_tar_stream(
+        self, client: TestClient, database: Database, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "checkpoint"
+        long_name = "sub/" + "n" * 150
+        written = {"model.pt": b"weights" * 1000, long_name: b"", "opt\u00e9.pt": b"x" * 512}
+        for name, content in written.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+        job = submit(client)
+        self.commit(database, job.id, folder, {name: len(content) for name, content in written.items()})
+        (listed,) = client.get(f"/v1/jobs/{job.id}/checkpoints").json()["items"]
+        assert (listed["step"], listed["location"]) == (4, str(folder))
+        answer = client.get(f"/v1/jobs/{job.id}/checkpoints/4/content")
+        assert answer.headers["content-type"] == "application/x-tar"
+        assert int(answer.headers["content-length"]) == len(answer.content)
+        with tarfile.open(fileobj=io.BytesIO(answer.content)) as archive:
+            read = {member.name: archive.extractfile(member) for member in archive.getmembers()}
+            assert {name: file.read() for name, file in read.items() if file is not None} == written
+
+    @pytest.mark.parametrize("step", ["5", "x", "-1", "9" * 40, "%00", "\u0664"])
+    def test_one_that_does_not_exist(self, client: TestClient, step: str) -> None:
+        job = submit(client)
+        problem(client.get(f"/v1/jobs/{job.id}/checkpoints/{step}/content"), 404, "checkpoint_not_found")
+
+    def test_one_whose_files_were_removed_meanwhile(
+        self, client: TestClient, database: Database, tmp_path: Path
+    ) -> None:
+        job = submit(client)
+        self.commit(database, job.id, tmp_path / "gone", {"model.pt": 3})
+        answer = client.get(f"/v1/jobs/{job.id}/checkpoints/4/content")
+        assert "removed" in str(problem(answer, 404, "checkpoint_not_found").hint)
+
+
+def test_a_database_that_went_away_is_a_503(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sqlalchemy.exc import OperationalError
+
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
+
+        def fail(*_: object) -> None:
+            raise OperationalError("SELECT", {}, Exception("connection refused"))
+
+        context = client.app.state.remora  # type: ignore[attr-defined]
+        monkeypatch.setattr(context.database, "query", fail)
+        answer = client.get("/v1/jobs")
+        problem(answer, 503, "database_unavailable")
+        assert answer.headers["retry-after"] == "1"
+        assert client.get("/readyz").status_code == 503
+        assert client.get("/healthz").status_code == 200
+
+
+def test_our_own_mistake_is_a_500_that_tells_nothing(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TestClient(
+        create_app(settings), base_url="http://127.0.0.1", raise_server_exceptions=False
+    ) as client:
+
+        def fail(*_: object) -> None:
+            raise ZeroDivisionError("secret")
+
+        monkeypatch.setattr(client.app.state.remora.database, "query", fail)  # type: ignore[attr-defined]
+        answer = client.get("/v1/jobs")
+        problem(answer, 500, "internal_error")
+        assert "secret" not in answer.text

@@ -1,0 +1,508 @@
+"""The controller keeps its promises, whatever the cluster does, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from cluster.provider import InsufficientCapacity, ProviderError, QuotaExceeded
+from remora.states import AttemptState, EndReason, JobState, NodeState
+from service.loops import dispatch as dispatch_module
+from service.loops.turn import Turn
+from service.queue import lifecycle
+from service.settings import Settings
+from service.store import jobs, leases, nodes, telemetry
+from service.store.database import Database
+from service.store.errors import Fenced
+from service.store.ids import new_id
+from tests.service_fakes import World, records
+from trainers.plan import DriverGone, Record
+
+
+@pytest.fixture
+def world(database: Database, tmp_path: Path) -> World:
+    return World(database, Settings(home=tmp_path, nodes=3, node_cpus=1, lease_s=5.0))
+
+
+@pytest.fixture
+def ready(world: World) -> World:
+    """A world whose three nodes are ready."""
+    for _ in world.ticks_until("three ready nodes"):
+        if [node.state for node in world.nodes()] == [NodeState.READY] * 3:
+            break
+    return world
+
+
+def events_of(world: World, job_id: str) -> list[str]:
+    page = world.database.query(lambda c: telemetry.page_of_events(c, job_id, 0, 1000))
+    assert [event.seq for event in page] == list(range(1, len(page) + 1))
+    return [event.kind for event in page]
+
+
+def run_to(world: World, job_id: str, state: JobState) -> None:
+    for _ in world.ticks_until(f"job {state}"):
+        if world.job(job_id).state is state:
+            return
+
+
+class Crash(BaseException):
+    """The process dies here; nothing of ours may catch it."""
+
+
+class TestAJob:
+    def test_goes_from_queued_to_succeeded(self, ready: World) -> None:
+        job_id = ready.submit(max_workers=3)
+        ready.tick()
+        assert ready.job(job_id).state is JobState.ADMITTED
+        driver = ready.launcher.driver_of(job_id)
+        assert (driver.plan.attempt, driver.plan.command) == (1, ["python", "train.py"])
+        driver.tell("progress", state="running", world_size=3, total_steps=10)
+        driver.tell("metric", step=10, world_size=3, values={"loss": 0.1})
+        ready.tick()
+        assert (ready.job(job_id).state, ready.job(job_id).world_size) == (JobState.RUNNING, 3)
+        driver.tell("ended", end_reason="completed", message="every rank returned 0", exit_code=0)
+        ready.tick()
+        job = ready.job(job_id)
+        assert (job.state, job.reason, job.step, job.total_steps) == (JobState.SUCCEEDED, "completed", 10, 10)
+        assert events_of(ready, job_id) == [
+            "job.queued",
+            "job.admitted",
+            "attempt.created",
+            "attempt.started",
+            "job.running",
+            "attempt.ended",
+            "job.succeeded",
+        ]
+        assert ready.launcher.drivers == {}
+
+    def test_waits_for_nodes_and_says_so(self, world: World) -> None:
+        world.cluster.joins = False
+        job_id = world.submit()
+        world.tick()
+        job = world.job(job_id)
+        assert (job.state, job.reason) == (JobState.QUEUED, "waiting_for_nodes")
+        assert "1 worker of 1 CPU" in str(job.message)
+        world.cluster.joins = True
+        run_to(world, job_id, JobState.ADMITTED)
+
+    def test_that_can_never_fit_is_told_what_to_change(self, ready: World) -> None:
+        job_id = ready.submit(min_workers=4, max_workers=4)
+        other = ready.submit()
+        ready.tick()
+        assert "room for 3" in str(ready.job(job_id).message)
+        assert "lower `workers.min`" in str(ready.job(job_id).message)
+        assert ready.job(other).state is JobState.ADMITTED
+
+    def test_waits_for_its_turn_behind_one_that_runs(self, ready: World) -> None:
+        first = ready.submit(max_workers=3)
+        second, third = ready.submit(), ready.submit()
+        ready.tick()
+        assert [ready.job(one).state for one in (first, second, third)] == [
+            JobState.ADMITTED,
+            JobState.QUEUED,
+            JobState.QUEUED,
+        ]
+        assert ready.job(second).reason == "waiting_for_turn"
+        assert ready.job(third).message == "waits for its turn: 1 job is ahead of it"
+        ready.launcher.driver_of(first).tell("ended", end_reason="completed", message="", exit_code=0)
+        ready.tick(2)
+        assert ready.job(second).state is JobState.ADMITTED
+        assert ready.job(third).state is JobState.ADMITTED
+
+    def test_a_wait_longer_than_allowed_fails_it(self, world: World) -> None:
+        world.cluster.joins = False
+        job_id = world.submit(wait_time_s=2.0)
+        for _ in world.ticks_until("the wait to be over"):
+            if world.job(job_id).state is JobState.FAILED:
+                break
+        assert world.job(job_id).reason == "wait_time_exceeded"
+        assert world.now - 1000.0 >= 2.0
+
+
+class TestRetries:
+    def test_a_failing_script_is_tried_again_until_its_retries_are_used_up(self, ready: World) -> None:
+        job_id = ready.submit(retry_limit=1)
+        for expected in (1, 2):
+            run_to(ready, job_id, JobState.ADMITTED)
+            driver = ready.launcher.driver_of(job_id)
+            assert driver.plan.attempt == expected
+            driver.tell("ended", end_reason="exit_code", message="rank 0 returned 3", exit_code=3)
+            ready.tick()
+        job = ready.job(job_id)
+        assert (job.state, job.reason, job.attempt) == (JobState.FAILED, "exit_code", 2)
+        assert [attempt.exit_code for attempt in ready.attempts(job_id)] == [3, 3]
+
+    @pytest.mark.parametrize(
+        "reason", ["driver_lost", "head_lost", "supervisor_lost", "node_lost", "evicted"]
+    )
+    def test_losses_do_not_count(self, ready: World, reason: str) -> None:
+        job_id = ready.submit(retry_limit=0)
+        for _ in range(3):
+            run_to(ready, job_id, JobState.ADMITTED)
+            driver = ready.launcher.driver_of(job_id)
+            driver.tell("ended", end_reason=reason, message="lost", exit_code=None)
+            ready.tick()
+            assert ready.job(job_id).state is JobState.QUEUED
+        assert ready.job(job_id).losses == 3
+
+    def test_a_dead_driver_ends_its_attempt_and_another_follows(self, ready: World) -> None:
+        job_id = ready.submit(retry_limit=0)
+        ready.tick()
+        driver = ready.launcher.driver_of(job_id)
+        driver.tell("progress", state="running", world_size=1)
+        driver.tell("metric", step=7, world_size=1, values={}, at=ready.now)
+        ready.tick()
+        driver.gone = DriverGone(EndReason.DRIVER_LOST, "The driver of this attempt died.")
+        lost_at = ready.now
+        ready.tick()
+        assert ready.job(job_id).reason == "waiting_for_retry"
+        assert driver.plan.attempt_id in ready.launcher.killed, "nothing of it may go on"
+        run_to(ready, job_id, JobState.ADMITTED)
+        second = ready.launcher.driver_of(job_id)
+        assert (second.plan.attempt, second.plan.previous_step) == (2, 7)
+        second.tell("progress", state="running", world_size=1, resumed_from_step=5)
+        second.tell("progress", repeated_steps=2)
+        second.tell("metric", step=8, world_size=1, values={}, at=lost_at + 5.0)
+        ready.tick()
+        job = ready.job(job_id)
+        assert (job.repeated_steps, job.step) == (2, 8)
+        assert job.lost_s == pytest.approx(5.0, abs=0.6)
+
+    def test_no_attempt_starts_before_the_last_one_surely_runs_no_more(self, ready: World) -> None:
+        job_id = ready.submit()
+        ready.tick()
+        driver = ready.launcher.driver_of(job_id)
+        driver.gone = DriverGone(EndReason.HEAD_LOST, "the head died")
+        ready.launcher.failing["kill"] = ConnectionError("the head does not answer")
+        ready.tick(20)
+        assert ready.job(job_id).state is JobState.QUEUED
+        del ready.launcher.failing["kill"]
+        run_to(ready, job_id, JobState.ADMITTED)
+
+    def test_a_command_that_cannot_be_started_is_not_tried_again(self, ready: World) -> None:
+        job_id = ready.submit(retry_limit=5)
+        ready.tick()
+        driver = ready.launcher.driver_of(job_id)
+        driver.tell("ended", end_reason="start_failed", message="python: not found", exit_code=None)
+        ready.tick()
+        assert ready.job(job_id).state is JobState.FAILED
+
+
+class TestStopping:
+    def test_a_cancelled_job_that_runs_is_asked_to_stop(self, ready: World) -> None:
+        job_id = ready.submit()
+        ready.tick()
+        ready.launcher.driver_of(job_id).tell("progress", state="running", world_size=1)
+        ready.tick()
+        ready.cancel(job_id)
+        run_to(ready, job_id, JobState.CANCELLED)
+        (attempt,) = ready.attempts(job_id)
+        assert attempt.end_reason is EndReason.CANCELLED
+        assert ready.launcher.drivers == {}
+
+    def test_a_cancelled_job_that_waits_ends_at_once(self, world: World) -> None:
+        job_id = world.submit()
+        world.cancel(job_id)
+        assert world.job(job_id).state is JobState.CANCELLED
+
+    def test_one_that_does_not_stop_is_killed_after_ten_seconds(self, ready: World) -> None:
+        job_id = ready.submit()
+        ready.tick()
+        driver = ready.launcher.driver_of(job_id)
+        driver.tell("progress", state="running", world_size=1)
+        driver.obeys = False
+        ready.cancel(job_id)
+        asked_at = ready.now
+        run_to(ready, job_id, JobState.CANCELLED)
+        assert 10.0 < ready.now - asked_at < 12.0
+        assert driver.plan.attempt_id in ready.launcher.killed
+
+    def test_a_script_that_dies_of_being_stopped_was_cancelled(self, ready: World) -> None:
+        job_id = ready.submit()
+        ready.tick()
+        driver = ready.launcher.driver_of(job_id)
+        driver.obeys = False
+        ready.cancel(job_id)
+        ready.tick()
+        driver.tell("ended", end_reason="signal", message="killed by SIGTERM", exit_code=-15)
+        ready.tick()
+        assert ready.attempts(job_id)[0].end_reason is EndReason.CANCELLED
+        assert ready.job(job_id).state is JobState.CANCELLED
+
+    def test_a_job_that_trains_longer_than_allowed_fails(self, ready: World) -> None:
+        job_id = ready.submit(run_time_s=3.0)
+        ready.tick()
+        ready.launcher.driver_of(job_id).tell("progress", state="running", world_size=1, at=ready.now)
+        run_to(ready, job_id, JobState.FAILED)
+        assert ready.job(job_id).reason == "run_time_exceeded"
+        assert ready.job(job_id).message == "it trained longer than limits.run_time (3 s)"
+
+    def test_a_cancel_before_the_driver_runs_needs_no_driver(self, ready: World) -> None:
+        ready.launcher.failing["start"] = ConnectionError("no head")
+        job_id = ready.submit()
+        ready.tick()
+        assert ready.job(job_id).state is JobState.ADMITTED
+        ready.cancel(job_id)
+        ready.tick()
+        assert ready.job(job_id).state is JobState.CANCELLED
+
+
+class TestCrashes:
+    def test_between_the_attempt_row_and_its_driver(
+        self, ready: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job_id = ready.submit()
+
+        def die(*_: Any) -> None:
+            raise Crash
+
+        with monkeypatch.context() as patched:
+            patched.setattr(dispatch_module, "launch", die)
+            with pytest.raises(Crash):
+                ready.tick()
+        assert ready.launcher.drivers == {}
+        ready.controller = ready.new_controller()
+        ready.now += 10.0
+        ready.tick()
+        assert ready.launcher.driver_of(job_id).plan.attempt == 1
+        assert len(ready.attempts(job_id)) == 1
+
+    def test_a_driver_that_cannot_be_started_is_given_up_and_tried_as_another_attempt(
+        self, ready: World
+    ) -> None:
+        ready.launcher.failing["start"] = ConnectionError("no head")
+        job_id = ready.submit()
+        ready.tick()
+        ready.now += 61.0
+        ready.tick()
+        assert ready.attempts(job_id)[0].end_reason is EndReason.DRIVER_LOST
+        del ready.launcher.failing["start"]
+        run_to(ready, job_id, JobState.ADMITTED)
+        assert ready.launcher.driver_of(job_id).plan.attempt == 2
+
+    def test_while_the_service_is_away_nothing_is_lost_or_doubled(self, ready: World) -> None:
+        job_id = ready.submit()
+        ready.tick()
+        driver = ready.launcher.driver_of(job_id)
+        driver.tell("progress", state="running", world_size=1)
+        for number in range(5):
+            driver.tell("log", rank=0, stream="stdout", text=str(number))
+        ready.tick()
+        for number in range(5, 10):
+            driver.tell("log", rank=0, stream="stdout", text=str(number))
+        ready.controller = ready.new_controller()
+        ready.now += 10.0
+        ready.tick(2)
+        lines = ready.database.query(
+            lambda c: telemetry.page_of_logs(c, job_id, telemetry.LogFilter(), 0, 100)
+        )
+        assert [line.text for line in lines] == [str(number) for number in range(10)]
+        assert driver.acknowledged == 11
+
+    def test_drivers_that_cannot_be_asked_are_left_alone(self, ready: World) -> None:
+        job_id = ready.submit()
+        ready.tick()
+        ready.launcher.failing["poll"] = ConnectionError("the head does not answer")
+        ready.tick(5)
+        assert ready.job(job_id).state is JobState.ADMITTED
+
+
+class TestTwoControllers:
+    def test_one_acts_and_the_other_stands_by(self, ready: World) -> None:
+        other = ready.new_controller()
+        ready.submit()
+        assert not other.tick(ready.now + 0.1)
+        ready.tick()
+        assert len(ready.launcher.history) == 1
+
+    def test_the_other_takes_over_when_the_first_is_silent(self, ready: World) -> None:
+        other = ready.new_controller()
+        job_id = ready.submit()
+        assert other.tick(ready.now + 6.0)
+        assert ready.job(job_id).state is JobState.ADMITTED
+        assert not ready.controller.tick(ready.now + 6.5)
+
+    def test_one_that_sleeps_in_the_middle_of_its_work_is_fenced_when_it_wakes(self, ready: World) -> None:
+        """It asked the drivers, slept, and stores its answers after another one took over."""
+        job_id = ready.submit()
+        ready.tick()
+        driver = ready.launcher.driver_of(job_id)
+        driver.tell("progress", state="running", world_size=1)
+        driver.tell("log", rank=0, stream="stdout", text="once")
+        other = ready.new_controller()
+        poll = ready.launcher.poll
+        slept: list[bool] = []
+
+        def poll_and_sleep(
+            attempt_ids: list[str], after: dict[str, int]
+        ) -> dict[str, list[Record] | DriverGone]:
+            answers = poll(attempt_ids, after)
+            if not slept:
+                slept.append(True)
+                assert other.tick(ready.now + 20.0), "the lease had run out, so the other one acts"
+                driver.tell("log", rank=0, stream="stdout", text="twice")
+                assert other.tick(ready.now + 20.25)
+            return answers
+
+        ready.launcher.poll = poll_and_sleep  # type: ignore[method-assign]
+        assert not ready.controller.tick(ready.now), "the sleeper was fenced"
+        assert slept
+        assert ready.controller.lease is None
+        lines = ready.database.query(
+            lambda c: telemetry.page_of_logs(c, job_id, telemetry.LogFilter(), 0, 100)
+        )
+        assert [line.text for line in lines] == ["once", "twice"]
+
+    @pytest.mark.parametrize("what", ["job", "node"])
+    def test_no_write_of_a_former_leader_is_possible(self, ready: World, what: str) -> None:
+        assert ready.controller.lease is not None
+        former = Turn(ready.database, ready.settings, ready.controller.lease, ready.now)
+        job_id = ready.submit()
+        other = ready.new_controller()
+        assert other.tick(ready.now + 6.0)
+        before = (ready.job(job_id), ready.nodes())
+
+        def write_job(connection: sa.Connection) -> None:
+            row = jobs.lock_job(connection, job_id)
+            assert row is not None
+            jobs.save(connection, row, replace(lifecycle.Decision(row, None), job=replace(row, message="x")))
+
+        def write_node(connection: sa.Connection) -> None:
+            row = ready.nodes()[0]
+            nodes.save_node(connection, row, lifecycle.terminate_node(row, "x", False, ready.now))
+
+        with pytest.raises(Fenced):
+            former.apply(write_job if what == "job" else write_node)
+        assert (ready.job(job_id), ready.nodes()) == before
+
+    def test_a_leader_that_resigns_lets_the_next_one_in_at_once(self, ready: World) -> None:
+        other = ready.new_controller()
+        ready.controller.resign()
+        assert other.tick(ready.now + 0.1)
+
+
+class TestNodes:
+    def test_come_up_one_state_after_the_other(self, world: World) -> None:
+        world.cluster.joins = False
+        world.tick()
+        assert [node.state for node in world.nodes()] == [NodeState.LAUNCHED] * 3
+        world.cluster.joins = True
+        world.tick()
+        assert [(node.state, node.address) for node in world.nodes()] == [(NodeState.READY, "127.0.0.2")] * 3
+
+    def test_a_dead_one_is_replaced_and_its_machine_deleted(self, ready: World) -> None:
+        victim = ready.nodes()[0]
+        ready.cluster.lose(victim.id)
+        ready.tick(3)
+        by_id = {node.id: node for node in ready.nodes()}
+        assert by_id[victim.id].state is NodeState.GONE
+        assert "killed by signal 9" in str(by_id[victim.id].message)
+        assert victim.id not in ready.cluster.machines
+        assert [node.state for node in by_id.values() if node.id != victim.id] == [NodeState.READY] * 3
+
+    def test_one_that_never_joins_fails(self, world: World) -> None:
+        world.cluster.joins = False
+        world.tick()
+        world.now += 61.0
+        world.tick(2)
+        failed = [node for node in world.nodes() if node.state is NodeState.FAILED]
+        assert len(failed) == 3
+        assert "did not join" in str(failed[0].message)
+
+    def test_a_drained_one_takes_no_work_and_gets_a_replacement(self, ready: World) -> None:
+        drained = ready.nodes()[0]
+        ready.cluster.draining.add(drained.id)
+        ready.tick(2)
+        states = [node.state for node in ready.nodes()]
+        assert states.count(NodeState.READY) == 3
+        assert states.count(NodeState.DRAINING) == 1
+
+    def test_a_list_that_fails_is_not_an_empty_list(self, ready: World) -> None:
+        before = ready.nodes()
+        ready.cluster.list_error = ProviderError("the provider does not answer")
+        ready.tick(5)
+        assert ready.nodes() == before
+        assert len(ready.cluster.machines) == 3
+
+    def test_a_crash_between_the_row_and_the_machine_is_healed(self, world: World) -> None:
+        world.cluster.refusals = []
+        create = world.cluster.create
+
+        def die(request: Any) -> None:
+            raise Crash
+
+        world.cluster.create = die  # type: ignore[method-assign]
+        with pytest.raises(Crash):
+            world.tick()
+        (row,) = world.nodes()
+        assert row.state is NodeState.REQUESTED
+        world.cluster.create = create  # type: ignore[method-assign]
+        world.controller = world.new_controller()
+        world.now += 6.0
+        world.tick()
+        assert row.id in world.cluster.machines
+        assert len(world.cluster.machines) == 3
+
+    def test_a_crash_between_the_machine_and_its_state_makes_no_second_machine(self, world: World) -> None:
+        create = world.cluster.create
+
+        def create_and_die(request: Any) -> None:
+            create(request)
+            raise Crash
+
+        world.cluster.create = create_and_die  # type: ignore[method-assign]
+        with pytest.raises(Crash):
+            world.tick()
+        world.cluster.create = create  # type: ignore[method-assign]
+        world.controller = world.new_controller()
+        world.now += 6.0
+        world.tick(3)
+        assert len(world.cluster.created) == 3
+
+    def test_a_machine_without_a_living_row_is_deleted(self, ready: World) -> None:
+        from cluster.provider import NodeRequest
+
+        orphan = new_id("node", ready.now)
+        ready.cluster.create(NodeRequest(node_id=orphan, pool="local", resources={"CPU": 1.0}))
+        ready.tick()
+        assert orphan not in ready.cluster.machines
+        assert len(ready.cluster.machines) == 3
+
+    @pytest.mark.parametrize(
+        "refusal",
+        [
+            QuotaExceeded("no more machines for this account"),
+            InsufficientCapacity("none left", offering="local", until=0.0),
+        ],
+    )
+    def test_a_refused_one_fails_and_is_tried_again_later(self, world: World, refusal: ProviderError) -> None:
+        world.cluster.refusals = [refusal]
+        world.tick(2)
+        failed = [node for node in world.nodes() if node.state is NodeState.FAILED]
+        assert [node.message for node in failed] == [str(refusal)]
+        for _ in world.ticks_until("three ready nodes"):
+            if [node.state for node in world.nodes()].count(NodeState.READY) == 3:
+                break
+
+
+def test_any_order_of_repeated_records_leaves_one_copy(ready: World) -> None:
+    """Answers to old questions arrive late: what was stored stays, what was missing comes."""
+    job_id = ready.submit()
+    ready.tick()
+    (attempt,) = ready.attempts(job_id)
+    lease = ready.database.transact(
+        lambda c: leases.acquire(c, "controller", ready.controller.owner, ready.now, 5.0)
+    )
+    assert lease is not None
+    from service.store.ingest import ingest
+
+    new = records(*[("log", {"rank": 0, "stream": "stdout", "text": str(n)}) for n in range(6)])
+    for part in (new[:2], new[:1], new[:4], new[2:4], new[:6], new[5:]):
+        ready.database.transact(lambda c, part=part: ingest(c, lease, attempt.id, part, ready.now))  # type: ignore[misc]
+    lines = ready.database.query(lambda c: telemetry.page_of_logs(c, job_id, telemetry.LogFilter(), 0, 100))
+    assert [line.text for line in lines] == list("012345")
+    assert ready.attempts(job_id)[0].state is AttemptState.STARTING

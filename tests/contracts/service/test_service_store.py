@@ -1,0 +1,462 @@
+"""The store keeps its promises on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy.exc import IntegrityError
+
+from remora.states import AttemptState, EndReason, JobState
+from service.queue import lifecycle
+from service.queue.lifecycle import Decision
+from service.queue.ordering import turn_key
+from service.queue.rows import AttemptRow, JobRow
+from service.store import jobs, leases, telemetry
+from service.store.database import Database
+from service.store.errors import Fenced, StoreError
+from service.store.ids import is_id, new_id
+from service.store.ingest import ingest
+from service.store.leases import Lease
+from service.store.migrate import migrate
+from service.store.tables import metadata
+from service.store.telemetry import LogFilter
+from tests.postgres import PostgresServer
+from tests.service_fakes import job_row, records
+from trainers.plan import Record
+
+T = TypeVar("T")
+
+RUNNING = ("progress", {"state": "running", "world_size": 2})
+LINE = ("log", {"rank": 0, "stream": "stdout", "text": "hello"})
+DONE = ("ended", {"end_reason": "completed", "message": "done", "exit_code": 0})
+
+
+def take_lease(database: Database, owner: str = "me", now: float = 1000.0) -> Lease:
+    lease = database.transact(lambda connection: leases.acquire(connection, "controller", owner, now, 5.0))
+    assert lease is not None
+    return lease
+
+
+def submit(database: Database, **fields: Any) -> JobRow:
+    row = job_row(**fields)
+    return database.transact(lambda connection: jobs.insert_job(connection, lifecycle.submit(row)))
+
+
+def start(database: Database, job_id: str) -> AttemptRow:
+    def work(connection: sa.Connection) -> AttemptRow:
+        job = jobs.lock_job(connection, job_id)
+        assert job is not None
+        decision = lifecycle.start_attempt(job, new_id("att", 1000.0), 1000.0)
+        jobs.save(connection, job, decision)
+        assert decision.attempt is not None
+        return decision.attempt
+
+    return database.transact(work)
+
+
+def take_in(database: Database, lease: Lease, attempt: AttemptRow, new: list[Record]) -> AttemptRow:
+    after = database.transact(lambda connection: ingest(connection, lease, attempt.id, new, 1002.0))
+    assert after is not None
+    return after
+
+
+def read(database: Database, work: Callable[[sa.Connection], T]) -> T:
+    return database.query(work)
+
+
+def job_of(database: Database, job_id: str) -> JobRow:
+    job = read(database, lambda connection: jobs.get_job(connection, job_id))
+    assert job is not None
+    return job
+
+
+def events_of(database: Database, job_id: str) -> list[tuple[int, str]]:
+    page = read(database, lambda connection: telemetry.page_of_events(connection, job_id, 0, 1000))
+    return [(event.seq, event.kind) for event in page]
+
+
+class TestMigrations:
+    def test_they_build_exactly_the_tables(self, database: Database) -> None:
+        def difference(connection: sa.Connection) -> list[Any]:
+            context = MigrationContext.configure(connection, opts={"compare_type": True})
+            return list(compare_metadata(context, metadata))
+
+        assert read(database, difference) == []
+
+    def test_they_keep_partial_indexes(self, database: Database) -> None:
+        def unique_live(connection: sa.Connection) -> Any:
+            (index,) = [
+                one
+                for one in sa.inspect(connection).get_indexes("attempts")
+                if one["name"] == "uq_attempts_live"
+            ]
+            return index["unique"], index["dialect_options"]
+
+        unique, options = read(database, unique_live)
+        assert unique
+        assert "starting" in str(next(value for name, value in options.items() if name.endswith("_where")))
+
+    def test_a_newer_database_is_refused_with_one_sentence(self, database: Database) -> None:
+        database.transact(
+            lambda connection: connection.exec_driver_sql("UPDATE alembic_version SET version_num='9'")
+        )
+        with pytest.raises(StoreError, match="another version of Remora"):
+            migrate(database)
+
+
+def _migrate_in_a_process(url: str, ready: Any, go: Any) -> None:
+    database = Database(url)
+    ready.release()
+    go.wait(30)
+    migrate(database)
+    database.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_processes_that_start_at_once_migrate_once(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    server: PostgresServer | None = None
+    url = f"sqlite:///{tmp_path / 'new.db'}"
+    if kind == "postgresql":
+        server = request.getfixturevalue("postgres")
+        url = server.create(migrated=False)
+    context = multiprocessing.get_context("spawn")
+    ready, go = context.Semaphore(0), context.Event()
+    processes = [context.Process(target=_migrate_in_a_process, args=(url, ready, go)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for _ in processes:
+        assert ready.acquire(timeout=60)
+    go.set()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    if server is not None:
+        server.drop(url)
+
+
+class TestLeases:
+    def test_one_owner_at_a_time_and_a_token_that_grows(self, database: Database) -> None:
+        def acquire(owner: str, now: float) -> Lease | None:
+            return database.transact(lambda c: leases.acquire(c, "controller", owner, now, 5.0))
+
+        first = acquire("a", 1000.0)
+        assert first is not None
+        assert first.token == 1
+        assert acquire("b", 1004.0) is None
+        assert acquire("a", 1004.0) == first
+        assert acquire("b", 1008.0) is None
+        second = acquire("b", 1009.5)
+        assert second is not None
+        assert second.token == 2
+        assert acquire("a", 1010.0) is None
+
+    def test_a_former_owner_is_fenced_and_nothing_of_it_is_written(self, database: Database) -> None:
+        job = submit(database)
+        old = take_lease(database, "a", 1000.0)
+        take_lease(database, "b", 1010.0)
+
+        def work(connection: sa.Connection) -> None:
+            connection.exec_driver_sql("UPDATE jobs SET message='written by the former owner'")
+            old.guard(connection)
+
+        with pytest.raises(Fenced):
+            database.transact(work)
+        assert job_of(database, job.id).message != "written by the former owner"
+
+    def test_giving_up_lets_the_next_one_in_at_once(self, database: Database) -> None:
+        lease = take_lease(database, "a", 1000.0)
+        database.transact(lambda connection: leases.give_up(connection, lease))
+        assert take_lease(database, "b", 1000.1).token == 2
+
+    def test_many_rivals_have_one_winner(self, database: Database) -> None:
+        def acquire(owner: int) -> Lease | None:
+            return database.transact(lambda c: leases.acquire(c, "controller", str(owner), 1000.0, 5.0))
+
+        with ThreadPoolExecutor(8) as pool:
+            winners = [lease for lease in pool.map(acquire, range(16)) if lease is not None]
+        assert len(winners) == 1
+
+
+class TestIngest:
+    def test_records_become_rows(self, database: Database) -> None:
+        job, lease = submit(database), take_lease(database)
+        attempt = start(database, job.id)
+        checkpoint = {"step": 4, "world_size": 2, "size_bytes": 7, "location": "/x", "committed_at": 1001.0}
+        new = records(
+            RUNNING,
+            LINE,
+            ("metric", {"step": 4, "world_size": 2, "values": {"loss": 0.5, "bad": float("nan")}}),
+            ("checkpoint", {**checkpoint, "files": {"a": 7}}),
+            ("event", {"kind": "node.lost", "message": "a node died", "data": {"kind": 1, "at": 2}}),
+        )
+        after = take_in(database, lease, attempt, new)
+        assert (after.state, after.last_record_seq) == (AttemptState.RUNNING, 5)
+        stored = job_of(database, job.id)
+        assert (stored.state, stored.step, stored.world_size, stored.checkpoint_step) == (
+            JobState.RUNNING,
+            4,
+            2,
+            4,
+        )
+        (point,) = read(database, lambda c: telemetry.page_of_metrics(c, job.id, -1, 10))
+        assert point.values == {"loss": 0.5, "bad": None}
+        (line,) = read(database, lambda c: telemetry.page_of_logs(c, job.id, LogFilter(), 0, 10))
+        assert (line.seq, line.text) == (1, "hello")
+        assert [kind for _, kind in events_of(database, job.id)] == [
+            "job.queued",
+            "job.admitted",
+            "attempt.created",
+            "attempt.started",
+            "job.running",
+            "checkpoint.committed",
+            "node.lost",
+        ]
+
+    def test_what_comes_twice_is_stored_once(self, database: Database) -> None:
+        job, lease = submit(database), take_lease(database)
+        attempt = start(database, job.id)
+        new = records(RUNNING, LINE, LINE, LINE)
+        take_in(database, lease, attempt, new[:3])
+        take_in(database, lease, attempt, new)
+        take_in(database, lease, attempt, [*new[1:], *new[1:]])
+        lines = read(database, lambda c: telemetry.page_of_logs(c, job.id, LogFilter(), 0, 10))
+        assert [line.seq for line in lines] == [1, 2, 3]
+
+    def test_nothing_behind_a_gap_is_taken_until_the_gap_is_filled(self, database: Database) -> None:
+        job, lease = submit(database), take_lease(database)
+        attempt = start(database, job.id)
+        new = records(RUNNING, LINE, LINE, LINE)
+        assert take_in(database, lease, attempt, [new[0], new[3]]).last_record_seq == 1
+        assert take_in(database, lease, attempt, new[1:]).last_record_seq == 4
+        assert "records.lost" not in [kind for _, kind in events_of(database, job.id)]
+
+    def test_records_that_the_driver_lost_are_told(self, database: Database) -> None:
+        job, lease = submit(database), take_lease(database)
+        attempt = start(database, job.id)
+        assert take_in(database, lease, attempt, records(RUNNING, LINE, first=3)).last_record_seq == 4
+        assert "records.lost" in [kind for _, kind in events_of(database, job.id)]
+
+    def test_an_ended_attempt_writes_no_more(self, database: Database) -> None:
+        job, lease = submit(database), take_lease(database)
+        attempt = start(database, job.id)
+        take_in(database, lease, attempt, records(RUNNING, DONE, LINE))
+        take_in(database, lease, attempt, records(LINE, ("progress", {"state": "running"}), first=3))
+        stored = job_of(database, job.id)
+        assert (stored.state, stored.log_seq) == (JobState.SUCCEEDED, 0)
+        assert events_of(database, job.id)[-1] == (stored.event_seq, "job.succeeded")
+
+    def test_a_repeated_step_replaces_its_values(self, database: Database) -> None:
+        job, lease = submit(database), take_lease(database)
+        attempt = start(database, job.id)
+        metric = [("metric", {"step": 1, "world_size": 1, "values": {"loss": loss}}) for loss in (3.0, 2.0)]
+        take_in(database, lease, attempt, records(*metric))
+        take_in(
+            database, lease, attempt, records(("metric", {**metric[0][1], "values": {"loss": 1.0}}), first=3)
+        )
+        points = read(database, lambda c: telemetry.page_of_metrics(c, job.id, -1, 10))
+        assert [(point.step, point.values) for point in points] == [(1, {"loss": 1.0})]
+
+    def test_a_removed_checkpoint_is_gone(self, database: Database) -> None:
+        job, lease = submit(database), take_lease(database)
+        attempt = start(database, job.id)
+        body = {"world_size": 1, "size_bytes": 1, "location": "/x", "files": {}, "committed_at": 1.0}
+        new = records(*[("checkpoint", {**body, "step": step}) for step in (10, 20)])
+        take_in(database, lease, attempt, new)
+        gone = [("checkpoint", {"step": step, "deleted": True}) for step in (10, 99)]
+        take_in(database, lease, attempt, records(*gone, first=3))
+        left = read(database, lambda c: telemetry.job_checkpoints(c, job.id))
+        assert [checkpoint.step for checkpoint in left] == [20]
+        assert job_of(database, job.id).checkpoint_step == 20
+
+    def test_a_fenced_controller_stores_nothing(self, database: Database) -> None:
+        job, old = submit(database), take_lease(database, "a", 1000.0)
+        attempt = start(database, job.id)
+        take_lease(database, "b", 1010.0)
+        with pytest.raises(Fenced):
+            take_in(database, old, attempt, records(RUNNING, LINE))
+        assert job_of(database, job.id).log_seq == 0
+
+    @pytest.mark.parametrize(
+        ("kind", "body"),
+        [
+            ("metric", {"step": "many", "world_size": 1, "values": {}}),
+            ("metric", {"step": 10**30, "world_size": 1, "values": {}}),
+            ("log", {"rank": 0, "stream": "printer", "text": ""}),
+            ("ended", {"end_reason": "bored", "message": ""}),
+            ("progress", {"state": "dreaming"}),
+            ("checkpoint", {}),
+            ("surprise", {}),
+        ],
+    )
+    def test_an_unreadable_record_is_told_and_passed(
+        self, database: Database, kind: str, body: dict[str, Any]
+    ) -> None:
+        job, lease = submit(database), take_lease(database)
+        attempt = start(database, job.id)
+        assert take_in(database, lease, attempt, records((kind, body), LINE)).last_record_seq == 2
+        assert events_of(database, job.id)[-1][1] == "record.refused"
+        assert job_of(database, job.id).log_seq == 1
+
+    def test_any_text_and_any_number_can_be_stored(self, database: Database) -> None:
+        job, lease = submit(database), take_lease(database)
+        attempt = start(database, job.id)
+        new = records(
+            ("log", {"rank": 0, "stream": "stderr", "text": "zero \x00 half \udc80 ok \u00e9\U0001f600"}),
+            ("metric", {"step": 1, "world_size": 1, "values": {"a\x00": 10**400, "b": float("inf"), "c": 1}}),
+            ("event", {"kind": "x", "message": "\ud800", "data": {"\x00": ["\x00", float("nan"), 10**40]}}),
+            ("progress", {"state": "draining", "step": 2**53}),
+            ("ended", {"end_reason": "exit_code", "message": "\x00", "exit_code": -9}),
+        )
+        assert take_in(database, lease, attempt, new).end_reason is EndReason.EXIT_CODE
+        (line,) = read(database, lambda c: telemetry.page_of_logs(c, job.id, LogFilter(), 0, 10))
+        assert line.text.startswith("zero \ufffd half ")
+        assert line.text.endswith("ok \u00e9\U0001f600")
+        (point,) = read(database, lambda c: telemetry.page_of_metrics(c, job.id, -1, 10))
+        assert point.values == {"a\ufffd": None, "b": None, "c": 1.0}
+
+
+class TestJobs:
+    def test_the_database_refuses_that_a_job_runs_twice(self, database: Database) -> None:
+        job = submit(database)
+        attempt = start(database, job.id)
+        twin = AttemptRow(id=new_id("att", 1000.0), job_id=job.id, attempt=2, created_at=1000.0)
+        with pytest.raises(IntegrityError):
+            database.transact(
+                lambda connection: jobs.save(connection, job, Decision(job, twin), attempt_before=None)
+            )
+        live = read(database, jobs.live_attempts)
+        assert [one.id for _, one in live] == [attempt.id]
+
+    def test_the_queue_is_read_in_the_order_of_turns(self, database: Database) -> None:
+        for number, priority in enumerate((50, 90, 50, 10, 90)):
+            submit(database, priority=priority, now=1000.0 + number)
+        late = submit(database, priority=100, not_before=5000.0)
+        queue = read(database, lambda connection: jobs.queued_jobs(connection, 1000.0, 100))
+        assert queue == sorted(queue, key=turn_key)
+        assert len(queue) == 5
+        assert late.id not in [job.id for job in queue]
+
+    def test_followers_see_every_event_although_many_write(self, database: Database) -> None:
+        """Numbers are given under the job's lock, so whoever reads up to N never finds something below N later."""
+        job = submit(database)
+        seen: list[int] = []
+        writing = threading.Event()
+        writing.set()
+
+        def follow() -> None:
+            last = 0
+            while True:
+                goes_on = writing.is_set()
+                page = database.query(
+                    partial(telemetry.page_of_events, job_id=job.id, after=last, limit=1000)
+                )
+                seen.extend(event.seq for event in page)
+                last = page[-1].seq if page else last
+                if not page and not goes_on:
+                    return
+
+        def append(number: int) -> None:
+            def work(connection: sa.Connection) -> None:
+                row = jobs.lock_job(connection, job.id)
+                assert row is not None
+                jobs.save(connection, row, lifecycle.wait(row, f"reason {number}", "waits", 1000.0))
+
+            database.transact(work)
+
+        reader = threading.Thread(target=follow)
+        reader.start()
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(append, range(120)))
+        writing.clear()
+        reader.join(60)
+        assert seen == list(range(1, 122))
+
+    def test_pages_of_jobs_have_no_overlap_and_no_hole(self, database: Database) -> None:
+        ids = [submit(database, project="even" if number % 2 == 0 else "odd").id for number in range(9)]
+        seen: list[str] = []
+        before: str | None = None
+        while True:
+            page = read(
+                database,
+                lambda connection, before=before: jobs.page_of_jobs(  # type: ignore[misc]
+                    connection, states=[JobState.QUEUED], project="even", before=before, limit=2
+                ),
+            )
+            if not page:
+                break
+            seen += [job.id for job in page]
+            before = page[-1].id
+        assert seen == ids[::2][::-1]
+
+
+class TestTransactions:
+    def test_one_that_fails_leaves_its_neighbours_alone(self, database: Database) -> None:
+        """Writes that gather are committed together; the bad one among them is alone with its error."""
+
+        def write(number: int) -> str:
+            row = job_row()
+
+            def work(connection: sa.Connection) -> str:
+                jobs.insert_job(connection, lifecycle.submit(row))
+                if number % 5 == 0:
+                    raise RuntimeError("on purpose")
+                return row.id
+
+            try:
+                return database.transact(work)
+            except RuntimeError:
+                return ""
+
+        with ThreadPoolExecutor(10) as pool:
+            written = [job_id for job_id in pool.map(write, range(40)) if job_id]
+        assert len(written) == 32
+        page = read(database, lambda c: jobs.page_of_jobs(c, states=[], project=None, before=None, limit=100))
+        assert {job.id for job in page} == set(written)
+
+    def test_two_openings_of_one_database_write_at_the_same_time(self, database: Database) -> None:
+        """The API and the controller are two processes; here, two openings with connections of their own."""
+        other = Database(database.url.render_as_string(hide_password=False))
+        row = submit(database)
+
+        def touch(opened: Database) -> None:
+            def work(connection: sa.Connection) -> None:
+                job = jobs.lock_job(connection, row.id)
+                assert job is not None
+                jobs.save(connection, job, lifecycle.wait(job, f"reason {job.version}", "waits", 1000.0))
+
+            opened.transact(work)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(touch, [database, other] * 30))
+        other.close()
+        assert job_of(database, row.id).version == 61
+
+
+def test_ids_grow_and_are_recognised() -> None:
+    made = [new_id("job", 1000.0) for _ in range(1000)] + [new_id("job", 1001.0)]
+    assert made == sorted(set(made))
+    assert all(is_id("job", one) for one in made)
+    assert not any(
+        is_id("job", one) for one in ("", "job_", made[0] + "\n", made[0].lower(), "att" + made[0][3:])
+    )
+
+
+@pytest.mark.parametrize(
+    "url", ["mysql://x/y", "sqlite://", "no url", "sqlite:///:memory:", "postgresql+asyncpg:/"]
+)
+def test_a_bad_database_url_is_one_sentence(url: str) -> None:
+    with pytest.raises(StoreError) as caught:
+        Database(url)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,142 @@
+"""Every storage keeps the same promises; the local folder and fsspec's memory filesystem stand for all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from trainers.storage import Storage, StorageError
+
+
+@pytest.fixture(params=["path", "file url", "memory"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
+    match request.param:
+        case "path":
+            yield Storage(tmp_path / "storage")
+        case "file url":
+            yield Storage(f"file://{tmp_path}/storage")
+        case _:
+            yield Storage(f"memory://{tmp_path}")
+            MemoryFileSystem.store.clear()
+            MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.write_bytes(b"content")
+    return path
+
+
+def test_what_was_written_is_read(storage: Storage, tmp_path: Path) -> None:
+    storage.write_bytes("a/b/c", b"one")
+    storage.write_bytes("a/b/c", b"two!")
+    assert storage.read_bytes("a/b/c") == b"two!"
+    assert storage.size("a/b/c") == 4
+    with storage.open_read("a/b/c") as stream:
+        assert stream.read() == b"two!"
+    storage.read_file("a/b/c", tmp_path / "deep" / "copy")
+    assert (tmp_path / "deep" / "copy").read_bytes() == b"two!"
+    assert storage.exists("a/b/c")
+    assert storage.exists("a/b")
+
+
+def test_nothing_is_an_empty_file_too(storage: Storage) -> None:
+    storage.write_bytes("empty", b"")
+    assert (storage.read_bytes("empty"), storage.size("empty")) == (b"", 0)
+
+
+@pytest.mark.parametrize("move", [True, False])
+def test_files_are_put(storage: Storage, source: Path, move: bool) -> None:
+    storage.write_bytes("x/file", b"older and longer content")
+    storage.write_file("x/file", source, move=move)
+    assert storage.read_bytes("x/file") == b"content"
+    assert source.exists() is not move
+
+
+def test_names_are_those_directly_below(storage: Storage) -> None:
+    for name in ("f/b", "f/a", "f/c/d", "fa/x"):
+        storage.write_bytes(name, b"")
+    assert storage.names("f") == ["a", "b", "c"]
+    assert storage.names("nothing/there") == []
+    storage.write_bytes("f/later", b"")
+    assert "later" in storage.names("f"), "no list is remembered"
+
+
+def test_nothing_half_written_is_ever_seen(storage: Storage) -> None:
+    """A reader sees the old or the new content while a writer is at work, and the writer leaves nothing else."""
+    contents = {b"a" * 300_000, b"b" * 200_000}
+    storage.write_bytes("f/file", b"a" * 300_000)
+    done = threading.Event()
+
+    def write() -> None:
+        for _ in range(20):
+            for content in contents:
+                storage.write_bytes("f/file", content)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not done.is_set():
+        assert storage.read_bytes("f/file") in contents
+    writer.join()
+    assert storage.names("f") == ["file"]
+
+
+def test_a_failed_write_leaves_the_old_content(storage: Storage, tmp_path: Path) -> None:
+    storage.write_bytes("f/file", b"old")
+    with pytest.raises((StorageError, FileNotFoundError)):
+        storage.write_file("f/file", tmp_path / "absent")
+    assert storage.read_bytes("f/file") == b"old"
+
+
+def test_deleted_is_gone_and_may_be_deleted_again(storage: Storage) -> None:
+    storage.write_bytes("f/a/b", b"")
+    storage.write_bytes("f/c", b"")
+    storage.delete("f/a")
+    assert storage.names("f") == ["c"]
+    storage.delete("f/a")
+    storage.delete("f")
+    storage.delete("never/was")
+    assert not storage.exists("f/c")
+
+
+@pytest.mark.parametrize("missing", ["read_bytes", "size", "open_read"])
+def test_a_missing_name_is_a_file_not_found_error(storage: Storage, missing: str) -> None:
+    with pytest.raises(FileNotFoundError):
+        getattr(storage, missing)("not/there")
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "..", ".", ""])
+def test_names_that_leave_the_storage_are_refused(storage: Storage, name: str) -> None:
+    for attempt in (storage.path, storage.read_bytes, storage.exists, storage.names, storage.delete):
+        with pytest.raises(StorageError, match="is not a relative name"):
+            attempt(name)
+    with pytest.raises(StorageError, match="is not a relative name"):
+        storage.write_bytes(name, b"")
+
+
+def test_a_location_is_what_a_person_can_use(storage: Storage, tmp_path: Path) -> None:
+    storage.write_bytes("a", b"x")
+    location = storage.location("a")
+    if storage.local_root is not None:
+        assert Path(location).read_bytes() == b"x"
+    else:
+        assert location == f"memory://{tmp_path}/a"
+
+
+@pytest.mark.parametrize("url", ["nosuch://bucket", "file+nothing://x"])
+def test_a_storage_that_cannot_be_opened_says_which(url: str) -> None:
+    with pytest.raises(StorageError, match="cannot open the storage"):
+        Storage(url)
+
+
+def test_what_the_disk_refuses_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    blocked = Storage(tmp_path / "file" / "storage")
+    with pytest.raises(StorageError, match="failed at 'x'"):
+        blocked.write_bytes("x", b"")

@@ -1,0 +1,44 @@
+"""What `make demo` runs, from outside: its exit code, and the one line for programs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.processes import processes_with
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_demo_holds_what_it_promises(tmp_path: Path) -> None:
+    home = tmp_path / "demo"
+    done = subprocess.run(
+        # How fast it is depends on what else the machine does; that is for benchmarks to measure.
+        [sys.executable, "examples/demo.py", "--home", str(home), "--recovery-limit", "150"],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert set(result) >= {
+        "accuracy", "steps", "repeated_steps", "recovery_s", "world_sizes", "attempts", "checkpoint",
+    }  # fmt: skip
+    assert 0.95 <= result["accuracy"] <= 1.0
+    assert result["recovery_s"] > 0
+    assert 0 <= result["repeated_steps"] < result["steps"]
+    assert result["world_sizes"][:2] == [3, 2]
+    assert 3 in result["world_sizes"][2:]
+    assert result["attempts"] == 1
+    assert Path(result["checkpoint"]).is_dir()
+    assert home in Path(result["checkpoint"]).parents
+    assert "SIGKILL to every process of" in done.stdout
+    assert processes_with(str(home)) == []

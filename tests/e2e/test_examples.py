@@ -1,0 +1,57 @@
+"""The examples by their users' road: a torchrun script as it is, and a byte-level GPT that is made elastic."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from remora import Client
+from remora.states import JobState
+from tests.e2e.embedded import Embedded
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_an_unmodified_torchrun_script_trains_on_two_workers(service: Embedded, client: Client) -> None:
+    script = EXAMPLES / "torchrun"
+    assert "remora" not in (script / "train.py").read_text().split("import argparse")[1]
+    submitted = service.remora(
+        "submit", "--workers", "2", "--json", "-f", "--", "python", "train.py", folder=script
+    )
+    *events, job = submitted.lines
+    assert submitted.code == 0, job
+    assert (job["state"], job["attempt"]) == ("succeeded", 1)
+    assert "worker_group.started" in [event["kind"] for event in events]
+    lines = list(client.logs(job["id"]))
+    for rank in (0, 1):
+        epochs = [line.text for line in lines if line.text.startswith(f"[{rank}] Epoch")]
+        assert [text.split(" |")[0] for text in epochs] == [f"[{rank}] Epoch {number}" for number in range(6)]
+        assert all(line.rank == rank for line in lines if line.text in epochs)
+    assert any("Training snapshot saved at snapshot.pt" in line.text for line in lines if line.rank == 0)
+
+
+def test_a_byte_level_gpt_trains_and_its_checkpoint_is_kept(
+    service: Embedded, client: Client, tmp_path: Path
+) -> None:
+    spec = {
+        "name": "bytegpt",
+        "code": str(EXAMPLES / "bytegpt"),
+        "command": "python train.py --steps 4",
+        "workers": 2,
+        "resources": {"cpus": 1},
+    }
+    (tmp_path / "job.json").write_text(json.dumps(spec))
+    submitted = service.remora("submit", "-f", str(tmp_path / "job.json"))
+    job = client.find("last")
+    assert (submitted.code, job.name, job.state) == (0, "bytegpt", JobState.SUCCEEDED), submitted.out
+    points = client.metrics(job.id)
+    assert [point.step for point in points] == [1, 2, 3, 4]
+    loss = [point.values["loss"] for point in points]
+    assert all(value is not None and 0 < value < 12 for value in loss), loss
+    checkpoint = client.checkpoints(job.id)[-1]
+    assert checkpoint.step == 4
+    assert sum(checkpoint.files.values()) == checkpoint.size_bytes > 2**20

@@ -1,0 +1,142 @@
+"""One worker's process: a training script as users write it, that also writes down which samples it trained."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch.nn import functional
+
+from remora import channel
+from remora.torch import Loop
+from remora.torch.group import PeerLost
+from tests.golden.subjects import Samples, Stream, network
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train."""
+
+    network: str = "mlp"
+    exactness: str = "bitwise"
+    #: 95 samples in batches of 20: the last step of every epoch is uneven.
+    samples: int = 95
+    global_batch: int = 20
+    shards: int = 6
+    micro_batch: int | None = None
+    epochs: int = 8
+    seed: int = 7
+    is_stream: bool = False
+    num_workers: int = 0
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * -(-self.samples // self.global_batch)
+
+
+@dataclass(frozen=True)
+class Mishap:
+    """At this step the worker in this slot does not hear the result that all others hear."""
+
+    slot: int
+    step: int
+
+
+def work(
+    job: Job, slot: int, out: str, variables: dict[str, str], end: socket.socket | None, mishap: Mishap | None
+) -> None:
+    """Body of a process."""
+    os.setpgid(0, 0)
+    os.environ.update(variables)
+    if end is not None:
+        os.environ[channel.FD_VARIABLE] = str(end.detach())
+    torch.set_num_threads(1)
+    train(job, slot, Path(out), mishap)
+
+
+def train(job: Job, slot: int, out: Path, mishap: Mishap | None) -> None:
+    model = network(job.network)
+    if job.exactness == "bitwise":
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    else:
+        # Adam divides by the size of the gradient, so where the true gradient is zero (the bias of attention's keys) it
+        # turns a rounding error into a full step: a bound of 1e-5 can hold for optimizers without that only.
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, job.steps)
+    loop = Loop(
+        model,
+        optimizer,
+        data=(Stream if job.is_stream else Samples)(job.samples),
+        global_batch=job.global_batch,
+        shards=job.shards,
+        micro_batch=job.micro_batch,
+        epochs=job.epochs,
+        seed=job.seed,
+        scheduler=scheduler,
+        exactness=job.exactness,  # type: ignore[arg-type]
+        num_workers=job.num_workers,
+    )
+    if mishap is not None and mishap.slot == slot:
+        _miss(loop, mishap.step)
+    with (out / f"samples-{slot}.jsonl").open("a") as record:
+        for step in loop:
+            loss = step.backward(watched(record, step.number))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            step.report(loss=loss)
+    torch.save(model.state_dict(), out / f"weights-{slot}.pt")
+
+
+def watched(record: TextIO, step: int) -> Any:
+    """The function for `backward`; it writes down what the model is about to see."""
+
+    def compute(model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+        features, labels, numbers = batch
+        record.write(json.dumps([step, numbers.tolist()]) + "\n")
+        record.flush()
+        scores = model(features)
+        return functional.cross_entropy(scores, labels), {
+            "accuracy": (scores.argmax(1) == labels).float().mean()
+        }
+
+    return compute
+
+
+def _miss(loop: Loop, step: int) -> None:
+    """Let this worker lose a result after it gave its own share, once."""
+    reduction = loop._reduction
+    finish = reduction.finish
+
+    def missing() -> list[float]:
+        notes = finish()
+        if loop.steps_done == step - 1 and not missed:
+            missed.append(step)
+            reduction._flats = []
+            reduction.group.break_off("the result was missed on purpose")
+            raise PeerLost("the result was missed on purpose")
+        return notes
+
+    missed: list[int] = []
+    reduction.finish = missing  # type: ignore[method-assign]
+
+
+def _warm_up() -> None:
+    """What torch imports when it is first used: workers are forked from a process that has done it."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.ones(1)
+    for optimizer in (torch.optim.AdamW([parameter]), torch.optim.SGD([parameter])):
+        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2)
+        optimizer.step()
+    for _ in torch.utils.data.DataLoader([1, 2], num_workers=1):
+        pass
+
+
+torch.set_num_threads(1)
+_warm_up()

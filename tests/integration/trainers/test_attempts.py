@@ -1,0 +1,194 @@
+"""An attempt on real nodes ends with the right reason, whatever its command does, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from remora.states import EndReason
+from tests.integration.trainers.lab import Lab, Running, processes_of, until
+from tests.integration.trainers.scripts import COLLECTIVE, DAEMON, ENDLESS, LOCKSTEP, LOUD
+from trainers.plan import DriverGone
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def test_a_command_runs_to_its_end_on_two_nodes(lab: Lab) -> None:
+    lab.nodes(2)
+    run = lab.run({"train.py": LOCKSTEP}, "python", "train.py", "30", "0.01")
+    assert run.end() == {
+        "end_reason": "completed",
+        "message": "The command returned 0 on every rank.",
+        "exit_code": 0,
+    }
+    assert {"rank 0 ends with 465", "rank 1 ends with 465"} <= set(run.text("stdout").splitlines())
+    assert [body["step"] for body in run.bodies("metric")] == list(range(1, 31))
+    assert run.bodies("metric")[-1]["values"] == {"total": 465}
+    assert run.checkpoints == [30]
+    (checkpoint,) = run.bodies("checkpoint")
+    assert checkpoint["files"].keys() == {"state.json", "rank-0.txt", "rank-1.txt"}
+    assert Path(checkpoint["location"], "rank-1.txt").read_text() == "30"
+    seen = run.progress
+    assert (seen["step"], seen["total_steps"], seen["repeated_steps"], seen["lost_s"]) == (30, 30, 0, 0.0)
+    assert run.world_sizes == [2]
+    assert len(run.events("worker_group.started")[0]["data"]["nodes"]) == 2
+    until(lambda: lab.work_folders() == [], "the supervisors cleaned up", 10.0)
+
+
+@pytest.mark.parametrize(
+    ("script", "reason", "exit_code", "said"),
+    [
+        ("import sys, os; sys.exit(3 * int(os.environ['RANK']))", "exit_code", 3, "rank 1 ended with exit code 3"),
+        ("raise RuntimeError('the loss is infinite')", "exit_code", 1, "its log says why"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "signal", None, "SIGSEGV"),
+    ],
+)  # fmt: skip
+def test_a_command_that_fails_by_itself(
+    lab: Lab, script: str, reason: str, exit_code: int | None, said: str
+) -> None:
+    lab.nodes(2)
+    run = lab.run({"train.py": script}, "python", "train.py")
+    end = run.end()
+    assert (end["end_reason"], end["exit_code"]) == (reason, exit_code)
+    assert said in end["message"]
+    if "infinite" in script:
+        assert "RuntimeError: the loss is infinite" in run.text("stderr")
+
+
+def test_a_command_that_cannot_be_started(lab: Lab) -> None:
+    lab.nodes(2)
+    absent = lab.run({"train.py": ""}, "trane", "train.py")
+    end = absent.end()
+    assert end["end_reason"] == "start_failed"
+    assert "trane: No such file or directory" in end["message"]
+    absent.close()
+    lost = lab.run({}, "python", "-V", bundle="sha256:" + "0" * 64)
+    end = lost.end()
+    assert end["end_reason"] == "start_failed"
+    assert "is not in the storage any more" in end["message"]
+    lost.close()
+    nowhere = lab.run({}, "python", "-V", checkpoint_url="nosuch://storage")
+    end = nowhere.end()
+    assert end["end_reason"] == "start_failed"
+    assert "nosuch" in end["message"]
+
+
+def test_a_killed_process_is_a_signal(lab: Lab) -> None:
+    lab.nodes(2)
+    run = endless(lab)
+    run.child(1).send_signal(signal.SIGKILL)
+    end = run.end()
+    assert (end["end_reason"], end["message"]) == ("signal", "The command of rank 1 was ended by SIGKILL.")
+
+
+def test_a_killed_supervisor_is_its_own_reason(lab: Lab) -> None:
+    lab.nodes(2)
+    run = endless(lab)
+    killed = run.supervisor(1)
+    family = killed.children(recursive=True)
+    killed.send_signal(signal.SIGKILL)
+    end = run.end()
+    assert (end["end_reason"], end["message"]) == ("supervisor_lost", "The supervisor of rank 1 died.")
+    until(lambda: not any(one.is_running() for one in family), "its child ended with it", 10.0)
+
+
+def test_a_killed_driver_takes_its_workers_with_it(lab: Lab) -> None:
+    lab.nodes(2)
+    run = endless(lab)
+    lab.driver().send_signal(signal.SIGKILL)
+    run.until(lambda: run.gone, "the launcher notices")
+    assert run.gone == DriverGone(EndReason.DRIVER_LOST, "The driver of this attempt died.")
+    until(lambda: not processes_of(run.plan.attempt_id), "its workers end", 20.0)
+    run.close()
+    lab.nodes(2)
+    after = lab.run({"train.py": ""}, "python", "train.py", regroup_s=20.0)
+    assert after.end()["end_reason"] == "completed", "what it had reserved is free again"
+
+
+def test_a_command_that_never_returns_is_ended_with_the_reason_of_who_asked(lab: Lab) -> None:
+    lab.nodes(2)
+    run = endless(lab)
+    asked_at = time.monotonic()
+    lab.stop(run, EndReason.CANCELLED)
+    assert run.end()["end_reason"] == "cancelled"
+    assert time.monotonic() - asked_at < 10.0, "within the grace that the service gives"
+    assert {"state": "draining"} in run.bodies("progress")
+    assert processes_of(run.plan.attempt_id) == []
+
+
+def test_a_daemon_does_not_outlive_its_command(lab: Lab, tmp_path: Path) -> None:
+    lab.nodes(1)
+    run = lab.run(
+        {"train.py": DAEMON}, "python", "train.py", str(tmp_path / "pid"), min_workers=1, max_workers=1
+    )
+    assert run.end()["end_reason"] == "completed"
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+    assert "1 processes that the command had left behind were ended" in run.text("remora")
+
+
+def test_a_loud_command_is_cut_and_says_so(lab: Lab) -> None:
+    lab.nodes(1)
+    limit = 100_000
+    run = lab.run(
+        {"train.py": LOUD}, "python", "train.py",
+        min_workers=1, max_workers=1, log_limit_bytes=limit, log_line_bytes=1000,
+    )  # fmt: skip
+    assert run.end()["end_reason"] == "completed"
+    lines = run.text("stdout").splitlines()
+    assert lines[0] == "x" * 1000 + " [4999000 more bytes of this line were cut]"
+    assert lines[1] == "caf\ufffd \ufffd \ufffd"
+    assert limit <= len(run.text().encode()) <= limit + 2000
+    assert f"the log of this attempt reached {limit} bytes" in run.text("remora")
+    assert "lines were dropped" in run.text("remora")
+
+
+def test_users_folders_that_bear_our_names_are_the_users(lab: Lab) -> None:
+    lab.nodes(1)
+    files = {
+        "train.py": "import trainers, service, cluster, os\nprint(trainers.WHOSE, service.WHOSE, cluster.WHOSE)\n"
+        "print(sorted(name for name in os.environ if name.startswith(('RAY_', 'PYTHONPATH'))))",
+        **{f"{name}/__init__.py": "WHOSE = 'mine'" for name in ("trainers", "service", "cluster")},
+    }
+    run = lab.run(files, "python", "train.py", min_workers=1, max_workers=1)
+    assert run.end()["end_reason"] == "completed", run.text()
+    assert run.text("stdout") == "mine mine mine\n[]"
+
+
+def test_a_users_own_collective_runs_as_it_is(lab: Lab) -> None:
+    lab.nodes(2)
+    run = lab.run({"train.py": COLLECTIVE}, "python", "train.py")
+    assert run.end()["end_reason"] == "completed", run.text()
+    assert run.text("stdout").splitlines() == ["sum 2", "sum 2"]
+
+
+def test_a_service_that_was_killed_goes_on_reading_where_it_was(lab: Lab) -> None:
+    lab.nodes(2)
+    run = lab.run({"train.py": LOCKSTEP}, "python", "train.py", "200", "0.02")
+    run.until(lambda: run.step >= 20, "it trains")
+    again = Running(run.plan)
+    again.records = list(run.records)  # what was stored
+    again.launcher.start(run.plan)  # a controller that is not sure starts it once more
+    assert again.end()["end_reason"] == "completed"
+    assert [body["step"] for body in again.bodies("metric")] == list(range(1, 201))
+    assert len(again.events("attempt.driver_started")) == 1
+
+
+def test_too_few_nodes_for_too_long_is_a_lost_node(lab: Lab) -> None:
+    lab.nodes(1)
+    run = lab.run({"train.py": LOCKSTEP}, "python", "train.py", "5", "0", regroup_s=2.0)
+    end = run.end()
+    assert (end["end_reason"], end["message"]) == ("node_lost", "No 2 workers could be had for 2 s.")
+
+
+def endless(lab: Lab) -> Running:
+    run = lab.run(
+        {"train.py": ENDLESS}, sys.executable, "train.py", variables={"PYTHONHASHSEED": str(os.getpid())}
+    )
+    run.until(lambda: run.text("stdout").count("ready") == 2, "both ranks are ready")
+    return run

@@ -1,0 +1,198 @@
+"""Workers go and come while a script that can regroup trains: the others keep their processes and their state."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.drain import drain
+from cluster.membership import RayMembership
+from remora.states import EndReason
+from tests.integration.trainers.elastic_script import ELASTIC
+from tests.integration.trainers.lab import Lab, Running
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+class Training:
+    """An attempt of the elastic script, which trains until `finish`."""
+
+    def __init__(self, lab: Lab, folder: Path, **fields: Any) -> None:
+        self._lab = lab
+        self._finish = folder / "finish"
+        self._lost_rank_0 = False
+        #: When the last fault was injected, seconds since 1970.
+        self.struck_at = 0.0
+        command = ["python", "train.py", str(self._finish), "0.03"]
+        self.run: Running = lab.run({"train.py": ELASTIC}, *command, **fields)
+
+    def trains(self, workers: int, *, steps: int = 10) -> None:
+        """Wait until so many workers have done some steps together."""
+        run = self.run
+        run.until(lambda: self.size == workers, f"{workers} workers train")
+        after = run.step
+        run.until(lambda: run.step >= after + steps and self.size == workers, "they do steps")
+
+    @property
+    def size(self) -> int:
+        """Workers that did the newest step."""
+        metrics = self.run.bodies("metric")
+        return metrics[-1]["world_size"] if metrics else 0
+
+    @property
+    def regrouped(self) -> list[tuple[str, int]]:
+        """Cause and size of every group that took over in place."""
+        events = self.run.events("worker_group.regrouped")
+        return [(one["data"]["cause"], one["data"]["world_size"]) for one in events]
+
+    def seconds_until_new_step(self) -> float:
+        """Seconds from the last fault to the first step of the group that takes over."""
+        run, count = self.run, len(self.regrouped)
+        run.until(lambda: len(self.regrouped) > count, "the others go on")
+        (regrouped_at,) = [
+            record.at for record in run.records if record.body == run.events("worker_group.regrouped")[-1]
+        ]
+        after = run.until(
+            lambda: [one.at for one in run.records if one.kind == "metric" and one.at >= regrouped_at],
+            "they do a step",
+        )
+        return float(after[0] - self.struck_at)
+
+    def kill(self, *ranks: int) -> list[str]:
+        """Take the nodes of these ranks away, at once; returns their names."""
+        self._lost_rank_0 = self._lost_rank_0 or 0 in ranks
+        victims = [self.run.node_of(rank) for rank in ranks]
+        self.struck_at = time.time()
+        for victim in victims:
+            self._lab.provider.kill(victim)
+        return victims
+
+    def finish(self) -> None:
+        """Let it end; the result is that of an undisturbed run."""
+        self._finish.touch()
+        assert self.run.end()["end_reason"] == "completed"
+        steps = [body["step"] for body in self.run.bodies("metric")]
+        last = steps[-1]
+        untold = set(range(1, last + 1)) - set(steps)
+        # What rank 0 was about to tell may be lost with it.
+        assert len(untold) <= (10 if self._lost_rank_0 else 0), f"no step is missing: {untold}"
+        assert self.run.bodies("metric")[-1]["values"] == {"total": last * (last + 1) / 2}
+        assert len(steps) >= last - len(untold) + self.run.progress["repeated_steps"]
+
+    def finish_without_repetition(self) -> None:
+        """The same, in the processes that it began with and those that joined them: no step was done again."""
+        self.finish()
+        assert self.run.progress["repeated_steps"] == 0
+        assert len(self.run.events("worker_group.started")) == 1
+
+
+def took(training: Training, record_property: pytest.RecordProperty) -> float:
+    """Seconds from the fault to the next step, which the report of the tests shows, too."""
+    seconds = training.seconds_until_new_step()
+    record_property("seconds_from_fault_to_next_step", round(seconds, 2))
+    print(f"seconds from the fault to the next step: {seconds:.2f}")
+    return seconds
+
+
+def test_a_group_shrinks_grows_and_leaves_a_node_without_doing_a_step_again(
+    lab: Lab, tmp_path: Path, record_property: pytest.RecordProperty
+) -> None:
+    lab.nodes(3)
+    training = Training(lab, tmp_path, min_workers=1, max_workers=3)
+    training.trains(3)
+    (victim,) = training.kill(1)
+    assert took(training, record_property) < 8.0
+    assert training.regrouped == [("loss", 2)]
+    assert training.run.events("node.lost")[0]["data"] == {"ranks": [1]}
+    training.trains(2)
+
+    lab.provider.delete(victim)
+    lab.add_node()
+    training.trains(3)
+    assert training.regrouped[-1] == ("grow", 3)
+
+    leaving = training.run.node_of(0)
+    deadline_at = time.time() + 30.0
+    drain(RayMembership().observe()[leaving].ray_node_id, "the cloud takes it", deadline_at)
+    training.trains(2)
+    assert time.time() < deadline_at
+    lab.provider.kill(leaving)
+    training.trains(2)
+    training.finish_without_repetition()
+    assert training.regrouped == [("loss", 2), ("grow", 3), ("drain", 2)]
+    assert len(training.run.events("node.lost")) == 1, "a node that was left in time is not lost"
+
+
+def test_one_of_three_is_enough_to_go_on(
+    lab: Lab, tmp_path: Path, record_property: pytest.RecordProperty
+) -> None:
+    lab.nodes(3)
+    training = Training(lab, tmp_path, min_workers=1, max_workers=3)
+    training.trains(3)
+    training.kill(0, 2)
+    assert took(training, record_property) < 12.0
+    training.trains(1)
+    training.finish_without_repetition()
+    assert training.regrouped[-1] == ("loss", 1)
+
+
+def test_a_frozen_node_is_left_behind(
+    lab: Lab, tmp_path: Path, record_property: pytest.RecordProperty
+) -> None:
+    lab.nodes(2)
+    training = Training(lab, tmp_path, min_workers=1, max_workers=2)
+    training.trains(2)
+    frozen = training.run.node_of(1)
+    training.struck_at = time.time()
+    lab.provider.freeze(frozen)
+    try:
+        assert took(training, record_property) < 40.0
+        training.trains(1)
+        lab.provider.thaw(frozen)
+        training.trains(1)
+        training.finish_without_repetition()
+    finally:
+        lab.provider.kill(frozen)
+    assert training.regrouped[0] == ("loss", 1)
+
+
+def test_too_few_wait_with_their_state_for_a_new_node(lab: Lab, tmp_path: Path) -> None:
+    lab.nodes(2)
+    training = Training(lab, tmp_path, min_workers=2, max_workers=2)
+    training.trains(2)
+    (victim,) = training.kill(0)
+    training.run.until(lambda: training.run.progress["world_size"] == 0, "the other one waits")
+    assert training.regrouped == []
+    lab.provider.delete(victim)
+    lab.add_node()
+    training.trains(2)
+    training.finish_without_repetition()
+    assert training.regrouped == [("loss", 2)]
+
+
+def test_an_attempt_that_waits_for_workers_can_be_stopped(lab: Lab, tmp_path: Path) -> None:
+    lab.nodes(2)
+    training = Training(lab, tmp_path, min_workers=2, max_workers=2)
+    training.trains(2)
+    training.kill(1)
+    training.run.until(lambda: training.run.progress["world_size"] == 0, "the other one waits")
+    lab.stop(training.run, EndReason.CANCELLED)
+    assert training.run.end(30.0)["end_reason"] == "cancelled"
+
+
+def test_when_nobody_survives_it_starts_again_from_its_checkpoint(lab: Lab, tmp_path: Path) -> None:
+    lab.nodes(2)
+    training = Training(lab, tmp_path, min_workers=1, max_workers=2, checkpoint_interval_s=1.0)
+    training.trains(2)
+    training.run.until(lambda: training.run.checkpoints, "there is a checkpoint to go back to")
+    for victim in training.kill(0, 1):
+        lab.provider.delete(victim)
+    lab.add_node()
+    training.run.until(lambda: len(training.run.events("worker_group.started")) == 2, "it starts again")
+    started = training.run.events("worker_group.started")[1]["data"]
+    assert started["resumed_from_step"] in training.run.checkpoints
+    training.run.until(lambda: training.run.events("training.resumed"), "it wins back what was lost")
+    training.finish()

@@ -1,0 +1,243 @@
+"""Working stand-ins for what the controller drives, with knobs for everything that can go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from cluster.provider import NodeRequest, ProvidedNode, ProviderError
+from remora.spec import JobSpec
+from remora.states import EndReason
+from service.controller import Cluster, Controller
+from service.queue import lifecycle
+from service.queue.rows import AttemptRow, JobRow, NodeRow
+from service.settings import Settings
+from service.store import jobs, nodes
+from service.store.database import Database
+from service.store.ids import new_id
+from trainers.plan import AttemptPlan, DriverGone, Record
+
+
+def job_row(now: float = 1000.0, **fields: Any) -> JobRow:
+    """A small job that was not stored yet."""
+    spec = JobSpec.from_mapping({"command": "python train.py", "name": "digits"})
+    values: dict[str, Any] = {
+        "id": new_id("job", now),
+        "name": "digits",
+        "project": "default",
+        "priority": 50,
+        "spec": spec.to_mapping(),
+        "min_workers": 1,
+        "max_workers": 1,
+        "worker_resources": {"CPU": 1.0},
+        "retry_limit": 3,
+        "backoff_s": 1.0,
+        "run_time_s": None,
+        "wait_time_s": None,
+        "created_at": now,
+    }
+    return JobRow(**{**values, **fields})
+
+
+def records(
+    *kinds_and_bodies: tuple[str, dict[str, Any]], first: int = 1, at: float = 1001.0
+) -> list[Record]:
+    """Records numbered from `first` on."""
+    return [
+        Record(seq=seq, at=at, kind=kind, body=body)  # type: ignore[arg-type]
+        for seq, (kind, body) in enumerate(kinds_and_bodies, start=first)
+    ]
+
+
+@dataclass
+class FakeDriver:
+    """What runs of one attempt."""
+
+    plan: AttemptPlan
+    told: list[Record] = field(default_factory=list)
+    acknowledged: int = 0
+    gone: DriverGone | None = None
+    stop_reason: EndReason | None = None
+    #: False: it goes on after `stop`.
+    obeys: bool = True
+
+    def tell(self, kind: str, at: float = 1001.0, **body: Any) -> None:
+        """Say one more thing."""
+        self.told.extend(records((kind, body), first=len(self.told) + 1, at=at))
+
+
+class FakeLauncher:
+    """Drivers without processes; `drivers` holds what runs, `history` every driver that ever ran."""
+
+    def __init__(self) -> None:
+        self.drivers: dict[str, FakeDriver] = {}
+        self.history: list[FakeDriver] = []
+        self.killed: list[str] = []
+        #: Raised by the next calls of that name, until removed.
+        self.failing: dict[str, Exception] = {}
+
+    def _maybe_fail(self, name: str) -> None:
+        if name in self.failing:
+            raise self.failing[name]
+
+    def start(self, plan: AttemptPlan) -> None:
+        self._maybe_fail("start")
+        if plan.attempt_id in self.drivers:
+            return
+        others = [one for one in self.drivers.values() if one.plan.job_id == plan.job_id]
+        assert not others, f"job {plan.job_id} would run twice"
+        self.drivers[plan.attempt_id] = FakeDriver(plan)
+        self.history.append(self.drivers[plan.attempt_id])
+
+    def poll(self, attempt_ids: list[str], after: dict[str, int]) -> dict[str, list[Record] | DriverGone]:
+        self._maybe_fail("poll")
+        answers: dict[str, list[Record] | DriverGone] = {}
+        for attempt_id in attempt_ids:
+            driver = self.drivers.get(attempt_id)
+            if driver is None:
+                answers[attempt_id] = DriverGone(EndReason.DRIVER_LOST, "the driver died")
+            elif driver.gone is not None:
+                answers[attempt_id] = driver.gone
+            else:
+                driver.acknowledged = max(driver.acknowledged, after[attempt_id])
+                answers[attempt_id] = [record for record in driver.told if record.seq > after[attempt_id]]
+        return answers
+
+    def stop(self, attempt_id: str, reason: EndReason) -> None:
+        self._maybe_fail("stop")
+        driver = self.drivers[attempt_id]
+        if driver.stop_reason is None and driver.obeys:
+            driver.tell("ended", end_reason=reason.value, message="asked to stop", exit_code=None)
+        driver.stop_reason = reason
+
+    def kill(self, attempt_id: str) -> None:
+        self._maybe_fail("kill")
+        self.killed.append(attempt_id)
+        self.drivers.pop(attempt_id, None)
+
+    def driver_of(self, job_id: str) -> FakeDriver:
+        """The one driver that runs for a job."""
+        (driver,) = [one for one in self.drivers.values() if one.plan.job_id == job_id]
+        return driver
+
+
+@dataclass(frozen=True)
+class FakeMember:
+    """A node as Ray would see it."""
+
+    address: str
+    is_alive: bool
+    is_draining: bool
+    resources: dict[str, float]
+    deadline_at: float | None = None
+
+
+class FakeCluster:
+    """A provider and the membership of what it made; both see the same machines."""
+
+    def __init__(self) -> None:
+        self.machines: dict[str, ProvidedNode] = {}
+        self.resources: dict[str, dict[str, float]] = {}
+        #: False: machines run and never join.
+        self.joins = True
+        self.draining: set[str] = set()
+        #: Raised by the next `create`, one each.
+        self.refusals: list[ProviderError] = []
+        self.list_error: ProviderError | None = None
+        #: Every id that `create` made a machine for.
+        self.created: list[str] = []
+
+    def create(self, request: NodeRequest) -> None:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        if request.node_id not in self.machines:
+            self.created.append(request.node_id)
+            self.resources[request.node_id] = dict(request.resources)
+            self.machines[request.node_id] = ProvidedNode(
+                node_id=request.node_id, pool=request.pool, is_running=True, address=None, created_at=0.0
+            )
+
+    def list(self) -> list[ProvidedNode]:
+        if self.list_error is not None:
+            raise self.list_error
+        return list(self.machines.values())
+
+    def delete(self, node_id: str) -> None:
+        self.machines.pop(node_id, None)
+
+    def lose(self, node_id: str) -> None:
+        """The machine dies."""
+        self.machines[node_id] = replace(
+            self.machines[node_id], is_running=False, message="killed by signal 9"
+        )
+
+    def observe(self) -> dict[str, FakeMember]:
+        return {
+            machine.node_id: FakeMember(
+                address="127.0.0.2",
+                is_alive=machine.is_running,
+                is_draining=machine.node_id in self.draining,
+                resources=self.resources[machine.node_id],
+            )
+            for machine in self.machines.values()
+            if self.joins
+        }
+
+
+class World:
+    """A database, fakes, a clock that only tests move, and any number of controllers."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self.database = database
+        self.settings = settings
+        self.launcher = FakeLauncher()
+        self.cluster = FakeCluster()
+        self.now = 1000.0
+        self.controller = self.new_controller()
+
+    def new_controller(self) -> Controller:
+        """One more controller on the same database and the same cluster."""
+        return Controller(self.database, self.settings, Cluster(self.launcher, self.cluster, self.cluster))
+
+    def tick(self, count: int = 1) -> None:
+        """Let the first controller do so many turns, a quarter of a second apart."""
+        for _ in range(count):
+            self.now += 0.25
+            assert self.controller.tick(self.now)
+
+    def ticks_until(self, what: str) -> Iterator[int]:
+        """Turns until the test breaks out of the loop."""
+        for number in range(200):
+            self.tick()
+            yield number
+        raise AssertionError(f"200 turns passed without: {what}")
+
+    def submit(self, **fields: Any) -> str:
+        """Store a new job; its id."""
+        row = job_row(self.now, **fields)
+        self.database.transact(lambda connection: jobs.insert_job(connection, lifecycle.submit(row)))
+        return row.id
+
+    def cancel(self, job_id: str) -> None:
+        """What the API does on cancel."""
+
+        def work(connection: sa.Connection) -> None:
+            row = jobs.lock_job(connection, job_id)
+            assert row is not None
+            jobs.save(connection, row, lifecycle.request_cancel(row, self.now))
+
+        self.database.transact(work)
+
+    def job(self, job_id: str) -> JobRow:
+        row = self.database.query(lambda connection: jobs.get_job(connection, job_id))
+        assert row is not None
+        return row
+
+    def attempts(self, job_id: str) -> list[AttemptRow]:
+        return self.database.query(lambda connection: jobs.job_attempts(connection, job_id))
+
+    def nodes(self) -> list[NodeRow]:
+        return self.database.query(lambda connection: nodes.current_nodes(connection, 0.0))

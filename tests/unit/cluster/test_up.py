@@ -1,0 +1,112 @@
+"""`up` and `down` refuse what cannot work with one sentence and touch nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.home_lock import HomeLock, HomeTaken
+from service.up import main
+
+HOLDER = """
+import pathlib, signal, sys
+from service.home_lock import HomeLock
+with HomeLock(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that owns `tmp_path` as its home."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 1) -> str:
+    assert main(words) == code
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1, said
+    return said
+
+
+def test_a_home_has_one_owner(
+    tmp_path: Path, holder: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = error_of(capsys, "--home", str(tmp_path))
+    assert f"process {holder.pid}" in said
+    assert "remora down" in said
+
+
+def test_the_lock_of_the_dead_is_free(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    with pytest.raises(HomeTaken), HomeLock(tmp_path):
+        pass
+    holder.kill()
+    holder.wait()
+    with HomeLock(tmp_path):
+        pass
+
+
+def test_down_ends_the_owner(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    assert main(["--down", "--home", str(tmp_path)]) == 0
+    assert holder.wait(10) == -signal.SIGTERM
+
+
+def test_down_where_nothing_runs_is_fine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--down", "--home", str(tmp_path)]) == 0
+    assert "Nothing is left running" in capsys.readouterr().out
+    missing = tmp_path / "never"
+    assert main(["--down", "--home", str(missing)]) == 0
+    assert "Nothing to end" in capsys.readouterr().out
+    assert not missing.exists()
+
+
+def test_a_taken_port_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = error_of(capsys, "--home", str(tmp_path), "--port", str(port))
+    assert str(port) in said
+    assert "--port" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--port", "abc"], "port"),
+        (["--port", "70000"], "port"),
+        (["--nodes", "-1"], "nodes"),
+        (["--node-cpus", "0"], "node_cpus"),
+        (["--nodes", "[red]x[/red]"], "[red]x[/red]"),
+    ],
+)
+def test_impossible_values_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], named: str
+) -> None:
+    assert named in error_of(capsys, "--home", str(tmp_path), *words, code=2)
+
+
+def test_a_home_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert "file" in error_of(capsys, "--home", str(file))

@@ -1,0 +1,510 @@
+"""The command line as its users see it: output, one-line errors, exit codes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import remora
+from remora import JobState
+from remora.cli.exits import HELP, ExitCode
+from remora.cli.main import run
+from remora.views import Attempt, Checkpoint, Job, MetricPoint, Node
+from tests.unit.remora.fake_service import FakeService, problem, tar_of
+
+ROOT = Path(remora.__file__).parent.parent
+
+
+COMMANDS = (
+    *("up", "down", "submit", "list", "show", "logs", "events", "metrics", "cancel", "wait"),
+    *("nodes", "checkpoints", "download", "version"),
+)
+
+
+class Cli:
+    """Runs commands in this process and keeps what they print."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+        self.out = self.err = ""
+
+    def __call__(self, *arguments: str) -> int:
+        self.capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            run(arguments)
+        self.out, self.err = self.capsys.readouterr()
+        assert "Traceback" not in self.err
+        return int(ended.value.code or 0)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    options = f"""--name digits --project vision --workers 1:3 --cpus 2 --gpus 0.5 --memory 1GiB --env A=1 -e B=x=y
+        --backend command --priority 9 --checkpoint-interval 90 --checkpoint-keep 2 --retries 0 --run-time 2h
+        --code {tmp_path} -q""".split()
+
+    assert cli("submit", *options, "--", "python", "train.py", "--name", "mine") == ExitCode.OK
+
+    (job,) = service.jobs.values()
+    assert cli.out == f"{job.id}\n"
+    assert job.spec["code"] in service.bundles
+    assert {name: value for name, value in job.spec.items() if name != "code"} == {
+        "name": "digits",
+        "project": "vision",
+        "command": ["python", "train.py", "--name", "mine"],
+        "backend": "command",
+        "workers": {"min": 1, "max": 3},
+        "resources": {"gpus": 0.5, "cpus": 2.0, "memory": 2**30},
+        "environment": {"variables": {"A": "1", "B": "x=y"}},
+        "elastic": {"exactness": "none"},
+        "checkpoint": {"interval": 90.0, "keep": 2, "store": None},
+        "priority": 9,
+        "retry": {"limit": 0, "backoff": 1.0},
+        "limits": {"run_time": 7200.0, "wait_time": None},
+    }
+
+
+def test_submit_a_file_whose_fields_options_override(cli: Cli, service: FakeService, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "command: python train.py\nworkers: 2\nenvironment: {variables: {A: '1'}}\nretry: {limit: 7}\n"
+    )
+
+    assert cli("submit", str(file), "--workers", "4", "-e", "B=2", "--json") == ExitCode.OK
+
+    spec = cli.json["spec"]
+    assert spec["workers"] == {"min": 4, "max": 4}
+    assert spec["environment"]["variables"] == {"A": "1", "B": "2"}
+    assert (spec["retry"]["limit"], spec["code"]) == (7, None)
+
+
+def test_without_a_file_the_current_folder_is_the_code(
+    cli: Cli, service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert cli("submit", "--", "python", "train.py") == ExitCode.OK
+    assert len(service.bundles) == 1
+    assert cli("submit", "--no-code", "--", "true") == ExitCode.OK
+    assert [job.spec["code"] for job in service.jobs.values()] == [next(iter(service.bundles)), None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["submit"], "Missing argument"),
+        (["submit", "nowhere.yaml"], "cannot read nowhere.yaml: No such file or directory"),
+        (["submit", "list.yaml"], "list.yaml holds no mapping"),
+        (["submit", "bad.yaml"], "bad.yaml is not YAML"),
+        (["submit", "list.yaml", "more"], "a file has its command inside"),
+        (["submit", "train.py"], "write: remora submit -- python train.py"),
+        (["submit", "--worker", "2", "--", "x"], "No such option: --worker"),
+        (["submit", "--workers", "2:3:4", "--", "x"], "expected a number such as 2, or a range such as 1:3"),
+        (["submit", "--workers", "0", "--", "x"], "workers: 0 given"),
+        (["submit", "--env", "A", "--", "x"], "expected NAME=VALUE"),
+        (["submit", "--run-time", "long", "--", "x"], "--run-time 'long': expected a duration"),
+        (["submit", "--code", "/nowhere", "--", "x"], "the code folder /nowhere does not exist"),
+        (["submit", "--backend", "mpi", "--", "x"], "this version has no mpi backend yet"),
+        (["--server", "x", "list"], "No such option"),
+        (["list", "--server", "x"], "'x' (the server option) is no address"),
+        (["wait", "last", "--timeout", "x"], "--timeout 'x': expected a duration"),
+        (["lisst"], "Did you mean 'list'?"),
+        (["logs", "last", "--tail", "0"], "greater than or equal to 1"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    cli: Cli,
+    service: FakeService,
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "list.yaml").write_text("- x")
+    (tmp_path / "bad.yaml").write_text("[")
+    (tmp_path / "train.py").touch()
+
+    assert cli(*arguments) == ExitCode.USAGE
+
+    assert said in cli.err
+    assert cli.err.count("\n") == 1
+    assert cli.out == ""
+    assert not service.jobs
+
+
+def test_a_bad_specification_prints_a_line_for_each_problem(
+    cli: Cli, service: FakeService, tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text("comand: x\nworkers: -1\n")
+    assert cli("submit", str(tmp_path / "job.yaml")) == ExitCode.USAGE
+    assert cli.err.splitlines() == [
+        "remora: command: missing; expected a command line, or a list of texts",
+        "remora: workers: -1 given, expected a whole number from 1 to 4096, or {min: .., max: ..}",
+        "remora: comand: unknown key; did you mean command?",
+    ]
+
+
+def test_nobody_there_is_exit_code_5(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("remora.cli.session.SHORT_S", 0)
+    monkeypatch.delenv("REMORA_SERVER", raising=False)
+    monkeypatch.setenv("REMORA_HOME", str(tmp_path))
+    (tmp_path / "api.url").write_text("http://127.0.0.1:9")
+    assert cli("list") == ExitCode.UNREACHABLE
+    assert cli.err.count("\n") == 1
+    assert "start it with: remora up" in cli.err
+
+
+def test_an_unknown_job_is_exit_code_3(cli: Cli, service: FakeService) -> None:
+    for command in ("show", "logs", "events", "metrics", "cancel", "wait", "checkpoints", "download"):
+        assert cli(command, "job_nobody") == ExitCode.NOT_FOUND
+        assert cli.err == "remora: there is no job 'job_nobody'; remora list shows the jobs\n"
+
+
+def test_an_error_of_the_service_is_exit_code_1(cli: Cli, service: FakeService) -> None:
+    service.faults = [problem(500, "internal", "It broke\nin two lines.", hint="Tell us.")]
+    assert cli("nodes") == ExitCode.ERROR
+    assert cli.err == "remora: It broke in two lines; Tell us.\n"
+
+
+def test_list_in_a_pipe_is_plain_columns(cli: Cli, service: FakeService) -> None:
+    assert cli("list") == ExitCode.OK
+    assert (cli.out, cli.err.count("\n")) == ("", 1)
+    service.add_job("one", step=7, total_steps=9, world_size=3)
+    service.add_job("two\x1b[31m", JobState.FAILED, message="exit code 3")
+
+    assert cli("list") == ExitCode.OK
+
+    head, second, first = cli.out.splitlines()
+    assert head.split() == ["ID", "NAME", "STATE", "STEP", "WORKERS", "AGE", "MESSAGE"]
+    assert first.split()[1:5] == ["one", "running", "7/9", "3"]
+    assert second.endswith("exit code 3")
+    assert "\x1b" not in cli.out
+    assert cli("list", "--json", "--state", "failed") == ExitCode.OK
+    assert [job["name"] for job in cli.json] == ["two\x1b[31m"]
+
+
+def test_show(cli: Cli, service: FakeService) -> None:
+    job = service.add_job(step=3, checkpoint_step=2)
+    attempt = Attempt(
+        id="att_1",
+        job_id=job.id,
+        attempt=1,
+        state="ended",
+        end_reason="exit_code",
+        exit_code=3,
+        created_at=1,
+        ended_at=9,
+    )  # type: ignore[arg-type]
+    service.attempts = [attempt]
+    assert cli("show", "last") == ExitCode.OK
+    assert "command         python train.py" in cli.out
+    assert "checkpoint      step 2" in cli.out
+    assert cli.out.splitlines()[-1].split() == ["1", "ended", "exit_code", "3", "beginning", "8s"]
+    assert cli("show", "last", "--json") == ExitCode.OK
+    assert cli.json["id"] == job.id
+
+
+def test_logs_events_and_nodes(cli: Cli, service: FakeService) -> None:
+    job = service.add_job(state=JobState.SUCCEEDED)
+    for at in range(4):
+        service.add_log(job, f"line {at}", rank=at % 2)
+    service.add_event(job, "job.queued", "Waits for its turn.")
+    service.nodes = [Node(id="node_1", pool="local", state="ready", resources={"CPU": 1.0}, created_at=1.0)]  # type: ignore[arg-type]
+
+    assert cli("logs", "last", "--tail", "2") == ExitCode.OK
+    assert cli.out == "[0] line 2\n[1] line 3\n"
+    assert cli("logs", "last", "-f", "--rank", "1") == ExitCode.OK
+    assert "line 1\n" in cli.out
+    assert cli("logs", "last", "-f", "--json") == ExitCode.OK
+    assert [json.loads(line)["text"] for line in cli.out.splitlines()] == [f"line {at}" for at in range(4)]
+    assert cli("events", "last", "-f") == ExitCode.OK
+    assert cli.out.endswith("job.queued                Waits for its turn.\n")
+    assert cli("nodes") == ExitCode.OK
+    assert cli.out.splitlines()[1].split()[:4] == ["node_1", "local", "ready", "CPU=1"]
+    assert cli("nodes", "--json") == ExitCode.OK
+    assert cli.json[0]["id"] == "node_1"
+
+
+def test_metrics_as_table_json_and_csv(cli: Cli, service: FakeService, tmp_path: Path) -> None:
+    service.add_job()
+    values: list[dict[str, float | None]] = [{"loss": 0.5}, {"loss": None, "accuracy": 0.25}]
+    service.metrics = [
+        MetricPoint(step=step, at=1.5, attempt=1, world_size=2, values=found)
+        for step, found in enumerate(values)
+    ]
+    assert cli("metrics", "last") == ExitCode.OK
+    assert [line.split() for line in cli.out.splitlines()] == [
+        ["STEP", "WORKERS", "LOSS", "ACCURACY"],
+        ["0", "2", "0.5"],
+        ["1", "2", "0.25"],
+    ]
+    assert cli("metrics", "last", "--json") == ExitCode.OK
+    assert [point["values"] for point in cli.json] == values
+    assert cli("metrics", "last", "-o", str(tmp_path / "m.csv")) == ExitCode.OK
+    rows = list(csv.DictReader((tmp_path / "m.csv").open()))
+    assert rows[1] == {
+        "step": "1",
+        "at": "1.5",
+        "attempt": "1",
+        "world_size": "2",
+        "loss": "",
+        "accuracy": "0.25",
+    }
+    assert cli("metrics", "last", "-o", "-") == ExitCode.OK
+    assert cli.out.startswith("step,at,attempt,world_size,loss,accuracy")
+    assert cli("metrics", "last", "-o", str(tmp_path / "no" / "m.csv")) == ExitCode.ERROR
+    assert cli.err.count("\n") == 1
+
+
+def test_cancel(cli: Cli, service: FakeService) -> None:
+    job = service.add_job()
+    assert cli("cancel", job.id) == ExitCode.OK
+    assert "cancelled" in cli.out
+    assert cli("cancel", job.id) == ExitCode.ERROR
+    assert cli.err == "remora: the job has ended; Nothing is left to do.\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        (JobState.SUCCEEDED, 0),
+        (JobState.FAILED, ExitCode.JOB_FAILED),
+        (JobState.CANCELLED, ExitCode.JOB_CANCELLED),
+    ],
+)
+def test_the_exit_code_of_wait_says_how_the_job_ended(
+    cli: Cli, service: FakeService, state: JobState, code: int
+) -> None:
+    service.add_job(state=state, message="so it is")
+    assert cli("wait", "last") == code
+    assert cli.out.endswith(f"digits: {state}, so it is\n")
+    assert cli("wait", "last", "--json") == code
+    assert cli.json["state"] == state
+
+
+def test_wait_that_gives_up_is_exit_code_6(cli: Cli, service: FakeService) -> None:
+    service.add_job()
+    assert cli("wait", "last", "--timeout", "0.1") == ExitCode.TIMEOUT
+    assert "goes on" in cli.err
+
+
+def test_checkpoints_and_download(cli: Cli, service: FakeService, tmp_path: Path) -> None:
+    service.add_job()
+    service.archive = tar_of({"model.pt": b"weights"})
+    service.checkpoints = [
+        Checkpoint(
+            step=5,
+            attempt=1,
+            world_size=2,
+            committed_at=1.0,
+            size_bytes=7,
+            location="/x/5",
+            files={"model.pt": 7},
+        )
+    ]
+    assert cli("checkpoints", "last") == ExitCode.OK
+    assert cli.out.splitlines()[1].endswith("/x/5")
+    assert cli("download", "last", "-o", str(tmp_path / "out")) == ExitCode.OK
+    assert cli.out == f"step 5, 1 files, 7 B: {tmp_path / 'out'}\n"
+    assert (tmp_path / "out/model.pt").read_bytes() == b"weights"
+    assert cli("download", "last", "--step", "6") == ExitCode.NOT_FOUND
+
+
+def test_follow_in_a_pipe_tells_events_and_steps(
+    cli: Cli, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remora.cli.progress.LOOK_S", 0)
+    monkeypatch.setattr("remora.cli.progress.TELL_S", 0)
+    _play(service)
+    assert cli("submit", "--no-code", "-f", "--", "true") == ExitCode.JOB_FAILED
+    told = [line.split("  ", 1)[-1].strip() for line in cli.out.splitlines()]
+    assert told[1:] == [
+        "attempt.started           It happened.",
+        "step 1/4, loss 0.5, 2 workers",
+        "step 2/4, loss not finite, 1 worker",
+        "job.failed                It happened.",
+        "step 4/4, loss 0.125, 0 workers",
+        cli.out.splitlines()[-1].split("  ")[-1],
+    ]
+    _play(service)
+    assert cli("submit", "--no-code", "-f", "--json", "--", "true") == ExitCode.JOB_FAILED
+    lines = [json.loads(line) for line in cli.out.splitlines()]
+    assert [line.get("kind", line.get("state")) for line in lines] == [
+        "attempt.started",
+        "job.failed",
+        "failed",
+    ]
+
+
+def _play(service: FakeService) -> None:
+    """Let the next job live a short life, one scene at each look at it."""
+
+    def scene(
+        kind: str | None, step: int, loss: float | None, workers: int, state: JobState
+    ) -> Callable[[Job], None]:
+        def happen(job: Job) -> None:
+            if kind:
+                service.add_event(job, kind)
+            point = MetricPoint(step=step, at=1, attempt=1, world_size=workers, values={"loss": loss})
+            service.metrics.append(point)
+            service.change(job, state=state, step=step, total_steps=4, world_size=workers)
+
+        return happen
+
+    service.metrics = []
+    service.scenes = [
+        scene("attempt.started", 1, 0.5, 2, JobState.RUNNING),
+        scene(None, 2, None, 1, JobState.RUNNING),
+        scene("job.failed", 4, 0.125, 0, JobState.FAILED),
+    ]
+
+
+def test_a_terminal_shows_a_bar_and_a_table(service: FakeService) -> None:
+    _play(service)
+    code, shown = _on_terminal("submit", "--no-code", "-f", "--name", "seen", "--", "true")
+    assert code == ExitCode.JOB_FAILED
+    assert "attempt.started" in shown
+    assert "step 4/4, loss 0.125, 0 workers" in shown
+    assert "━" in shown
+    code, shown = _on_terminal("list")
+    assert code == 0
+    assert "seen" in shown
+    assert "─" in shown
+
+
+def _on_terminal(*arguments: str) -> tuple[int, str]:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        _command(*arguments),
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "COLUMNS": "160", "TERM": "xterm"},
+        cwd=ROOT,
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while chunk := os.read(ours, 4096):
+            shown += chunk
+    except OSError:  # Linux says so at the end of a terminal
+        pass
+    os.close(ours)
+    return process.wait(timeout=20), shown.decode()
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", f"from remora.cli.main import run; run({list(arguments)!r})"]
+
+
+def test_ctrl_c_detaches_and_says_how_to_come_back(service: FakeService) -> None:
+    job = service.add_job()
+    service.add_log(job, "first line")
+    process = subprocess.Popen(
+        _command("logs", "-f", job.id), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "[0] first line\n"
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == ExitCode.DETACHED
+    assert said == (
+        f"\nDetached; the job {job.id} goes on. Come back: remora logs -f {job.id}  End it: remora cancel {job.id}\n"
+    )
+
+
+def test_a_reader_that_has_enough_is_no_error_message(service: FakeService) -> None:
+    job = service.add_job(state=JobState.SUCCEEDED)
+    for _ in range(3000):
+        service.add_log(job, "x" * 100)
+    process = subprocess.Popen(
+        _command("logs", job.id), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(timeout=20) == ExitCode.ERROR
+
+
+def test_up_and_down_become_the_service(monkeypatch: pytest.MonkeyPatch, cli: Cli, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for package in ("remora", "service"):
+        (root / package).mkdir(parents=True)
+    (root / "service/up.py").touch()
+    monkeypatch.setattr(remora, "__file__", str(root / "remora/__init__.py"))
+    became: list[list[str]] = []
+
+    def execve(program: str, command: list[str], environ: dict[str, str]) -> None:
+        assert environ["PYTHONPATH"].split(os.pathsep)[0] == str(root)
+        became.append(command[1:])
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execve", execve)
+    monkeypatch.chdir(tmp_path)
+
+    cli("up", "--home", "here", "--port", "0", "--nodes", "2", "--node-cpus", "1")
+    cli("down")
+
+    assert became == [
+        [
+            "-P",
+            "-m",
+            "service.up",
+            "--home",
+            str(tmp_path / "here"),
+            *["--port", "0", "--nodes", "2", "--node-cpus", "1"],
+        ],
+        ["-P", "-m", "service.up", "--down"],
+    ]
+    (root / "service/up.py").unlink()
+    assert cli("up") == ExitCode.USAGE
+    assert "this installation has only the client" in cli.err
+
+
+def test_help_names_every_command_and_exit_code(cli: Cli) -> None:
+    assert cli("--help") == ExitCode.OK
+    assert all(f" {name} " in cli.out for name in COMMANDS)
+    assert all(f"{code.value} " in HELP for code in ExitCode)
+    assert cli("version") == ExitCode.OK
+    assert cli.out == f"remora {remora.__version__}\n"
+    assert cli() == ExitCode.USAGE
+    assert "Usage" in cli.out + cli.err
+    assert "remora:" not in cli.err
+
+
+def test_job_ids_are_completed(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    from remora.cli.options import complete_job
+
+    job = service.add_job()
+    assert complete_job("job_") == [job.id]
+    assert complete_job("la") == ["last"]
+    monkeypatch.setenv("REMORA_SERVER", "http://127.0.0.1:9")
+    assert complete_job("") == []
+
+
+def test_every_command_and_exit_code_is_documented() -> None:
+    text = (ROOT / "docs/cli.md").read_text()
+    assert [name for name in COMMANDS if f"`remora {name}" not in text] == []
+    assert [code for code in ExitCode if f"| {code.value} |" not in text] == []

@@ -1,0 +1,283 @@
+"""What a job specification accepts, what it refuses, and in which words."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import remora
+from remora.errors import SpecError
+from remora.quantities import format_duration, format_size, parse_duration, parse_size
+from remora.refusals import REFUSED
+from remora.spec import MAX_SPEC_BYTES, JobSpec
+
+
+def refusal(**fields: Any) -> str:
+    """What is said about a specification that is right but for these fields."""
+    with pytest.raises(SpecError) as caught:
+        JobSpec.from_mapping({"command": "python train.py", **fields})
+    return str(caught.value)
+
+
+def test_a_command_is_enough() -> None:
+    assert JobSpec(command="python train.py --epochs '5 6'").to_mapping() == {
+        "name": "train",
+        "project": "default",
+        "code": None,
+        "command": ["python", "train.py", "--epochs", "5 6"],
+        "backend": "ddp",
+        "workers": {"min": 1, "max": 1},
+        "resources": {"gpus": 0.0, "cpus": 1.0, "memory": None},
+        "environment": {"variables": {}},
+        "elastic": {"exactness": "none"},
+        "checkpoint": {"interval": 60.0, "keep": 3, "store": None},
+        "priority": 50,
+        "retry": {"limit": 3, "backoff": 1.0},
+        "limits": {"run_time": None, "wait_time": None},
+    }
+
+
+def test_every_field_is_read() -> None:
+    digest = f"sha256:{'0' * 64}"
+    spec = JobSpec.from_yaml(f"""
+        name: digits
+        project: vision
+        code: {digest}
+        command: [python, train.py]
+        backend: command
+        workers: {{min: 2, max: 8}}
+        resources: {{gpus: 0.5, cpus: 2, memory: 32GiB}}
+        environment: {{variables: {{LR: "0.1"}}}}
+        elastic: {{exactness: none}}
+        checkpoint: {{interval: 5m, keep: 1, store: "abfs://box/models"}}
+        priority: 0
+        retry: {{limit: 0, backoff: 1h30m}}
+        limits: {{run_time: 24h, wait_time: 90}}
+    """)
+
+    assert (spec.min_workers, spec.max_workers) == (2, 8)
+    assert spec.ray_resources() == {"CPU": 2.0, "GPU": 0.5, "memory": 32 * 2.0**30}
+    assert (spec.bundle, spec.code_folder) == (digest, None)
+    assert (spec.checkpoint.interval_s, spec.retry.backoff_s) == (300, 5400)
+    assert (spec.limits.run_time_s, spec.limits.wait_time_s) == (86400, 90)
+    assert spec.environment.variables == {"LR": "0.1"}
+    assert JobSpec.from_mapping(json.loads(json.dumps(spec.to_mapping()))) == spec
+
+
+def test_a_relative_folder_is_relative_to_its_file(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("command: x\ncode: src\n")
+    assert JobSpec.from_yaml(tmp_path / "job.yaml").code_folder == tmp_path / "src"
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python -u Train_Digits.py", "train_digits"),
+        ("python -m my.pkg", "my.pkg"),
+        ("/usr/bin/env", "env"),
+        ("bash run.sh 1", "run"),
+        (["Ω"], "job"),
+        (["x" * 100], "x" * 63),
+    ],
+)
+def test_a_job_is_named_after_its_script(command: str | list[str], name: str) -> None:
+    assert JobSpec(command=command).name == name
+
+
+def test_all_problems_are_told_at_once_each_with_field_value_and_expectation() -> None:
+    said = refusal(
+        worker=3,
+        gpus=1,
+        workers=-1,
+        resources={"gpu": 1, "cpus": "4"},
+        priority=True,
+        retry={"limit": 1.5},
+        backend="fsdp",
+    )
+    assert said.splitlines() == [
+        "backend: this version has no fsdp backend yet; use ddp, or command for a script that needs nothing around it",
+        "workers: -1 given, expected a whole number from 1 to 4096, or {min: .., max: ..}",
+        "resources.cpus: '4' given, expected a number of CPUs above 0",
+        "resources.gpu: unknown key; did you mean resources.gpus?",
+        "priority: True given, expected a whole number from 0 to 100",
+        "retry.limit: 1.5 given, expected a whole number from 0 to 100",
+        "worker: unknown key; did you mean workers?",
+        "gpus: unknown key; did you mean resources.gpus?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"command": []}, "command: [] given, expected a command line, or a list of texts"),
+        ({"command": ["a", 1]}, "command.1: 1 given"),
+        ({"command": "'"}, "command: the command line cannot be split into words: No closing quotation"),
+        ({"command": ["", "x"]}, "command: the first word of the command is empty"),
+        ({"command": ["a\0"]}, "command.0: a null character"),
+        ({"command": ["a\ud800"]}, "command.0: half a character"),
+        ({"name": "Big"}, "name: 'Big' given, expected 1 to 63 of"),
+        ({"name": "a\n"}, "name: 'a\\n' given"),
+        ({"project": "-x"}, "project: '-x' given"),
+        ({"code": "sha256:12"}, "code: 'sha256:12' given"),
+        ({"workers": {"min": 3, "max": 2}}, "workers: min is 3 and max is 2"),
+        ({"workers": {"min": 3}}, "workers.max: missing"),
+        ({"workers": 4097}, "workers: 4097 given"),
+        ({"workers": "4"}, "workers: '4' given"),
+        ({"workers": False}, "workers: False given"),
+        ({"workers": None}, "workers: nothing given"),
+        ({"resources": {"gpus": 1.5}}, "resources.gpus: 1.5 given"),
+        ({"resources": {"gpus": float("nan")}}, "resources.gpus: nan given"),
+        ({"resources": {"gpus": -1}}, "resources.gpus: -1 given"),
+        ({"resources": {"cpus": 0}}, "resources.cpus: 0 given"),
+        ({"resources": {"memory": "32GX"}}, "resources.memory: '32GX' given, expected a size such as"),
+        ({"environment": {"variables": {"RANK": "0"}}}, "environment.variables: RANK is set by Remora"),
+        ({"environment": {"variables": {"REMORA_X": "0"}}}, "REMORA_X is set by Remora"),
+        ({"environment": {"variables": {"A-B": "0"}}}, "'A-B' is not a variable's name"),
+        ({"environment": {"variables": {"A": 1}}}, "put quotes around numbers"),
+        ({"environment": {"variables": {1: "1"}}}, "environment.variables.1: 1 given"),
+        ({"checkpoint": {"interval": 0}}, "checkpoint.interval: 0 given, expected more than 0 seconds"),
+        ({"checkpoint": {"interval": "auto"}}, "checkpoint.interval: this version cannot choose it yet"),
+        ({"checkpoint": {"keep": 101}}, "checkpoint.keep: 101 given"),
+        ({"checkpoint": {"store": ""}}, "checkpoint.store: '' given"),
+        ({"retry": {"backoff": "fast"}}, "retry.backoff: 'fast' given, expected a duration such as"),
+        ({"limits": {"run_time": -1}}, "limits.run_time: -1 given"),
+        ({"limits": {"run_time": "11111111d"}}, "between 0 and ten years"),
+        ({"limits": 3}, "limits: 3 given, expected keys run_time, wait_time"),
+        ({"priority": 10**5000}, "priority: a value given"),
+        ({"elastic": {"exactness": "bitwise"}}, "elastic.exactness: this version cannot do bitwise yet"),
+        ({"backend": "spark"}, "backend: 'spark' given, expected ddp or command"),
+        ({"zzz": 1}, "zzz: unknown key; known are name, project"),
+        ({1: 2}, "1: keys must be texts"),
+    ],
+)
+def test_one_bad_field_is_one_clear_line(fields: dict[Any, Any], said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        JobSpec.from_mapping({"command": "x"} | fields)
+    assert len(caught.value.problems) == 1
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_what_comes_later_is_refused_by_name_and_never_ignored(field: str) -> None:
+    section, _, key = field.partition(".")
+    said = refusal(**{section: {key: "x"} if key else "x"})
+    assert said.startswith(f"{field}: this version cannot do it yet; ")
+    assert "\n" not in said
+    JobSpec.from_mapping({"command": "x", section: {key: None} if key else None})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: b: c", "is not YAML: mapping values are not allowed here (line 1, column 5)"),
+        ("[", "is not YAML"),
+        ("- x", "a job specification is a mapping"),
+        ("", "a job specification is a mapping"),
+        ("command: x\ncommand: y", "the key 'command' is there twice (line 2, column 1)"),
+        ("command: &a [*a]", "command.0: [[...]] given"),
+        ("x: 2024-13-45", "a value that YAML cannot mean: month must be in 1..12"),
+        ("priority: " + "1" * 5000, "a value that YAML cannot mean"),
+        ("[" * 100_000, "nested too deeply"),
+        ("!!python/object/apply:os.system [x]", "is not YAML: could not determine a constructor"),
+        ("\x00", "is not YAML"),
+        ("a: " + "x" * MAX_SPEC_BYTES, "bigger than 256 KiB"),
+    ],
+)
+def test_bad_yaml_is_one_line(text: str, said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        JobSpec.from_yaml(text)
+    assert said in str(caught.value).replace("[[[...]]]", "[[...]]")
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_files_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9")
+    for path, said in [
+        (tmp_path / "latin.yaml", "UTF-8"),
+        (tmp_path, "Is a directory"),
+        (tmp_path / "no", "No such"),
+    ]:
+        with pytest.raises(SpecError, match=said):
+            JobSpec.from_yaml(path)
+
+
+def test_a_nested_bomb_costs_nothing() -> None:
+    lines = ["a0: &a0 [x, x]"] + [f"a{at}: &a{at} [*a{at - 1}, *a{at - 1}]" for at in range(1, 60)]
+    with pytest.raises(SpecError) as caught:
+        JobSpec.from_yaml("\n".join([*lines, "command: *a59"]))
+    assert len(str(caught.value)) < 20_000
+
+
+def test_a_specification_bigger_than_the_limit_is_refused() -> None:
+    assert "more than 256 KiB" in refusal(environment={"variables": {"A": "x" * MAX_SPEC_BYTES}})
+
+
+def test_specifications_and_their_errors_travel_between_processes() -> None:
+    spec = JobSpec(command="x")
+    assert pickle.loads(pickle.dumps(spec)) == spec  # noqa: S301
+    with pytest.raises(SpecError) as caught:
+        JobSpec(command=3)
+    assert pickle.loads(pickle.dumps(caught.value)).problems == caught.value.problems  # noqa: S301
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*JobSpec.model_fields, "after", "x"]), _json, max_size=5))
+def test_any_data_is_either_a_specification_that_survives_json_or_a_spec_error(data: dict[str, Any]) -> None:
+    with contextlib.suppress(SpecError):
+        spec = JobSpec.from_mapping(data)
+        assert JobSpec.from_mapping(json.loads(json.dumps(spec.to_mapping()))) == spec
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_specification_or_a_spec_error(text: str) -> None:
+    with pytest.raises(SpecError):
+        JobSpec.from_yaml(text)
+
+
+def test_quantities() -> None:
+    assert [parse_duration(text) for text in ("250ms", "1.5h", "2d3h", 7)] == [0.25, 5400, 183600, 7]
+    assert [parse_size(text) for text in ("1 KiB", "1.5MB", "7", 8)] == [1024, 1_500_000, 7, 8]
+    for bad in ("", "s", "1", "1x", "-1s", "1s2", None, True, float("inf"), float("nan"), [], "9" * 99 + "d"):
+        with pytest.raises(ValueError, match="expected"):
+            parse_duration(bad)
+    for bad in ("", "1kb", "1.2.3", "-1", 0, 2**51, 1.5, None, True, "9" * 99):
+        with pytest.raises(ValueError, match="expected"):
+            parse_size(bad)
+    assert [format_duration(value) for value in (-1, 59, 61, 7260, 90000)] == [
+        "0s",
+        "59s",
+        "1m 01s",
+        "2h 01m",
+        "1d 01h",
+    ]
+    assert [format_size(value) for value in (0, 1023, 1024, 2.5 * 2**30, 2**52)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "2.5 GiB",
+        "4096.0 TiB",
+    ]
+
+
+def test_every_field_is_documented() -> None:
+    text = (Path(remora.__file__).parent.parent / "docs/job-spec.md").read_text()
+    leaves = [
+        name
+        for name in JobSpec.known_fields
+        if not any(o.startswith(f"{name}.") for o in JobSpec.known_fields)
+    ]
+    assert [name for name in (*leaves, *REFUSED) if f"`{name}`" not in text] == []

@@ -1,0 +1,297 @@
+"""The life cycle allows exactly what its tables say, and tells everything it does."""
+
+from __future__ import annotations
+
+import string
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from remora.states import AttemptState, EndReason, JobState, NodeState
+from service.queue import lifecycle, retry
+from service.queue.lifecycle import (
+    ATTEMPT_EDGES,
+    JOB_EDGES,
+    NODE_EDGES,
+    Decision,
+    SeenNode,
+    TransitionError,
+)
+from service.queue.records import Progress
+from service.queue.rows import AttemptRow, JobRow, NewEvent, NodeRow
+from tests.service_fakes import job_row
+
+NOW = 1000.0
+
+
+def started(**fields: Any) -> tuple[JobRow, AttemptRow]:
+    decision = lifecycle.start_attempt(job_row(**fields), "att_1", NOW)
+    assert decision.attempt is not None
+    return decision.job, decision.attempt
+
+
+def running(**fields: Any) -> tuple[JobRow, AttemptRow]:
+    job, attempt = started(**fields)
+    decision = lifecycle.observe(job, attempt, Progress(state=AttemptState.RUNNING, world_size=2), NOW + 1)
+    assert decision.attempt is not None
+    return decision.job, decision.attempt
+
+
+def _reachable(edges: Mapping[Any, str], first: Any) -> set[Any]:
+    seen, waiting = {first}, deque([first])
+    while waiting:
+        here = waiting.popleft()
+        for old, new in edges:
+            if old == here and new not in seen:
+                seen.add(new)
+                waiting.append(new)
+    return seen
+
+
+class TestTables:
+    def test_every_state_can_be_reached(self) -> None:
+        assert _reachable(JOB_EDGES, JobState.QUEUED) == set(JobState) - {JobState.PAUSED}
+        assert _reachable(ATTEMPT_EDGES, AttemptState.STARTING) == set(AttemptState)
+        assert _reachable(NODE_EDGES, NodeState.REQUESTED) == set(NodeState)
+
+    def test_nothing_leads_out_of_an_end(self) -> None:
+        assert not [old for old, _ in JOB_EDGES if old.is_terminal]
+        assert not [old for old, _ in ATTEMPT_EDGES if old is AttemptState.ENDED]
+        assert not [old for old, _ in NODE_EDGES if old in (NodeState.GONE, NodeState.FAILED)]
+
+    def test_from_everywhere_an_end_can_be_reached(self) -> None:
+        for state in _reachable(JOB_EDGES, JobState.QUEUED):
+            assert any(end.is_terminal for end in _reachable(JOB_EDGES, state))
+        for node in NodeState:
+            assert _reachable(NODE_EDGES, node) & {NodeState.GONE, NodeState.FAILED}
+
+
+class TestObservations:
+    def test_the_first_worker_group_makes_the_job_run(self) -> None:
+        job, attempt = running()
+        assert (job.state, job.started_at, attempt.state) == (JobState.RUNNING, NOW + 1, AttemptState.RUNNING)
+
+    def test_a_driver_that_drains_does_not_run_again(self) -> None:
+        job, attempt = running()
+        draining = lifecycle.request_stop(job, attempt, EndReason.CANCELLED, NOW)
+        assert draining.attempt is not None
+        again = lifecycle.observe(
+            job, draining.attempt, Progress(state=AttemptState.RUNNING, world_size=3), NOW
+        )
+        assert again.attempt is not None
+        assert again.attempt.state is AttemptState.DRAINING
+
+    def test_a_regrouping_attempt_keeps_its_job_running(self) -> None:
+        job, attempt = running()
+        decision = lifecycle.observe(job, attempt, Progress(state=AttemptState.STARTING, world_size=0), NOW)
+        assert decision.attempt is not None
+        assert (decision.job.state, decision.attempt.state) == (JobState.RUNNING, AttemptState.STARTING)
+        assert decision.job.reason == "regrouping"
+
+    def test_totals_of_all_attempts_add_up(self) -> None:
+        job, attempt = running(repeated_steps=10, lost_s=3.0)
+        for repeated, lost in ((2, 1.0), (2, 1.0), (5, 4.0), (1, 0.0)):
+            decision = lifecycle.observe(job, attempt, Progress(repeated_steps=repeated, lost_s=lost), NOW)
+            assert decision.attempt is not None
+            job, attempt = decision.job, decision.attempt
+        assert (job.repeated_steps, job.lost_s) == (15, 7.0)
+
+    def test_time_between_attempts_is_lost_until_the_next_new_step(self) -> None:
+        job, attempt = running()
+        step = lifecycle.observe_step(job, attempt, 10, NOW + 2)
+        assert step.attempt is not None
+        ended = lifecycle.end_attempt(step.job, step.attempt, EndReason.NODE_LOST, "lost", NOW + 4)
+        again = lifecycle.start_attempt(ended.job, "att_2", NOW + 5)
+        assert again.attempt is not None
+        repeated = lifecycle.observe_step(again.job, again.attempt, 9, NOW + 7)
+        assert repeated.job.lost_s == 0.0
+        assert repeated.attempt is not None
+        new = lifecycle.observe_step(repeated.job, repeated.attempt, 11, NOW + 9)
+        assert (new.job.lost_s, new.job.lost_since) == (7.0, None)
+
+    def test_the_cause_of_a_stopped_attempt_is_the_stop(self) -> None:
+        job, attempt = running(run_time_s=5.0)
+        asked = lifecycle.request_stop(job, attempt, EndReason.RUN_TIME_EXCEEDED, NOW)
+        assert asked.attempt is not None
+        ended = lifecycle.end_attempt(asked.job, asked.attempt, EndReason.SIGNAL, "killed", NOW + 6, -15)
+        assert ended.attempt is not None
+        assert ended.attempt.end_reason is EndReason.RUN_TIME_EXCEEDED
+        assert ended.job.state is JobState.FAILED
+
+    def test_one_that_completed_while_it_was_asked_to_stop_has_completed(self) -> None:
+        job, attempt = running()
+        asked = lifecycle.request_stop(job, attempt, EndReason.CANCELLED, NOW)
+        assert asked.attempt is not None
+        ended = lifecycle.end_attempt(asked.job, asked.attempt, EndReason.COMPLETED, "done", NOW, 0)
+        assert ended.job.state is JobState.SUCCEEDED
+
+    def test_what_no_table_allows_is_refused(self) -> None:
+        job, attempt = running()
+        with pytest.raises(TransitionError):
+            lifecycle.start_attempt(job, "att_2", NOW)
+        ended = lifecycle.end_attempt(job, attempt, EndReason.COMPLETED, "done", NOW, 0)
+        assert ended.attempt is not None
+        with pytest.raises(TransitionError):
+            lifecycle.end_attempt(ended.job, ended.attempt, EndReason.COMPLETED, "done", NOW, 0)
+        with pytest.raises(TransitionError):
+            lifecycle.released(attempt, NOW)
+
+
+class TestNodes:
+    def test_one_observation_can_carry_a_node_all_the_way(self) -> None:
+        node = NodeRow(id="node_1", pool="local", created_at=NOW)
+        seen = SeenNode(is_provided=True, is_alive=True, address="127.0.0.2", resources={"CPU": 1.0})
+        decision = lifecycle.observe_node(node, seen, NOW)
+        assert decision.node.state is NodeState.READY
+        assert [event.kind for event in decision.events] == ["node.launched", "node.joined", "node.ready"]
+
+    def test_the_same_observation_again_changes_nothing(self) -> None:
+        seen = SeenNode(is_provided=True, is_alive=True, resources={"CPU": 1.0})
+        node = lifecycle.observe_node(NodeRow(id="n", pool="p", created_at=NOW), seen, NOW).node
+        assert lifecycle.observe_node(node, seen, NOW + 1) == lifecycle.NodeDecision(node)
+
+    @pytest.mark.parametrize(("is_failure", "end"), [(True, NodeState.FAILED), (False, NodeState.GONE)])
+    def test_the_reason_of_an_end_is_kept(self, is_failure: bool, end: NodeState) -> None:
+        node = NodeRow(id="n", pool="p", created_at=NOW)
+        ending = lifecycle.terminate_node(node, "nobody wants it", is_failure, NOW).node
+        ended = lifecycle.observe_node(ending, SeenNode(is_provided=False), NOW + 1).node
+        assert (ended.state, ended.message, ended.ended_at) == (end, "nobody wants it", NOW + 1)
+
+
+class LifeOfAJob(RuleBasedStateMachine):
+    """Anything may happen to a job in any order; whatever does, these things stay true."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = NOW
+        submitted = lifecycle.submit(job_row(retry_limit=2, run_time_s=50.0))
+        self.job = submitted.job
+        self.attempts: list[AttemptRow] = []
+        self.events: list[NewEvent] = list(submitted.events)
+        self.user_ends = 0
+
+    @property
+    def live(self) -> AttemptRow | None:
+        last = self.attempts[-1] if self.attempts else None
+        return last if last is not None and last.state is not AttemptState.ENDED else None
+
+    def take(self, decision: Decision) -> None:
+        old_job, old_attempt = self.job, self.live
+        if decision.job.state is not old_job.state:
+            kinds = {event.kind for event in decision.events}
+            assert f"job.{decision.job.state.value}" in kinds, "every change leaves an event"
+        if (
+            decision.attempt is not None
+            and old_attempt is not None
+            and decision.attempt.state is not old_attempt.state
+        ):
+            assert [event for event in decision.events if event.kind.startswith("attempt.")]
+        assert not old_job.state.is_terminal or decision.job == old_job, "an end is an end"
+        assert decision.job.attempt >= old_job.attempt
+        self.job = decision.job
+        self.events += decision.events
+        if decision.attempt is not None:
+            if old_attempt is not None and decision.attempt.id == old_attempt.id:
+                self.attempts[-1] = decision.attempt
+            else:
+                self.attempts.append(decision.attempt)
+
+    @rule(seconds=st.floats(0, 100))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    @precondition(lambda self: self.job.state is JobState.QUEUED)
+    @rule()
+    def admit(self) -> None:
+        self.now = max(self.now, self.job.not_before)
+        self.take(lifecycle.start_attempt(self.job, f"att_{len(self.attempts)}", self.now))
+
+    @precondition(lambda self: self.live is not None)
+    @rule(
+        state=st.sampled_from([None, AttemptState.STARTING, AttemptState.RUNNING, AttemptState.DRAINING]),
+        step=st.none() | st.integers(0, 50),
+        size=st.integers(0, 4),
+    )
+    def progress(self, state: AttemptState | None, step: int | None, size: int) -> None:
+        assert self.live is not None
+        self.take(
+            lifecycle.observe(
+                self.job, self.live, Progress(state=state, step=step, world_size=size), self.now
+            )
+        )
+
+    @rule()
+    def cancel(self) -> None:
+        self.take(lifecycle.request_cancel(self.job, self.now))
+
+    @precondition(lambda self: self.live is not None)
+    @rule(reason=st.sampled_from([EndReason.CANCELLED, EndReason.RUN_TIME_EXCEEDED]))
+    def stop(self, reason: EndReason) -> None:
+        assert self.live is not None
+        if reason is EndReason.CANCELLED and self.job.cancel_requested_at is None:
+            self.take(lifecycle.request_cancel(self.job, self.now))
+        self.take(lifecycle.request_stop(self.job, self.live, reason, self.now))
+
+    @precondition(lambda self: self.live is not None)
+    @rule(reason=st.sampled_from(EndReason))
+    def end(self, reason: EndReason) -> None:
+        assert self.live is not None
+        attempt = self.live
+        decision = lifecycle.end_attempt(self.job, attempt, reason, "over", self.now)
+        assert decision.attempt is not None
+        assert decision.attempt.end_reason is not None
+        self.user_ends += decision.attempt.end_reason.is_users
+        self.take(decision)
+
+    @invariant()
+    def a_live_attempt_means_a_job_that_is_not_waiting(self) -> None:
+        assert (self.live is not None) == (self.job.state in (JobState.ADMITTED, JobState.RUNNING))
+
+    @invariant()
+    def attempts_are_numbered_without_gaps(self) -> None:
+        assert [attempt.attempt for attempt in self.attempts] == list(range(1, len(self.attempts) + 1))
+        assert self.job.attempt == len(self.attempts)
+
+    @invariant()
+    def retries_are_bounded(self) -> None:
+        assert self.user_ends <= self.job.retry_limit + 1
+        assert self.job.losses <= retry.LOSS_LIMIT
+
+    @invariant()
+    def ends_are_complete(self) -> None:
+        assert self.job.state.is_terminal == (self.job.ended_at is not None)
+        assert not self.job.state.is_terminal or (self.job.reason and self.job.message)
+        for attempt in self.attempts:
+            assert (attempt.state is AttemptState.ENDED) == (attempt.end_reason is not None)
+
+    @invariant()
+    def a_cancelled_job_starts_nothing(self) -> None:
+        if self.job.cancel_requested_at is not None:
+            assert self.job.state is not JobState.QUEUED
+
+    @invariant()
+    def counters_never_shrink_below_zero(self) -> None:
+        assert min(self.job.lost_s, self.job.trained_s, self.job.repeated_steps, self.job.world_size) >= 0
+
+
+LifeOfAJob.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
+)
+TestLifeOfAJob = LifeOfAJob.TestCase
+
+
+@settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(st.text(string.ascii_lowercase, min_size=1), st.integers(0, 5))
+def test_a_new_reason_to_wait_is_told_once(reason: str, times: int) -> None:
+    job = lifecycle.submit(job_row()).job
+    told = 0
+    for _ in range(times):
+        decision = lifecycle.wait(job, reason, "waits", NOW)
+        told += len(decision.events)
+        job = decision.job
+    assert told == min(times, 1)

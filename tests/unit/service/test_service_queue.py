@@ -1,0 +1,230 @@
+"""Whose turn it is, what fits, and what follows a failure."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remora.states import EndReason, JobState
+from service.queue import admission, intake, retry
+from service.queue.admission import Claim, PoolSize, Room, admit, fits, place
+from service.queue.ordering import in_order
+from service.queue.records import Unreadable, clean_json, clean_text, read
+from service.queue.rows import JobRow
+from tests.service_fakes import job_row
+from trainers.plan import Record
+
+CPU = {"CPU": 1.0}
+POOL = PoolSize("local", 3, CPU)
+LOSSES = [one for one in EndReason if not one.is_users and not one.is_final]
+
+
+def rooms(count: int, resources: dict[str, float] | None = None) -> list[Room]:
+    return [Room(f"node_{number}", "local", resources or CPU) for number in range(count)]
+
+
+class TestOrdering:
+    def test_higher_priority_first_then_who_came_first(self) -> None:
+        low, first, second, high = (
+            job_row(priority=priority, now=now)
+            for priority, now in ((10, 1.0), (50, 2.0), (50, 3.0), (90, 4.0))
+        )
+        assert in_order([low, second, high, first], 10.0) == [high, first, second, low]
+
+    def test_who_backs_off_is_left_out(self) -> None:
+        assert in_order([job_row(not_before=20.0)], 10.0) == []
+        assert len(in_order([job_row(not_before=20.0)], 20.0)) == 1
+
+
+class TestAdmission:
+    def test_a_job_starts_with_its_smallest_group(self) -> None:
+        job = job_row(min_workers=2, max_workers=8)
+        assert admit([job], [], rooms(2), [POOL]).starts == (job.id,)
+
+    def test_what_a_running_attempt_may_grow_to_is_kept_for_it(self) -> None:
+        decision = admit([job_row()], [Claim(3, CPU)], rooms(3), [POOL])
+        assert decision.starts == ()
+        assert decision.waits[0].reason == "waiting_for_turn"
+
+    def test_nobody_overtakes_a_job_that_could_start_later(self) -> None:
+        large, small = job_row(min_workers=3, max_workers=3), job_row()
+        decision = admit([large, small], [Claim(1, CPU)], rooms(3), [POOL])
+        assert decision.starts == ()
+        assert [wait.job_id for wait in decision.waits] == [large.id, small.id]
+
+    def test_a_job_that_can_never_fit_stops_nobody(self) -> None:
+        never, small = job_row(min_workers=4, max_workers=4), job_row()
+        decision = admit([never, small], [], rooms(3), [POOL])
+        assert decision.starts == (small.id,)
+        assert "room for 3" in decision.waits[0].message
+
+    @pytest.mark.parametrize(
+        ("worker", "said"),
+        [
+            ({"CPU": 2.0}, "no node of the pools has 2 CPU"),
+            ({"CPU": 1.0, "GPU": 1.0}, "no node of the pools has 1 CPU, 1 GPU"),
+        ],
+    )
+    def test_a_worker_too_large_for_any_node_is_told_so(self, worker: dict[str, float], said: str) -> None:
+        (wait,) = admit([job_row(worker_resources=worker)], [], rooms(3), [POOL]).waits
+        assert said in wait.message
+
+    def test_memory_is_unknown_until_the_first_node_is_there(self) -> None:
+        job = job_row(worker_resources={"CPU": 1.0, "memory": 8.0 * 2**30})
+        assert "waits for nodes" in admit([job], [], [], [POOL]).waits[0].message
+        small = rooms(3, {"CPU": 1.0, "memory": 4.0 * 2**30})
+        assert "8.0 GiB memory" in admit([job], [], small, [POOL]).waits[0].message
+
+    def test_no_pools_no_nodes(self) -> None:
+        assert admit([job_row()], [], [], []).waits[0].reason == "waiting_for_nodes"
+
+    worker = st.fixed_dictionaries({"CPU": st.sampled_from([0.5, 1.0, 2.0, 3.0])})
+    node = st.fixed_dictionaries({"CPU": st.sampled_from([1.0, 2.0, 4.0])})
+
+    @settings(derandomize=True)
+    @given(st.lists(node, max_size=5), st.integers(0, 10), worker)
+    def test_nothing_is_placed_twice(
+        self, nodes: list[dict[str, float]], workers: int, worker: dict[str, float]
+    ) -> None:
+        placed, after = place(nodes, workers, worker)
+        assert 0 <= placed <= workers
+        assert all(free["CPU"] >= -1e-9 for free in after)
+        used = sum(before["CPU"] - left["CPU"] for before, left in zip(nodes, after, strict=True))
+        assert used == pytest.approx(placed * worker["CPU"])
+        assert placed == workers or all(fits(free, worker) == 0 for free in after)
+
+    demand = st.tuples(st.integers(1, 4), st.integers(0, 4), worker)
+
+    @settings(derandomize=True)
+    @given(st.lists(demand, max_size=6), st.lists(demand, max_size=3), st.integers(0, 5))
+    def test_every_job_is_started_or_told_why_not(
+        self,
+        queue: list[tuple[int, int, dict[str, float]]],
+        held: list[tuple[int, int, dict[str, float]]],
+        count: int,
+    ) -> None:
+        jobs = [
+            job_row(min_workers=low, max_workers=low + more, worker_resources=worker)
+            for low, more, worker in queue
+        ]
+        nodes = rooms(count, {"CPU": 2.0})
+        claims = [Claim(low, worker) for low, _, worker in held]
+        decision = admit(jobs, claims, nodes, [PoolSize("local", 5, {"CPU": 2.0})])
+        told = [wait.job_id for wait in decision.waits]
+        assert sorted([*decision.starts, *told]) == sorted(job.id for job in jobs)
+        assert all(wait.message for wait in decision.waits)
+        # What starts finds room together, beside what is held.
+        free = [dict(node.resources) for node in nodes]
+        for claim in claims:
+            _, free = place(free, claim.workers, claim.resources)
+        for job in jobs:
+            if job.id in decision.starts:
+                placed, free = place(free, job.max_workers, job.worker_resources)
+                assert placed >= job.min_workers
+
+
+class TestRetry:
+    @pytest.mark.parametrize(
+        ("reason", "state"),
+        [
+            (EndReason.COMPLETED, JobState.SUCCEEDED),
+            (EndReason.CANCELLED, JobState.CANCELLED),
+            (EndReason.RUN_TIME_EXCEEDED, JobState.FAILED),
+            (EndReason.START_FAILED, JobState.FAILED),
+        ],
+    )
+    def test_these_are_final(self, reason: EndReason, state: JobState) -> None:
+        decision = retry.after(job_row(), reason, "over", 0.0)
+        assert isinstance(decision, retry.Finish)
+        assert decision.state is state
+
+    @pytest.mark.parametrize(
+        "reason", [one for one in EndReason if one.is_users and one is not EndReason.START_FAILED]
+    )
+    def test_the_users_failures_count(self, reason: EndReason) -> None:
+        again = retry.after(job_row(retry_limit=2, user_failures=1), reason, "over", 0.0)
+        assert isinstance(again, retry.Again)
+        assert again.user_failures == 2
+        assert isinstance(
+            retry.after(job_row(retry_limit=2, user_failures=2), reason, "over", 0.0), retry.Finish
+        )
+
+    @pytest.mark.parametrize("reason", LOSSES)
+    def test_losses_do_not_count_but_are_bounded(self, reason: EndReason) -> None:
+        again = retry.after(job_row(retry_limit=0, losses=99), reason, "over", 0.0)
+        assert isinstance(again, retry.Again)
+        assert (again.user_failures, again.losses) == (0, 100)
+        assert isinstance(retry.after(job_row(losses=100), reason, "over", 0.0), retry.Finish)
+
+    def test_a_cancelled_job_never_goes_on(self) -> None:
+        for reason in set(EndReason) - {EndReason.COMPLETED}:
+            decision = retry.after(job_row(cancel_requested_at=1.0), reason, "over", 0.0)
+            assert isinstance(decision, retry.Finish)
+            assert decision.state is JobState.CANCELLED
+
+    @settings(derandomize=True)
+    @given(st.sampled_from(EndReason), st.integers(0, 100), st.integers(0, 100), st.integers(0, 100))
+    def test_a_pause_grows_and_is_capped(
+        self, reason: EndReason, failures: int, losses: int, streak: int
+    ) -> None:
+        def pause(streak: int, failures: int) -> float:
+            job: JobRow = job_row(
+                retry_limit=1000, user_failures=failures, losses=min(losses, 99), loss_streak=streak
+            )
+            decision = retry.after(job, reason, "over", 0.0)
+            return decision.not_before if isinstance(decision, retry.Again) else 0.0
+
+        assert 0.0 <= pause(streak, failures) <= 300.0
+        assert pause(streak + 1, failures + 1) >= pause(streak, failures)
+
+
+class TestIntake:
+    def test_the_number_exceeded_is_named(self) -> None:
+        assert intake.check(9, 10) is None
+        refusal = intake.check(10, 10)
+        assert refusal is not None
+        assert "10" in refusal.message
+
+
+class TestRecords:
+    junk = st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=8,
+    )
+
+    @settings(derandomize=True)
+    @given(
+        st.sampled_from(["event", "log", "metric", "checkpoint", "progress", "ended", "other"]),
+        st.dictionaries(
+            st.sampled_from(
+                ["kind", "message", "data", "rank", "stream", "text", "step", "values", "deleted"]
+            ),
+            junk,
+        ),
+    )
+    def test_whatever_a_driver_tells_is_read_or_refused(self, kind: str, body: dict[str, object]) -> None:
+        said = read(Record(seq=1, at=1.0, kind=kind, body=body))  # type: ignore[arg-type]
+        if isinstance(said, Unreadable):
+            assert said.why
+        said.model_dump_json()
+
+    @settings(derandomize=True)
+    @given(st.text(st.characters(), max_size=20))
+    def test_clean_text_can_be_stored(self, text: str) -> None:
+        clean = clean_text(text)
+        assert isinstance(clean, str)
+        assert "\x00" not in clean
+        clean.encode()
+
+    def test_deep_and_wild_data_becomes_json(self) -> None:
+        deep: list[object] = []
+        for _ in range(100):
+            deep = [deep]
+        assert "..." in str(clean_json(deep))
+        assert clean_json({1: {2, 3}, "x": b"y"})["x"] == "b'y'"
+
+
+def test_resources_are_described_for_people() -> None:
+    assert admission.describe({"CPU": 2.0, "GPU": 0.0, "memory": 2.0**31}) == "2 CPU, 2.0 GiB memory"

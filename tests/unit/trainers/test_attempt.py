@@ -1,0 +1,192 @@
+"""An attempt over its worker groups: who is judged, what is counted, and what a group that is over may still do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from remora.states import EndReason
+from tests.unit.trainers.stage import Stage
+from tests.unit.trainers.virtual_time import play
+from trainers.checkpoints.catalog import Fenced
+from trainers.checkpoints.manifest import Manifest, ShardFile
+from trainers.ray_train import AttemptEnds
+
+
+class Shelf:
+    """Takes the place of a catalog."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.committed: list[Manifest] = []
+
+    def commit(self, manifest: Manifest) -> str:
+        if self.error is not None:
+            raise self.error
+        self.committed.append(manifest)
+        return "on the shelf"
+
+    def retain(self, keep: int) -> list[Manifest]:
+        return self.committed[:-keep]
+
+
+def shard(stage: Stage, slot: int, step: int) -> None:
+    """A rank's files are stored, of a checkpoint that was asked for."""
+    file = ShardFile(name=f"rank-{slot}.pt", size_bytes=5, sha256="0" * 64, rank=slot)
+    message: dict[str, Any] = {"type": "shard", "step": step, "files": (file,), "asked": True}
+    stage.attempt.receive(stage.crew.ranks[slot], message)
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storage is called at once: virtual time knows no threads."""
+
+    async def at_once(function: Any, *arguments: Any) -> Any:
+        return function(*arguments)
+
+    monkeypatch.setattr("trainers.commits.asyncio.to_thread", at_once)
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_the_checkpoint_of_a_group_that_was_followed_is_kept_and_ends_nobody() -> None:
+    async def scene() -> None:
+        stage = Stage(2)
+        shelf = Shelf()
+        stage.attempt.commits.catalog = shelf  # type: ignore[assignment]
+        stage.attempt.request_stop("drain", "A node goes.", None)
+        await stage.after(0.1)
+        shard(stage, 0, 11)
+        shard(stage, 1, 11)
+        stage.kill(1)
+        stage.attempt.follow(1)
+        await stage.attempt.commits.finish()
+        await stage.after(0.1)
+        assert [(one.step, one.generation, one.world_size) for one in shelf.committed] == [(11, 1, 2)]
+        assert stage.messages("stop") == []
+
+    play(scene())
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_a_planned_stop_ends_the_group_once_its_checkpoint_is_committed() -> None:
+    async def scene() -> None:
+        stage = Stage(2)
+        stage.attempt.commits.catalog = Shelf()  # type: ignore[assignment]
+        stage.attempt.request_stop("drain", "A node goes.", None)
+        await stage.after(0.1)
+        for slot in (0, 1):
+            shard(stage, slot, 11)
+        await stage.attempt.commits.finish()
+        await stage.after(0.1)
+        assert sorted(stage.messages("stop")) == [0, 1]
+        (checkpoint,) = [one.body for one in stage.account.records(0, 100) if one.kind == "checkpoint"]
+        assert (checkpoint["step"], checkpoint["size_bytes"], checkpoint["location"]) == (
+            11,
+            10,
+            "on the shelf",
+        )
+        assert await stage.attempt.judge(set(), set()) is True, "another worker group follows"
+
+    play(scene())
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_a_checkpoint_that_is_refused_is_told() -> None:
+    async def scene() -> None:
+        stage = Stage(1)
+        stage.attempt.commits.catalog = Shelf(Fenced("a newer attempt began"))  # type: ignore[assignment]
+        shard(stage, 0, 11)
+        await stage.attempt.commits.finish()
+        assert stage.events("checkpoint.refused") == [{"step": 11}]
+
+    play(scene())
+
+
+def test_a_step_that_a_new_rank_0_tells_again_is_not_done_again() -> None:
+    async def scene() -> None:
+        stage = Stage(2)
+        stage.kill(0)
+        await stage.settled()
+        await stage.after(1.0)
+        for step in (10, 11):
+            stage.attempt.receive(0, {"type": "report", "step": step})
+        progress = stage.attempt.progress
+        assert (progress.step, progress.repeated_steps, progress.lost_since) == (11, 0, None)
+        assert progress.lost_s == pytest.approx(1.0, abs=0.5)
+
+    play(scene())
+
+
+def test_a_verdict_that_was_passed_before_is_kept() -> None:
+    async def scene() -> None:
+        stage = Stage(2, min_workers=2)
+        stage.kill(1)
+        await stage.settled()
+        assert await stage.attempt.judge(set(), set()) is False
+        await stage.attempt.end(RuntimeError("workers ended"))
+        last = stage.account.records(0, 1000)[-1].body
+        assert (last["end_reason"], last["exit_code"]) == ("node_lost", None)
+        assert last["message"] == "No 2 workers could be had for 600 s."
+
+    play(scene())
+
+
+def test_who_has_left_is_not_waited_for_by_the_judge() -> None:
+    async def scene() -> None:
+        stage = Stage(3)
+        stage.hanging = {0, 2}
+        stage.kill(1)
+        stage.in_place.leave()
+        stage.attempt.receive(0, {"type": "exit", "exit_code": 3})
+        stage.attempt.receive(2, {"type": "exit", "exit_code": None, "stopped": True})
+        began = stage.loop.time()
+        assert await stage.attempt.judge(set(), set()) is False
+        assert stage.loop.time() - began < 1.0
+        assert stage.attempt.verdict is not None
+        assert (stage.attempt.verdict.end_reason, stage.attempt.verdict.exit_code) == (EndReason.EXIT_CODE, 3)
+
+    play(scene())
+
+
+def test_after_a_stop_no_worker_group_begins() -> None:
+    async def scene() -> None:
+        stage = Stage(2)
+        stage.attempt.stop_reason = EndReason.CANCELLED
+        assert stage.attempt.is_over()
+        with pytest.raises(AttemptEnds):
+            stage.attempt.open_group(stage.new_members(2), None)
+        await stage.attempt.end(None)
+        assert stage.account.records(0, 1000)[-1].body["end_reason"] == "cancelled"
+
+    play(scene())
+
+
+def test_starts_that_fail_are_told_once_per_cause_and_not_for_ever() -> None:
+    async def scene() -> None:
+        stage = Stage(2)
+        for error in ("no room", "no room", "no network"):
+            stage.attempt.group_could_not_start(error)
+        assert len(stage.events("worker_group.not_started")) == 2
+        assert not stage.attempt.is_over()
+        await stage.after(stage.attempt.plan.regroup_s + 1.0)
+        assert stage.attempt.is_over()
+        assert stage.attempt.verdict is not None
+        assert stage.attempt.verdict.message.endswith("The last try failed: no network")
+        stage.attempt.group_started()
+        assert stage.attempt.group_could_not_start("no room") == 1
+
+    play(scene())
+
+
+def test_an_error_of_a_task_beside_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        raise RuntimeError("as planned")
+
+    async def scene() -> None:
+        stage = Stage(1)
+        stage.attempt.spawn(fail())
+        await stage.after(0.1)
+
+    play(scene())
+    assert "a task of att_1 failed" in caplog.text

@@ -1,0 +1,234 @@
+"""Checkpoints of a job: committed by their manifest, found when complete, passed over when damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from trainers.checkpoints.catalog import Catalog, Fenced
+from trainers.checkpoints.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    ShardFile,
+    doubled_names,
+    folder_name,
+    parse_folder_name,
+)
+from trainers.storage import Storage, StorageError
+
+JOB = "job_1"
+
+
+class Shelf:
+    """A job's checkpoints, with two ranks that write."""
+
+    def __init__(self, url: str, scratch: Path) -> None:
+        self.storage = Storage(url)
+        self.catalog = Catalog(self.storage, JOB)
+        self._scratch = scratch
+
+    def put(self, step: int, attempt: int = 1, generation: int = 1) -> tuple[ShardFile, ...]:
+        files: tuple[ShardFile, ...] = ()
+        for rank in (0, 1):
+            source = self._scratch / f"{step}-{attempt}-{generation}-{rank}"
+            (source / "deep").mkdir(parents=True)
+            (source / f"rank-{rank}.bin").write_bytes(f"step {step} of rank {rank}".encode())
+            (source / "deep" / f"empty-{rank}").touch()
+            files += self.catalog.put(source, step, attempt, generation, rank)
+        return files
+
+    def save(self, step: int, attempt: int = 1, generation: int = 1) -> str:
+        files = self.put(step, attempt, generation)
+        manifest = Manifest(
+            job_id=JOB, step=step, attempt=attempt, generation=generation,
+            world_size=2, committed_at=float(step), files=files,
+        )  # fmt: skip
+        return self.catalog.commit(manifest)
+
+    def name(self, step: int, file: str, attempt: int = 1, generation: int = 1) -> str:
+        return f"jobs/{JOB}/checkpoints/{folder_name(step, attempt, generation)}/{file}"
+
+    def newest(self) -> int | None:
+        manifest, _ = self.catalog.newest()
+        return manifest.step if manifest else None
+
+    def folders(self) -> list[str]:
+        return self.storage.names(f"jobs/{JOB}/checkpoints")
+
+
+@pytest.fixture(params=["folder", "memory"])
+def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shelf]:
+    if request.param == "folder":
+        yield Shelf(str(tmp_path / "storage"), tmp_path)
+        return
+    yield Shelf(f"memory://{tmp_path}", tmp_path)
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+def test_a_job_without_checkpoints_has_none(shelf: Shelf) -> None:
+    assert shelf.catalog.newest() == (None, [])
+    assert shelf.catalog.manifests() == []
+    assert shelf.catalog.retain(1) == []
+
+
+def test_files_without_a_manifest_are_no_checkpoint(shelf: Shelf) -> None:
+    shelf.put(10)
+    assert shelf.catalog.newest() == (None, [])
+
+
+def test_the_newest_complete_checkpoint_is_found_and_fetched(shelf: Shelf, tmp_path: Path) -> None:
+    shelf.save(9)
+    location = shelf.save(100)
+    assert location.endswith(folder_name(100, 1, 1))
+    manifest, damages = shelf.catalog.newest()
+    assert manifest is not None
+    assert (manifest.step, damages) == (100, [])
+    folder = shelf.catalog.fetch(manifest, tmp_path / "fetched")
+    assert (folder / "rank-1.bin").read_text() == "step 100 of rank 1"
+    assert (folder / "deep" / "empty-0").read_bytes() == b""
+    assert manifest.size_bytes == 2 * len("step 100 of rank 0")
+    assert {file.rank for file in manifest.files} == {0, 1}
+
+
+def test_steps_and_attempts_are_compared_as_numbers(shelf: Shelf) -> None:
+    shelf.save(9, attempt=9)
+    shelf.save(9, attempt=10)
+    shelf.save(9, attempt=10, generation=2)
+    manifest, _ = shelf.catalog.newest()
+    assert manifest is not None
+    assert (manifest.attempt, manifest.generation) == (10, 2)
+
+
+@pytest.mark.parametrize("fault", ["torn", "missing", "corrupted", "manifest", "version", "foreign manifest"])
+def test_a_damaged_checkpoint_is_passed_over_and_named(shelf: Shelf, fault: str) -> None:
+    shelf.save(50)
+    shelf.save(60)
+    file = shelf.name(60, "rank-0.bin")
+    manifest = shelf.name(60, MANIFEST_NAME)
+    match fault:
+        case "torn":
+            shelf.storage.write_bytes(file, b"step")
+            said = "rank-0.bin has 4 bytes instead of 17"
+        case "missing":
+            shelf.storage.delete(file)
+            said = "rank-0.bin is missing"
+        case "corrupted":
+            shelf.storage.write_bytes(file, b"step 60 of rank X")
+            said = "rank-0.bin is corrupted"
+        case "manifest":
+            shelf.storage.write_bytes(manifest, shelf.storage.read_bytes(manifest)[:-20])
+            said = "not a checkpoint manifest"
+        case "version":
+            newer = shelf.storage.read_bytes(manifest).replace(b'"version": 1', b'"version": 2')
+            shelf.storage.write_bytes(manifest, newer)
+            said = "version 2"
+        case _:
+            shelf.storage.write_bytes(manifest, b"[1, 2]")
+            said = "not a checkpoint manifest"
+    found, damages = shelf.catalog.newest()
+    assert found is not None
+    assert found.step == 50
+    assert [(one.step, said in one.why) for one in damages] == [(60, True)]
+
+
+def test_what_else_lies_in_the_folder_is_nobodys_business(shelf: Shelf) -> None:
+    shelf.save(10)
+    for foreign in ("readme.txt", "000000000099", "abc-1-1", "000000000099-1-x"):
+        shelf.storage.write_bytes(f"jobs/{JOB}/checkpoints/{foreign}/{MANIFEST_NAME}", b"{}")
+    shelf.storage.write_bytes(f"jobs/{JOB}/checkpoints/notes.txt", b"hello")
+    shelf.storage.write_bytes(shelf.name(10, "added-later.txt"), b"hello")
+    assert shelf.catalog.newest()[1] == []
+    assert shelf.newest() == 10
+    shelf.catalog.retain(1)
+    assert "notes.txt" in shelf.folders()
+
+
+def test_retention_keeps_the_last_ones(shelf: Shelf) -> None:
+    for step in (10, 20, 30, 40):
+        shelf.save(step)
+    assert [one.step for one in shelf.catalog.retain(2)] == [20, 10]
+    assert [one.step for one in shelf.catalog.manifests()] == [40, 30]
+    assert shelf.catalog.retain(2) == []
+
+
+def test_retention_never_deletes_what_was_just_written(shelf: Shelf) -> None:
+    """After damage a group goes on below the step of the damaged one."""
+    shelf.save(90)
+    shelf.save(100)
+    shelf.storage.write_bytes(shelf.name(100, "rank-0.bin"), b"broken")
+    assert shelf.newest() == 90
+    shelf.save(95, generation=2)
+    shelf.catalog.retain(1)
+    assert shelf.newest() == 95
+
+
+def test_leftovers_of_older_groups_are_swept_and_those_under_way_are_not(shelf: Shelf) -> None:
+    shelf.put(5)
+    shelf.put(70)
+    shelf.put(8, generation=2)
+    shelf.put(80, generation=2)
+    shelf.put(90, generation=3)
+    shelf.save(20, generation=2)
+    shelf.catalog.retain(3)
+    assert shelf.folders() == [
+        folder_name(8, 1, 2),
+        folder_name(20, 1, 2),
+        folder_name(80, 1, 2),
+        folder_name(90, 1, 3),
+    ]
+
+
+def test_an_older_attempt_may_not_commit_any_more(shelf: Shelf) -> None:
+    shelf.catalog.fence(1)
+    shelf.save(10, attempt=1)
+    Catalog(shelf.storage, JOB).fence(2)
+    with pytest.raises(Fenced, match="attempt 1 of job_1 was replaced"):
+        shelf.save(20, attempt=1)
+    assert shelf.newest() == 10
+    shelf.catalog.fence(1)
+    with pytest.raises(Fenced):
+        shelf.save(30, attempt=1)
+    shelf.save(40, attempt=2)
+    assert shelf.newest() == 40
+
+
+def test_a_damaged_fence_is_said_not_ignored(shelf: Shelf) -> None:
+    shelf.storage.write_bytes(f"jobs/{JOB}/fence", b"two")
+    with pytest.raises(StorageError, match="delete it"):
+        shelf.save(10)
+
+
+def test_links_are_not_followed_into_a_checkpoint(shelf: Shelf, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "link").symlink_to(tmp_path / "secret")
+    (source / "folder").symlink_to(tmp_path)
+    (source / "real").write_text("x")
+    assert [file.name for file in shelf.catalog.put(source, 1, 1, 1, 0)] == ["real"]
+
+
+def test_a_manifest_survives_storing() -> None:
+    manifest = Manifest(
+        job_id=JOB, step=3, attempt=2, generation=4, world_size=5, committed_at=1.5,
+        files=(ShardFile(name="ü/é.bin", size_bytes=7, sha256="ab", rank=1),),
+    )  # fmt: skip
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    assert parse_folder_name(manifest.folder) == (3, 2, 4)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"null", b"{}", b'{"version": 1}', b"\xff", b'{"version": 1, "files": [{}]}']
+)
+def test_what_is_no_manifest_is_a_value_error(content: bytes) -> None:
+    with pytest.raises(ValueError, match="not a checkpoint manifest"):
+        Manifest.from_json(content)
+
+
+def test_names_that_several_ranks_wrote_are_found() -> None:
+    files = [ShardFile(name=name, size_bytes=0, sha256="", rank=rank) for rank, name in enumerate("abca")]
+    assert doubled_names(tuple(files)) == ["a"]

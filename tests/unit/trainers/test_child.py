@@ -1,0 +1,280 @@
+"""Real processes: however a command ends or tries to stay, its end is told truly and nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from remora import channel
+from trainers.child import Child
+
+ROOT = Path(__file__).parents[3]
+#: A process of every kind that wants to outlive its command, each telling its pid by a file.
+OUTLIVERS = {
+    "daemon": """
+import os, signal, subprocess, sys
+subprocess.Popen([sys.executable, "-c", SLEEPER], start_new_session=True)
+""",
+    "double fork": """
+import os
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execv(sys.executable, [sys.executable, "-c", SLEEPER])
+    os._exit(0)
+os.wait()
+""",
+    "stubborn child": """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + SLEEPER])
+""",
+    "without environment": """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", SLEEPER], env={}, start_new_session=True)
+""",
+}
+SLEEPER = "import os, signal, pathlib; p = pathlib.Path('pid.tmp'); p.write_text(str(os.getpid())); " + (
+    "p.rename('pid'); signal.pause()"
+)
+WAIT_FOR_PID = "import time, pathlib\nwhile not pathlib.Path('pid').exists(): time.sleep(0.01)\n"
+
+
+@dataclass
+class Heard:
+    """What came out of a child, and a way to wait for it."""
+
+    lines: list[tuple[str, str]] = field(default_factory=list)
+    messages: list[channel.Message] = field(default_factory=list)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def line(self, stream: str, text: str) -> None:
+        with self.changed:
+            self.lines.append((stream, text))
+            self.changed.notify_all()
+
+    def message(self, message: channel.Message) -> None:
+        with self.changed:
+            self.messages.append(message)
+            self.changed.notify_all()
+
+    def wait_for(self, seen: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(seen, 20.0), (self.lines, self.messages)
+
+
+class Kennel:
+    """Starts children in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.heard = Heard()
+        self._children: list[Child] = []
+
+    def start(self, *command: str, grace_s: float = 5.0, **variables: str) -> Child:
+        child = Child(
+            list(command),
+            folder=self.folder,
+            environment={"PATH": os.environ["PATH"], **variables},
+            line_bytes=1000,
+            grace_s=grace_s,
+            on_line=self.heard.line,
+            on_message=self.heard.message,
+        )
+        self._children.append(child)
+        return child
+
+    def python(self, code: str, **options: Any) -> Child:
+        return self.start(sys.executable, "-c", f"import sys\nSLEEPER = {SLEEPER!r}\n{code}", **options)
+
+    def pid(self) -> int:
+        return int((self.folder / "pid").read_text())
+
+    def close(self) -> None:
+        for child in self._children:
+            child.stop(at_once=True)
+
+
+@pytest.fixture
+def kennel(tmp_path: Path) -> Iterator[Kennel]:
+    with_folder = Kennel(tmp_path)
+    yield with_folder
+    with_folder.close()
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until_gone(pid: int, timeout_s: float = 10.0) -> None:
+    try:
+        psutil.Process(pid).wait(timeout_s)
+    except psutil.NoSuchProcess:
+        return
+    except psutil.TimeoutExpired:
+        assert is_gone(pid), f"process {pid} still runs: {psutil.Process(pid)}"
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("pass", {"exit_code": 0}),
+        ("sys.exit(3)", {"exit_code": 3}),
+        ("raise RuntimeError('x')", {"exit_code": 1}),
+        ("import os; os.kill(os.getpid(), 9)", {"signal": 9}),
+        ("import os; os.abort()", {"signal": 6}),
+    ],
+)
+def test_ends_are_told_as_they_were(kennel: Kennel, code: str, status: dict[str, object]) -> None:
+    assert kennel.python(code).wait() == status
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("trane.py", "No such file or directory"),
+        ("./plain.txt", "Permission denied"),
+        ("./broken.sh", "No such file or directory"),
+        ("./", "Permission denied"),
+    ],
+)
+def test_a_command_that_cannot_be_started_says_why(kennel: Kennel, command: str, why: str) -> None:
+    (kennel.folder / "plain.txt").write_text("not a program")
+    script = kennel.folder / "broken.sh"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    assert kennel.start(command).wait() == {"start_failed": f"{command}: {why}"}
+
+
+def test_a_command_that_no_process_can_take_leaves_no_descriptor_behind(kennel: Kennel) -> None:
+    before = psutil.Process().num_fds()
+    with pytest.raises(ValueError, match="null"):
+        kennel.start("python", "a\0b")
+    with pytest.raises(OSError, match="too long"):
+        kennel.start("python", "x" * 10_000_000)
+    assert psutil.Process().num_fds() == before
+
+
+def test_both_streams_are_read_to_their_ends(kennel: Kennel) -> None:
+    code = "sys.stderr.write('err\\n'); sys.stdout.buffer.write(b'out\\r\\nno end\\xff')"
+    kennel.python(code).wait()
+    assert sorted(kennel.heard.lines) == [("stderr", "err"), ("stdout", "no end\ufffd"), ("stdout", "out")]
+
+
+def test_megabytes_in_one_line_are_cut(kennel: Kennel) -> None:
+    kennel.python("sys.stdout.write('x' * 5_000_000)").wait()
+    ((_, text),) = kennel.heard.lines
+    assert text == "x" * 1000 + " [4999000 more bytes of this line were cut]"
+
+
+def test_standard_input_is_empty_and_the_process_leads_a_session_of_its_own(kennel: Kennel) -> None:
+    code = "import os; print(repr(sys.stdin.read()), os.getsid(0) == os.getpid())"
+    kennel.python(code).wait()
+    assert kennel.heard.lines == [("stdout", "'' True")]
+
+
+def test_signals_that_python_ignores_are_not_ignored_in_the_command(kennel: Kennel) -> None:
+    code = "import signal; print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, signal.pthread_sigmask(0, []))"
+    kennel.python(code).wait()
+    assert kennel.heard.lines == [("stdout", "True set()")]
+
+
+@pytest.mark.parametrize("kind", OUTLIVERS)
+def test_whatever_wants_to_outlive_the_command_is_ended(kennel: Kennel, kind: str) -> None:
+    child = kennel.python(OUTLIVERS[kind] + WAIT_FOR_PID)
+    assert child.wait() == {"exit_code": 0, "outlived": 1}
+    assert is_gone(kennel.pid())
+
+
+def test_sigterm_lets_the_command_say_goodbye(kennel: Kennel) -> None:
+    code = """
+import os, signal
+def goodbye(*_):
+    os.write(1, b"goodbye\\n")
+    os._exit(7)
+signal.signal(signal.SIGTERM, goodbye)
+print("ready", flush=True)
+while True: signal.pause()
+"""
+    child = kennel.python(code)
+    kennel.heard.wait_for(lambda: ("stdout", "ready") in kennel.heard.lines)
+    child.stop(at_once=False)
+    assert child.wait() == {"exit_code": 7}
+    assert kennel.heard.lines[-1] == ("stdout", "goodbye")
+
+
+@pytest.mark.parametrize(("at_once", "grace_s"), [(False, 0.2), (True, 600.0)])
+def test_a_command_that_ignores_sigterm_is_killed_after_its_grace(
+    kennel: Kennel, at_once: bool, grace_s: float
+) -> None:
+    code = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+while True: signal.pause()
+"""
+    child = kennel.python(OUTLIVERS["daemon"] + code, grace_s=grace_s)
+    kennel.heard.wait_for(lambda: ("stdout", "ready") in kennel.heard.lines)
+    child.stop(at_once=at_once)
+    assert child.wait()["signal"] == 9
+
+
+def test_a_killed_keeper_takes_everything_with_it(kennel: Kennel) -> None:
+    child = kennel.python(OUTLIVERS["daemon"] + WAIT_FOR_PID + "print('up', flush=True); time.sleep(600)")
+    kennel.heard.wait_for(lambda: ("stdout", "up") in kennel.heard.lines)
+    (command,) = [one for one in psutil.Process(child.pid).children() if "-c" in one.cmdline()]
+    os.kill(child.pid, signal.SIGKILL)
+    assert child.wait() == {"signal": 9}
+    assert is_gone(command.pid)
+    assert is_gone(kennel.pid())
+
+
+def test_a_supervisor_that_is_killed_takes_everything_with_it(tmp_path: Path) -> None:
+    code = f"""
+import sys, pathlib
+from tests.unit.trainers.test_child import Kennel, OUTLIVERS, WAIT_FOR_PID
+kennel = Kennel(pathlib.Path({str(tmp_path)!r}))
+stay = "import time, pathlib; print('up', flush=True); pathlib.Path('up').touch(); time.sleep(600)"
+child = kennel.python(OUTLIVERS["double fork"] + WAIT_FOR_PID + stay)
+kennel.heard.wait_for(lambda: ("stdout", "up") in kennel.heard.lines)
+print(child.pid, flush=True)
+child.wait()
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    keeper = psutil.Process(int(parent.stdout.readline()))
+    family = [keeper, *keeper.children(recursive=True)]
+    daemon = int((tmp_path / "pid").read_text())
+    assert daemon in [one.pid for one in family], "an orphan belongs to the keeper"
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    for one in family:
+        wait_until_gone(one.pid)
+
+
+def test_the_script_and_its_supervisor_talk(kennel: Kennel) -> None:
+    code = """
+from remora import training
+training.report(1, {"loss": 0.5})
+while not training.preemption(): pass
+training.report(2)
+"""
+    child = kennel.python(code, PYTHONPATH=str(ROOT))
+    kennel.heard.wait_for(lambda: any(one["type"] == "report" for one in kennel.heard.messages))
+    child.send({"type": "preemption", "deadline_at": 5.0, "reason": "drain"})
+    assert child.wait() == {"exit_code": 0}
+    assert [one["type"] for one in kennel.heard.messages] == ["hello", "report", "report"]
+    child.send({"type": "release"})  # harmless when it is gone

@@ -1,0 +1,120 @@
+"""The folder in which a command runs: shared by the ranks of a node, gone with the last of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from remora.bundle import pack
+from remora.errors import BundleError
+from trainers.code import shared_folder, sweep_folders, unpack_once, work_root
+from trainers.storage import Storage
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REMORA_WORK_DIR", str(tmp_path / "work"))
+    return tmp_path / "work"
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return Storage(tmp_path / "storage")
+
+
+def bundle(storage: Storage, tmp_path: Path, files: dict[str, str]) -> str:
+    code = tmp_path / "code"
+    code.mkdir()
+    for name, content in files.items():
+        (code / name).write_text(content)
+    packed = pack(code, tmp_path / "bundle.zip")
+    storage.write_file(f"bundles/{packed.digest.removeprefix('sha256:')}.zip", tmp_path / "bundle.zip")
+    return packed.digest
+
+
+def test_the_work_root_is_private(root: Path) -> None:
+    assert work_root() == root
+    assert root.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_is_shared_and_removed_by_the_last_one(root: Path) -> None:
+    with shared_folder("att_1-1") as first:
+        (first / "file").touch()
+        with shared_folder("att_1-1") as second:
+            assert (second / "file").exists()
+        assert first.exists(), "one is still in it"
+        with shared_folder("att_2-1") as other:
+            assert other != first
+    assert list(root.iterdir()) == []
+
+
+def test_a_folder_is_removed_when_its_user_fails(root: Path) -> None:
+    with pytest.raises(RuntimeError), shared_folder("att_1-1"):
+        raise RuntimeError
+    assert list(root.iterdir()) == []
+
+
+def hold(name: str, ready: object) -> None:
+    with shared_folder(name) as folder:
+        (folder / "left behind").touch()
+        ready.set()  # type: ignore[attr-defined]
+        signal.pause()
+
+
+@pytest.fixture
+def holder() -> Iterator[multiprocessing.Process]:
+    """A process that holds a folder for ever."""
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    process = context.Process(target=hold, args=("att_1-1", ready))
+    process.start()
+    assert ready.wait(30.0)
+    yield process  # type: ignore[misc]
+    process.kill()
+    process.join()
+
+
+def test_what_a_killed_supervisor_left_is_swept_and_what_is_in_use_is_not(
+    root: Path, holder: multiprocessing.Process
+) -> None:
+    with shared_folder("att_2-1") as ours:
+        assert sweep_folders() == []
+        assert (root / "att_1-1" / "left behind").exists()
+        assert holder.pid is not None
+        os.kill(holder.pid, signal.SIGKILL)
+        psutil.wait_procs([psutil.Process(holder.pid)], timeout=10.0)
+        holder.join()
+        assert sweep_folders() == ["att_1-1"]
+        assert sorted(path.name for path in root.iterdir()) == ["att_2-1", "att_2-1.lock"]
+        assert ours.exists()
+
+
+def test_code_is_unpacked_once(storage: Storage, tmp_path: Path) -> None:
+    digest = bundle(storage, tmp_path, {"train.py": "print(1)"})
+    with shared_folder("att_1-1") as folder:
+        code = unpack_once(storage, digest, folder)
+        assert (code / "train.py").read_text() == "print(1)"
+        (code / "written by rank 0").touch()
+        assert unpack_once(storage, digest, folder) == code
+        assert (code / "written by rank 0").exists()
+        assert sorted(path.name for path in folder.iterdir()) == ["code", "code.lock"]
+
+
+def test_no_bundle_is_an_empty_folder(storage: Storage) -> None:
+    with shared_folder("att_1-1") as folder:
+        assert list(unpack_once(storage, None, folder).iterdir()) == []
+
+
+def test_a_bundle_that_is_missing_or_no_archive_is_said(storage: Storage) -> None:
+    storage.write_bytes("bundles/abc.zip", b"not an archive")
+    with shared_folder("att_1-1") as folder:
+        with pytest.raises(FileNotFoundError):
+            unpack_once(storage, "sha256:def", folder)
+        with pytest.raises(BundleError):
+            unpack_once(storage, "sha256:abc", folder)

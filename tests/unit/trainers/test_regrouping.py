@@ -1,0 +1,149 @@
+"""A worker group changes in place: ranks are dealt anew, and whoever holds the state leads."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainers.regrouping import PARK_CAP_S, PARK_S, Pace, Regrouping, Seat, deal
+
+NODES = st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=12)
+
+
+@given(nodes=NODES, seed=st.integers())
+def test_ranks_are_what_torchrun_promises(nodes: list[str], seed: int) -> None:
+    slots = random.Random(seed).sample(range(100), len(nodes))
+    dealt = deal([Seat(slot, node, "10.0.0.1") for slot, node in zip(slots, nodes, strict=True)])
+    assert [one.slot for one in dealt] == slots
+    assert [one.rank for one in dealt] == list(range(len(nodes)))
+    assert {one.world_size for one in dealt} == {len(nodes)}
+    assert {one.num_nodes for one in dealt} == {len(set(nodes))}
+    assert {one.node_rank for one in dealt} == set(range(len(set(nodes))))
+    for node in set(nodes):
+        mine = [one for one, where in zip(dealt, nodes, strict=True) if where == node]
+        assert [one.local_rank for one in mine] == list(range(len(mine)))
+        assert {one.local_world_size for one in mine} == {len(mine)}
+        assert len({one.node_rank for one in mine}) == 1
+
+
+def change(*staying: int, cause: str = "loss") -> Regrouping:
+    return Regrouping(generation=1, cause=cause, began_at=0.0, staying=list(staying))
+
+
+def test_a_group_is_ready_when_everybody_who_goes_on_stands_still() -> None:
+    regrouping = change(0, 1, 2)
+    regrouping.lose({1})
+    assert regrouping.missing == {0, 2}
+    regrouping.park(0, 10)
+    assert not regrouping.is_ready(1)
+    regrouping.park(2, 10)
+    assert regrouping.is_ready(2)
+    assert not regrouping.is_ready(3), "too few are left"
+    assert (regrouping.staying, regrouping.leaving) == ([0, 2], {1})
+
+
+def test_a_worker_that_is_lost_while_it_was_waited_for_is_not_waited_for() -> None:
+    regrouping = change(0, 1)
+    regrouping.park(0, 10)
+    assert regrouping.missing == {1}
+    regrouping.lose({1})
+    assert regrouping.is_ready(1)
+
+
+def test_newcomers_follow_and_never_lead() -> None:
+    regrouping = change(4, 5, cause="grow")
+    for slot in (6, 4, 6):
+        regrouping.welcome(slot)
+    assert regrouping.staying == [4, 5, 6]
+    regrouping.park(6, -1)
+    regrouping.park(4, -1)
+    regrouping.park(5, 10)
+    assert regrouping.team(1) == [5, 4, 6], "rank 0 holds the state"
+
+
+def test_who_leaves_is_not_welcomed_back() -> None:
+    regrouping = change(0, 1)
+    regrouping.lose({1})
+    regrouping.welcome(1)
+    assert regrouping.staying == [0]
+
+
+@pytest.mark.parametrize(("step", "has_state"), [(-1, False), (0, True), (7, True)])
+def test_without_a_state_in_memory_no_group_follows(step: int, has_state: bool) -> None:
+    regrouping = change(0, 1)
+    regrouping.park(0, step)
+    regrouping.park(1, -1)
+    assert (regrouping.has_state, regrouping.is_ready(1)) == (has_state, has_state)
+    regrouping.lose({0})
+    assert not regrouping.is_ready(1), "the only one who had it is gone"
+
+
+def test_too_few_wait_for_others_only_while_they_hold_the_state() -> None:
+    regrouping = change(0, 1)
+    regrouping.park(0, 10)
+    assert not regrouping.is_short(3), "one is still under way"
+    regrouping.park(1, 10)
+    assert regrouping.is_short(3)
+    assert not regrouping.is_short(2)
+    regrouping.lose({0, 1})
+    assert not regrouping.is_short(3)
+    assert regrouping.is_hopeless
+
+
+@pytest.mark.parametrize(
+    ("steps", "min_workers", "team", "why"),
+    [
+        ({0: 10, 1: 10, 2: 10}, 1, [0, 2], "it is left behind"),
+        ({0: 10, 1: 10, 2: 10}, 3, [0, 1, 2], "the others are too few"),
+        ({0: 10, 1: 11, 2: 10}, 1, [0, 1, 2], "it alone holds the newest step"),
+        ({0: -1, 1: 10, 2: -1}, 1, [1, 0, 2], "it alone holds a state"),
+        ({0: 11, 1: 10, 2: -1}, 1, [0, 2], "another one is ahead of it"),
+    ],
+)
+def test_a_worker_whose_node_drains_stays_only_where_it_is_needed(
+    steps: dict[int, int], min_workers: int, team: list[int], why: str
+) -> None:
+    regrouping = change(0, 1, 2, cause="drain")
+    regrouping.going = {1}
+    for slot, step in steps.items():
+        regrouping.park(slot, step)
+    assert regrouping.team(min_workers) == team, why
+
+
+@given(
+    steps=st.dictionaries(st.integers(0, 6), st.integers(-1, 3), min_size=1),
+    going=st.sets(st.integers(0, 6)),
+    min_workers=st.integers(1, 4),
+)
+def test_whoever_is_parked_there_is_a_group_or_a_reason_for_none(
+    steps: dict[int, int], going: set[int], min_workers: int
+) -> None:
+    regrouping = change(*steps)
+    regrouping.going = going
+    for slot, step in steps.items():
+        regrouping.park(slot, step)
+    team = regrouping.team(min_workers)
+    assert [bool(team), regrouping.is_short(min_workers), regrouping.is_hopeless].count(True) == 1
+    if team:
+        assert len(team) >= min_workers
+        assert max(steps[slot] for slot in team) == max(steps.values()), "no step is lost"
+        assert steps[team[0]] >= 0, "rank 0 holds a state"
+        assert set(steps) - set(team) <= going, "nobody else is left behind"
+
+
+def test_patience_grows_with_the_length_of_steps() -> None:
+    pace = Pace()
+    assert pace.patience_s == PARK_S
+    pace.step(100.0)
+    pace.step(101.0)
+    assert pace.patience_s == PARK_S, "short steps need no more than the least"
+    pace.step(141.0)
+    assert pace.patience_s == 120.0
+    pace.pause()
+    pace.step(9000.0)
+    assert pace.patience_s == 120.0, "a pause is no step"
+    pace.step(19000.0)
+    assert pace.patience_s == PARK_CAP_S

@@ -1,0 +1,382 @@
+"""One rank's supervisor with a real child; the driver is played by the test."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from remora.bundle import pack
+from trainers import supervisor as module
+from trainers.environment import Place
+from trainers.plan import AttemptPlan
+from trainers.storage import Storage
+from trainers.supervisor import Assignment, ChildFailed, Outbox, PlannedStop, Supervisor
+
+ROOT = Path(__file__).parents[3]
+
+
+class Driver:
+    """Takes what supervisors deliver."""
+
+    def __init__(self) -> None:
+        self.deliver = SimpleNamespace(remote=lambda *call: call)
+        self.messages: list[dict[str, Any]] = []
+        self.batches: list[int] = []
+        self.log_is_full = False
+        self.is_dead = False
+        self.is_slow = threading.Event()
+        self.is_slow.set()
+        self.changed = threading.Condition()
+
+    def get(self, call: tuple[int, int, list[dict[str, Any]]]) -> dict[str, Any]:
+        self.is_slow.wait(20.0)
+        if self.is_dead:
+            raise ray.exceptions.RayActorError
+        with self.changed:
+            self.batches.append(len(call[2]))
+            self.messages.extend(call[2])
+            self.changed.notify_all()
+        return {"log_is_full": self.log_is_full}
+
+    def all(self, kind: str) -> list[dict[str, Any]]:
+        return [message for message in self.messages if message["type"] == kind]
+
+    def wait_for(self, kind: str, count: int = 1) -> dict[str, Any]:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.all(kind)) >= count, 20.0), (kind, self.messages)
+        return self.all(kind)[count - 1]
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Driver:
+    """The driver, reached without Ray."""
+    played = Driver()
+    fake = SimpleNamespace(
+        get=played.get,
+        exceptions=ray.exceptions,
+        util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
+    )
+    monkeypatch.setattr(module, "ray", fake)
+    monkeypatch.setenv("REMORA_WORK_DIR", str(tmp_path / "work"))
+    return played
+
+
+class Stage:
+    """Runs a supervisor in a thread, as Ray Train does."""
+
+    def __init__(self, driver: Driver, folder: Path) -> None:
+        self.driver = driver
+        self.folder = folder
+        self.storage = Storage(folder / "storage")
+        self.outcome: Exception | None = None
+        self.supervisor: Supervisor | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, code: str = "", **fields: Any) -> Supervisor:
+        source = self.folder / "code"
+        source.mkdir()
+        (source / "train.py").write_text(code)
+        packed = pack(source, self.folder / "bundle.zip")
+        name = f"bundles/{packed.digest.removeprefix('sha256:')}.zip"
+        self.storage.write_file(name, self.folder / "bundle.zip")
+        wanted: dict[str, Any] = {
+            "job_id": "job_1", "attempt_id": "att_1", "attempt": 1, "bundle": packed.digest,
+            "command": [sys.executable, "train.py"], "storage_url": self.storage.url,
+            "checkpoint_url": self.storage.url, "backend": "ddp", "min_workers": 1, "max_workers": 2,
+            "resources": {"CPU": 1.0}, "variables": {"PYTHONPATH": str(ROOT)},
+        }  # fmt: skip
+        place = Place(
+            job_id="job_1", attempt_id="att_1", attempt=1, generation=1, rank=1, world_size=2, local_rank=0,
+            local_world_size=1, node_rank=1, num_nodes=2, master_addr="127.0.0.1", master_port=29500,
+        )  # fmt: skip
+        plan = AttemptPlan(**{**wanted, **fields})
+        self.supervisor = Supervisor(
+            Assignment(plan=plan, place=place, driver=self.driver, resume=None, slot=place.rank)
+        )
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self.supervisor
+
+    def _run(self) -> None:
+        assert self.supervisor is not None
+        try:
+            self.supervisor.run()
+        except (ChildFailed, PlannedStop) as outcome:
+            self.outcome = outcome
+
+    def end(self) -> dict[str, Any]:
+        """Wait for its end; returns its last message."""
+        assert self._thread is not None
+        self._thread.join(30.0)
+        assert not self._thread.is_alive()
+        return self.driver.messages[-1]
+
+    def close(self) -> None:
+        if self.supervisor is not None:
+            self.supervisor.instruct({"type": "stop", "at_once": True})
+            self.driver.is_slow.set()
+            self.end()
+
+
+@pytest.fixture
+def stage(driver: Driver, tmp_path: Path) -> Iterator[Stage]:
+    played = Stage(driver, tmp_path)
+    yield played
+    played.close()
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_a_command_that_succeeds(stage: Stage) -> None:
+    stage.start("import os; print(os.environ['RANK'], os.path.exists('train.py'))")
+    assert stage.end() == {"type": "exit", "stopped": False, "exit_code": 0}
+    assert stage.outcome is None
+    assert stage.driver.all("log") == [{"type": "log", "stream": "stdout", "text": "1 True"}]
+
+
+def test_a_command_that_fails_tells_ray_train_so(stage: Stage) -> None:
+    stage.start("raise SystemExit(3)")
+    assert stage.end() == {"type": "exit", "stopped": False, "exit_code": 3}
+    assert isinstance(stage.outcome, ChildFailed)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"bundle": "sha256:00"}, "the code bundle sha256:00 is not in the storage any more"),
+        ({"command": ["trane"]}, "trane: No such file or directory"),
+        ({"command": ["python", "x" * 5_000_000]}, "its arguments and environment variables are too long"),
+        ({"command": ["python", "a\0b"]}, "embedded null byte"),
+    ],
+)
+def test_what_cannot_be_started_says_why(stage: Stage, fields: dict[str, Any], said: str) -> None:
+    stage.start(**fields)
+    assert stage.end() == {"type": "exit", "stopped": False, "start_failed": said}
+
+
+def test_a_storage_that_fails_is_no_fault_of_the_script(stage: Stage) -> None:
+    stage.start(storage_url="nosuch://storage")
+    last = stage.end()
+    assert last["type"] == "trouble"
+    assert "preparing the code failed" in last["message"]
+
+
+def test_a_checkpoint_of_a_rank_reaches_the_storage(stage: Stage) -> None:
+    stage.start(
+        "from remora import training\n"
+        "with training.checkpoint(7) as folder: (folder / 'rank-1').write_text('x')\n"
+        "assert not folder.exists()"
+    )
+    assert stage.end()["exit_code"] == 0, stage.driver.messages
+    (shard,) = stage.driver.all("shard")
+    (file,) = shard["files"]
+    assert (shard["step"], shard["asked"], file.name, file.rank) == (7, False, "rank-1", 1)
+    assert stage.storage.read_bytes("jobs/job_1/checkpoints/000000000007-1-1/rank-1") == b"x"
+
+
+def test_a_checkpoint_that_cannot_be_stored_is_abandoned(stage: Stage) -> None:
+    blocked = stage.folder / "blocked"
+    blocked.write_text("not a folder")
+    stage.start(
+        "from remora import training\n"
+        "with training.checkpoint(7) as folder: (folder / 'x').write_text('x')\n",
+        checkpoint_url=str(blocked),
+    )
+    assert stage.end()["exit_code"] == 0
+    assert stage.driver.wait_for("abandoned")["step"] == 7
+    assert "could not be stored" in stage.driver.all("log")[0]["text"]
+
+
+def test_a_script_cannot_speak_for_its_supervisor(stage: Stage) -> None:
+    stage.start(
+        "import json, os, socket\n"
+        "end = socket.socket(fileno=int(os.environ['REMORA_CHANNEL_FD']))\n"
+        "def say(**fields): end.sendall(json.dumps(fields).encode() + b'\\n')\n"
+        "say(type='exit', exit_code=0); say(type='shard', step=1, files=[]); say(type='trouble', message='x')\n"
+        "say(type='log', stream='remora', text='x'); say(type='checkpoint'); say(type='checkpoint', step='x')\n"
+        "say(type='checkpoint', step=1, folder='/no/such/folder')\n"
+        "say(type='hello', version=1, pid=1)\n"
+        "raise SystemExit(4)"
+    )
+    assert stage.end()["exit_code"] == 4
+    kinds = [message["type"] for message in stage.driver.messages]
+    assert kinds.count("exit") == 1
+    assert kinds.count("hello") == 1
+    assert not {"shard", "trouble"} & set(kinds)
+    said = [message["text"] for message in stage.driver.all("log")]
+    assert ["not understood" in text for text in said] == [True, True, False], said
+    assert "could not be taken" in said[2]
+
+
+WAITING = "from remora import training\ntraining.report(1)\nimport signal; signal.pause()"
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_planned_stop_is_told_as_one(stage: Stage, at_once: bool) -> None:
+    running = stage.start(WAITING)
+    stage.driver.wait_for("report")
+    running.instruct({"type": "stop", "at_once": at_once})
+    assert stage.end() == {"type": "exit", "stopped": True, "signal": 9 if at_once else 15}
+    assert isinstance(stage.outcome, PlannedStop)
+
+
+def test_a_stop_that_comes_before_the_child_ends_it_too(driver: Driver, stage: Stage) -> None:
+    driver.is_slow.clear()
+    running = stage.start(WAITING)
+    running.instruct({"type": "stop", "at_once": True})
+    driver.is_slow.set()
+    assert stage.end()["stopped"] is True
+
+
+def test_a_child_does_not_outlive_its_driver(driver: Driver, stage: Stage) -> None:
+    stage.start(WAITING)
+    keeper = psutil.Process(driver.wait_for("started")["pid"])
+    driver.wait_for("report")
+    driver.is_dead = True
+    assert stage.supervisor is not None
+    stage.supervisor._outbox.put({"type": "report", "step": 2})
+    stage.end()
+    assert isinstance(stage.outcome, PlannedStop)
+    assert not keeper.is_running()
+
+
+ASKED = """
+from remora import training
+training.report(1)
+while not training.should_checkpoint(): pass
+with training.checkpoint(5): pass
+training.report(6)
+"""
+
+
+def asked(stage: Stage, *, stop: bool) -> Supervisor:
+    running = stage.start(ASKED)
+    stage.driver.wait_for("report")
+    running.instruct({"type": "hold", "token": 1})
+    held = stage.driver.wait_for("held")
+    running.instruct({"type": "decide", "token": 1, "boundary": held["boundary"] + 1, "stop": stop})
+    assert stage.driver.wait_for("shard")["asked"] is True
+    return running
+
+
+def test_a_script_goes_on_after_a_periodic_checkpoint(stage: Stage) -> None:
+    asked(stage, stop=False)
+    assert stage.driver.wait_for("report", 2)["step"] == 6
+    assert stage.end()["exit_code"] == 0
+
+
+def test_a_script_stands_still_before_its_planned_end(stage: Stage) -> None:
+    running = asked(stage, stop=True)
+    running.instruct({"type": "stop", "at_once": True})
+    assert stage.end() == {"type": "exit", "stopped": True, "signal": 9}
+    assert len(stage.driver.all("report")) == 1, "no step was done after the checkpoint"
+
+
+def test_a_script_goes_on_when_its_planned_end_is_called_off(stage: Stage) -> None:
+    running = asked(stage, stop=True)
+    running.instruct({"type": "release", "token": 1})
+    assert stage.driver.wait_for("report", 2)["step"] == 6
+    assert stage.end()["exit_code"] == 0
+
+
+def test_a_planned_end_that_is_called_off_before_its_step_lets_the_script_go_on(stage: Stage) -> None:
+    running = stage.start(ASKED)
+    stage.driver.wait_for("report")
+    running.instruct({"type": "hold", "token": 1})
+    held = stage.driver.wait_for("held")
+    running.instruct({"type": "decide", "token": 1, "boundary": held["boundary"] + 50_000, "stop": True})
+    running.instruct({"type": "release", "token": 1})
+    assert stage.driver.wait_for("report", 2)["step"] == 6
+    assert stage.end()["exit_code"] == 0
+
+
+def test_an_instruction_that_comes_early_is_kept(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_early", [])
+    monkeypatch.setattr(module, "_running", None)
+    module.instruct({"type": "stop", "at_once": True})
+    assert module._early == [{"type": "stop", "at_once": True}]
+
+
+def test_without_an_assignment_nothing_runs() -> None:
+    with pytest.raises(RuntimeError, match="without an assignment"):
+        module.supervise()
+
+
+def test_a_free_port_is_free_and_outside_the_kernels_range() -> None:
+    assert 20000 <= module.free_port() < 30000
+
+
+# --- outbox ----------------------------------------------------------------------------------------------------------
+
+
+def outbox(driver: Driver, gone: Callable[[], None] = lambda: None) -> Outbox:
+    return Outbox(driver, 1, 0, gone)
+
+
+def test_messages_arrive_in_order_and_together(driver: Driver) -> None:
+    box = outbox(driver)
+    driver.is_slow.clear()
+    for number in range(500):
+        box.put({"type": "report", "step": number})
+    driver.is_slow.set()
+    box.close()
+    assert [message["step"] for message in driver.messages] == list(range(500))
+    assert len(driver.batches) <= 3
+
+
+def test_a_script_that_prints_faster_than_the_driver_takes_has_to_wait(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BACKLOG_BYTES", 1000)
+    driver.is_slow.clear()
+    box = outbox(driver)
+    printed = []
+
+    def chatter() -> None:
+        for _ in range(50):
+            box.put_line("stdout", "x" * 99)
+            printed.append(1)
+
+    script = threading.Thread(target=chatter)
+    script.start()
+    with box._changed:
+        assert box._changed.wait_for(lambda: box._bytes >= 1000, 10.0)
+    assert len(printed) <= 10, "the others wait"
+    driver.is_slow.set()
+    script.join(20.0)
+    box.close()
+    assert len(driver.all("log")) == 50
+
+
+def test_lines_beyond_the_limit_are_counted(driver: Driver) -> None:
+    driver.log_is_full = True
+    box = outbox(driver)
+    box.put_line("stdout", "the last one")
+    driver.wait_for("log")
+    with box._changed:
+        assert box._changed.wait_for(lambda: box._drops_lines, 10.0)
+    box.put_line("stdout", "dropped")
+    box.put_line("stderr", "dropped too")
+    box.put_line("remora", "never dropped")
+    box.close()
+    assert [message["text"] for message in driver.all("log")] == ["the last one", "never dropped"]
+    assert driver.messages[-1] == {"type": "dropped", "lines": 2}
+
+
+def test_a_dead_driver_is_told_once_and_blocks_nobody(driver: Driver) -> None:
+    gone = threading.Event()
+    box = outbox(driver, gone.set)
+    driver.is_dead = True
+    box.put({"type": "hello"})
+    assert gone.wait(10.0)
+    for _ in range(100):
+        box.put_line("stdout", "x" * 1_000_000)
+    assert box._messages == [], "what nobody will take is not kept"
+    box.close()

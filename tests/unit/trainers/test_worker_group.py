@@ -1,0 +1,390 @@
+"""One worker group: messages of ranks in, effects out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainers.checkpoints.manifest import ShardFile
+from trainers.group import (
+    CHECKPOINT_PATIENCE_S,
+    DEADLINE_MARGIN_S,
+    RETRY_S,
+    STOP_PATIENCE_S,
+    Commit,
+    Effect,
+    Note,
+    Tell,
+    WorkerGroup,
+)
+from trainers.progress import Progress
+
+
+class Scene:
+    """A worker group whose ranks talk when the test says so; `said` is what came out last."""
+
+    def __init__(
+        self, world_size: int = 2, *, interval_s: float | None = 60.0, cooperative: bool = True
+    ) -> None:
+        self.now = 1000.0
+        self.world_size = world_size
+        self.said: list[Effect] = []
+        self.group = WorkerGroup(
+            generation=1,
+            world_size=world_size,
+            started_at=self.now,
+            progress=Progress(),
+            checkpoint_interval_s=interval_s,
+        )
+        if cooperative:
+            self.all(type="hello")
+            self.hear(0, type="report", step=1)
+
+    def hear(self, rank: int, **message: Any) -> list[Effect]:
+        self.said = list(self.group.receive(rank, message, self.now))
+        return self.said
+
+    def all(self, **message: Any) -> list[Effect]:
+        heard = [effect for rank in range(self.world_size) for effect in self.hear(rank, **message)]
+        self.said = heard
+        return heard
+
+    def later(self, seconds: float) -> list[Effect]:
+        self.now += seconds
+        self.said = list(self.group.tick(self.now))
+        return self.said
+
+    def stop(self, reason: str, deadline_at: float | None = None) -> list[Effect]:
+        self.said = list(self.group.request_stop(reason, self.now, deadline_at))
+        return self.said
+
+    def commit(self, step: int) -> list[Effect]:
+        self.said = list(self.group.committed(step, self.now))
+        return self.said
+
+    def told(self, kind: str) -> dict[str, Any] | None:
+        found = [one.message for one in self.said if isinstance(one, Tell) and one.message["type"] == kind]
+        return found[0] if found else None
+
+    def events(self) -> list[str]:
+        return [one.body["kind"] for one in self.said if isinstance(one, Note) and one.kind == "event"]
+
+    def agree(self, boundary: int = 7) -> dict[str, Any]:
+        """All ranks answer the hold that was just told; returns the decision."""
+        token = self.told("hold")
+        assert token is not None, "nobody was asked to hold"
+        self.all(type="held", token=token["token"], boundary=boundary)
+        decision = self.told("decide")
+        assert decision is not None
+        return decision
+
+    def save(self, step: int, *, asked: bool = True) -> list[Effect]:
+        heard: list[Effect] = []
+        for rank in range(self.world_size):
+            heard += self.hear(
+                rank, type="shard", step=step, files=(shard(f"rank-{rank}", rank),), asked=asked
+            )
+        self.said = heard
+        return heard
+
+
+def shard(name: str, rank: int) -> ShardFile:
+    return ShardFile(name=name, size_bytes=1, sha256="00", rank=rank)
+
+
+def test_lines_and_metrics_become_records() -> None:
+    scene = Scene()
+    assert scene.hear(1, type="log", stream="stderr", text="hi") == [
+        Note("log", {"rank": 1, "stream": "stderr", "text": "hi"})
+    ]
+    assert scene.hear(0, type="report", step=2, metrics={"loss": 0.5}, total_steps=9) == [
+        Note("metric", {"step": 2, "world_size": 2, "values": {"loss": 0.5}})
+    ]
+    assert scene.hear(1, type="report", step=2, metrics={"loss": 0.7}) == [], "rank 0's values count"
+    assert (scene.group.progress.step, scene.group.progress.total_steps) == (2, 9)
+    (note,) = scene.hear(0, type="dropped", lines=12)
+    assert isinstance(note, Note)
+    assert note.body["text"].startswith("12 lines were dropped")
+
+
+def test_the_first_new_step_after_a_loss_is_told() -> None:
+    scene = Scene(cooperative=False)
+    scene.group.progress = Progress(step=10, step_at=990.0, high_water=10, lost_since=990.0)
+    scene.hear(0, type="report", step=10)
+    assert scene.events() == []
+    scene.hear(0, type="report", step=11)
+    assert scene.events() == ["training.resumed"]
+    assert scene.group.progress.lost_s == 10.0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "report"},
+        {"type": "report", "step": None},
+        {"type": "report", "step": -1},
+        {"type": "report", "step": 2**70},
+        {"type": "report", "step": float("inf")},
+        {"type": "report", "step": 3, "total_steps": -3},
+        {"type": "report", "step": 3, "metrics": [1]},
+        {"type": "report", "step": 3, "metrics": {"loss": "low"}},
+        {"type": "shard", "step": 3},
+        {"type": "abandoned", "step": "soon"},
+        {"type": "log"},
+    ],
+)
+def test_a_message_that_makes_no_sense_is_dropped_with_a_remark(message: dict[str, Any]) -> None:
+    scene = Scene()
+    (note,) = scene.hear(0, **message)
+    assert isinstance(note, Note)
+    assert (note.kind, note.body["stream"]) == ("log", "remora")
+    assert "not understood" in note.body["text"]
+    assert scene.group.progress.step == 1
+
+
+def test_unknown_messages_are_ignored_and_what_is_not_finite_is_none() -> None:
+    scene = Scene()
+    assert scene.hear(0, type="from the future", step="x") == []
+    (note,) = scene.hear(0, type="report", step=2, metrics={"a": float("nan"), "b": None, "c": float("-inf")})
+    assert isinstance(note, Note)
+    assert note.body["values"] == {"a": None, "b": None, "c": None}
+
+
+def test_a_periodic_checkpoint_is_agreed_upon_and_committed() -> None:
+    scene = Scene(interval_s=60.0)
+    assert scene.later(59.0) == []
+    scene.later(1.0)
+    decision = scene.agree(boundary=7)
+    assert (decision["boundary"], decision["stop"]) == (8, False)
+    assert scene.later(500.0) == [], "one at a time"
+    (commit,) = scene.save(40)
+    assert isinstance(commit, Commit)
+    assert (commit.step, [file.name for file in commit.files]) == (40, ["rank-0", "rank-1"])
+    assert scene.commit(40) == []
+    assert scene.later(59.0) == []
+    scene.later(1.0)
+    assert scene.told("hold")
+
+
+def test_without_an_interval_only_planned_stops_ask() -> None:
+    scene = Scene(interval_s=None)
+    assert scene.later(1e6) == []
+    scene.stop("grow")
+    assert scene.told("hold")
+
+
+def test_a_scripts_own_checkpoint_counts_as_periodic() -> None:
+    scene = Scene(interval_s=60.0)
+    scene.now += 50.0
+    (commit,) = scene.save(5, asked=False)
+    assert isinstance(commit, Commit)
+    scene.commit(5)
+    assert scene.later(59.0) == []
+
+
+@pytest.mark.parametrize("silent", ["hello", "report"])
+def test_a_script_that_does_not_talk_is_never_asked(silent: str) -> None:
+    scene = Scene(cooperative=False)
+    if silent == "hello":
+        scene.hear(0, type="hello")
+        scene.hear(0, type="report", step=1)
+    else:
+        scene.all(type="hello")
+    assert not scene.group.is_cooperative
+    assert scene.later(1e4) == []
+
+
+def test_a_planned_stop_ends_the_group_once_its_checkpoint_is_committed() -> None:
+    scene = Scene()
+    scene.stop("grow")
+    assert scene.agree()["stop"] is True
+    scene.save(40)
+    assert not scene.group.is_stopping
+    scene.commit(40)
+    assert scene.told("stop") == {"type": "stop", "at_once": True}
+    assert scene.group.is_stopping
+    assert scene.later(1e4) == []
+
+
+def test_a_stop_that_is_asked_for_while_ranks_answer_uses_the_same_checkpoint() -> None:
+    scene = Scene()
+    scene.later(60.0)
+    held = scene.told("hold")
+    scene.stop("drain", deadline_at=scene.now + 30)
+    assert scene.told("hold") is None
+    scene.said = [Tell(held or {})]
+    assert scene.agree()["stop"] is True
+    scene.save(40)
+    scene.commit(40)
+    assert scene.told("stop")
+
+
+def test_a_stop_that_is_asked_for_after_the_decision_gets_a_checkpoint_of_its_own() -> None:
+    scene = Scene()
+    scene.later(60.0)
+    assert scene.agree()["stop"] is False
+    scene.stop("grow")
+    assert scene.told("hold") is None
+    scene.save(40)
+    scene.commit(40)
+    assert scene.told("stop") is None, "nobody stands still at step 40"
+    assert scene.agree(boundary=9)["stop"] is True
+
+
+def test_a_deadline_is_told_and_kept() -> None:
+    scene = Scene()
+    deadline = scene.now + 30.0
+    scene.stop("drain", deadline)
+    assert scene.told("preemption") == {"type": "preemption", "deadline_at": deadline, "reason": "drain"}
+    scene.agree()
+    assert scene.later(30.0 - DEADLINE_MARGIN_S - 0.1) == []
+    scene.later(0.2)
+    assert scene.told("stop")
+
+
+def test_the_earliest_deadline_counts_and_is_told_once() -> None:
+    scene = Scene()
+    scene.stop("grow")
+    scene.stop("drain", scene.now + 60)
+    assert scene.told("preemption"), "the growing group learns of its deadline"
+    assert scene.stop("drain", scene.now + 90) == []
+    scene.stop("drain", scene.now + 10)
+    assert scene.told("preemption")
+    assert scene.stop("drain", scene.now + 10) == []
+    scene.later(9.0)
+    assert scene.told("stop")
+
+
+def test_a_script_that_does_not_talk_is_ended_at_the_deadline_only() -> None:
+    scene = Scene(cooperative=False)
+    scene.stop("drain", scene.now + 30.0)
+    assert scene.later(20.0) == []
+    scene.later(9.0)
+    assert scene.told("stop")
+
+
+def test_a_stop_that_nothing_forces_is_given_up_and_may_be_asked_for_again() -> None:
+    scene = Scene(interval_s=None)
+    scene.stop("grow")
+    scene.agree()
+    scene.later(STOP_PATIENCE_S)
+    assert scene.events() == ["checkpoint.ignored"]
+    assert scene.told("release")
+    assert not scene.group.wants_to_stop
+    scene.later(RETRY_S)
+    scene.stop("grow")
+    assert scene.told("hold")
+
+
+def test_a_periodic_checkpoint_that_never_comes_does_not_end_all_others() -> None:
+    scene = Scene(interval_s=60.0)
+    scene.later(60.0)
+    scene.agree()
+    scene.later(CHECKPOINT_PATIENCE_S)
+    assert scene.told("release")
+    scene.later(RETRY_S)
+    assert scene.told("hold")
+
+
+def test_an_abandoned_checkpoint_lets_those_go_on_who_wait_for_their_planned_end() -> None:
+    scene = Scene()
+    scene.stop("drain", scene.now + 100)
+    scene.agree()
+    scene.hear(0, type="shard", step=40, files=(shard("a", 0),), asked=True)
+    scene.hear(1, type="abandoned", step=40)
+    assert scene.events() == ["checkpoint.abandoned"]
+    assert scene.told("release")
+    scene.later(RETRY_S)
+    assert scene.agree(boundary=9)["stop"] is True, "it is tried again"
+    (commit,) = scene.save(42)
+    assert isinstance(commit, Commit)
+    assert len(commit.files) == 2
+    scene.commit(42)
+    assert scene.told("stop")
+
+
+def test_a_checkpoint_that_the_storage_refused_is_tried_again() -> None:
+    scene = Scene()
+    scene.stop("grow")
+    scene.agree()
+    scene.save(40)
+    scene.said = list(scene.group.failed(40, scene.now))
+    assert scene.told("release")
+    scene.later(RETRY_S)
+    assert scene.told("hold")
+
+
+def test_two_ranks_that_write_the_same_name_make_no_checkpoint() -> None:
+    scene = Scene()
+    for rank in (0, 1):
+        scene.hear(rank, type="shard", step=5, files=(shard("model.pt", rank),), asked=False)
+    assert scene.events() == ["checkpoint.refused"]
+    assert not any(isinstance(one, Commit) for one in scene.said)
+    (note,) = scene.said
+    assert isinstance(note, Note)
+    assert "model.pt" in note.body["message"]
+
+
+def test_a_stop_whose_checkpoint_is_unusable_is_tried_again() -> None:
+    scene = Scene()
+    scene.stop("grow")
+    scene.agree()
+    for rank in (0, 1):
+        scene.hear(rank, type="shard", step=5, files=(shard("model.pt", rank),), asked=True)
+    assert scene.told("release"), "both ranks stand still and wait for their end"
+    scene.later(RETRY_S)
+    assert scene.told("hold")
+
+
+def test_ranks_that_never_took_part_are_named_when_the_group_is_over() -> None:
+    scene = Scene(world_size=3)
+    scene.hear(0, type="shard", step=5, files=(), asked=False)
+    scene.said = list(scene.group.incomplete())
+    assert scene.events() == ["checkpoint.incomplete"]
+    (note,) = scene.said
+    assert isinstance(note, Note)
+    assert note.body["data"]["missing"] == [1, 2]
+
+
+def test_older_parts_are_forgotten_with_a_commit() -> None:
+    scene = Scene()
+    scene.hear(0, type="shard", step=5, files=(), asked=False)
+    scene.save(6, asked=False)
+    scene.commit(6)
+    assert list(scene.group.incomplete()) == []
+
+
+def test_nobody_waits_for_a_rank_that_has_ended() -> None:
+    scene = Scene()
+    scene.later(60.0)
+    scene.hear(0, type="exit", exit_code=0)
+    assert scene.told("release"), "rank 0 will never answer"
+    scene.later(1000.0)
+    assert scene.told("hold") is None
+
+
+@pytest.mark.parametrize(
+    ("exit_", "is_noted"),
+    [
+        ({"exit_code": 0}, True),
+        ({"exit_code": 3}, True),
+        ({"signal": 11}, True),
+        ({"start_failed": "no such file"}, True),
+        ({"signal": 15, "stopped": True}, False),
+        ({"exit_code": 1, "stopped": True}, False),
+        ({"exit_code": 0, "stopped": True}, True),
+    ],
+)
+def test_ends_that_we_asked_for_are_nobodys_failure(exit_: dict[str, Any], is_noted: bool) -> None:
+    scene = Scene()
+    scene.hear(1, type="exit", **exit_)
+    assert scene.group.ended == {1}
+    assert (1 in scene.group.exits) is is_noted
+
+
+def test_the_first_trouble_of_a_rank_is_kept() -> None:
+    scene = Scene()
+    scene.hear(1, type="trouble", message="disk full")
+    scene.hear(1, type="trouble", message="later")
+    assert scene.group.troubles == {1: "disk full"}
