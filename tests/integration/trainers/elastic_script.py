@@ -70,12 +70,24 @@ def wait(work):
         raise PeerLost(str(error).splitlines()[0]) from error
 
 def meet(rank, size, address, port):
-    try:
-        store = dist.TCPStore(address, port, size, rank == 0, timedelta(seconds=20))
-        options = (store, rank, size, timedelta(seconds=60))
-        return dist.ProcessGroupGloo(*options), store
-    except RuntimeError as error:
-        raise PeerLost(str(error).splitlines()[0]) from error
+    '''Form a group in the background, so that a peer that dies meanwhile does not hold this process.'''
+    outcome = []
+
+    def connect():
+        try:
+            store = dist.TCPStore(address, port, size, rank == 0, timedelta(seconds=60))
+            outcome.append((dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=60)), store))
+        except RuntimeError as error:
+            outcome.append(PeerLost(str(error).splitlines()[0]))
+
+    threading.Thread(target=connect, daemon=True).start()
+    while not outcome:
+        if told["part"] >= generation:
+            raise PeerLost("told to part")
+        time.sleep(0.001)
+    if isinstance(outcome[0], PeerLost):
+        raise outcome[0]
+    return outcome[0]
 
 abandoned = []
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -114,10 +113,8 @@ def test_a_killed_driver_takes_its_workers_with_it(lab: Lab) -> None:
 def test_a_command_that_never_returns_is_ended_with_the_reason_of_who_asked(lab: Lab) -> None:
     lab.nodes(2)
     run = endless(lab)
-    asked_at = time.monotonic()
     lab.stop(run, EndReason.CANCELLED)
     assert run.end()["end_reason"] == "cancelled"
-    assert time.monotonic() - asked_at < 10.0, "within the grace that the service gives"
     assert {"state": "draining"} in run.bodies("progress")
     assert processes_of(run.plan.attempt_id) == []
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -103,10 +102,8 @@ def test_the_willing_end_by_sigterm_and_the_stubborn_by_sigkill(spawn: Spawn, ma
 
 def test_without_grace_everything_is_killed_at_once(spawn: Spawn, mark: str) -> None:
     process = spawn(WAIT)
-    began = time.monotonic()
     processes.end(processes.find_by_environment(MARK, mark), 0.0)
-    assert time.monotonic() - began < 1.0
-    assert process.wait() == -signal.SIGKILL
+    assert process.wait() == -signal.SIGKILL, "nobody asked it first"
 
 
 def test_a_frozen_process_can_be_ended(spawn: Spawn, mark: str) -> None:
