@@ -18,7 +18,6 @@ REFUSED: dict[str, str] = {
     "inputs": "let the script open its data itself",
     "outputs": "save files as a checkpoint, or let the script store them itself",
     "placement": "there is one pool of nodes; leave it out",
-    "elastic.global_batch": "set the batch size in the script; only `elastic: {exactness: none}` exists",
     "checkpoint.best": "choose among the kept checkpoints by `remora metrics`",
     "retry.on_exit_codes": "every exit code but 0 is retried up to `retry.limit` times",
     "limits.budget": "use `limits.run_time`",
@@ -52,11 +51,6 @@ def refusals(spec: Mapping[str, Any]) -> list[SpecProblem]:
             SpecProblem(
                 "checkpoint.interval", "this version cannot choose it yet; write a duration such as 60s"
             )
-        )
-    exactness = _at(spec, "elastic.exactness")
-    if exactness is not None and exactness in ("sample-exact", "bitwise"):
-        problems.append(
-            SpecProblem("elastic.exactness", f"this version cannot do {exactness} yet; write none")
         )
     return problems
 

@@ -101,6 +101,8 @@ Duration = Annotated[float, BeforeValidator(parse_duration)]
 PositiveDuration = Annotated[float, BeforeValidator(parse_duration), AfterValidator(_positive)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 Text = Annotated[StrictStr, AfterValidator(_passable)]
+_SHARE_FORM = "a whole number from 1 to 2**31"
+Share = Annotated[Whole, Field(ge=1, le=2**31, description=_SHARE_FORM)]
 WorkerCount = Annotated[
     Whole, Field(ge=1, le=MAX_WORKERS, description=f"a whole number from 1 to {MAX_WORKERS}")
 ]
@@ -169,9 +171,26 @@ class Environment(Section):
 
 
 class Elastic(Section):
-    """What holds when the number of workers changes."""
+    """What holds when the number of workers changes; `remora.torch.Loop` takes it from here."""
 
-    exactness: Literal["none"] = Field("none", description="none")
+    exactness: Literal["none", "sample-exact", "bitwise"] = Field(
+        "none", description="none, sample-exact or bitwise"
+    )
+    global_batch: Share | None = Field(None, description=_SHARE_FORM)
+    shards: Share | None = Field(None, description=_SHARE_FORM)
+
+    @model_validator(mode="after")
+    def _cut(self) -> Self:
+        if self.shards and self.global_batch and self.shards > self.global_batch:
+            raise ValueError(
+                f"shards is {self.shards} and global_batch is {self.global_batch}; every shard needs a sample"
+            )
+        return self
+
+    def variables(self) -> dict[str, str]:
+        """Environment variables that tell a script what its job asks for."""
+        asked = {"EXACTNESS": self.exactness, "GLOBAL_BATCH": self.global_batch, "SHARDS": self.shards}
+        return {f"REMORA_{name}": str(value) for name, value in asked.items() if value not in (None, "none")}
 
 
 class CheckpointPolicy(Section):
@@ -240,7 +259,7 @@ class JobSpec(Section):
     )
     resources: Resources = Field(Resources(), description="keys gpus, cpus, memory")
     environment: Environment = Field(Environment(), description="the key variables")
-    elastic: Elastic = Field(Elastic(), description="the key exactness")
+    elastic: Elastic = Field(Elastic(), description="keys exactness, global_batch, shards")
     checkpoint: CheckpointPolicy = Field(CheckpointPolicy(), description="keys interval, keep, store")
     priority: Whole = Field(50, ge=0, le=100, description="a whole number from 0 to 100")
     retry: Retry = Field(Retry(), description="keys limit, backoff")
@@ -262,6 +281,15 @@ class JobSpec(Section):
         if not value[0].strip():
             raise ValueError("the first word of the command is empty; write the program to run")
         return value
+
+    @model_validator(mode="after")
+    def _everybody_has_a_shard(self) -> Self:
+        shards = self.elastic.shards
+        if shards is not None and self.workers.max > shards:
+            raise ValueError(
+                f"workers.max is {self.workers.max} and elastic.shards is {shards}; every worker needs a shard"
+            )
+        return self
 
     @field_validator("code")
     @classmethod

@@ -38,6 +38,8 @@ class AttemptPlan:
     resources: dict[str, float]
     #: The user's environment variables.
     variables: dict[str, str] = field(default_factory=dict)
+    #: Variables of ours that tell the script what its job asks of an elastic loop (`REMORA_EXACTNESS`, ...).
+    elastic_variables: dict[str, str] = field(default_factory=dict)
     #: Seconds between periodic checkpoints that scripts are asked for; None asks only before planned stops.
     checkpoint_interval_s: float | None = 60.0
     #: Committed checkpoints to keep.

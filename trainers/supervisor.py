@@ -201,6 +201,7 @@ class Supervisor:
             interface=_interface_of(ray.util.get_node_ip_address()),
             python_folder=str(Path(sys.executable).parent),
         )
+        environment.update(plan.elastic_variables)
         environment["REMORA_SCRATCH_DIR"] = str(scratch)
         if self._is_joining:
             environment["REMORA_JOIN"] = "1"

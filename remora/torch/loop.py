@@ -6,7 +6,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -21,7 +21,15 @@ from remora.torch.order import Position, shards_of
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.reduction import Bitwise, SampleExact
 from remora.torch.saving import Saving
-from remora.torch.settings import Exactness, Settings, check_model, fingerprint, make_deterministic
+from remora.torch.settings import (
+    Exactness,
+    Settings,
+    agreed,
+    check_model,
+    fingerprint,
+    make_deterministic,
+    needed,
+)
 from remora.torch.state import LoopState, Progress, Stateful
 
 #: Newest reports that every rank keeps; more than a supervisor holds back to send them together.
@@ -90,6 +98,9 @@ class Loop:
     - `state`: anything else with `state_dict()` and `load_state_dict()`, by name.
     - `exactness`: `sample-exact` (same samples, order and random numbers) or `bitwise` (same bits too).
 
+    `global_batch`, `shards` and `exactness` that are left out come from `elastic` in the job's specification; without
+    that `exactness` is `sample-exact`, and the other two have to be given.
+
     Raises ValueError for arguments and models that cannot work, and CheckpointUnusable for a checkpoint of another
     script.
     """
@@ -100,8 +111,8 @@ class Loop:
         optimizer: torch.optim.Optimizer,
         *,
         data: Any,
-        global_batch: int,
-        shards: int,
+        global_batch: int | None = None,
+        shards: int | None = None,
         total_steps: int | None = None,
         epochs: int | None = None,
         seed: int = 0,
@@ -113,8 +124,10 @@ class Loop:
         num_workers: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
-        exactness: Exactness = "sample-exact",
+        exactness: Exactness | None = None,
     ) -> None:
+        exactness = cast("Exactness", agreed("exactness", exactness, str) or "sample-exact")
+        global_batch, shards = needed("global_batch", global_batch), needed("shards", shards)
         self._settings = settings = Settings(
             global_batch, shards, micro_batch, seed, shuffle, drop_last, exactness, epochs, total_steps
         )

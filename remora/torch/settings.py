@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import torch
 
 from remora.torch.order import check_sizes
 
 Exactness = Literal["sample-exact", "bitwise"]
+Asked = TypeVar("Asked", int, str)
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,34 @@ class Settings:
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
         }
+
+
+def agreed(name: str, own: Asked | None, kind: Callable[[str], Asked]) -> Asked | None:
+    """What script and job say about a setting, `own` being the script's word; None when neither says anything.
+
+    The job's word is `elastic.<name>` of its specification and comes as an environment variable.
+    Raises ValueError when they contradict each other.
+    """
+    told = os.environ.get(f"REMORA_{name.upper()}")
+    if told is None:
+        return own
+    asked = kind(told)
+    if own not in (None, asked):
+        raise ValueError(
+            f"the script says {name}={own!r} and the job's elastic.{name} is {asked!r}: "
+            "make them the same, or leave it out of the script"
+        )
+    return asked
+
+
+def needed(name: str, own: int | None) -> int:
+    """The number that script or job gives, as in `agreed`; raises ValueError when neither does."""
+    number = agreed(name, own, int)
+    if number is None:
+        raise ValueError(
+            f"hand over {name}=... to Loop, or write elastic.{name} into the job's specification"
+        )
+    return number
 
 
 def check_model(model: torch.nn.Module) -> None:

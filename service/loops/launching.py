@@ -41,6 +41,7 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         max_workers=spec.max_workers,
         resources=spec.ray_resources(),
         variables=dict(spec.environment.variables),
+        elastic_variables=spec.elastic.variables(),
         checkpoint_interval_s=spec.checkpoint.interval_s,
         checkpoint_keep=spec.checkpoint.keep,
         log_limit_bytes=settings.max_log_bytes,

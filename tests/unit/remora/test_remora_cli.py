@@ -75,7 +75,7 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
         "workers": {"min": 1, "max": 3},
         "resources": {"gpus": 0.5, "cpus": 2.0, "memory": 2**30},
         "environment": {"variables": {"A": "1", "B": "x=y"}},
-        "elastic": {"exactness": "none"},
+        "elastic": {"exactness": "none", "global_batch": None, "shards": None},
         "checkpoint": {"interval": 90.0, "keep": 2, "store": None},
         "priority": 9,
         "retry": {"limit": 0, "backoff": 1.0},

@@ -36,7 +36,7 @@ def test_a_command_is_enough() -> None:
         "workers": {"min": 1, "max": 1},
         "resources": {"gpus": 0.0, "cpus": 1.0, "memory": None},
         "environment": {"variables": {}},
-        "elastic": {"exactness": "none"},
+        "elastic": {"exactness": "none", "global_batch": None, "shards": None},
         "checkpoint": {"interval": 60.0, "keep": 3, "store": None},
         "priority": 50,
         "retry": {"limit": 3, "backoff": 1.0},
@@ -55,7 +55,7 @@ def test_every_field_is_read() -> None:
         workers: {{min: 2, max: 8}}
         resources: {{gpus: 0.5, cpus: 2, memory: 32GiB}}
         environment: {{variables: {{LR: "0.1"}}}}
-        elastic: {{exactness: none}}
+        elastic: {{exactness: bitwise, global_batch: 96, shards: 12}}
         checkpoint: {{interval: 5m, keep: 1, store: "abfs://box/models"}}
         priority: 0
         retry: {{limit: 0, backoff: 1h30m}}
@@ -68,6 +68,11 @@ def test_every_field_is_read() -> None:
     assert (spec.checkpoint.interval_s, spec.retry.backoff_s) == (300, 5400)
     assert (spec.limits.run_time_s, spec.limits.wait_time_s) == (86400, 90)
     assert spec.environment.variables == {"LR": "0.1"}
+    assert spec.elastic.variables() == {
+        "REMORA_EXACTNESS": "bitwise",
+        "REMORA_GLOBAL_BATCH": "96",
+        "REMORA_SHARDS": "12",
+    }
     assert JobSpec.from_mapping(json.loads(json.dumps(spec.to_mapping()))) == spec
 
 
@@ -151,7 +156,13 @@ def test_all_problems_are_told_at_once_each_with_field_value_and_expectation() -
         ({"limits": {"run_time": "11111111d"}}, "between 0 and ten years"),
         ({"limits": 3}, "limits: 3 given, expected keys run_time, wait_time"),
         ({"priority": 10**5000}, "priority: a value given"),
-        ({"elastic": {"exactness": "bitwise"}}, "elastic.exactness: this version cannot do bitwise yet"),
+        (
+            {"elastic": {"exactness": "exact"}},
+            "elastic.exactness: 'exact' given, expected none, sample-exact",
+        ),
+        ({"elastic": {"shards": 0}}, "elastic.shards: 0 given, expected a whole number from 1 to 2**31"),
+        ({"elastic": {"global_batch": 4, "shards": 5}}, "elastic: shards is 5 and global_batch is 4; every"),
+        ({"workers": 4, "elastic": {"shards": 3}}, "workers.max is 4 and elastic.shards is 3; every worker"),
         ({"backend": "spark"}, "backend: 'spark' given, expected ddp or command"),
         ({"zzz": 1}, "zzz: unknown key; known are name, project"),
         ({1: 2}, "1: keys must be texts"),

@@ -14,16 +14,17 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
-from remora.torch import CheckpointUnusable, Loop, linear_scaling
+from remora.torch import CheckpointUnusable, Loop, Step, linear_scaling
 from remora.torch.randomness import seed_everything
 from remora.torch.state import FILE
 
 SAMPLES = 22
+ASKED = ("REMORA_EXACTNESS", "REMORA_GLOBAL_BATCH", "REMORA_SHARDS")
 
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("REMORA_CHANNEL_FD", "MASTER_ADDR", "REMORA_RESUME_DIR", "RANK", "WORLD_SIZE"):
+    for name in ("REMORA_CHANNEL_FD", "MASTER_ADDR", "REMORA_RESUME_DIR", "RANK", "WORLD_SIZE", *ASKED):
         monkeypatch.delenv(name, raising=False)
     threads = torch.get_num_threads()
     yield
@@ -70,6 +71,13 @@ def run(
         if step.number == steps:
             break
     return losses
+
+
+def each(loop: Loop, optimizer: Any) -> Iterator[Step]:
+    for step in loop:
+        step.backward(error)
+        optimizer.step()
+        yield step
 
 
 @pytest.mark.parametrize("exactness", ["sample-exact", "bitwise"])
@@ -332,6 +340,47 @@ def test_a_step_without_backward_and_one_with_two_are_told() -> None:
 def test_an_error_of_the_user_comes_through_as_it_is() -> None:
     with pytest.raises(ZeroDivisionError):
         next(iter(loop_of(*make()))).backward(lambda model, batch: 1 / 0)
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, **elastic: Any) -> None:
+    """The job's specification says so."""
+    for name, value in elastic.items():
+        monkeypatch.setenv(f"REMORA_{name.upper()}", str(value))
+
+
+def test_what_the_script_leaves_out_the_job_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask(monkeypatch, global_batch=11, shards=2, exactness="bitwise")
+    model, optimizer = make()
+    loop = Loop(model, optimizer, data=Numbers(), epochs=1)
+    samples = [step.samples for step in each(loop, optimizer)]
+    assert [sorted(one) for one in samples] == [[0, 1], [0, 1]]
+    assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_script_may_repeat_what_the_job_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask(monkeypatch, global_batch=8, shards=3, exactness="sample-exact")
+    loop_of(*make(), exactness="sample-exact")
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"exactness": "bitwise"}, "exactness='sample-exact' and the job's elastic.exactness is 'bitwise'"),
+        ({"global_batch": 16}, "global_batch=8 and the job's elastic.global_batch is 16"),
+        ({"shards": 4}, "shards=3 and the job's elastic.shards is 4"),
+    ],
+)
+def test_a_script_that_contradicts_its_job_is_refused(
+    said: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(monkeypatch, **said)
+    with pytest.raises(ValueError, match=told):
+        loop_of(*make(), exactness="sample-exact")
+
+
+def test_a_loop_that_nobody_tells_its_batch_says_how() -> None:
+    with pytest.raises(ValueError, match=r"global_batch=\.\.\. to Loop, or write elastic\.global_batch"):
+        Loop(*make(), data=Numbers(), epochs=1, shards=1)
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,12 @@ def test_a_command_that_succeeds(stage: Stage) -> None:
     assert stage.driver.all("log") == [{"type": "log", "stream": "stdout", "text": "1 True"}]
 
 
+def test_a_command_sees_what_its_job_asks_of_an_elastic_loop(stage: Stage) -> None:
+    stage.start("import os; print(os.environ['REMORA_SHARDS'])", elastic_variables={"REMORA_SHARDS": "12"})
+    stage.end()
+    assert [line["text"] for line in stage.driver.all("log")] == ["12"]
+
+
 def test_a_command_that_fails_tells_ray_train_so(stage: Stage) -> None:
     stage.start("raise SystemExit(3)")
     assert stage.end() == {"type": "exit", "stopped": False, "exit_code": 3}
