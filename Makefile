@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TORCH_INDEX ?=
 
-.PHONY: setup demo demo-bytegpt test test-fast check format bench bench-elastic lock clean
+.PHONY: setup demo demo-elastic demo-bytegpt test test-fast check format bench bench-elastic lock clean
 
 setup: $(STAMP)
 
@@ -21,6 +21,9 @@ $(STAMP): requirements/lock.txt requirements/torch.txt pyproject.toml deploy/mak
 
 demo: setup
 	PYTHONPATH=. $(BIN)/python examples/demo.py
+
+demo-elastic: setup
+	PYTHONPATH=. $(BIN)/python examples/demo.py --example elastic
 
 demo-bytegpt: setup
 	PYTHONPATH=. $(BIN)/python examples/demo.py --example bytegpt

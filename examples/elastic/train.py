@@ -42,6 +42,15 @@ def network() -> nn.Module:
     )
 
 
+def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
+    """Share of the images that the model reads right."""
+    model.eval()
+    with torch.no_grad():
+        right = model(images).argmax(1) == labels
+    model.train()
+    return right.float().mean().item()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=600)
@@ -65,13 +74,13 @@ def main() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
-        step.report(loss=loss, lr=scheduler.get_last_lr()[0])
+        metrics = {"loss": loss, "lr": scheduler.get_last_lr()[0]}
+        if step.number == arguments.steps:
+            metrics["test_accuracy"] = accuracy(model, test_x.to(device), test_y.to(device))
+        step.report(**metrics)
 
-    model.eval()
-    with torch.no_grad():
-        accuracy = (model(test_x.to(device)).argmax(1).cpu() == test_y).float().mean().item()
     if loop.world.rank == 0:
-        print(f"{loop.steps_done} steps, test accuracy {accuracy:.4f}")
+        print(f"{loop.steps_done} steps, test accuracy {metrics['test_accuracy']:.4f}")
 
 
 if __name__ == "__main__":

@@ -11,21 +11,22 @@ import pytest
 
 from tests.e2e.processes import processes_with
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_demo_holds_what_it_promises(tmp_path: Path) -> None:
+@pytest.mark.parametrize("example", ["digits", "elastic"])
+def test_the_demo_holds_what_it_promises(example: str, tmp_path: Path) -> None:
     home = tmp_path / "demo"
     done = subprocess.run(
         # How fast it is depends on what else the machine does; that is for benchmarks to measure.
-        [sys.executable, "examples/demo.py", "--home", str(home), "--recovery-limit", "150"],
+        [sys.executable, "examples/demo.py", "--example", example, "--home", home, "--recovery-limit", "150"],
         cwd=ROOT,
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=580,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
@@ -34,7 +35,7 @@ def test_the_demo_holds_what_it_promises(tmp_path: Path) -> None:
     }  # fmt: skip
     assert 0.95 <= result["accuracy"] <= 1.0
     assert result["recovery_s"] > 0
-    assert 0 <= result["repeated_steps"] < result["steps"]
+    assert 0 <= result["repeated_steps"] < (1 if example == "elastic" else result["steps"])
     assert result["world_sizes"][:2] == [3, 2]
     assert 3 in result["world_sizes"][2:]
     assert result["attempts"] == 1
