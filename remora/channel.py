@@ -11,6 +11,7 @@ Script to supervisor:
 - `held` `{token, boundary}`: answer to `hold`; `boundary` counts the calls of `should_checkpoint()` so far.
 - `checkpoint` `{step, folder, asked}`: the folder holds this rank's files of the checkpoint; the script waits for
   `taken`.  `asked` is true when `should_checkpoint()` was true before it.
+- `saving` `{step}`: the script begins to write its files of that checkpoint, which may take long.
 - `abandoned` `{step}`: the script raised inside `checkpoint(step)`; there will be no files.
 
 Supervisor to script:

@@ -228,6 +228,7 @@ class Limits(Section):
 
     run_time: PositiveDuration | None = Field(None, description=DURATION_FORM)
     wait_time: PositiveDuration | None = Field(None, description=DURATION_FORM)
+    step_time: PositiveDuration = Field(600.0, description=DURATION_FORM)
 
     @property
     def run_time_s(self) -> float | None:
@@ -238,6 +239,11 @@ class Limits(Section):
     def wait_time_s(self) -> float | None:
         """Seconds that the job may wait for its first attempt; None sets no limit."""
         return self.wait_time
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds that a step may take however short the others are; see the end reason `hang`."""
+        return self.step_time
 
 
 class JobSpec(Section):
@@ -263,7 +269,7 @@ class JobSpec(Section):
     checkpoint: CheckpointPolicy = Field(CheckpointPolicy(), description="keys interval, keep, store")
     priority: Whole = Field(50, ge=0, le=100, description="a whole number from 0 to 100")
     retry: Retry = Field(Retry(), description="keys limit, backoff")
-    limits: Limits = Field(Limits(), description="keys run_time, wait_time")
+    limits: Limits = Field(Limits(), description="keys run_time, wait_time, step_time")
 
     @field_validator("command", mode="before")
     @classmethod

@@ -85,6 +85,8 @@ class EndReason(StrEnum):
     HEAD_LOST = "head_lost"
     #: Nodes were lost and fewer than `workers.min` could be had again in time.
     NODE_LOST = "node_lost"
+    #: No step ended for far longer than the job's own history explains.
+    HANG = "hang"
     #: `limits.run_time` passed.
     RUN_TIME_EXCEEDED = "run_time_exceeded"
     #: The owner cancelled the job.
@@ -95,7 +97,7 @@ class EndReason(StrEnum):
     @property
     def is_users(self) -> bool:
         """True when the job's own code caused it, so that it counts against `retry.limit`."""
-        return self in (EndReason.EXIT_CODE, EndReason.SIGNAL, EndReason.START_FAILED)
+        return self in (EndReason.EXIT_CODE, EndReason.SIGNAL, EndReason.START_FAILED, EndReason.HANG)
 
     @property
     def is_final(self) -> bool:

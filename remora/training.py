@@ -120,6 +120,8 @@ def checkpoint(step: int) -> Iterator[Path]:
     link = open_link()
     parent = os.environ.get("REMORA_SCRATCH_DIR") if link is not None else None
     folder = Path(tempfile.mkdtemp(prefix=f"checkpoint-{step}-", dir=parent))
+    if link is not None:
+        link.send({"type": "saving", "step": step})
     try:
         yield folder
     except BaseException:

@@ -20,6 +20,7 @@ from trainers.checkpoints.manifest import Manifest
 from trainers.commits import Commits
 from trainers.crew import Crew
 from trainers.group import Commit, Effect, Note, Tell, WorkerGroup
+from trainers.hang import StepWatch
 from trainers.plan import AttemptPlan
 from trainers.progress import Progress
 from trainers.ray_train import AttemptEnds, Member
@@ -50,6 +51,9 @@ class Attempt:
         self.generation = 0
         self.progress = Progress(step=plan.previous_step, high_water=plan.previous_step)
         self.pace = Pace()
+        self.watch = StepWatch(plan.step_time_s)
+        #: What ends the attempt when its workers cannot even stand still; None since the newest step.
+        self.hang: Verdict | None = None
         self.stop_reason: EndReason | None = None
         self.verdict: Verdict | None = None
         self._waiting_since: float | None = None
@@ -67,6 +71,7 @@ class Attempt:
         self.generation += 1
         self.crew.open(members)
         self.pace.pause()
+        self.watch.hold()
         self.progress = self.progress.regroup()
         self.group = WorkerGroup(
             generation=self.generation,
@@ -96,6 +101,7 @@ class Attempt:
         assert self.group is not None
         self.generation += 1
         self.pace.pause()
+        self.watch.hold()
         step = self.group.progress.step
         self.group = self.group.follow(self.generation, world_size, self.now())
         # A new rank 0 may tell the newest step once more, and that is not doing it again.
@@ -109,6 +115,8 @@ class Attempt:
         self.progress = self.group.progress
         if self.progress.step_at is not None and self.progress.step_at != before:
             self.pace.step(self.progress.step_at)
+            self.watch.step(self.progress.step_at, self.group.world_size)
+            self.hang = None
 
     async def tell_rank_ended(self) -> None:
         """Wake who waits for the ends of ranks."""

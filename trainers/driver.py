@@ -29,6 +29,7 @@ from trainers.code import work_root
 from trainers.crew import Crew, place_of
 from trainers.in_place import TURNS, InPlace
 from trainers.plan import AttemptPlan, Record
+from trainers.standstill import Standstill
 from trainers.storage import Storage, StorageError
 from trainers.supervisor import Assignment
 from trainers.verdict import Verdict
@@ -54,6 +55,7 @@ class Driver:
         self._crew = Crew(RayCalls())
         self._attempt = Attempt(plan, self._account, self._crew)
         self._in_place = InPlace(self._attempt)
+        self._standstill = Standstill(self._attempt, self._in_place)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_over = asyncio.Event()
 
@@ -96,6 +98,8 @@ class Driver:
         is_member = attempt.group is not None and slot in crew.present
         if kind in TURNS:
             self._in_place.hear(slot, message)
+        elif kind == "stack":
+            self._standstill.hear(slot, message)
         elif is_member and (generation == attempt.generation or kind in ("exit", "trouble")):
             # An end is an end, whatever group the worker thought it was in.
             attempt.receive(crew.ranks[slot], message)
@@ -254,6 +258,7 @@ class Driver:
                 await asyncio.wait_for(self._is_over.wait(), _TICK_S)
             self._attempt.tick()
             self._in_place.tick()
+            self._standstill.tick()
             now = time.monotonic()
             if now - told_at >= _PROGRESS_S:
                 told_at = now

@@ -17,7 +17,7 @@ from trainers.verdict import ChildExit
 
 #: Seconds a script gets to write a checkpoint it was asked for before a stop that nothing forces is given up.
 STOP_PATIENCE_S = 120.0
-#: Seconds until a periodic checkpoint that was asked for and never came is asked for again.
+#: Seconds until a periodic checkpoint that was asked for and never came is asked for again, and that one may take.
 CHECKPOINT_PATIENCE_S = 600.0
 #: Seconds until a checkpoint for a planned stop is asked for again after it failed.
 RETRY_S = 5.0
@@ -84,7 +84,10 @@ class WorkerGroup:
     #: True once the ranks were told to end for a planned reason.
     is_stopping: bool = False
     _cooperative: set[int] = field(default_factory=set)
-    _reported: bool = False
+    #: True once a step was told.
+    has_reported: bool = False
+    #: Ranks that write a checkpoint, and since when.
+    _saving: dict[int, float] = field(default_factory=dict)
     _shards: dict[int, dict[int, tuple[ShardFile, ...]]] = field(default_factory=dict)
     _agreement: Agreement | None = None
     _agreed_step: int | None = None
@@ -100,12 +103,17 @@ class WorkerGroup:
     @property
     def is_cooperative(self) -> bool:
         """True when every rank talks to us and has done a step, so that it can checkpoint when asked."""
-        return len(self._cooperative) == self.world_size and self._reported and not self.ended
+        return len(self._cooperative) == self.world_size and self.has_reported and not self.ended
 
     @property
     def wants_to_stop(self) -> bool:
         """True from the request of a planned stop on."""
         return self._stop is not None or self.is_stopping
+
+    @property
+    def is_saving(self) -> bool:
+        """True while a rank writes a checkpoint, and no step has ended since it began to."""
+        return bool(self._saving)
 
     def receive(self, rank: int, message: dict[str, Any], now: float) -> Iterator[Effect]:
         """Take a message of a rank; one that lacks what its type needs is dropped with a remark in the log."""
@@ -127,9 +135,12 @@ class WorkerGroup:
                 self._cooperative.add(rank)
             case "report":
                 yield from self._report(rank, message, now)
+            case "saving":
+                self._saving[rank] = now
             case "held":
                 yield from self._answer(rank, message)
             case "shard":
+                self._saving.pop(rank, None)
                 yield from self._collect(rank, message, now)
             case "abandoned":
                 yield from self._abandon(rank, _step(message["step"]), now)
@@ -140,6 +151,7 @@ class WorkerGroup:
 
     def tick(self, now: float) -> Iterator[Effect]:
         """What time alone brings about: periodic checkpoints, and the end of patience."""
+        self._saving = {r: at for r, at in self._saving.items() if now - at < CHECKPOINT_PATIENCE_S}
         if self.is_stopping:
             return
         if self._stop is not None:
@@ -195,9 +207,10 @@ class WorkerGroup:
         step, total_steps = _step(message["step"]), message.get("total_steps")
         total_steps = None if total_steps is None else _step(total_steps)
         values = {str(name): _finite(value) for name, value in (message.get("metrics") or {}).items()}
-        self._reported = True
+        self.has_reported = True
         if rank != 0:
             return
+        self._saving.clear()
         before = self.progress
         if message.get("again") and before.step is not None and step <= before.step:
             # A new rank 0 repeats what the one before it may not have handed over; this much had arrived.
@@ -253,6 +266,7 @@ class WorkerGroup:
             yield from self._drop_agreement(now)
 
     def _abandon(self, rank: int, step: int, now: float) -> Iterator[Effect]:
+        self._saving.pop(rank, None)
         text = f"The checkpoint of step {step} was abandoned by rank {rank}; its log says why."
         yield Note("event", _event("checkpoint.abandoned", text, step=step, rank=rank))
         yield from self.failed(step, now)
@@ -313,7 +327,7 @@ class WorkerGroup:
             checkpoint_interval_s=self.checkpoint_interval_s,
         )
         group._cooperative = set(range(world_size))
-        group._reported = True
+        group.has_reported = True
         group._checkpoint_at = self._checkpoint_at
         return group
 

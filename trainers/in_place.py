@@ -160,6 +160,11 @@ class InPlace:
         text = "A node of this job is going away; the worker group goes on without it."
         self._ask("drain", text, deadline_at)
 
+    def break_off(self) -> None:
+        """Nobody makes progress: let all park, and leave behind who does not."""
+        if self._change is None:
+            self._begin("loss")
+
     def tick(self) -> None:
         """What time alone brings about: joiners are taken in, or given up when they are never ready."""
         self._take_in_joiners()
@@ -366,6 +371,7 @@ class InPlace:
     def _restart(self) -> None:
         """End this worker group as a whole; the next one, if any, reads the storage."""
         self._change = None
+        self._attempt.verdict = self._attempt.verdict or self._attempt.hang
         self._attempt.end_group()
 
     async def _lose_dead(self, change: Regrouping) -> None:

@@ -11,7 +11,7 @@ with `setsid` or a double fork still belongs to it, and asks the kernel to be to
 
 SIGTERM: pass it on, and after GRACE_S seconds kill everything.  SIGUSR1: kill everything at once.
 
-Source: prctl(2).
+Source: prctl(2), and the kernel's page on Yama.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import time
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PTRACER = 0x59616D61
 _WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -44,6 +45,8 @@ def main(arguments: list[str]) -> None:
     child = os.fork()
     if child == 0:
         os.close(errors_read)
+        # Where Yama restricts ptrace, the supervisor may read this process's stack all the same.
+        libc.prctl(_PR_SET_PTRACER, supervisor, 0, 0, 0)
         _become(command, libc, errors_write)
     os.close(errors_write)
     with os.fdopen(errors_read, "rb") as errors:

@@ -52,6 +52,9 @@ class AttemptPlan:
     previous_step: int | None = None
     #: Seconds to wait for `min_workers` after losses before the attempt ends with `node_lost`.
     regroup_s: float = 600.0
+    #: Seconds that a step may take in any case; one that also takes ten times the longest of late ends the attempt with
+    #: `hang`.
+    step_time_s: float = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)

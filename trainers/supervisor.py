@@ -29,6 +29,7 @@ from trainers.child import Child
 from trainers.code import shared_folder, sweep_folders, unpack_once
 from trainers.environment import Place, child_environment
 from trainers.plan import AttemptPlan
+from trainers.stacks import stacks_below
 from trainers.storage import Storage, StorageError
 
 #: Seconds that bulk messages (lines, reports) wait for others to travel with.
@@ -36,7 +37,7 @@ _GATHER_S = 0.1
 #: Bytes of lines that wait for the driver before the script's own writes have to wait.
 _BACKLOG_BYTES = 8 << 20
 #: What a script may tell the driver; `checkpoint` is for the supervisor, and all else it does not know.
-_FOR_DRIVER = frozenset({"hello", "report", "held", "abandoned", "elastic", "parted", "joined"})
+_FOR_DRIVER = frozenset({"hello", "report", "held", "abandoned", "saving", "elastic", "parted", "joined"})
 #: Seconds a script gets between SIGTERM and SIGKILL.
 _GRACE_S = 5.0
 
@@ -158,6 +159,9 @@ class Supervisor:
     def instruct(self, message: channel.Message) -> None:
         """Act on an instruction of the driver."""
         kind = message["type"]
+        if kind == "dump":
+            threading.Thread(target=self._dump, name="dump", daemon=True).start()
+            return
         with self._lock:
             child = self._child
             if kind == "stop":
@@ -173,6 +177,13 @@ class Supervisor:
                 child.send(message)
         if child is not None and kind == "stop":
             child.stop(at_once=bool(message.get("at_once")))
+
+    def _dump(self) -> None:
+        """Tell what the child's processes are doing."""
+        with self._lock:
+            child = self._child
+        text = "The command was not started yet." if child is None else stacks_below(child.pid)
+        self._outbox.put({"type": "stack", "text": text})
 
     def _regroup(self, message: channel.Message) -> None:
         """The worker group changed in place: another number, another rank, another rendezvous."""

@@ -46,6 +46,7 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         checkpoint_keep=spec.checkpoint.keep,
         log_limit_bytes=settings.max_log_bytes,
         previous_step=job.max_step,
+        step_time_s=spec.limits.step_time_s,
     )
 
 

@@ -52,6 +52,7 @@ _REASONS: Mapping[EndReason, str] = {
     EndReason.DRIVER_LOST: "the driver died, or could not be started within a minute",
     EndReason.HEAD_LOST: "the head of the Ray cluster died",
     EndReason.NODE_LOST: "nodes were lost and `workers.min` could not be had again in time",
+    EndReason.HANG: "no step ended for far longer than the job's own steps take",
     EndReason.RUN_TIME_EXCEEDED: "`limits.run_time` passed",
     EndReason.CANCELLED: "the owner cancelled the job",
     EndReason.EVICTED: "the job's machines were taken by a decision of ours",

@@ -1,0 +1,47 @@
+"""A step that never ends, on real nodes: what every rank was doing is told, and the attempt ends or goes on."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.integration.trainers.elastic_script import ELASTIC
+from tests.integration.trainers.lab import Lab
+from tests.integration.trainers.scripts import LOCKSTEP
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def test_a_hang_ends_the_attempt_with_the_stack_of_every_rank(lab: Lab) -> None:
+    lab.nodes(2)
+    run = lab.run({"train.py": LOCKSTEP}, "python", "train.py", "100000", "0.05", step_time_s=2.0)
+    run.until(lambda: run.step >= 10, "it trains")
+    run.child(1).send_signal(signal.SIGSTOP)
+    assert run.end()["end_reason"] == "hang"
+    stacks = {event["data"]["rank"]: event["data"]["stack"] for event in run.events("worker.stack")}
+    assert stacks.keys() == {0, 1}
+    assert "(stopped)" in stacks[1]
+    assert "barrier (train.py" in stacks[0], "it waits for the one that hangs"
+
+
+def test_a_script_that_can_go_on_leaves_the_one_that_hangs_behind(lab: Lab, tmp_path: Path) -> None:
+    lab.nodes(2)
+    finish = tmp_path / "finish"
+    run = lab.run(
+        {"train.py": ELASTIC}, "python", "train.py", str(finish), "0.05",
+        min_workers=1, max_workers=2, step_time_s=2.0,
+    )  # fmt: skip
+    run.until(lambda: run.step >= 10, "it trains")
+    run.child(1).send_signal(signal.SIGSTOP)
+    regrouped = run.until(lambda: run.events("worker_group.regrouped"), "the other one goes on")
+    assert (regrouped[0]["data"]["cause"], regrouped[0]["data"]["world_size"]) == ("loss", 1)
+    stacks = {event["data"]["rank"]: event["data"]["stack"] for event in run.events("worker.stack")}
+    assert "(stopped)" in stacks[1]
+    assert "wait (train.py" in stacks[0]
+    step = run.step
+    run.until(lambda: run.step > step, "it does steps")
+    finish.touch()
+    assert run.end()["end_reason"] == "completed"
+    assert run.progress["repeated_steps"] == 0

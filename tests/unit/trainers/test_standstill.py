@@ -1,0 +1,191 @@
+"""Nobody makes progress: every rank is asked, who can go on does, and otherwise the attempt ends with `hang`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from remora.states import EndReason
+from tests.unit.trainers.stage import Stage
+from tests.unit.trainers.virtual_time import play
+from trainers.standstill import STACKS_S, Standstill
+
+LIMIT_S = 600.0
+#: A deadline that no test lives to see.
+NEVER = 9e9
+
+
+class Scene:
+    """A stage on which somebody looks whether steps end."""
+
+    def __init__(self, workers: int = 3, *, elastic: bool = True) -> None:
+        self.stage = Stage(workers)
+        if not elastic:
+            self.stage.crew.elastic.clear()
+        self.standstill = Standstill(self.stage.attempt, self.stage.in_place)
+        self.stage.watch = self._react
+        #: Slots whose supervisor never tells what it is asked.
+        self.mute: set[int] = set()
+        self.step = 10
+
+    def _react(self, slot: int, message: dict[str, Any]) -> None:
+        if message["type"] == "dump" and slot not in self.mute:
+            told = {"type": "stack", "text": f"stack of {slot}"}
+            self.stage.loop.call_later(0.1, self.standstill.hear, slot, told)
+
+    async def after(self, seconds: float) -> None:
+        end = self.stage.loop.time() + seconds
+        while self.stage.loop.time() < end:
+            await self.stage.after(0.5)
+            self.standstill.tick()
+
+    async def train(self, steps: int = 5) -> None:
+        for _ in range(steps):
+            await self.after(1.0)
+            self.step += 1
+            self.stage.steps.update(dict.fromkeys(self.stage.steps, self.step))
+            self.say(0, "report", step=self.step)
+
+    def say(self, rank: int, kind: str, **message: Any) -> None:
+        self.stage.attempt.receive(rank, {"type": kind, **message})
+
+    @property
+    def reason(self) -> EndReason | None:
+        verdict = self.stage.attempt.verdict
+        return None if verdict is None else verdict.end_reason
+
+    @property
+    def stacks(self) -> dict[int, str]:
+        return {one["rank"]: one["stack"] for one in self.stage.events("worker.stack")}
+
+
+def scene(act: Any) -> Any:
+    def played() -> None:
+        play(act())
+
+    played.__name__ = act.__name__
+    return played
+
+
+@scene
+async def test_a_script_that_cannot_go_on_ends_with_the_stacks_of_all_ranks() -> None:
+    at = Scene(2, elastic=False)
+    await at.train()
+    await at.after(LIMIT_S - 5.0)
+    assert (at.reason, at.stacks) == (None, {})
+    await at.after(10.0)
+    assert at.reason is EndReason.HANG
+    assert at.stacks == {0: "stack of 0", 1: "stack of 1"}
+    assert sorted(at.stage.messages("stop")) == [0, 1]
+    assert at.stage.attempt.verdict is not None
+    assert at.stage.attempt.verdict.message.startswith("No step ended for 60")
+    assert await at.stage.attempt.judge(set(), set()) is False, "no worker group follows"
+    await at.after(LIMIT_S * 3)
+    assert len(at.stage.events("worker.stack")) == 2, "it is told once"
+
+
+@scene
+async def test_one_that_hangs_is_left_behind() -> None:
+    at = Scene(3)
+    await at.train()
+    at.stage.hanging.add(1)
+    await at.after(LIMIT_S + 30.0)
+    assert (at.reason, at.stage.order) == (None, [0, 2])
+    assert at.stage.regrouped == [("loss", 2)]
+    assert at.stacks.keys() == {0, 1, 2}
+    await at.train()
+    assert at.stage.attempt.hang is None
+
+
+@scene
+async def test_a_frozen_node_is_named_and_left_behind() -> None:
+    at = Scene(3)
+    await at.train()
+    at.stage.frozen.add(2)
+    await at.after(LIMIT_S + 60.0)
+    assert (at.reason, at.stage.order) == (None, [0, 1])
+    assert at.stacks[2] == "Nobody there answers: its node is frozen, or cut off."
+
+
+@scene
+async def test_when_nobody_can_park_it_is_a_hang() -> None:
+    at = Scene(3)
+    await at.train()
+    at.stage.hanging |= {0, 1, 2}
+    await at.after(LIMIT_S + 60.0)
+    assert at.reason is EndReason.HANG
+    assert set(at.stage.messages("stop")) == {0, 1, 2}
+
+
+@scene
+async def test_a_step_that_hangs_again_after_all_went_on_together_is_a_hang() -> None:
+    at = Scene(3)
+    await at.train()
+    await at.after(LIMIT_S + 30.0)
+    assert (at.reason, at.stage.regrouped) == (None, [("loss", 3)])
+    await at.after(LIMIT_S + 30.0)
+    assert at.reason is EndReason.HANG
+
+
+@scene
+async def test_a_supervisor_that_does_not_tell_is_not_waited_for() -> None:
+    at = Scene(2, elastic=False)
+    at.mute.add(1)
+    await at.train()
+    await at.after(LIMIT_S + STACKS_S + 5.0)
+    assert at.reason is EndReason.HANG
+    assert at.stacks == {0: "stack of 0", 1: "Its supervisor did not tell it within 20 s."}
+
+
+@scene
+async def test_a_step_that_ends_while_the_stacks_are_taken_saves_the_attempt() -> None:
+    at = Scene(2, elastic=False)
+    at.mute.add(1)
+    await at.train()
+    await at.after(LIMIT_S + 2.0)
+    assert at.stacks.keys() == {0}
+    await at.train(1)
+    await at.after(STACKS_S + 5.0)
+    assert at.reason is None
+
+
+@pytest.mark.parametrize("occupation", ["saving", "draining", "done", "starting", "stopping"])
+def test_time_in_which_no_step_can_end_does_not_count(occupation: str) -> None:
+    async def act() -> None:
+        at = Scene(2, elastic=False)
+        await at.train()
+        attempt = at.stage.attempt
+        match occupation:
+            case "saving":
+                at.say(1, "saving", step=at.step)
+            case "draining":
+                attempt.request_stop("drain", "A node goes.", NEVER)
+            case "done":
+                at.say(0, "report", step=at.step + 1, total_steps=at.step + 1)
+            case "starting":
+                attempt.open_group(at.stage.new_members(2), None)
+            case _:
+                attempt.stop_reason = EndReason.CANCELLED
+        await at.after(LIMIT_S - 30.0)
+        assert (at.reason, at.stacks) == (None, {})
+        if occupation == "saving":
+            at.say(1, "abandoned", step=at.step)
+            await at.after(LIMIT_S - 30.0)
+            assert at.reason is None, "it counts from the end of the checkpoint"
+            await at.after(60.0)
+            assert at.reason is EndReason.HANG
+        else:
+            await at.after(LIMIT_S * 2)
+            assert at.reason is None
+
+    play(act())
+
+
+@scene
+async def test_a_checkpoint_that_never_ends_is_a_hang_in_the_end() -> None:
+    at = Scene(2, elastic=False)
+    await at.train()
+    at.say(1, "saving", step=at.step)
+    await at.after(600.0 + LIMIT_S + 60.0)
+    assert at.reason is EndReason.HANG

@@ -1,0 +1,111 @@
+"""What a driver does when nobody makes progress: it asks every rank what it is doing, and ends the attempt with `hang`.
+
+Scripts that can change their worker group in place get one chance before that: all are told to park, those who do go on
+together, and those who do not are left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from remora import channel
+from remora.states import EndReason
+from trainers.attempt import Attempt
+from trainers.hang import Overdue
+from trainers.in_place import InPlace
+from trainers.verdict import Verdict
+
+#: Seconds in which supervisors have to tell what their processes are doing.
+STACKS_S = 20.0
+#: Characters of a stack that are kept.
+STACK_LENGTH = 16_000
+
+
+class Standstill:
+    """Looks whether steps still end; touched on the driver's event loop only."""
+
+    def __init__(self, attempt: Attempt, in_place: InPlace) -> None:
+        self._attempt = attempt
+        self._in_place = in_place
+        self._task: asyncio.Task[Any] | None = None
+        #: Ranks that were asked what they are doing, by slot.
+        self._asked: dict[int, int] = {}
+        self._told = asyncio.Event()
+
+    def hear(self, slot: int, message: channel.Message) -> None:
+        """A supervisor tells what the processes of its rank are doing."""
+        rank = self._asked.pop(slot, None)
+        if rank is not None:
+            self._tell(rank, str(message.get("text", "")))
+        if not self._asked:
+            self._told.set()
+
+    def tick(self) -> None:
+        """What time alone brings about."""
+        attempt, now = self._attempt, self._attempt.now()
+        if self._is_held:
+            attempt.watch.hold()
+            return
+        attempt.watch.go_on(now)
+        is_free = self._task is None or self._task.done()
+        if is_free and (overdue := self._overdue()) is not None:
+            self._task = attempt.spawn(self._end_it(overdue))
+
+    @property
+    def _is_held(self) -> bool:
+        """True while a step may take its time: somebody starts, stops, changes the group or writes a checkpoint."""
+        attempt, group = self._attempt, self._attempt.group
+        if group is None or attempt.stop_reason is not None or attempt.verdict is not None:
+            return True
+        return not group.has_reported or group.wants_to_stop or group.is_saving or self._in_place.is_changing
+
+    def _overdue(self) -> Overdue | None:
+        group, progress = self._attempt.group, self._attempt.progress
+        if group is None or self._is_held:
+            return None
+        # After the last step a script may take its time: it evaluates, it saves.
+        if progress.total_steps is not None and (progress.step or 0) >= progress.total_steps:
+            return None
+        return self._attempt.watch.overdue(self._attempt.now(), group.world_size)
+
+    async def _end_it(self, overdue: Overdue) -> None:
+        attempt = self._attempt
+        # 1. Everybody tells what it is doing, while it still does it.
+        await self._ask()
+        # 2. A step may have ended meanwhile.
+        if self._overdue() is None:
+            return
+        text = (
+            f"No step ended for {overdue.quiet_s:.0f} s, and the longest of late took {overdue.longest_s:.1f} s; "
+            "the events `worker.stack` say what every rank was doing."
+        )
+        verdict = Verdict(goes_on=False, end_reason=EndReason.HANG, message=text)
+        # 3. Those who can park go on without those who cannot; once per step.
+        if attempt.crew.is_elastic and attempt.hang is None:
+            attempt.hang = verdict
+            self._in_place.break_off()
+            return
+        # 4. Nobody gets on.
+        attempt.verdict = verdict
+        self._in_place.leave()
+        attempt.end_group()
+
+    async def _ask(self) -> None:
+        crew = self._attempt.crew
+        self._asked = {slot: crew.ranks[slot] for slot in crew.in_order()}
+        self._told.clear()
+        silent = await crew.tell_slots(list(self._asked), {"type": "dump"})
+        for slot in silent & self._asked.keys():
+            self._tell(self._asked.pop(slot), "Nobody there answers: its node is frozen, or cut off.")
+        if self._asked:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._told.wait(), STACKS_S)
+        for rank in self._asked.values():
+            self._tell(rank, f"Its supervisor did not tell it within {STACKS_S:g} s.")
+        self._asked = {}
+
+    def _tell(self, rank: int, stack: str) -> None:
+        text = f"What rank {rank} was doing when no step ended."
+        self._attempt.account.event("worker.stack", text, rank=rank, stack=stack[:STACK_LENGTH])
