@@ -18,7 +18,6 @@ REFUSED: dict[str, str] = {
     "inputs": "let the script open its data itself",
     "outputs": "save files as a checkpoint, or let the script store them itself",
     "placement": "there is one pool of nodes; leave it out",
-    "checkpoint.best": "choose among the kept checkpoints by `remora metrics`",
     "retry.on_exit_codes": "every exit code but 0 is retried up to `retry.limit` times",
     "limits.budget": "use `limits.run_time`",
     "limits.deadline": "use `limits.run_time` and `limits.wait_time`",

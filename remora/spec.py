@@ -33,7 +33,7 @@ from pydantic import (
 from remora.errors import SpecError, SpecProblem
 from remora.quantities import DURATION_FORM, SIZE_FORM, parse_duration, parse_size
 from remora.refusals import refusals, without_refused
-from remora.spec_problems import problems_of, read_spec_file, read_yaml
+from remora.spec_problems import problems_of, read_spec_file, read_yaml, section_of
 
 #: Bytes of a whole specification as JSON.
 MAX_SPEC_BYTES = 256 * 1024
@@ -193,11 +193,21 @@ class Elastic(Section):
         return {f"REMORA_{name}": str(value) for name, value in asked.items() if value not in (None, "none")}
 
 
+class Best(Section):
+    """Which metric chooses the best checkpoint."""
+
+    metric: Annotated[Text, Field(min_length=1)] = Field(
+        description="the name of a metric that the script reports"
+    )
+    mode: Literal["min", "max"] = Field("min", description="min or max")
+
+
 class CheckpointPolicy(Section):
     """When scripts are asked for a checkpoint, and how many are kept."""
 
     interval: PositiveDuration | None = Field(60.0, description=f"{DURATION_FORM}, or none")
     keep: Whole = Field(3, ge=1, le=100, description="a whole number from 1 to 100")
+    best: Best | None = Field(None, description="{metric: a name, mode: min or max}")
     store: Annotated[Text, Field(min_length=1)] | None = Field(None, description="a folder or a URL")
 
     @field_validator("interval", mode="before")
@@ -266,7 +276,7 @@ class JobSpec(Section):
     resources: Resources = Field(Resources(), description="keys gpus, cpus, memory")
     environment: Environment = Field(Environment(), description="the key variables")
     elastic: Elastic = Field(Elastic(), description="keys exactness, global_batch, shards")
-    checkpoint: CheckpointPolicy = Field(CheckpointPolicy(), description="keys interval, keep, store")
+    checkpoint: CheckpointPolicy = Field(CheckpointPolicy(), description="keys interval, keep, best, store")
     priority: Whole = Field(50, ge=0, le=100, description="a whole number from 0 to 100")
     retry: Retry = Field(Retry(), description="keys limit, backoff")
     limits: Limits = Field(Limits(), description="keys run_time, wait_time, step_time")
@@ -395,12 +405,12 @@ def _name_from_command(command: object) -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._")[:63] or "job"
 
 
-def _dotted(model: type[Section], prefix: str = "") -> list[str]:
+def _dotted(model: type[BaseModel], prefix: str = "") -> list[str]:
     fields = []
     for name, field in model.model_fields.items():
         fields.append(prefix + name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            fields += _dotted(field.annotation, f"{prefix}{name}.")
+        if (section := section_of(field.annotation)) is not None:
+            fields += _dotted(section, f"{prefix}{name}.")
     return fields
 
 

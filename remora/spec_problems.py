@@ -9,7 +9,7 @@ import difflib
 import reprlib
 from collections.abc import Hashable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -68,9 +68,16 @@ def _expected(path: list[str], model: type[BaseModel]) -> str:
         if field is None:
             break
         expected = field.description or expected
-        annotation = field.annotation
-        current = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+        current = section_of(field.annotation)
     return expected
+
+
+def section_of(annotation: object) -> type[BaseModel] | None:
+    """The section that a field of this type is, or may be."""
+    for one in (annotation, *get_args(annotation)):
+        if isinstance(one, type) and issubclass(one, BaseModel):
+            return one
+    return None
 
 
 def _nearest(path: list[str], model: type[BaseModel]) -> str:

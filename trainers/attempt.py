@@ -174,6 +174,7 @@ class Attempt:
                 case Note(kind="log", body=body):
                     self.account.line(**body)
                 case Note(kind="metric", body=body):
+                    self.commits.score(body["step"], body["values"])
                     self.account.put("metric", body)
                 case Note(body=body):
                     self.account.put("event", body)

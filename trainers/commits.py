@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from trainers.account import Account
 from trainers.checkpoints.catalog import Catalog, Fenced
@@ -15,6 +15,8 @@ from trainers.storage import StorageError
 
 #: Seconds that commits under way may take at the end of a worker group.
 _FINISH_S = 60.0
+#: Newest reports in which a checkpoint's step is looked for; it takes seconds to store, and steps milliseconds.
+_SCORES_KEPT = 100_000
 
 
 class Commits:
@@ -26,6 +28,18 @@ class Commits:
         self._account = account
         self._now = now
         self._under_way: set[asyncio.Task[None]] = set()
+        #: Values of the metric that chooses the best checkpoint, by step.
+        self._scores: dict[int, float] = {}
+
+    def score(self, step: int, values: Mapping[str, float | None]) -> None:
+        """A step was reported with these metrics: one of them may say how good its checkpoint is."""
+        value = values.get(self._plan.best_metric or "")
+        if value is None:
+            return
+        self._scores.pop(step, None)
+        self._scores[step] = value
+        if len(self._scores) > _SCORES_KEPT:
+            self._scores.pop(next(iter(self._scores)))
 
     def start(self, group: WorkerGroup, commit: Commit, then: Callable[[bool], None]) -> None:
         """Commit a checkpoint of that group; `then` hears whether it was."""
@@ -48,10 +62,12 @@ class Commits:
             world_size=group.world_size,
             committed_at=self._now(),
             files=commit.files,
+            score=self._scores.get(commit.step),
         )
+        mode = self._plan.best_mode if self._plan.best_metric is not None else None
         try:
             location = await asyncio.to_thread(self.catalog.commit, manifest)
-            deleted = await asyncio.to_thread(self.catalog.retain, self._plan.checkpoint_keep)
+            deleted = await asyncio.to_thread(self.catalog.retain, self._plan.checkpoint_keep, mode)
         except (Fenced, StorageError) as error:
             text = f"The checkpoint of step {commit.step} was not committed: {error}."
             self._account.event("checkpoint.refused", text, step=commit.step)

@@ -44,6 +44,9 @@ class AttemptPlan:
     checkpoint_interval_s: float | None = 60.0
     #: Committed checkpoints to keep.
     checkpoint_keep: int = 3
+    #: Metric whose best checkpoint is kept too; None: age alone decides.
+    best_metric: str | None = None
+    best_mode: Literal["min", "max"] = "min"
     #: Bytes of log kept per attempt; later lines are counted, not kept.
     log_limit_bytes: int = 64 * 2**20
     #: Bytes of one line; the rest of a longer one is cut.

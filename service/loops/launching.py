@@ -28,6 +28,7 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
     """Everything the driver needs.  Raises SpecError for a spec that this version no longer accepts."""
     spec = JobSpec.from_mapping(job.spec)
     backend: Literal["ddp", "command"] = spec.backend
+    best = spec.checkpoint.best
     return AttemptPlan(
         job_id=job.id,
         attempt_id=attempt.id,
@@ -44,6 +45,8 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         elastic_variables=spec.elastic.variables(),
         checkpoint_interval_s=spec.checkpoint.interval_s,
         checkpoint_keep=spec.checkpoint.keep,
+        best_metric=best.metric if best is not None else None,
+        best_mode=best.mode if best is not None else "min",
         log_limit_bytes=settings.max_log_bytes,
         previous_step=job.max_step,
         step_time_s=spec.limits.step_time_s,

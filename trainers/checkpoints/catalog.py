@@ -14,6 +14,7 @@ from trainers.checkpoints.manifest import (
     job_folder,
     parse_folder_name,
 )
+from trainers.checkpoints.retention import Mode, age, surplus
 from trainers.storage import Storage, StorageError
 
 _CHUNK = 1 << 20
@@ -95,21 +96,17 @@ class Catalog:
             self._storage.read_file(f"{folder}/{file.name}", target / file.name)
         return target
 
-    def retain(self, keep: int) -> list[Manifest]:
-        """Delete all but the `keep` checkpoints that were written last, and older leftovers; returns the deleted ones.
-
-        A worker group that could not use the newest one, or ignored it, goes on below its step; what it writes is
-        younger all the same.
-        """
-        manifests = sorted(self.manifests(), key=_age, reverse=True)
-        deleted = manifests[keep:]
+    def retain(self, keep: int, mode: Mode | None = None) -> list[Manifest]:
+        """Delete all but the `keep` youngest checkpoints and the best one, and older leftovers; returns the deleted."""
+        manifests = self.manifests()
+        deleted = surplus(manifests, keep, mode)
         for manifest in deleted:
             folder = f"{self._folder}/{manifest.folder}"
             # Without its manifest a half-deleted folder is no checkpoint.
             self._storage.delete(f"{folder}/{MANIFEST_NAME}")
             self._storage.delete(folder)
         if manifests:
-            self._sweep(manifests[0])
+            self._sweep(max(manifests, key=age))
         return deleted
 
     def _sweep(self, newest: Manifest) -> None:
@@ -167,11 +164,6 @@ class Catalog:
         except FileNotFoundError:
             return f"{file.name} is missing"
         return None if digest.hexdigest() == file.sha256 else f"{file.name} is corrupted"
-
-
-def _age(manifest: Manifest) -> tuple[int, int, int]:
-    """Sorts checkpoints by when they were begun."""
-    return manifest.attempt, manifest.generation, manifest.step
 
 
 def _digest_of(path: Path) -> str:

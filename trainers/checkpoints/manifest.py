@@ -43,6 +43,8 @@ class Manifest:
     world_size: int
     committed_at: float
     files: tuple[ShardFile, ...]
+    #: Value at this step of the metric by which the job's best checkpoint is chosen; None: there is none.
+    score: float | None = None
 
     @property
     def folder(self) -> str:

@@ -76,10 +76,10 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
         "resources": {"gpus": 0.5, "cpus": 2.0, "memory": 2**30},
         "environment": {"variables": {"A": "1", "B": "x=y"}},
         "elastic": {"exactness": "none", "global_batch": None, "shards": None},
-        "checkpoint": {"interval": 90.0, "keep": 2, "store": None},
+        "checkpoint": {"interval": 90.0, "keep": 2, "best": None, "store": None},
         "priority": 9,
         "retry": {"limit": 0, "backoff": 1.0},
-        "limits": {"run_time": 7200.0, "wait_time": None},
+        "limits": {"run_time": 7200.0, "wait_time": None, "step_time": 600.0},
     }
 
 

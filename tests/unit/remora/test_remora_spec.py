@@ -16,7 +16,7 @@ import remora
 from remora.errors import SpecError
 from remora.quantities import format_duration, format_size, parse_duration, parse_size
 from remora.refusals import REFUSED
-from remora.spec import MAX_SPEC_BYTES, JobSpec
+from remora.spec import MAX_SPEC_BYTES, Best, JobSpec
 
 
 def refusal(**fields: Any) -> str:
@@ -37,10 +37,10 @@ def test_a_command_is_enough() -> None:
         "resources": {"gpus": 0.0, "cpus": 1.0, "memory": None},
         "environment": {"variables": {}},
         "elastic": {"exactness": "none", "global_batch": None, "shards": None},
-        "checkpoint": {"interval": 60.0, "keep": 3, "store": None},
+        "checkpoint": {"interval": 60.0, "keep": 3, "best": None, "store": None},
         "priority": 50,
         "retry": {"limit": 3, "backoff": 1.0},
-        "limits": {"run_time": None, "wait_time": None},
+        "limits": {"run_time": None, "wait_time": None, "step_time": 600.0},
     }
 
 
@@ -56,7 +56,7 @@ def test_every_field_is_read() -> None:
         resources: {{gpus: 0.5, cpus: 2, memory: 32GiB}}
         environment: {{variables: {{LR: "0.1"}}}}
         elastic: {{exactness: bitwise, global_batch: 96, shards: 12}}
-        checkpoint: {{interval: 5m, keep: 1, store: "abfs://box/models"}}
+        checkpoint: {{interval: 5m, keep: 1, best: {{metric: acc, mode: max}}, store: "abfs://box/models"}}
         priority: 0
         retry: {{limit: 0, backoff: 1h30m}}
         limits: {{run_time: 24h, wait_time: 90}}
@@ -68,6 +68,7 @@ def test_every_field_is_read() -> None:
     assert (spec.checkpoint.interval_s, spec.retry.backoff_s) == (300, 5400)
     assert (spec.limits.run_time_s, spec.limits.wait_time_s) == (86400, 90)
     assert spec.environment.variables == {"LR": "0.1"}
+    assert spec.checkpoint.best == Best(metric="acc", mode="max")
     assert spec.elastic.variables() == {
         "REMORA_EXACTNESS": "bitwise",
         "REMORA_GLOBAL_BATCH": "96",
@@ -149,6 +150,16 @@ def test_all_problems_are_told_at_once_each_with_field_value_and_expectation() -
         ({"environment": {"variables": {1: "1"}}}, "environment.variables.1: 1 given"),
         ({"checkpoint": {"interval": 0}}, "checkpoint.interval: 0 given, expected more than 0 seconds"),
         ({"checkpoint": {"interval": "auto"}}, "checkpoint.interval: this version cannot choose it yet"),
+        (
+            {"checkpoint": {"best": {"metric": "acc", "mode": "up"}}},
+            "checkpoint.best.mode: 'up' given, expected min",
+        ),
+        (
+            {"checkpoint": {"best": {"mode": "max"}}},
+            "checkpoint.best.metric: missing; expected the name of a",
+        ),
+        ({"checkpoint": {"best": {"metrics": "a", "metric": "a"}}}, "did you mean checkpoint.best.metric?"),
+        ({"checkpoint": {"best": "loss"}}, "checkpoint.best: 'loss' given, expected {metric: a name, mode"),
         ({"checkpoint": {"keep": 101}}, "checkpoint.keep: 101 given"),
         ({"checkpoint": {"store": ""}}, "checkpoint.store: '' given"),
         ({"retry": {"backoff": "fast"}}, "retry.backoff: 'fast' given, expected a duration such as"),

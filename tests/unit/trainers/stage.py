@@ -22,7 +22,7 @@ BEGIN = 1_000_000.0
 class Stage:
     """The calls to workers, answered by the play; and the play itself."""
 
-    def __init__(self, workers: int = 3, *, min_workers: int = 1, max_workers: int = 4) -> None:
+    def __init__(self, workers: int = 3, *, min_workers: int = 1, max_workers: int = 4, **plan: Any) -> None:
         self.dead: set[int] = set()
         #: Their processes and nodes stand still: nobody answers, and nobody is known to be dead.
         self.frozen: set[int] = set()
@@ -43,7 +43,7 @@ class Stage:
         self.loop = asyncio.get_running_loop()
         self.account = Account(1 << 20, self.now)
         self.crew = Crew(self)
-        self.attempt = Attempt(_plan(min_workers, max_workers), self.account, self.crew, self.now)
+        self.attempt = Attempt(_plan(min_workers, max_workers, **plan), self.account, self.crew, self.now)
         self.in_place = InPlace(self.attempt)
         self._slots = 0
         self.attempt.open_group(self.new_members(workers), None)
@@ -193,7 +193,7 @@ class Stage:
         self.joined()
 
 
-def _plan(min_workers: int, max_workers: int) -> AttemptPlan:
+def _plan(min_workers: int, max_workers: int, **fields: Any) -> AttemptPlan:
     return AttemptPlan(
         job_id="job_1",
         attempt_id="att_1",
@@ -206,6 +206,6 @@ def _plan(min_workers: int, max_workers: int) -> AttemptPlan:
         min_workers=min_workers,
         max_workers=max_workers,
         resources={"CPU": 1.0},
-        checkpoint_interval_s=None,
         regroup_s=600.0,
+        **{"checkpoint_interval_s": None, **fields},
     )

@@ -27,7 +27,8 @@ class Shelf:
         self.committed.append(manifest)
         return "on the shelf"
 
-    def retain(self, keep: int) -> list[Manifest]:
+    def retain(self, keep: int, mode: str | None) -> list[Manifest]:
+        self.mode = mode
         return self.committed[:-keep]
 
 
@@ -87,6 +88,22 @@ def test_a_planned_stop_ends_the_group_once_its_checkpoint_is_committed() -> Non
             "on the shelf",
         )
         assert await stage.attempt.judge(set(), set()) is True, "another worker group follows"
+
+    play(scene())
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_a_checkpoint_carries_the_metric_of_its_own_step() -> None:
+    async def scene() -> None:
+        stage = Stage(1, best_metric="acc", best_mode="max")
+        shelf = stage.attempt.commits.catalog = Shelf()  # type: ignore[assignment]
+        for step, acc in ((11, 0.25), (12, 0.5), (13, None)):
+            stage.attempt.receive(0, {"type": "report", "step": step, "metrics": {"acc": acc, "loss": 9}})
+        for step in (12, 13):
+            shard(stage, 0, step)
+            await stage.attempt.commits.finish()
+        assert [(one.step, one.score) for one in shelf.committed] == [(12, 0.5), (13, None)]
+        assert shelf.mode == "max"
 
     play(scene())
 

@@ -1,0 +1,30 @@
+"""Which committed checkpoints are kept: the newest ones, and the best one (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from trainers.checkpoints.manifest import Manifest
+
+#: Whether the best value of a metric is its smallest or its greatest.
+Mode = Literal["min", "max"]
+
+
+def age(manifest: Manifest) -> tuple[int, int, int]:
+    """Sorts checkpoints by when they were begun: a group that resumed below the newest step writes younger ones."""
+    return manifest.attempt, manifest.generation, manifest.step
+
+
+def best_of(manifests: Iterable[Manifest], mode: Mode) -> Manifest | None:
+    """The checkpoint with the best score, of equal ones the youngest; None when none has a score."""
+    scored = [(one.score, age(one), one) for one in manifests if one.score is not None]
+    sign = -1.0 if mode == "min" else 1.0
+    return max(scored, key=lambda one: (sign * one[0], one[1]))[2] if scored else None
+
+
+def surplus(manifests: Iterable[Manifest], keep: int, mode: Mode | None = None) -> list[Manifest]:
+    """Checkpoints to delete, youngest first: all but the `keep` youngest (at least one) and, with a mode, the best."""
+    by_age = sorted(manifests, key=age, reverse=True)
+    best = best_of(by_age, mode) if mode is not None else None
+    return [one for one in by_age[max(1, keep) :] if one is not best]
