@@ -7,6 +7,8 @@ Script to supervisor:
 - `elastic` `{}`: this script can regroup in place.
 - `parted` `{generation, step, why}`: this rank holds the state after `step` (-1: none yet) and waits for a `regroup`.
 - `joined` `{generation, step}`: the group of that generation works, and its newest state is the one after `step`.
+- `pace` `{generation, own_s, shards}`: about once a second: the seconds that this rank's own part of a step took, with
+  so many shards, until its gradients were there.
 
 Supervisor to script:
 

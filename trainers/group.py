@@ -13,6 +13,7 @@ from typing import Any
 from trainers.agreement import Agreement
 from trainers.checkpoints.manifest import ShardFile, doubled_names
 from trainers.progress import Progress
+from trainers.stragglers import Stragglers
 from trainers.verdict import ChildExit
 
 #: Seconds a script gets to write a checkpoint it was asked for before a stop that nothing forces is given up.
@@ -99,6 +100,7 @@ class WorkerGroup:
 
     def __post_init__(self) -> None:
         self._checkpoint_at = self.started_at
+        self._stragglers = Stragglers(self.world_size)
 
     @property
     def is_cooperative(self) -> bool:
@@ -137,6 +139,8 @@ class WorkerGroup:
                 yield from self._report(rank, message, now)
             case "saving":
                 self._saving[rank] = now
+            case "pace":
+                yield from self._compare(rank, message, now)
             case "held":
                 yield from self._answer(rank, message)
             case "shard":
@@ -222,6 +226,20 @@ class WorkerGroup:
             pause_s = round(now - before.lost_since, 3)
             text = f"Step {step} is the first new one after the loss; it took {pause_s:.1f} s."
             yield Note("event", _event("training.resumed", text, step=step, pause_s=pause_s))
+
+    def _compare(self, rank: int, message: dict[str, Any], now: float) -> Iterator[Effect]:
+        if message["generation"] != self.generation:
+            return
+        own_s, shards = float(message["own_s"]), int(message["shards"])
+        for one in self._stragglers.hear(rank, own_s, shards, now):
+            text = (
+                f"Rank {one.rank} is slower than the others, which wait for it in every step: its own part of a step "
+                f"takes {one.own_s:.3f} s, that of the others {one.others_s:.3f} s."
+            )
+            mine_s, others_s = round(one.own_s, 4), round(one.others_s, 4)
+            yield Note(
+                "event", _event("worker.straggles", text, rank=one.rank, own_s=mine_s, others_s=others_s)
+            )
 
     def _answer(self, rank: int, message: dict[str, Any]) -> Iterator[Effect]:
         if self._agreement is None:

@@ -37,7 +37,9 @@ _GATHER_S = 0.1
 #: Bytes of lines that wait for the driver before the script's own writes have to wait.
 _BACKLOG_BYTES = 8 << 20
 #: What a script may tell the driver; `checkpoint` is for the supervisor, and all else it does not know.
-_FOR_DRIVER = frozenset({"hello", "report", "held", "abandoned", "saving", "elastic", "parted", "joined"})
+_FOR_DRIVER = frozenset(
+    {"hello", "report", "held", "abandoned", "saving", "pace", "elastic", "parted", "joined"}
+)
 #: Seconds a script gets between SIGTERM and SIGKILL.
 _GRACE_S = 5.0
 

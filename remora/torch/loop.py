@@ -18,6 +18,7 @@ from remora.torch.feed import Feed, Plan, deliveries
 from remora.torch.group import PeerLost
 from remora.torch.members import Membership
 from remora.torch.order import Position, shards_of
+from remora.torch.own_time import OwnTime
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.reduction import Bitwise, SampleExact
 from remora.torch.saving import Saving
@@ -150,6 +151,7 @@ class Loop:
         self._progress = Progress(0, 0, 0)
         self._link = training.open_link()
         self._members = Membership(self._link, shards, self._reduction, self._buffers, self._device)
+        self._own_time = OwnTime(self._device, self._tell_own_time)
         self._saving = Saving(model, optimizer)
         self._fingerprint = fingerprint(settings, parameters)
         self._feed = Feed(iter(()))
@@ -195,7 +197,13 @@ class Loop:
         self._begin()
         while True:
             for step in self._steps():
-                yield step
+                try:
+                    yield step
+                except GeneratorExit:
+                    # The script leaves the loop; its end shall not meet a collective under way.
+                    with contextlib.suppress(PeerLost):
+                        self._reduction.await_confirmation()
+                    raise
                 if not step.is_done:
                     raise RuntimeError("call step.backward(...) once in every step of the loop")
                 self._end_step(step)
@@ -233,6 +241,7 @@ class Loop:
     def _attempt(self, step: Step, compute: Compute) -> list[float]:
         """One try at a step; raises PeerLost, after which `_undo` brings everything back to the step's begin."""
         reduction, buffers = self._reduction, self._buffers
+        self._own_time.begin()
         reduction.begin()
         buffers.begin()
         step.samples = {}
@@ -253,6 +262,7 @@ class Loop:
                 loss.backward()
             if parcel.ends_shard and not parcel.ends_step:
                 reduction.leaf(parcel.shard)
+        self._own_time.end()
         notes = reduction.finish()
         buffers.finish(reduction.group, [flag > 0 for flag in notes[1 + MOST_METRICS :]])
         return notes
@@ -279,6 +289,7 @@ class Loop:
         self._step = None
         if self._link is None:
             return
+        self._own_time.tell()
         match self._link.reach_boundary(step.number):
             case "checkpoint":
                 self._checkpoint(is_last=False)
@@ -375,6 +386,14 @@ class Loop:
         self._reports.append((step.number, values))
         if self._members.group.rank == 0:
             training.report(step.number, values, total_steps=self._settings.total_steps)
+
+    def _tell_own_time(self, own_s: float) -> None:
+        group = self._members.group
+        shards = len(shards_of(group.rank, group.world_size, self._settings.shards))
+        if self._link is not None:
+            self._link.send(
+                {"type": "pace", "generation": self._members.generation, "own_s": own_s, "shards": shards}
+            )
 
     def _number(self, value: Any) -> torch.Tensor:
         return torch.as_tensor(value, dtype=torch.float32, device=self._device).detach().reshape(())
