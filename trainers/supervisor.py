@@ -142,6 +142,16 @@ class Supervisor:
 
     def run(self) -> None:
         """Prepare the folder, run the child, hand everything over."""
+        try:
+            self._run()
+        except (PlannedStop, ChildFailed):
+            raise
+        except Exception as error:
+            # Else the driver would learn that something failed, and nobody what.
+            self._tell_trouble(f"the supervisor failed: {type(error).__name__}: {error}"[:1000])
+            raise ChildFailed(str(error)) from error
+
+    def _run(self) -> None:
         place = self._place
         sweep_folders()
         with shared_folder(f"{place.attempt_id}-{place.generation}") as folder:
@@ -150,13 +160,17 @@ class Supervisor:
             except CommandUnusable as error:
                 self._finish({"start_failed": str(error)})
             except (StorageError, OSError) as error:
-                self._outbox.put({"type": "trouble", "message": f"preparing the code failed: {error}"})
-                self._outbox.close()
+                self._tell_trouble(f"preparing the code failed: {error}")
                 raise ChildFailed(str(error)) from error
             except BundleError as error:
                 self._finish({"start_failed": str(error)})
             else:
                 self._finish(child.wait())
+
+    def _tell_trouble(self, why: str) -> None:
+        """What keeps this worker from going on, when it is not the command's own end."""
+        self._outbox.put({"type": "trouble", "message": why})
+        self._outbox.close()
 
     def instruct(self, message: channel.Message) -> None:
         """Act on an instruction of the driver."""

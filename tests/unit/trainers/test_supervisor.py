@@ -174,6 +174,18 @@ def test_a_storage_that_fails_is_no_fault_of_the_script(stage: Stage) -> None:
     assert "preparing the code failed" in last["message"]
 
 
+def test_a_supervisor_that_fails_says_what_happened(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "file").write_text("where its folder should be")
+    monkeypatch.setenv("REMORA_WORK_DIR", str(tmp_path / "file"))
+    stage.start()
+    last = stage.end()
+    assert last["type"] == "trouble"
+    assert "the supervisor failed: FileExistsError" in last["message"]
+
+
 def test_a_checkpoint_of_a_rank_reaches_the_storage(stage: Stage) -> None:
     stage.start(
         "from remora import training\n"
