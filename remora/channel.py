@@ -12,6 +12,7 @@ Script to supervisor:
 - `checkpoint` `{step, folder, asked}`: the folder holds this rank's files of the checkpoint; the script waits for
   `taken`.  `asked` is true when `should_checkpoint()` was true before it.
 - `saving` `{step}`: the script begins to write its files of that checkpoint, which may take long.
+- `stalled` `{step, stall_s}`: the checkpoint of that step held this rank's training loop up for so many seconds.
 - `abandoned` `{step}`: the script raised inside `checkpoint(step)`; there will be no files.
 
 Supervisor to script:

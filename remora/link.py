@@ -26,6 +26,7 @@ import math
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +108,8 @@ class Link:
         self._stops = False
         self._asked = False
         self._taken: dict[int, bool] = {}
+        #: When the last files were handed over, by `time.monotonic`.
+        self.taken_at = 0.0
         self._closed = False
         #: Newest generation that is to be left.
         self._parted = -1
@@ -137,6 +140,10 @@ class Link:
             values[str(name)] = number if math.isfinite(number) else None
         message = {"type": "report", "step": step, "metrics": values, "total_steps": total_steps}
         self.send({**message, "again": True} if is_again else message)
+
+    def stalled(self, step: int, seconds: float) -> None:
+        """Tell what the checkpoint of a step cost the training loop."""
+        self.send({"type": "stalled", "step": step, "stall_s": round(seconds, 6)})
 
     def reach_boundary(self, at: int | None = None) -> str | None:
         """Count a boundary (or stand at boundary `at`), and return what was decided for it.
@@ -169,6 +176,7 @@ class Link:
         self.send({"type": "checkpoint", "step": step, "folder": str(folder), "asked": asked})
         with self._changed:
             self._changed.wait_for(lambda: step in self._taken or self._closed)
+            self.taken_at = time.monotonic()
             if self._taken.get(step):
                 # The planned end of this process comes now; a step done here would have to be done again.
                 self._changed.wait_for(lambda: self._closed or not self._taken[step] or self._is_parting())

@@ -45,12 +45,6 @@ def refusals(spec: Mapping[str, Any]) -> list[SpecProblem]:
                 " nothing around it",
             )
         )
-    if _at(spec, "checkpoint.interval") == "auto":
-        problems.append(
-            SpecProblem(
-                "checkpoint.interval", "this version cannot choose it yet; write a duration such as 60s"
-            )
-        )
     return problems
 
 

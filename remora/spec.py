@@ -24,6 +24,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
+    PlainValidator,
     StrictStr,
     ValidationError,
     field_validator,
@@ -84,6 +85,10 @@ def _positive(value: float) -> float:
     return value
 
 
+def _interval(value: object) -> float | str:
+    return "auto" if value == "auto" else _positive(parse_duration(value))
+
+
 def _passable(value: str) -> str:
     if "\0" in value:
         raise ValueError("a null character cannot be passed to a process")
@@ -99,6 +104,7 @@ Number = Annotated[float, BeforeValidator(_number)]
 Name = Annotated[StrictStr, AfterValidator(_name)]
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 PositiveDuration = Annotated[float, BeforeValidator(parse_duration), AfterValidator(_positive)]
+Interval = Annotated[float | Literal["auto"], PlainValidator(_interval)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 Text = Annotated[StrictStr, AfterValidator(_passable)]
 _SHARE_FORM = "a whole number from 1 to 2**31"
@@ -205,7 +211,7 @@ class Best(Section):
 class CheckpointPolicy(Section):
     """When scripts are asked for a checkpoint, and how many are kept."""
 
-    interval: PositiveDuration | None = Field(60.0, description=f"{DURATION_FORM}, or none")
+    interval: Interval | None = Field(60.0, description=f"{DURATION_FORM}, auto, or none")
     keep: Whole = Field(3, ge=1, le=100, description="a whole number from 1 to 100")
     best: Best | None = Field(None, description="{metric: a name, mode: min or max}")
     store: Annotated[Text, Field(min_length=1)] | None = Field(None, description="a folder or a URL")
@@ -217,8 +223,13 @@ class CheckpointPolicy(Section):
 
     @property
     def interval_s(self) -> float | None:
-        """Seconds between two requests for a checkpoint; None asks only before planned stops."""
-        return self.interval
+        """Seconds between two requests for a checkpoint, if they are fixed; None asks only before planned stops."""
+        return None if self.interval == "auto" else self.interval
+
+    @property
+    def is_interval_auto(self) -> bool:
+        """True when what checkpoints cost decides how often they are asked for."""
+        return self.interval == "auto"
 
 
 class Retry(Section):

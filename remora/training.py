@@ -24,6 +24,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,17 @@ def checkpoint(step: int) -> Iterator[Path]:
     visible when all ranks are through.  If the script raises inside, there is none.
     Raises ValueError for a step below 0 or above 2**53.
     """
+    began = time.monotonic()
+    with hand_over(step) as folder:
+        yield folder
+    link = open_link()
+    if link is not None:
+        link.stalled(step, link.taken_at - began)
+
+
+@contextlib.contextmanager
+def hand_over(step: int) -> Iterator[Path]:
+    """As `checkpoint`, for a thread for which the training loop does not wait.  For `remora.torch`."""
     step = _checked(step)
     link = open_link()
     parent = os.environ.get("REMORA_SCRATCH_DIR") if link is not None else None

@@ -44,6 +44,8 @@ class Settings(BaseSettings):
     max_unpacked_bytes: int = Field(default=4 * 2**30, gt=0)
     #: Jobs that may wait or run at the same time.
     max_active_jobs: int = Field(default=10_000, gt=0)
+    #: Seconds between two losses of one worker that are usual here; what an attempt sees outweighs it with time.
+    worker_mtbf_s: float = Field(default=72_000.0, gt=0)
     #: Bytes of log kept per attempt.
     max_log_bytes: int = Field(default=64 * 2**20, gt=0)
 

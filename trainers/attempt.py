@@ -16,6 +16,7 @@ from typing import Any
 from remora import channel
 from remora.states import EndReason
 from trainers.account import Account
+from trainers.checkpoints.cadence import Cadence
 from trainers.checkpoints.manifest import Manifest
 from trainers.commits import Commits
 from trainers.crew import Crew
@@ -28,6 +29,9 @@ from trainers.regrouping import Pace
 from trainers.verdict import GroupFailure, Verdict, judge
 
 log = logging.getLogger(__name__)
+
+#: An interval between checkpoints is told again when it changed by this factor.
+_WORTH_TELLING = 1.5
 
 #: Seconds in which the other ranks of a failed group tell how they ended.
 _COLLECT_S = 1.0
@@ -51,6 +55,10 @@ class Attempt:
         self.generation = 0
         self.progress = Progress(step=plan.previous_step, high_water=plan.previous_step)
         self.pace = Pace()
+        self.cadence = Cadence(prior_s=plan.worker_mtbf_s)
+        #: Seconds between checkpoints that were told last; None: none yet.
+        self._told_interval_s: float | None = None
+        self._ticked_at = now()
         self.watch = StepWatch(plan.step_time_s)
         #: What ends the attempt when its workers cannot even stand still; None since the newest step.
         self.hang: Verdict | None = None
@@ -110,6 +118,9 @@ class Attempt:
     def receive(self, rank: int, message: channel.Message) -> None:
         """A rank of the present worker group says something."""
         assert self.group is not None
+        if message["type"] == "stalled":
+            self._measure(rank, message)
+            return
         before = self.group.progress.step_at
         self.apply(self.group, self.group.receive(rank, message, self.now()))
         self.progress = self.group.progress
@@ -125,6 +136,9 @@ class Attempt:
 
     def tick(self) -> None:
         """What time alone brings about."""
+        passed_s, self._ticked_at = self.now() - self._ticked_at, self.now()
+        if self.group is not None:
+            self.cadence = self.cadence.work(passed_s, self.group.world_size)
         if self.group is not None and self.stop_reason is None:
             self.apply(self.group, self.group.tick(self.now()))
 
@@ -139,6 +153,33 @@ class Attempt:
             self.account.event(f"worker_group.{reason}", text, deadline_at=deadline_at)
         asked = group.request_stop(reason, self.now(), deadline_at, is_in_place=is_in_place)
         self.apply(group, asked)
+
+    def _measure(self, rank: int, message: channel.Message) -> None:
+        """A rank says what a checkpoint cost its loop; the interval between checkpoints follows."""
+        try:
+            self.cadence = self.cadence.measure(int(message["step"]), float(message["stall_s"]))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            text = f"a message of type 'stalled' was not understood and dropped: {error!r}"[:500]
+            self.account.line(rank, "remora", text)
+            return
+        if self.group is not None and self.plan.is_interval_auto:
+            self._choose_interval(self.group)
+
+    def _choose_interval(self, group: WorkerGroup) -> None:
+        losses, workers = group.progress.losses, group.world_size
+        chosen_s = group.checkpoint_interval_s = self.cadence.interval_s(losses, workers)
+        told_s = self._told_interval_s
+        if told_s is not None and told_s / _WORTH_TELLING < chosen_s < told_s * _WORTH_TELLING:
+            return
+        self._told_interval_s = chosen_s
+        cost_s, mtbf_s = self.cadence.cost_s or 0.0, self.cadence.between_losses_s(losses, workers)
+        self.account.event(
+            "checkpoint.interval",
+            f"A checkpoint holds training up for {cost_s:.2g} s, so there is one every {chosen_s:.0f} s.",
+            interval_s=round(chosen_s, 3),
+            cost_s=round(cost_s, 4),
+            mtbf_s=round(mtbf_s, 1),
+        )
 
     def end_group(self) -> None:
         """Tell all workers to end, so that a new worker group starts from the storage, or the attempt ends."""

@@ -42,6 +42,10 @@ class AttemptPlan:
     elastic_variables: dict[str, str] = field(default_factory=dict)
     #: Seconds between periodic checkpoints that scripts are asked for; None asks only before planned stops.
     checkpoint_interval_s: float | None = 60.0
+    #: The interval follows what checkpoints cost and how often workers are lost; it begins with the one above.
+    is_interval_auto: bool = False
+    #: Seconds between two losses of one worker that are usual for the machines.
+    worker_mtbf_s: float = 72_000.0
     #: Committed checkpoints to keep.
     checkpoint_keep: int = 3
     #: Metric whose best checkpoint is kept too; None: age alone decides.

@@ -19,6 +19,8 @@ class Progress:
     lost_s: float = 0.0
     #: Set between a loss and the next new step: the time of the last step before it.
     lost_since: float | None = None
+    #: Losses of workers so far; those before the next new step are one.
+    losses: int = 0
     #: Last step that was ever reported when the present worker group began; later ones are new.
     high_water: int | None = None
     #: Last step that the present worker group reported; a step may be reported more than once.
@@ -43,7 +45,8 @@ class Progress:
         """A worker was lost; time counts as lost until a new step is done."""
         if self.lost_since is not None:
             return self
-        return replace(self, lost_since=self.step_at if self.step_at is not None else now)
+        lost_since = self.step_at if self.step_at is not None else now
+        return replace(self, lost_since=lost_since, losses=self.losses + 1)
 
     def regroup(self) -> Progress:
         """A new worker group begins: steps up to the newest one are repetitions from now on."""

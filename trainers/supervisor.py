@@ -38,7 +38,7 @@ _GATHER_S = 0.1
 _BACKLOG_BYTES = 8 << 20
 #: What a script may tell the driver; `checkpoint` is for the supervisor, and all else it does not know.
 _FOR_DRIVER = frozenset(
-    {"hello", "report", "held", "abandoned", "saving", "pace", "elastic", "parted", "joined"}
+    {"hello", "report", "held", "abandoned", "stalled", "saving", "pace", "elastic", "parted", "joined"}
 )
 #: Seconds a script gets between SIGTERM and SIGKILL.
 _GRACE_S = 5.0

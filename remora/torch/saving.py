@@ -8,6 +8,7 @@ over in that thread.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,10 +27,13 @@ class Saving:
         self._copied = threading.Event()
         self._copied.set()
         self._error: BaseException | None = None
+        #: The checkpoint under way and the seconds that it has held the loop up; None once that was told.
+        self._stall: tuple[int, float] | None = None
         optimizer.register_step_pre_hook(self._await_copy)
 
     def save(self, step: int, state: Mapping[str, Any] | None, *, in_background: bool) -> None:
         """Write the checkpoint of `step`; None for a worker that has nothing to add to it."""
+        began = time.monotonic()
         self.wait()
         if not in_background:
             self._write(step, state)
@@ -40,6 +44,7 @@ class Saving:
             target=self._work, args=(step, begun), name="remora-checkpoint", daemon=True
         )
         self._thread.start()
+        self._stall = (step, time.monotonic() - began)
 
     def wait(self) -> None:
         """Wait until nothing is under way; raises what went wrong in it."""
@@ -51,7 +56,14 @@ class Saving:
             raise error
 
     def _await_copy(self, *_: object) -> None:
+        if self._stall is None:
+            return
+        (step, seconds), self._stall = self._stall, None
+        began = time.monotonic()
         self._copied.wait()
+        link = training.open_link()
+        if link is not None:
+            link.stalled(step, seconds + time.monotonic() - began)
 
     def _copy_what_moves(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Copy now what a forward pass or the script may change: all but parameters and the optimizer's state."""
@@ -80,7 +92,7 @@ class Saving:
 
     @staticmethod
     def _write(step: int, state: Mapping[str, Any] | None) -> None:
-        with training.checkpoint(step) as folder:
+        with training.hand_over(step) as folder:
             if state is not None:
                 write(state, folder)
 

@@ -16,6 +16,7 @@ from service.queue import lifecycle
 from service.queue.rows import AttemptRow, JobRow
 from service.settings import Settings
 from service.store import jobs as store
+from trainers.checkpoints.cadence import FIRST_S
 from trainers.plan import AttemptPlan
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,9 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         resources=spec.ray_resources(),
         variables=dict(spec.environment.variables),
         elastic_variables=spec.elastic.variables(),
-        checkpoint_interval_s=spec.checkpoint.interval_s,
+        checkpoint_interval_s=FIRST_S if spec.checkpoint.is_interval_auto else spec.checkpoint.interval_s,
+        is_interval_auto=spec.checkpoint.is_interval_auto,
+        worker_mtbf_s=settings.worker_mtbf_s,
         checkpoint_keep=spec.checkpoint.keep,
         best_metric=best.metric if best is not None else None,
         best_mode=best.mode if best is not None else "min",

@@ -77,6 +77,19 @@ def test_every_field_is_read() -> None:
     assert JobSpec.from_mapping(json.loads(json.dumps(spec.to_mapping()))) == spec
 
 
+def test_an_interval_is_fixed_or_chosen_or_none() -> None:
+    policies = [
+        JobSpec(command="x", checkpoint={"interval": one}).checkpoint for one in ("5m", "auto", "none")
+    ]
+    assert [(one.interval_s, one.is_interval_auto) for one in policies] == [
+        (300, False),
+        (None, True),
+        (None, False),
+    ]
+    spec = JobSpec(command="x", checkpoint={"interval": "auto"})
+    assert JobSpec.from_mapping(json.loads(json.dumps(spec.to_mapping()))) == spec
+
+
 def test_a_relative_folder_is_relative_to_its_file(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("command: x\ncode: src\n")
     assert JobSpec.from_yaml(tmp_path / "job.yaml").code_folder == tmp_path / "src"
@@ -149,7 +162,10 @@ def test_all_problems_are_told_at_once_each_with_field_value_and_expectation() -
         ({"environment": {"variables": {"A": 1}}}, "put quotes around numbers"),
         ({"environment": {"variables": {1: "1"}}}, "environment.variables.1: 1 given"),
         ({"checkpoint": {"interval": 0}}, "checkpoint.interval: 0 given, expected more than 0 seconds"),
-        ({"checkpoint": {"interval": "auto"}}, "checkpoint.interval: this version cannot choose it yet"),
+        (
+            {"checkpoint": {"interval": "often"}},
+            "checkpoint.interval: 'often' given, expected a duration such",
+        ),
         (
             {"checkpoint": {"best": {"metric": "acc", "mode": "up"}}},
             "checkpoint.best.mode: 'up' given, expected min",

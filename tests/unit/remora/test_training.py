@@ -203,6 +203,7 @@ def test_files_are_handed_over_before_the_script_goes_on(supervisor: Supervisor,
     script = threading.Thread(target=save)
     script.start()
     supervisor.hear("hello")
+    assert supervisor.hear("saving")["step"] == 5
     message = supervisor.hear("checkpoint")
     folder = Path(message["folder"])
     assert (message["step"], message["asked"]) == (5, False)
@@ -214,6 +215,9 @@ def test_files_are_handed_over_before_the_script_goes_on(supervisor: Supervisor,
     script.join(20.0)
     assert done.is_set()
     assert (tmp_path / "taken" / "state").exists()
+    stalled = supervisor.hear("stalled")
+    assert stalled["step"] == 5
+    assert stalled["stall_s"] > 0
 
 
 def test_a_checkpoint_that_was_asked_for_says_so_once(supervisor: Supervisor) -> None:
@@ -231,9 +235,11 @@ def test_a_checkpoint_that_was_asked_for_says_so_once(supervisor: Supervisor) ->
     for step, asked in ((2, True), (3, False)):
         script = threading.Thread(target=save, args=(step,))
         script.start()
+        supervisor.hear("saving")
         assert supervisor.hear("checkpoint")["asked"] is asked
         supervisor.say("taken", step=step, park=False)
         script.join(20.0)
+        supervisor.hear("stalled")
 
 
 def park(supervisor: Supervisor) -> tuple[threading.Thread, threading.Event]:
@@ -247,6 +253,7 @@ def park(supervisor: Supervisor) -> tuple[threading.Thread, threading.Event]:
     script = threading.Thread(target=save)
     script.start()
     supervisor.hear("hello")
+    supervisor.hear("saving")
     supervisor.hear("checkpoint")
     supervisor.say("taken", step=5, park=True)
     link = training._opened
@@ -275,6 +282,7 @@ def test_a_script_that_raises_in_its_checkpoint_says_so(supervisor: Supervisor) 
     with pytest.raises(RuntimeError), training.checkpoint(5) as folder:
         raise RuntimeError
     supervisor.hear("hello")
+    supervisor.hear("saving")
     assert supervisor.hear("abandoned")["step"] == 5
     assert not folder.exists()
 

@@ -108,6 +108,27 @@ def test_a_checkpoint_carries_the_metric_of_its_own_step() -> None:
     play(scene())
 
 
+def test_the_interval_follows_what_checkpoints_cost() -> None:
+    async def scene() -> None:
+        stage = Stage(2, is_interval_auto=True, checkpoint_interval_s=30.0, worker_mtbf_s=20_000.0)
+        for slot, stall_s in ((0, 0.1), (1, 2.0)):
+            stage.attempt.receive(slot, {"type": "stalled", "step": 20, "stall_s": stall_s})
+        assert stage.attempt.group is not None
+        assert stage.attempt.group.checkpoint_interval_s == pytest.approx(198.0, abs=0.1)
+        told = [round(data["interval_s"]) for data in stage.events("checkpoint.interval")]
+        assert told == [45, 198], "a change that matters is told"
+        stage.kill(1)
+        await stage.settled()
+        stage.attempt.receive(0, {"type": "stalled", "step": 30, "stall_s": "long"})
+        assert "'stalled' was not understood" in stage.log[-1]
+        stage.attempt.receive(0, {"type": "stalled", "step": 30, "stall_s": 2.0})
+        assert stage.attempt.group.checkpoint_interval_s == pytest.approx(198.0, abs=1.0), (
+            "half as many, one lost"
+        )
+
+    play(scene())
+
+
 @pytest.mark.usefixtures("no_threads")
 def test_a_checkpoint_that_is_refused_is_told() -> None:
     async def scene() -> None:

@@ -43,6 +43,8 @@ def test_a_second_loss_before_a_new_step_is_the_same_loss() -> None:
     progress = Progress().report(1, None, 5.0).report(2, None, 10.0).lose(12.0).regroup()
     progress = progress.report(1, None, 18.0).lose(20.0).regroup()
     assert progress.report(3, None, 30.0).lost_s == 20.0
+    assert progress.losses == 1
+    assert progress.report(3, None, 30.0).lose(40.0).losses == 2
 
 
 def test_a_step_reported_twice_is_one_step() -> None:
