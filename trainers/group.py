@@ -22,6 +22,8 @@ STOP_PATIENCE_S = 120.0
 CHECKPOINT_PATIENCE_S = 600.0
 #: Seconds until a checkpoint for a planned stop is asked for again after it failed.
 RETRY_S = 5.0
+#: Characters of a command's last line of error that are told with its end.
+MOST_WORDS = 300
 #: Steps that the store can hold.
 _MAX_STEP = 2**53
 #: Seconds before a deadline at which a planned stop no longer waits for its checkpoint.
@@ -80,6 +82,7 @@ class WorkerGroup:
     checkpoint_interval_s: float | None
     exits: dict[int, ChildExit] = field(default_factory=dict)
     troubles: dict[int, str] = field(default_factory=dict)
+    _last_words: dict[int, str] = field(default_factory=dict)
     #: Ranks whose command is over, for whatever reason.
     ended: set[int] = field(default_factory=set)
     #: True once the ranks were told to end for a planned reason.
@@ -129,6 +132,8 @@ class WorkerGroup:
         match message["type"]:
             case "log":
                 body = {"rank": rank, "stream": message["stream"], "text": message["text"]}
+                if message["stream"] == "stderr" and message["text"].strip():
+                    self._last_words[rank] = message["text"].strip()[:MOST_WORDS]
                 yield Note("log", body)
             case "dropped":
                 text = f"{message['lines']} lines were dropped: the limit of this attempt's log was reached"
@@ -309,6 +314,7 @@ class WorkerGroup:
             exit_code=message.get("exit_code"),
             signal=message.get("signal"),
             start_failed=message.get("start_failed"),
+            last_words=self._last_words.get(rank, ""),
         )
 
     def incomplete(self) -> Iterator[Effect]:

@@ -23,6 +23,8 @@ class ChildExit:
     exit_code: int | None = None
     signal: int | None = None
     start_failed: str | None = None
+    #: The last line that it wrote to its standard error, which for Python names the error.
+    last_words: str = ""
 
     @property
     def is_failure(self) -> bool:
@@ -96,10 +98,11 @@ def _judge_exit(first: ChildExit) -> Verdict:
             end_reason=EndReason.SIGNAL,
             message=f"The command of rank {first.rank} was ended by {_signal_name(first.signal)}.",
         )
+    why = f": {first.last_words}" if first.last_words else "; its log says why."
     return Verdict(
         goes_on=False,
         end_reason=EndReason.EXIT_CODE,
-        message=f"The command of rank {first.rank} ended with exit code {first.exit_code}; its log says why.",
+        message=f"The command of rank {first.rank} ended with exit code {first.exit_code}{why}",
         exit_code=first.exit_code,
     )
 

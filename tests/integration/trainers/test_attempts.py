@@ -44,7 +44,7 @@ def test_a_command_runs_to_its_end_on_two_nodes(lab: Lab) -> None:
     ("script", "reason", "exit_code", "said"),
     [
         ("import sys, os; sys.exit(3 * int(os.environ['RANK']))", "exit_code", 3, "rank 1 ended with exit code 3"),
-        ("raise RuntimeError('the loss is infinite')", "exit_code", 1, "its log says why"),
+        ("raise RuntimeError('the loss is infinite')", "exit_code", 1, "RuntimeError: the loss is infinite"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "signal", None, "SIGSEGV"),
     ],
 )  # fmt: skip

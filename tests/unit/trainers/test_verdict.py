@@ -20,6 +20,12 @@ ABSENT = left(1, 1.0, start_failed="trane: No such file or directory")
     ("failure", "reason", "goes_on", "said"),
     [
         (GroupFailure(exits=(ERROR,)), "exit_code", False, "rank 1 ended with exit code 1; its log says why"),
+        (
+            GroupFailure(exits=(left(0, 1.0, exit_code=1, last_words="ValueError: 3"),)),
+            "exit_code",
+            False,
+            "code 1: ValueError: 3",
+        ),
         (GroupFailure(exits=(ERROR, CRASH)), "signal", False, "rank 2 was ended by SIGKILL"),
         (GroupFailure(exits=(left(0, 1.0, signal=40),)), "signal", False, "signal 40"),
         (GroupFailure(exits=(ABSENT, ERROR)), "start_failed", False, "rank 1: trane: No such file"),

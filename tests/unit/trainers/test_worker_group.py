@@ -383,6 +383,19 @@ def test_ends_that_we_asked_for_are_nobodys_failure(exit_: dict[str, Any], is_no
     assert (1 in scene.group.exits) is is_noted
 
 
+def test_a_failure_comes_with_the_last_line_of_its_error() -> None:
+    scene = Scene()
+    for stream, text in [
+        ("stderr", "  raise ValueError"),
+        ("stderr", "ValueError: 3"),
+        ("stderr", " "),
+        ("stdout", "x"),
+    ]:
+        scene.hear(1, type="log", stream=stream, text=text)
+    scene.hear(1, type="exit", exit_code=1)
+    assert scene.group.exits[1].last_words == "ValueError: 3"
+
+
 def test_the_first_trouble_of_a_rank_is_kept() -> None:
     scene = Scene()
     scene.hear(1, type="trouble", message="disk full")
