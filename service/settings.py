@@ -36,6 +36,8 @@ class Settings(BaseSettings):
     lease_s: float = Field(default=5.0, gt=0)
     #: Seconds between two ticks of the controller.
     tick_s: float = Field(default=0.25, gt=0)
+    #: Modules that each node imports once for all Python commands, separated by commas; empty: none is forked.
+    warm_modules: str = "torch,torch._dynamo,remora.torch"
     #: Bytes of a JSON request body.
     max_body_bytes: int = Field(default=2 * 2**20, gt=0)
     #: Bytes of a code bundle, packed.
@@ -53,6 +55,11 @@ class Settings(BaseSettings):
     def database(self) -> str:
         """SQLAlchemy URL in force."""
         return self.database_url or f"sqlite:///{self.home / 'remora.db'}"
+
+    @property
+    def warm(self) -> tuple[str, ...]:
+        """Names of the modules in `warm_modules`."""
+        return tuple(name for part in self.warm_modules.split(",") if (name := part.strip()))
 
     @property
     def storage(self) -> str:

@@ -18,6 +18,7 @@ from typing import IO
 import psutil
 
 from remora import channel
+from trainers.fork_server_client import ForkServer, Keeper, form_of_command
 from trainers.output import LineCutter
 
 #: Set in the environment of the command, and so of all that it starts, to find them when the keeper cannot.
@@ -43,45 +44,40 @@ class Child:
         grace_s: float,
         on_line: Callable[[str, str], None],
         on_message: Callable[[channel.Message], None],
+        fork_server: ForkServer | None = None,
     ) -> None:
+        """Start it: forked by the fork server when there is one and the command is of that kind, else by itself.
+
+        Raises ValueError or OSError for a command that the operating system cannot take.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         status_read, status_write = os.pipe()
         self._channel = ours
         self._sending = threading.Lock()
         self._status_read = status_read
         self._mark = uuid.uuid4().hex
+        outputs = [os.pipe(), os.pipe()]
+        environment = {**environment, _MARK_VARIABLE: self._mark}
+        theirs_all = [outputs[0][1], outputs[1][1], theirs.fileno(), status_write]
         try:
-            keeper = [sys.executable, "-S", "-E", str(_KEEPER), str(status_write), str(grace_s), "--"]
-            self._process = subprocess.Popen(
-                [*keeper, *command],
-                cwd=folder,
-                env={
-                    **environment,
-                    channel.FD_VARIABLE: str(theirs.fileno()),
-                    _MARK_VARIABLE: self._mark,
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=(theirs.fileno(), status_write),
-                # Its own group: a signal sent to the supervisor's group by hand shall reach the keeper by its rules.
-                process_group=0,
+            self._keeper = _fork(fork_server, command, folder, environment, grace_s, theirs_all) or _start(
+                command, folder, environment, grace_s, theirs_all
             )
         except BaseException:
             ours.close()
-            os.close(status_read)
+            for descriptor in (status_read, outputs[0][0], outputs[1][0]):
+                os.close(descriptor)
             raise
         finally:
             theirs.close()
-            os.close(status_write)
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
+            for descriptor in (status_write, outputs[0][1], outputs[1][1]):
+                os.close(descriptor)
         self._threads = [
-            threading.Thread(
-                target=self._read_lines, args=("stdout", self._process.stdout, line_bytes, on_line)
-            ),
-            threading.Thread(
-                target=self._read_lines, args=("stderr", self._process.stderr, line_bytes, on_line)
+            *(
+                threading.Thread(
+                    target=self._read_lines, args=(name, os.fdopen(pipe[0], "rb"), line_bytes, on_line)
+                )
+                for name, pipe in zip(("stdout", "stderr"), outputs, strict=True)
             ),
             threading.Thread(target=self._read_messages, args=(on_message,)),
         ]
@@ -92,7 +88,12 @@ class Child:
     @property
     def pid(self) -> int:
         """Process id of the keeper."""
-        return self._process.pid
+        return self._keeper.pid
+
+    @property
+    def is_warm(self) -> bool:
+        """True when it was forked from the warm interpreter."""
+        return self._keeper.is_forked
 
     def send(self, message: channel.Message) -> None:
         """Say something to the script; lost when it is gone."""
@@ -101,8 +102,7 @@ class Child:
 
     def stop(self, *, at_once: bool) -> None:
         """End it: with a grace for its own SIGTERM code, or at once."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGUSR1 if at_once else signal.SIGTERM)
+        self._keeper.signal(signal.SIGUSR1 if at_once else signal.SIGTERM)
 
     def wait(self) -> dict[str, object]:
         """Wait until it and all that it started are gone and all output was handed on.
@@ -110,20 +110,19 @@ class Child:
         Returns `{"exit_code": n}`, `{"signal": n}` or `{"start_failed": why}`, with `"outlived": n` when processes
         had to be ended after it.
         """
-        returncode = self._process.wait()
-        if returncode < 0:
+        self._keeper.wait()
+        with os.fdopen(self._status_read, "rb") as pipe:
+            written = pipe.read()
+        if not written:
             # Somebody killed the keeper, and what it kept is nobody's; the kernel ends the command itself only.
             end_marked(_MARK_VARIABLE, self._mark)
         for thread in self._threads:
             thread.join()
         self._channel.close()
-        with os.fdopen(self._status_read, "rb") as pipe:
-            written = pipe.read()
-        if written:
-            status: dict[str, object] = json.loads(written)
-            return status
-        # The keeper itself was killed before it could write.
-        return {"signal": -returncode} if returncode < 0 else {"exit_code": returncode or 1}
+        self._keeper.close()
+        # The keeper writes nothing when it is killed itself.
+        status: dict[str, object] = json.loads(written) if written else {"signal": signal.SIGKILL.value}
+        return status
 
     @staticmethod
     def _read_lines(name: str, pipe: IO[bytes], line_bytes: int, on_line: Callable[[str, str], None]) -> None:
@@ -146,6 +145,40 @@ class Child:
                 return
             for message in decoder.feed(received):
                 on_message(message)
+
+
+def _fork(
+    fork_server: ForkServer | None,
+    command: list[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    grace_s: float,
+    descriptors: list[int],
+) -> Keeper | None:
+    """Have the command forked from the warm interpreter; None when it has to be started."""
+    form = form_of_command(command, environment) if fork_server is not None else None
+    if fork_server is None or form is None:
+        return None
+    return fork_server.fork(command, form, folder, environment, grace_s, descriptors)
+
+
+def _start(
+    command: list[str], folder: Path, environment: Mapping[str, str], grace_s: float, descriptors: list[int]
+) -> Keeper:
+    output, errors, script_channel, status = descriptors
+    keeper = [sys.executable, "-S", "-E", str(_KEEPER), str(status), str(grace_s), "--"]
+    process = subprocess.Popen(
+        [*keeper, *command],
+        cwd=folder,
+        env={**environment, channel.FD_VARIABLE: str(script_channel)},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        pass_fds=(script_channel, status),
+        # Its own group: a signal sent to the supervisor's group by hand shall reach the keeper by its rules.
+        process_group=0,
+    )
+    return Keeper(process.pid, os.pidfd_open(process.pid), process)
 
 
 def end_marked(name: str, value: str) -> int:

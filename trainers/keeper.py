@@ -26,7 +26,9 @@ import time
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
-_WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1)
+#: Signals that wake a keeper.
+WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1)
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def main(arguments: list[str]) -> None:
@@ -34,10 +36,8 @@ def main(arguments: list[str]) -> None:
     status_fd, grace_s = int(arguments[0]), float(arguments[1])
     command = arguments[3:]
     supervisor = os.getppid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)
+    reap_descendants()
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)
     if os.getppid() != supervisor:
         return
     os.set_inheritable(status_fd, False)
@@ -45,12 +45,21 @@ def main(arguments: list[str]) -> None:
     child = os.fork()
     if child == 0:
         os.close(errors_read)
-        # Where Yama restricts ptrace, the supervisor may read this process's stack all the same.
-        libc.prctl(_PR_SET_PTRACER, supervisor, 0, 0, 0)
-        _become(command, libc, errors_write)
+        _become(command, supervisor, errors_write)
     os.close(errors_write)
     with os.fdopen(errors_read, "rb") as errors:
         start_failed = errors.read().decode(errors="replace")
+    keep(child, status_fd, grace_s, start_failed)
+
+
+def reap_descendants() -> None:
+    """Make this process the reaper of all that will descend from it, and let signals wait for `keep`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def keep(child: int, status_fd: int, grace_s: float, start_failed: str = "") -> None:
+    """Wait for the command's own process, end what it left behind, and write how it ended."""
     status = _wait(child, grace_s)
     outlived = _end_descendants()
     if start_failed:
@@ -60,11 +69,20 @@ def main(arguments: list[str]) -> None:
     os.write(status_fd, json.dumps(status).encode())
 
 
-def _become(command: list[str], libc: ctypes.CDLL, errors_fd: int) -> None:
-    """Turn the forked process into the command; never returns."""
+def leave_keeper(supervisor: int) -> None:
+    """In the forked process: a session of its own, no signal blocked, dead as soon as the keeper is.
+
+    Where Yama restricts ptrace, the process `supervisor` may read this one's stack all the same.
+    """
     os.setsid()
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+    _LIBC.prctl(_PR_SET_PTRACER, supervisor, 0, 0, 0)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+
+
+def _become(command: list[str], supervisor: int, errors_fd: int) -> None:
+    """Turn the forked process into the command; never returns."""
+    leave_keeper(supervisor)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -79,7 +97,7 @@ def _wait(child: int, grace_s: float) -> dict[str, object]:
     kill_at: float | None = None
     while True:
         timeout = 3600.0 if kill_at is None else max(0.05, kill_at - time.monotonic())
-        received = signal.sigtimedwait(_WATCHED, timeout)
+        received = signal.sigtimedwait(WATCHED, timeout)
         if received is None:
             if kill_at is not None:
                 _kill_all(signal.SIGKILL)

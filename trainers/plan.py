@@ -57,6 +57,8 @@ class AttemptPlan:
     log_line_bytes: int = 16 * 2**10
     #: Newest step that an earlier attempt reported, to count what has to be done again; None before the first.
     previous_step: int | None = None
+    #: Modules that every node imports once, so that Python commands are forked from there; none: all are started.
+    warm_modules: tuple[str, ...] = ()
     #: Seconds to wait for `min_workers` after losses before the attempt ends with `node_lost`.
     regroup_s: float = 600.0
     #: Seconds that a step may take in any case; one that also takes ten times the longest of late ends the attempt with

@@ -28,6 +28,7 @@ from trainers.checkpoints.manifest import Manifest
 from trainers.child import Child
 from trainers.code import shared_folder, sweep_folders, unpack_once
 from trainers.environment import Place, child_environment
+from trainers.fork_server_client import node_fork_server
 from trainers.plan import AttemptPlan
 from trainers.stacks import stacks_below
 from trainers.storage import Storage, StorageError
@@ -249,6 +250,7 @@ class Supervisor:
                     grace_s=_GRACE_S,
                     on_line=self._outbox.put_line,
                     on_message=self._receive,
+                    fork_server=node_fork_server(plan.warm_modules),
                 )
             except ValueError as error:
                 raise CommandUnusable(str(error)) from error
@@ -257,7 +259,7 @@ class Supervisor:
                     raise
                 raise CommandUnusable("its arguments and environment variables are too long") from error
             stop_requested = self._stop_requested
-        self._outbox.put({"type": "started", "pid": child.pid})
+        self._outbox.put({"type": "started", "pid": child.pid, "is_warm": child.is_warm})
         if stop_requested:
             child.stop(at_once=True)
         return child

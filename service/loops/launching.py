@@ -51,6 +51,7 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         best_metric=best.metric if best is not None else None,
         best_mode=best.mode if best is not None else "min",
         log_limit_bytes=settings.max_log_bytes,
+        warm_modules=settings.warm,
         previous_step=job.max_step,
         step_time_s=spec.limits.step_time_s,
     )

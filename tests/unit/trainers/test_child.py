@@ -17,6 +17,8 @@ import pytest
 
 from remora import channel
 from trainers.child import Child
+from trainers.fork_server import ROOM_VARIABLE, SINGLE_THREADED
+from trainers.fork_server_client import ForkServer, server_environment
 
 ROOT = Path(__file__).parents[3]
 #: A process of every kind that wants to outlive its command, each telling its pid by a file.
@@ -75,26 +77,35 @@ class Heard:
 class Kennel:
     """Starts children in one folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, fork_server: ForkServer | None = None) -> None:
         self.folder = folder
+        self.fork_server = fork_server
         self.heard = Heard()
         self._children: list[Child] = []
 
     def start(self, *command: str, grace_s: float = 5.0, **variables: str) -> Child:
+        kept = {
+            k: v
+            for k, v in server_environment(os.environ).items()
+            if k not in (ROOM_VARIABLE, *SINGLE_THREADED)
+        }
         child = Child(
             list(command),
             folder=self.folder,
-            environment={"PATH": os.environ["PATH"], **variables},
+            environment={**kept, "OMP_NUM_THREADS": "1", **variables},
             line_bytes=1000,
             grace_s=grace_s,
             on_line=self.heard.line,
             on_message=self.heard.message,
+            fork_server=self.fork_server,
         )
         self._children.append(child)
         return child
 
     def python(self, code: str, **options: Any) -> Child:
-        return self.start(sys.executable, "-c", f"import sys\nSLEEPER = {SLEEPER!r}\n{code}", **options)
+        child = self.start(sys.executable, "-c", f"import sys\nSLEEPER = {SLEEPER!r}\n{code}", **options)
+        assert child.is_warm is (self.fork_server is not None)
+        return child
 
     def pid(self) -> int:
         return int((self.folder / "pid").read_text())
@@ -104,9 +115,16 @@ class Kennel:
             child.stop(at_once=True)
 
 
-@pytest.fixture
-def kennel(tmp_path: Path) -> Iterator[Kennel]:
-    with_folder = Kennel(tmp_path)
+@pytest.fixture(scope="module")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> ForkServer:
+    """One that has imported nothing: fast to start, and it ends with the tests."""
+    return ForkServer(tmp_path_factory.mktemp("fork-server"), os.getpid(), [])
+
+
+@pytest.fixture(params=["started", "forked"])
+def kennel(request: pytest.FixtureRequest, tmp_path: Path, fork_server: ForkServer) -> Iterator[Kennel]:
+    """All that is promised holds however the command comes to life."""
+    with_folder = Kennel(tmp_path, fork_server if request.param == "forked" else None)
     yield with_folder
     with_folder.close()
 
@@ -241,11 +259,14 @@ def test_a_killed_keeper_takes_everything_with_it(kennel: Kennel) -> None:
     assert is_gone(kennel.pid())
 
 
-def test_a_supervisor_that_is_killed_takes_everything_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_forked", [False, True])
+def test_a_supervisor_that_is_killed_takes_everything_with_it(tmp_path: Path, is_forked: bool) -> None:
     code = f"""
-import sys, pathlib
+import os, sys, pathlib
 from tests.unit.trainers.test_child import Kennel, OUTLIVERS, WAIT_FOR_PID
-kennel = Kennel(pathlib.Path({str(tmp_path)!r}))
+from trainers.fork_server_client import ForkServer
+folder = pathlib.Path({str(tmp_path)!r})
+kennel = Kennel(folder, ForkServer(folder / "server", {os.getpid()}, []) if {is_forked} else None)
 stay = "import time, pathlib; print('up', flush=True); pathlib.Path('up').touch(); time.sleep(600)"
 child = kennel.python(OUTLIVERS["double fork"] + WAIT_FOR_PID + stay)
 kennel.heard.wait_for(lambda: ("stdout", "up") in kennel.heard.lines)
@@ -272,7 +293,7 @@ training.report(1, {"loss": 0.5})
 while not training.preemption(): pass
 training.report(2)
 """
-    child = kennel.python(code, PYTHONPATH=str(ROOT))
+    child = kennel.python(code)
     kennel.heard.wait_for(lambda: any(one["type"] == "report" for one in kennel.heard.messages))
     child.send({"type": "preemption", "deadline_at": 5.0, "reason": "drain"})
     assert child.wait() == {"exit_code": 0}

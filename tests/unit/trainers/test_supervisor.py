@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import ray
 from remora.bundle import pack
 from trainers import supervisor as module
 from trainers.environment import Place
+from trainers.fork_server_client import ForkServer
 from trainers.plan import AttemptPlan
 from trainers.storage import Storage
 from trainers.supervisor import Assignment, ChildFailed, Outbox, PlannedStop, Supervisor
@@ -132,6 +134,17 @@ def stage(driver: Driver, tmp_path: Path) -> Iterator[Stage]:
     yield played
     played.close()
     assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_a_python_command_is_forked_from_the_warm_interpreter(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    warm = ForkServer(tmp_path / "fork-server", os.getpid(), ["json"])
+    monkeypatch.setattr(module, "node_fork_server", lambda modules: warm if modules == ("json",) else None)
+    stage.start("import os; print(os.environ['RANK'])", variables={}, warm_modules=("json",))
+    assert stage.end() == {"type": "exit", "stopped": False, "exit_code": 0}
+    assert stage.driver.all("started")[0]["is_warm"] is True
+    assert [line["text"] for line in stage.driver.all("log")] == ["1"]
 
 
 def test_a_command_that_succeeds(stage: Stage) -> None:

@@ -1,0 +1,266 @@
+"""The process of a node that has imported the framework already and forks the users' Python commands.
+
+Run by the supervisor's interpreter from the repository's folder, standard library only:
+
+    python -m trainers.fork_server SOCKET OWNER_PID MODULE,MODULE
+
+It detaches itself, imports the modules, listens on the Unix socket at the path SOCKET, writes `ready` to its standard
+output, and ends when the process OWNER_PID does.  One connection asks for one command: a line of JSON (see `_hear`)
+with four descriptors: standard output, standard error, the script's channel, the keeper's status.  The answer is
+`{"pid": n}` with a pidfd of the keeper, or `{"refused": why}`.  The connection is the life line: when its other end
+closes, the keeper ends the command and all below it.
+
+Every command has a keeper of its own (`trainers/keeper.py`), forked from here, which forks the command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import traceback
+from types import TracebackType
+from typing import Any
+
+from trainers import fork_server_child as child_side
+from trainers import keeper
+from trainers.fork_server_child import Start
+from trainers.fork_server_rules import Form, Warmth, hidden_module, needs_fresh_start
+
+#: Longest request.
+_REQUEST_BYTES = 1 << 20
+#: Seconds that a caller may take to say what it wants.
+_ASK_S = 10.0
+#: Set for the fork server alone: room for a command's environment, and what keeps libraries from starting threads.
+ROOM_VARIABLE = "REMORA_ROOM"
+SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def serve(path: str, owner: int, modules: list[str]) -> tuple[Start, list[int]] | None:
+    """Serve until the owner ends, then return None; in the process of a command return what it is to become."""
+    ready = _detach()
+    try:
+        owner_fd = os.pidfd_open(owner)
+    except ProcessLookupError:
+        return None
+    _forget_ourselves()
+    warmth = _warm_up(modules)
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        os.write(ready, f"importing {','.join(modules)} starts threads, which a fork would lose".encode())
+        return None
+    listening = _listen(path)
+    # The kernel reaps the keepers: whoever waits for one has a pidfd.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # A forked process writes on the pages that it uses; the collector would make it write on all of them.
+    gc.collect()
+    gc.freeze()
+    os.write(ready, b"ready")
+    os.close(ready)
+    while True:
+        readable, _, _ = select.select([listening.fileno(), owner_fd], [], [])
+        if owner_fd in readable:
+            shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+            return None
+        with contextlib.suppress(OSError):
+            connection, _ = listening.accept()
+            with connection:
+                asked = _ask(connection, warmth)
+                if asked is not None and os.fork() == 0:
+                    listening.close()
+                    os.close(owner_fd)
+                    return _keep(connection, *asked)
+                _close(asked[2] if asked is not None else [])
+
+
+def _detach() -> int:
+    """Become nobody's child, in a session of its own; returns the descriptor on which readiness is told."""
+    ready = os.dup(1)
+    if os.fork() != 0:
+        os._exit(0)
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    return ready
+
+
+def _forget_ourselves() -> None:
+    """Leave nothing by which a script could find our packages instead of its own folders of that name."""
+    del sys.path[0]
+    for name in [one for one in sys.modules if one.partition(".")[0] == "trainers"]:
+        del sys.modules[name]
+    os.chdir("/")
+
+
+def _warm_up(modules: list[str]) -> Warmth:
+    """Import what can be imported."""
+    before = {k: v for k, v in os.environ.items() if k != ROOM_VARIABLE and k not in SINGLE_THREADED}
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+        except Exception:  # the script that imports it will say so where its user reads it
+            traceback.print_exc()
+    added = {name: value for name, value in os.environ.items() if name not in before}
+    for name in (ROOM_VARIABLE, *SINGLE_THREADED):
+        added.pop(name, None)
+    loaded = frozenset(name.partition(".")[0] for name in sys.modules) - {"__main__"}
+    return Warmth(loaded=loaded, environment=before, added=added)
+
+
+def _listen(path: str) -> socket.socket:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(path)
+    listening.listen(64)
+    return listening
+
+
+def _ask(connection: socket.socket, warmth: Warmth) -> tuple[Start, float, list[int]] | None:
+    """What the caller wants, how long the command may take to end, and descriptors; None when it was refused."""
+    connection.settimeout(_ASK_S)
+    descriptors: list[int] = []
+    try:
+        start, grace_s = _hear(connection, descriptors)
+        refused = _refusal(start, warmth)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        refused = f"the request was not understood: {error!r}"
+    if not refused:
+        return start, grace_s, descriptors
+    _close(descriptors)
+    connection.sendall(json.dumps({"refused": refused}).encode() + b"\n")
+    return None
+
+
+def _hear(connection: socket.socket, descriptors: list[int]) -> tuple[Start, float]:
+    received = b""
+    while not received.endswith(b"\n"):
+        piece, more, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 4)
+        descriptors.extend(more)
+        received += piece
+        if not piece or len(received) > _REQUEST_BYTES:
+            raise ValueError("it is cut")
+    request: dict[str, Any] = json.loads(received)
+    if len(descriptors) != 4:
+        raise ValueError("it needs four descriptors")
+    start = Start(
+        command=request["command"],
+        form=Form(**request["form"]),
+        environment=request["environment"],
+        folder=request["folder"],
+        supervisor=request["supervisor"],
+    )
+    # The script's channel has another number here.
+    start.environment[request["channel_variable"]] = str(descriptors[2])
+    return start, request["grace_s"]
+
+
+def _refusal(start: Start, warmth: Warmth) -> str | None:
+    variable = needs_fresh_start(start.environment, warmth.environment)
+    if variable is not None:
+        return f"{variable} is read when an interpreter starts"
+    for name, value in warmth.added.items():
+        start.environment.setdefault(name, value)
+    if child_side.size_of(start.environment) > child_side.room_for():
+        return "the environment is too big"
+    script = os.path.join(start.folder, start.form.target)
+    folder = os.path.dirname(os.path.realpath(script)) if start.form.kind == "script" else start.folder
+    if start.form.kind == "script" and not os.path.isfile(script):
+        return "there is no such script"
+    hidden = hidden_module(
+        os.listdir(folder),
+        warmth.loaded,
+        lambda name: os.path.exists(os.path.join(folder, name, "__init__.py")),
+    )
+    return None if hidden is None else f"{hidden} in the folder of the script has the name of a loaded module"
+
+
+def _keep(
+    connection: socket.socket, start: Start, grace_s: float, descriptors: list[int]
+) -> tuple[Start, list[int]]:
+    """Be the keeper of a command; returns in the forked process of the command only."""
+    *streams, status = descriptors
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        keeper.reap_descendants()
+        _end_with(connection)
+        mine = os.pidfd_open(os.getpid())
+        socket.send_fds(connection, [json.dumps({"pid": os.getpid()}).encode() + b"\n"], [mine])
+        os.close(mine)
+        child_side.take_environment(start)
+        child_side.take_name(start, f"keeper.py: {' '.join(start.command)}")
+        child = os.fork()
+        if child == 0:
+            keeper.leave_keeper(start.supervisor)
+            connection.close()
+            os.close(status)
+            child_side.take_name(start, " ".join(start.command))
+            os.set_inheritable(streams[2], True)
+            return start, streams[:2]
+        _close(streams)
+        keeper.keep(child, status, grace_s)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _end_with(connection: socket.socket) -> None:
+    """Have the kernel say SIGUSR1 to this process when the other end of the connection closes."""
+    connection.setblocking(False)
+    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(connection, fcntl.F_SETSIG, signal.SIGUSR1)
+    flags = fcntl.fcntl(connection, fcntl.F_GETFL)
+    fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC)
+    try:
+        is_closed = not connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return
+    if is_closed:
+        os._exit(0)
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _show_without_us() -> None:
+    """Let an uncaught exception be shown from the script's first line on."""
+    shown = sys.excepthook
+    ours = {__file__, child_side.__file__}
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        rest = step = trace
+        while step is not None:
+            if step.tb_frame.f_code.co_filename in ours:
+                rest = step.tb_next
+            step = step.tb_next
+        shown(kind, error.with_traceback(rest), rest)
+
+    sys.excepthook = show
+
+
+if __name__ == "__main__":
+    _served = serve(sys.argv[1], int(sys.argv[2]), [name for name in sys.argv[3].split(",") if name])
+    if _served is not None:
+        # At the bottom of the stack, so that the interpreter ends the script as it ends any.
+        try:
+            child_side.become(_served[0], *_served[1])()
+        except SystemExit:
+            raise
+        except BaseException:
+            _show_without_us()
+            raise

@@ -1,0 +1,208 @@
+"""From a fork of the warm interpreter to the user's command: everything that a fresh interpreter would have otherwise.
+
+Standard library only.  What remains different is written down in `docs/decisions/0021-warm-start.md`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+import io
+import os
+import runpy
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import TextIO
+
+from trainers.fork_server_rules import Form
+
+_LIBC = ctypes.CDLL(None)
+#: Fields 48 to 51 of /proc/self/stat, counted from the fourth: where the arguments and the environment lie in memory.
+_ARGUMENTS_START, _ARGUMENTS_END, _ENVIRONMENT_START, _ENVIRONMENT_END = 44, 45, 46, 47
+#: Names under which builds of OpenBLAS take their number of threads.
+_OPENBLAS_SETTERS = (
+    "scipy_openblas_set_num_threads64_",
+    "scipy_openblas_set_num_threads",
+    "openblas_set_num_threads64_",
+    "openblas_set_num_threads",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """One command that a process is to become."""
+
+    #: The command as the user wrote it.
+    command: list[str]
+    form: Form
+    #: All of it, as `os.environ` shall be.
+    environment: dict[str, str]
+    #: Working directory.
+    folder: str
+    #: Process id of who wants it.
+    supervisor: int
+
+
+def take_name(start: Start, title: str) -> None:
+    """Let `ps` and /proc show the title and the command's environment, which marks all that belongs to a job.
+
+    The kernel reads both from where they lay when the program was started, so they are written there; the fork server
+    was started with room for them (`room_for`).
+    """
+    block = _block(start.environment)
+    where = _stat()
+    room = where[_ENVIRONMENT_END] - where[_ENVIRONMENT_START]
+    ctypes.memmove(where[_ENVIRONMENT_START], block.ljust(room, b"\0"), room)
+    room = where[_ARGUMENTS_END] - where[_ARGUMENTS_START]
+    # A last byte that is not zero tells the kernel that this is a title: proc(5), setproctitle.
+    text = os.fsencode(title)[: room - 2]
+    ctypes.memmove(where[_ARGUMENTS_START], text.ljust(room - 1, b"\0") + b" ", room)
+
+
+def room_for() -> int:
+    """Bytes that a command's environment may have."""
+    where = _stat()
+    return where[_ENVIRONMENT_END] - where[_ENVIRONMENT_START]
+
+
+def size_of(environment: dict[str, str]) -> int:
+    """Bytes that an environment takes in memory."""
+    return len(_block(environment))
+
+
+def _block(environment: dict[str, str]) -> bytes:
+    return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
+
+
+def _stat() -> list[int]:
+    with open("/proc/self/stat", "rb") as file:
+        return [int(word) for word in file.read().rpartition(b")")[2].split()[1:]]
+
+
+def take_environment(start: Start) -> None:
+    """Have the command's environment, for Python and for C."""
+    os.environ.clear()
+    os.environ.update(start.environment)
+
+
+def become(start: Start, output: int, errors: int) -> Callable[[], object]:
+    """Be the command's process up to its first line; returns what runs it."""
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
+    os.close(output)
+    os.close(errors)
+    os.chdir(start.folder)
+    _renew_streams(start)
+    _renew_chance()
+    _set_threads(int(start.environment["OMP_NUM_THREADS"]))
+    time.tzset()
+    return _main_module(start)
+
+
+def _renew_streams(start: Start) -> None:
+    """Standard streams as a fresh interpreter makes them on pipes (CPython's create_stdio)."""
+    unbuffered = start.form.is_unbuffered or bool(start.environment.get("PYTHONUNBUFFERED"))
+    sys.stdin = sys.__stdin__ = _stream(0, "<stdin>", sys.stdin, unbuffered)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = _stream(1, "<stdout>", sys.stdout, unbuffered)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _stream(2, "<stderr>", sys.stderr, unbuffered)  # type: ignore[misc]
+    if unbuffered:
+        for name in ("stdin", "stdout", "stderr"):
+            _LIBC.setvbuf(ctypes.c_void_p.in_dll(_LIBC, name), None, 2, 0)
+
+
+def _stream(number: int, name: str, like: TextIO, unbuffered: bool) -> io.TextIOWrapper:
+    raw = io.FileIO(number, "rb" if number == 0 else "wb", closefd=False)
+    raw.name = name
+    if number == 0:
+        buffer: io.FileIO | io.BufferedReader | io.BufferedWriter = io.BufferedReader(raw)
+    else:
+        buffer = raw if unbuffered else io.BufferedWriter(raw)
+    stream = io.TextIOWrapper(
+        buffer,
+        encoding=like.encoding,
+        errors=like.errors,
+        newline=None if number == 0 else "\n",
+        line_buffering=number == 2 and not unbuffered,
+        write_through=unbuffered,
+    )
+    stream.mode = "r" if number == 0 else "w"  # type: ignore[misc]
+    return stream
+
+
+def _renew_chance() -> None:
+    """What modules drew when they were imported, drawn anew; `random` does so by itself when a process forks."""
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()
+    if (processes := sys.modules.get("multiprocessing.process")) is not None:
+        processes.current_process().authkey = os.urandom(32)
+    if "tempfile" in sys.modules:
+        vars(sys.modules["tempfile"])["tempdir"] = None
+
+
+def _set_threads(count: int) -> None:
+    """OMP_NUM_THREADS was read when the libraries were loaded, with 1."""
+    if count == 1:
+        return
+    if (torch := sys.modules.get("torch")) is not None:
+        # MKL takes no more than there are cores, and torch follows MKL.
+        torch.set_num_threads(min(count, _cores()) if torch.backends.mkl.is_available() else count)
+    _call_in("openblas", _OPENBLAS_SETTERS, count)
+
+
+def _cores() -> int:
+    """Physical cores of this machine."""
+    with open("/proc/cpuinfo") as file:
+        lines = [line.split(":")[1].strip() for line in file if line.startswith(("physical id", "core id"))]
+    return len(set(zip(lines[::2], lines[1::2], strict=False))) or os.cpu_count() or 1
+
+
+def _call_in(library: str, names: Sequence[str], number: int) -> None:
+    """Call the first of these functions that there is, in every loaded library of that name."""
+    for path in _loaded_libraries(library):
+        functions = ctypes.CDLL(path)
+        found = next((name for name in names if hasattr(functions, name)), None)
+        if found is not None:
+            getattr(functions, found)(number)
+
+
+def _loaded_libraries(name: str) -> set[str]:
+    with open("/proc/self/maps") as maps:
+        return {line.split(maxsplit=5)[5].strip() for line in maps if name in line.rpartition("/")[2]}
+
+
+def _main_module(start: Start) -> Callable[[], object]:
+    """A new `__main__`, `sys.argv` and `sys.path` as `python` sets them; returns what runs it."""
+    form = start.form
+    main = ModuleType("__main__")
+    sys.modules["__main__"] = main
+    names = main.__dict__
+    names["__builtins__"] = sys.modules["builtins"]
+    names["__annotations__"] = {}
+    sys.orig_argv[:] = start.command
+    if form.kind == "module":
+        sys.argv[:] = ["-m", *form.arguments]
+        sys.path.insert(0, os.getcwd())
+        names["__loader__"] = importlib.machinery.BuiltinImporter
+        # What `-m` calls.
+        return partial(runpy._run_module_as_main, form.target)  # type: ignore[attr-defined]
+    if form.kind == "code":
+        sys.argv[:] = ["-c", *form.arguments]
+        sys.path.insert(0, "")
+        names["__loader__"] = importlib.machinery.BuiltinImporter
+        code = compile(form.target + "\n", "<string>", "exec", dont_inherit=True)
+        return partial(exec, code, names)
+    sys.argv[:] = [form.target, *form.arguments]
+    sys.path.insert(0, os.path.dirname(os.path.realpath(form.target)))
+    path = os.path.abspath(form.target)
+    names["__file__"] = path
+    names["__cached__"] = None
+    names["__loader__"] = importlib.machinery.SourceFileLoader("__main__", path)
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    return partial(exec, code, names)

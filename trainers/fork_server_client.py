@@ -1,0 +1,199 @@
+"""The supervisor's side of the fork server: starts it once per node, and has commands forked by it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from remora import channel
+from trainers.code import work_root
+from trainers.fork_server import ROOM_VARIABLE, SINGLE_THREADED
+from trainers.fork_server_rules import Form, form_of
+
+log = logging.getLogger(__name__)
+
+_ROOT = Path(__file__).resolve().parents[1]
+#: Bytes for a command's environment and for its title.
+_ROOM_BYTES, _TITLE_BYTES = 100_000, 4000
+#: Longest request, which a socket takes in one piece.
+_REQUEST_BYTES = 150_000
+#: Seconds that importing the framework may take.
+_WARM_UP_S = 60.0
+#: Seconds that a warm interpreter may take to fork.
+_FORK_S = 5.0
+#: What is of no use to the fork server, or would be wrong for the commands it forks.
+_HIDDEN = ("RAY_", "REMORA_", "PYTHONPATH", "PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES")
+_MARKS = ("REMORA_MACHINE", "REMORA_NODE_ID")
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """The keeper of a command; a child of this process when it was started, not when it was forked."""
+
+    pid: int
+    _pidfd: int
+    _process: subprocess.Popen[bytes] | None = None
+    #: Closes when this process ends, and then the keeper ends the command.
+    _life_line: socket.socket | None = None
+
+    @property
+    def is_forked(self) -> bool:
+        """True when the fork server made it."""
+        return self._life_line is not None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal; fine when it is gone."""
+        with contextlib.suppress(ProcessLookupError, OSError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def wait(self) -> None:
+        """Return when it is gone."""
+        _wait_readable(self._pidfd, None)
+        if self._process is not None:
+            self._process.wait()
+
+    def close(self) -> None:
+        """Forget it; to be called once, when it is gone."""
+        os.close(self._pidfd)
+        if self._life_line is not None:
+            self._life_line.close()
+
+
+class ForkServer:
+    """The warm interpreter of this node, started by whoever asks first."""
+
+    def __init__(self, folder: Path, owner: int, modules: Sequence[str]) -> None:
+        """`folder` is the node's own and private; the server ends with the process `owner` (a pid)."""
+        self._folder = folder
+        self._owner = owner
+        self._modules = modules
+
+    def ensure(self) -> None:
+        """Return when it is warm.  Raises OSError when it cannot be, or TimeoutError."""
+        self._connect().close()
+
+    def fork(
+        self,
+        command: list[str],
+        form: Form,
+        folder: Path,
+        environment: Mapping[str, str],
+        grace_s: float,
+        descriptors: list[int],
+    ) -> Keeper | None:
+        """Start a command; None when it has to be started in another way, and why is in the log.
+
+        `descriptors`: standard output, standard error, the script's channel, the keeper's status.
+        """
+        request: dict[str, object] = {
+            "command": command,
+            "form": dataclasses.asdict(form),
+            "environment": dict(environment),
+            "folder": str(folder),
+            "grace_s": grace_s,
+            "supervisor": os.getpid(),
+            "channel_variable": channel.FD_VARIABLE,
+        }
+        line = json.dumps(request).encode() + b"\n"
+        if len(line) > _REQUEST_BYTES:
+            return None
+        try:
+            connection = self._connect()
+        except OSError as error:
+            log.warning("no warm start: %s", error)
+            return None
+        try:
+            connection.settimeout(_FORK_S)
+            socket.send_fds(connection, [line], descriptors)
+            received, descriptors_back, _, _ = socket.recv_fds(connection, 1 << 16, 1)
+            answer = json.loads(received or b'{"refused": "it is gone"}')
+        except (OSError, ValueError) as error:
+            # Closing the life line ends what may have been forked all the same.
+            answer, descriptors_back = {"refused": str(error)}, []
+        if not descriptors_back:
+            connection.close()
+            log.info("no warm start: %s", answer.get("refused"))
+            return None
+        return Keeper(answer["pid"], descriptors_back[0], None, connection)
+
+    def _connect(self) -> socket.socket:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = self._folder / "socket"
+        with (self._folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.connect(str(path))
+            except (FileNotFoundError, ConnectionRefusedError):
+                self._start(path)
+                connection.connect(str(path))
+            except BaseException:
+                connection.close()
+                raise
+        return connection
+
+    def _start(self, path: Path) -> None:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "trainers.fork_server", str(path), str(self._owner)),
+                *(",".join(self._modules), " " * _TITLE_BYTES),
+            ],
+            cwd=_ROOT,
+            env=server_environment(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        with process.stdout as output:
+            # It detaches itself at once: it must outlive this process, whose end ends all its children.
+            process.wait()
+            readable, _, _ = select.select([output], [], [], _WARM_UP_S)
+            said = (
+                os.read(output.fileno(), 1000).decode(errors="replace") if readable else "it takes too long"
+            )
+        if said != "ready":
+            raise OSError(f"the fork server did not start: {said or 'it ended'}")
+
+
+def node_fork_server(modules: Sequence[str]) -> ForkServer | None:
+    """The fork server of this node, for a process that its raylet started; None when there is nothing to import."""
+    raylet = os.getppid()
+    return ForkServer(work_root() / f"fork-server-{raylet}", raylet, modules) if modules else None
+
+
+def _wait_readable(descriptor: int, timeout_s: float | None) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+
+
+def server_environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the fork server: the machine's own, one thread, and room to write another one over it."""
+    kept = {
+        name: value for name, value in inherited.items() if name in _MARKS or not name.startswith(_HIDDEN)
+    }
+    return {**kept, **SINGLE_THREADED, ROOM_VARIABLE: "x" * _ROOM_BYTES}
+
+
+def form_of_command(command: list[str], environment: Mapping[str, str]) -> Form | None:
+    """What a command runs, if it starts this very interpreter in a way that a fork can stand in for."""
+    found = shutil.which(command[0], path=environment.get("PATH"))
+    if found is None:
+        return None
+    same_folder = Path(found).absolute().parent == Path(sys.executable).absolute().parent
+    if not same_folder or not os.path.samefile(found, sys.executable):
+        return None
+    return form_of(command[1:])
