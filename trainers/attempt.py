@@ -22,10 +22,12 @@ from trainers.commits import Commits
 from trainers.crew import Crew
 from trainers.group import Commit, Effect, Note, Tell, WorkerGroup
 from trainers.hang import StepWatch
+from trainers.parcels import Parcel
 from trainers.plan import AttemptPlan
 from trainers.progress import Progress
 from trainers.ray_train import AttemptEnds, Member
 from trainers.regrouping import Pace
+from trainers.relay import Relay
 from trainers.verdict import GroupFailure, Verdict, judge
 
 log = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class Attempt:
         self.crew = crew
         self.now = now
         self.commits = Commits(plan, account, now)
+        self.relay = Relay(self._hear_relay)
         self.group: WorkerGroup | None = None
         #: Number of the newest worker group.
         self.generation = 0
@@ -128,6 +131,11 @@ class Attempt:
             self.pace.step(self.progress.step_at)
             self.watch.step(self.progress.step_at, self.group.world_size)
             self.hang = None
+
+    def _hear_relay(self, parcel: Parcel, message: channel.Message) -> None:
+        """Files that left their machine say what their worker would have said."""
+        if self.group is not None and self.group.generation == parcel.generation:
+            self.receive(parcel.rank, message)
 
     async def tell_rank_ended(self) -> None:
         """Wake who waits for the ends of ranks."""
@@ -271,6 +279,7 @@ class Attempt:
             self.account.event("node.lost", verdict.message, ranks=sorted(nodes))
         await crew.tell({"type": "stop", "at_once": True})
         await self._wait_for_ends(group, living, _STOP_S)
+        await self.relay.finish()
         # The next worker group resumes from what is committed, and retention must not delete under its hands.
         await self.commits.finish()
         self.progress = group.progress
@@ -318,7 +327,9 @@ class Attempt:
 
     async def end(self, error: Exception | None) -> None:
         """Say the last word; `error` is what ended Ray Train's controller, None when training finished."""
+        await self.relay.finish()
         await self.commits.finish()
+        self.relay.close()
         self.tell_totals()
         if self.group is not None:
             self.apply(self.group, self.group.incomplete())

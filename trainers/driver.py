@@ -28,6 +28,7 @@ from trainers.checkpoints.manifest import Manifest
 from trainers.code import work_root
 from trainers.crew import Crew, place_of
 from trainers.in_place import TURNS, InPlace
+from trainers.parcels import Parcel
 from trainers.plan import AttemptPlan, Record
 from trainers.standstill import Standstill
 from trainers.storage import Storage, StorageError
@@ -92,6 +93,18 @@ class Driver:
         if any(message["type"] == "exit" for message in messages):
             await self._attempt.tell_rank_ended()
         return {"log_is_full": self._account.log_is_full}
+
+    async def relay_offer(self, parcel: Parcel) -> bool:
+        """A worker whose machine goes wants to send files here; False when there is no room."""
+        return self._attempt.relay.offer(parcel)
+
+    async def relay_take(self, parcel: Parcel, name: str, offset: int, chunk: bytes) -> None:
+        """A piece of one of those files; see `trainers.relay`."""
+        await self._attempt.relay.take(parcel, name, offset, chunk)
+
+    async def relay_seal(self, parcel: Parcel) -> bool:
+        """The worker has sent everything; True when it is all here."""
+        return self._attempt.relay.seal(parcel)
 
     def _receive(self, generation: int, slot: int, message: dict[str, Any]) -> None:
         attempt, crew, kind = self._attempt, self._crew, message["type"]
@@ -218,7 +231,8 @@ class Driver:
         except StorageError as refused:
             self._attempt.verdict = _unusable_storage(refused)
             raise
-        catalog = self._attempt.commits.catalog = Catalog(storage, plan.job_id)
+        catalog = Catalog(storage, plan.job_id)
+        self._attempt.commits.catalog = self._attempt.relay.catalog = catalog
         catalog.fence(plan.attempt)
         with tempfile.TemporaryDirectory(prefix="ray-train-", dir=work_root()) as folder:
             return ray_train.run_to_end(

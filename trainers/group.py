@@ -93,6 +93,8 @@ class WorkerGroup:
     #: Ranks that write a checkpoint, and since when.
     _saving: dict[int, float] = field(default_factory=dict)
     _shards: dict[int, dict[int, tuple[ShardFile, ...]]] = field(default_factory=dict)
+    #: Ranks whose files of a step have left their machine, but are not stored yet.
+    _relayed: dict[int, set[int]] = field(default_factory=dict)
     _agreement: Agreement | None = None
     _agreed_step: int | None = None
     _agreements: int = 0
@@ -148,6 +150,8 @@ class WorkerGroup:
                 yield from self._compare(rank, message, now)
             case "held":
                 yield from self._answer(rank, message)
+            case "relayed":
+                yield self._note_relayed(rank, _step(message["step"]))
             case "shard":
                 self._saving.pop(rank, None)
                 yield from self._collect(rank, message, now)
@@ -285,6 +289,7 @@ class WorkerGroup:
     def failed(self, step: int, now: float) -> Iterator[Effect]:
         """A checkpoint came to nothing; ranks that wait for the planned stop that it was for go on."""
         self._shards.pop(step, None)
+        self._relayed.pop(step, None)
         if self._agreement is not None and self._agreement.decided is not None:
             yield from self._drop_agreement(now)
 
@@ -362,6 +367,9 @@ class WorkerGroup:
             if self._stop.is_in_place:
                 # The node's end will be seen like any other loss, and nothing is lost by it.
                 return
+            if self._is_safe():
+                # All files have left the machines that go: the stop comes with the commit.
+                return
             yield from self._end()
         elif deadline_at is None and now - self._stop.asked_at >= STOP_PATIENCE_S:
             # Nothing forces this stop, and ending the script now would throw its work away.
@@ -371,6 +379,18 @@ class WorkerGroup:
             if self._agreement is not None:
                 yield from self._drop_agreement(now)
 
+    def _note_relayed(self, rank: int, step: int) -> Effect:
+        self._relayed.setdefault(step, set()).add(rank)
+        text = f"The machine of rank {rank} may go: its files of step {step} lie on the driver's machine."
+        return Note("event", _event("checkpoint.relayed", text, step=step, rank=rank))
+
+    def _is_safe(self) -> bool:
+        """True when some step's files are all stored, or on their way to the storage from a machine that stays."""
+        return any(
+            len(relayed | self._shards.get(step, {}).keys()) == self.world_size
+            for step, relayed in self._relayed.items()
+        )
+
     def _end(self) -> Iterator[Effect]:
         self.is_stopping = True
         yield Tell({"type": "stop", "at_once": True})
@@ -378,6 +398,7 @@ class WorkerGroup:
     def _forget(self, step: int) -> None:
         for known in [one for one in self._shards if one <= step]:
             del self._shards[known]
+            self._relayed.pop(known, None)
 
 
 def _step(value: Any) -> int:

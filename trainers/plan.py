@@ -46,6 +46,8 @@ class AttemptPlan:
     is_interval_auto: bool = False
     #: Seconds between two losses of one worker that are usual for the machines.
     worker_mtbf_s: float = 72_000.0
+    #: Bytes per second at which a worker's files are taken to reach the storage, until it was measured.
+    write_bytes_per_s: float = 1e8
     #: Committed checkpoints to keep.
     checkpoint_keep: int = 3
     #: Metric whose best checkpoint is kept too; None: age alone decides.

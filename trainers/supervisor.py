@@ -14,6 +14,7 @@ import shutil
 import socket
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,11 @@ from trainers.child import Child
 from trainers.code import shared_folder, sweep_folders, unpack_once
 from trainers.environment import Place, child_environment
 from trainers.fork_server_client import node_fork_server
+from trainers.parcels import Parcel, send, size_of
 from trainers.plan import AttemptPlan
 from trainers.stacks import stacks_below
 from trainers.storage import Storage, StorageError
+from trainers.window import WriteSpeed, fits
 
 #: Seconds that bulk messages (lines, reports) wait for others to travel with.
 _GATHER_S = 0.1
@@ -137,6 +140,10 @@ class Supervisor:
         self._child: Child | None = None
         self._stop_requested = False
         self._stop_is_near = False
+        self._driver = assignment.driver
+        self._speed = WriteSpeed(assignment.plan.write_bytes_per_s)
+        #: When this job's first machine goes, seconds since 1970; None: none goes.
+        self._deadline_at: float | None = None
         self._uploads: list[threading.Thread] = []
         self._staging: Path | None = None
         self._lock = threading.Lock()
@@ -189,6 +196,8 @@ class Supervisor:
                 self._regroup(message)
             elif kind == "release":
                 self._stop_is_near = False
+            elif kind == "preemption":
+                self._deadline_at = message.get("deadline_at")
             if child is not None and kind != "stop":
                 # Under the lock, so that a `taken` decided before a `release` cannot overtake it.
                 child.send(message)
@@ -295,6 +304,19 @@ class Supervisor:
                 self._child.send({"type": "taken", "step": step, "park": park})
 
     def _upload(self, staged: Path, step: int, asked: bool, place: Place) -> None:
+        size, began = size_of(staged), time.monotonic()
+        if not fits(size, self._speed.bytes_per_s, self._deadline_at, time.time()):
+            parcel = Parcel(
+                rank=place.rank,
+                step=step,
+                attempt=place.attempt,
+                generation=place.generation,
+                size_bytes=size,
+                asked=asked,
+            )
+            if send(self._driver, parcel, staged):
+                shutil.rmtree(staged, ignore_errors=True)
+                return
         try:
             catalog = Catalog(Storage(self._plan.checkpoint_url), place.job_id)
             files = catalog.put(staged, step, place.attempt, place.generation, place.rank)
@@ -302,6 +324,7 @@ class Supervisor:
             self._outbox.put_line("remora", f"the checkpoint of step {step} could not be stored: {error}")
             self._outbox.put({"type": "abandoned", "step": step})
         else:
+            self._speed.measure(size, time.monotonic() - began)
             self._outbox.put(
                 {
                     "type": "shard",

@@ -91,6 +91,22 @@ def test_a_drained_node_is_left_at_a_checkpoint_before_its_deadline(lab: Lab) ->
     run.close()
 
 
+def test_files_that_would_come_too_late_leave_the_machine_through_the_driver(lab: Lab) -> None:
+    lab.nodes(2)
+    steps = 250
+    # At a byte per second nothing would be stored before the deadline.
+    run = lockstep(lab, steps, min_workers=1, max_workers=2, write_bytes_per_s=1.0)
+    run.until(lambda: run.step >= 20, "it trains")
+    leaving = run.node_of(0)
+    drain(RayMembership().observe()[leaving].ray_node_id, "the cloud takes it", time.time() + 20.0)
+    run.until(lambda: run.world_sizes == [2, 1], "it goes on without the node")
+    lab.provider.kill(leaving)
+    finished_right(run, steps)
+    assert {one["data"]["rank"] for one in run.events("checkpoint.relayed")} >= {0}
+    assert run.progress["repeated_steps"] == 0
+    run.close()
+
+
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(lab: Lab) -> None:
     lab.nodes(1)
     first = lockstep(lab, 250, min_workers=1, max_workers=1, checkpoint_interval_s=0.5, checkpoint_keep=4)

@@ -243,6 +243,30 @@ def test_a_deadline_is_told_and_kept() -> None:
     assert scene.told("stop")
 
 
+def test_machines_may_go_when_all_files_have_left_them() -> None:
+    scene = Scene()
+    scene.stop("drain", scene.now + 30.0)
+    scene.agree()
+    scene.hear(0, type="relayed", step=40)
+    scene.hear(1, type="shard", step=40, files=[], asked=True)
+    assert scene.later(100.0) == [], "the commit ends it, not the deadline"
+    scene.hear(0, type="shard", step=40, files=[], asked=True)
+    assert isinstance(scene.said[-1], Commit)
+    scene.commit(40)
+    assert scene.told("stop")
+
+
+def test_a_file_that_left_its_machine_and_cannot_be_stored_holds_nobody() -> None:
+    scene = Scene()
+    scene.stop("drain", scene.now + 30.0)
+    scene.agree()
+    scene.all(type="relayed", step=40)
+    assert scene.later(40.0) == []
+    scene.hear(0, type="abandoned", step=40)
+    scene.later(0.1)
+    assert scene.told("stop")
+
+
 def test_the_earliest_deadline_counts_and_is_told_once() -> None:
     scene = Scene()
     scene.stop("grow")

@@ -1,0 +1,161 @@
+"""Files that leave a machine through the driver: nothing is stored that is not whole, nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from trainers import parcels
+from trainers import relay as module
+from trainers.checkpoints.catalog import Catalog
+from trainers.parcels import Parcel
+from trainers.relay import Relay
+from trainers.storage import Storage, StorageError
+
+PARCEL = Parcel(rank=1, step=7, attempt=1, generation=2, size_bytes=11, asked=True)
+
+
+class Stage:
+    """A relay, what it told, and where it stores."""
+
+    def __init__(self, folder: Path) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.relay = Relay(lambda parcel, message: self.told.append({"rank": parcel.rank, **message}))
+        self.storage = folder / "storage"
+        self.relay.catalog = Catalog(Storage(self.storage), "job_1")
+        self.work = folder / "work"
+
+    @property
+    def kinds(self) -> list[str]:
+        return [message["type"] for message in self.told]
+
+    def stored(self) -> dict[str, str]:
+        return {path.name: path.read_text() for path in self.storage.rglob("*") if path.is_file()}
+
+    def kept(self) -> list[Path]:
+        return [path for path in self.work.rglob("*") if path.is_file()]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.setenv("REMORA_WORK_DIR", str(tmp_path / "work"))
+    return Stage(tmp_path)
+
+
+def test_what_came_whole_is_stored_and_told_like_the_workers_own(stage: Stage) -> None:
+    async def scene() -> None:
+        relay = stage.relay
+        assert relay.offer(PARCEL)
+        await relay.take(PARCEL, "part/b.bin", 6, b"world")
+        await relay.take(PARCEL, "part/b.bin", 0, b"hello ")
+        assert relay.seal(PARCEL)
+        assert stage.kinds == ["relayed"], "the machine may go before the storage has it"
+        await relay.finish()
+        assert stage.kinds == ["relayed", "shard"]
+        (file,) = stage.told[1]["files"]
+        assert (file.name, file.size_bytes, file.rank) == ("part/b.bin", 11, 1)
+        assert (stage.told[1]["step"], stage.told[1]["generation"], stage.told[1]["asked"]) == (7, 2, True)
+        relay.close()
+
+    asyncio.run(scene())
+    assert stage.stored() == {"b.bin": "hello world"}
+    assert list(stage.work.iterdir()) == []
+
+
+def test_what_never_became_whole_is_not_stored(stage: Stage) -> None:
+    async def scene() -> None:
+        relay = stage.relay
+        assert relay.offer(PARCEL)
+        await relay.take(PARCEL, "a", 0, b"half")
+        assert not relay.seal(PARCEL)
+        assert relay.offer(PARCEL), "it may be sent again"
+        await relay.take(PARCEL, "a", 0, b"half")
+        await relay.finish()
+        with pytest.raises(KeyError):
+            await relay.take(PARCEL, "a", 4, b"too late")
+
+    asyncio.run(scene())
+    assert stage.told == []
+    assert stage.stored() == {}
+    assert stage.kept() == []
+
+
+def test_no_path_leaves_the_folder(stage: Stage) -> None:
+    async def scene() -> None:
+        assert stage.relay.offer(PARCEL)
+        for name in ("../up", "/etc/passwd", ".", "a/../../up"):
+            with pytest.raises(ValueError, match="not a path inside a checkpoint"):
+                await stage.relay.take(PARCEL, name, 0, b"x")
+
+    asyncio.run(scene())
+    assert stage.kept() == []
+
+
+def test_a_disk_without_room_refuses(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = SimpleNamespace(free=module._SPARE_BYTES + PARCEL.size_bytes)
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage)
+    assert stage.relay.offer(PARCEL)
+    other = Parcel(rank=2, step=7, attempt=1, generation=2, size_bytes=1, asked=True)
+    assert not stage.relay.offer(other), "what was promised to the first is not there for the second"
+
+
+def test_a_storage_that_fails_is_told_as_an_abandoned_checkpoint(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("the bucket is gone")
+
+    async def scene() -> None:
+        assert stage.relay.offer(PARCEL)
+        await stage.relay.take(PARCEL, "a", 0, b"x" * 11)
+        monkeypatch.setattr(stage.relay.catalog, "put", fail)
+        assert stage.relay.seal(PARCEL)
+        await stage.relay.finish()
+
+    asyncio.run(scene())
+    assert stage.kinds == ["relayed", "log", "abandoned"]
+    assert "the bucket is gone" in stage.told[1]["text"]
+    assert stage.kept() == []
+
+
+def test_a_worker_sends_all_its_files_in_pieces(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    (source / "deep").mkdir(parents=True)
+    (source / "deep/long").write_text("0123456789")
+    (source / "empty").touch()
+    (source / "link").symlink_to("empty")
+
+    def now(method: Any) -> Any:
+        return SimpleNamespace(remote=lambda *arguments: method(*arguments))
+
+    async def answer(result: Any) -> Any:
+        return await result if asyncio.iscoroutine(result) else result
+
+    loop = asyncio.new_event_loop()
+
+    def get(waiting: Any) -> Any:
+        many = waiting if isinstance(waiting, list) else [waiting]
+        answers = [loop.run_until_complete(answer(one)) for one in many]
+        return answers if isinstance(waiting, list) else answers[0]
+
+    async def seal(parcel: Parcel) -> bool:
+        return stage.relay.seal(parcel)
+
+    driver = SimpleNamespace(
+        relay_offer=now(stage.relay.offer), relay_take=now(stage.relay.take), relay_seal=now(seal)
+    )
+    monkeypatch.setattr(parcels, "ray", SimpleNamespace(get=get, exceptions=ray.exceptions))
+    monkeypatch.setattr(parcels, "CHUNK_BYTES", 4)
+    whole = Parcel(rank=0, step=7, attempt=1, generation=2, size_bytes=parcels.size_of(source), asked=False)
+    assert whole.size_bytes == 10
+    assert parcels.send(driver, whole, source)
+    loop.run_until_complete(stage.relay.finish())
+    loop.close()
+    assert stage.stored() == {"long": "0123456789", "empty": ""}

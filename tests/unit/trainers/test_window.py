@@ -1,0 +1,51 @@
+"""Which checkpoints are stored in time before their machine goes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainers.window import MARGIN_S, WriteSpeed, fits
+
+SIZES = st.integers(0, 10**13)
+SPEEDS = st.floats(1.0, 1e11)
+TIMES = st.floats(0.0, 1e6)
+
+
+@given(SIZES, SPEEDS, TIMES)
+def test_without_a_deadline_everything_fits(size: int, speed: float, now: float) -> None:
+    assert fits(size, speed, None, now)
+
+
+@given(SIZES, SPEEDS, TIMES, TIMES)
+def test_what_fits_is_there_before_the_machine_goes(
+    size: int, speed: float, now: float, left_s: float
+) -> None:
+    if fits(size, speed, now + left_s, now):
+        assert size / speed <= left_s - MARGIN_S + 1e-6
+    else:
+        assert size / speed > left_s - MARGIN_S - 1e-6
+
+
+@given(SIZES, SPEEDS, st.floats(1.0, 10.0), TIMES, TIMES)
+def test_more_bytes_and_less_time_never_fit_better(
+    size: int, speed: float, factor: float, now: float, left_s: float
+) -> None:
+    if fits(int(size * factor), speed, now + left_s, now):
+        assert fits(size, speed, now + left_s, now)
+    if fits(size, speed, now + left_s, now):
+        assert fits(size, speed * factor, now + left_s, now)
+
+
+def test_the_slower_of_the_last_two_writes_counts() -> None:
+    speed = WriteSpeed(100.0)
+    assert speed.bytes_per_s == 100.0
+    speed.measure(1000, 1.0)
+    assert speed.bytes_per_s == 1000.0, "what was measured replaces what was assumed"
+    speed.measure(10, 1.0)
+    speed.measure(500, 1.0)
+    assert speed.bytes_per_s == 10.0
+    speed.measure(700, 1.0)
+    assert speed.bytes_per_s == 500.0
+    speed.measure(0, 9.0)
+    assert speed.bytes_per_s == 500.0, "an empty write says nothing"

@@ -1,0 +1,61 @@
+"""A worker's files of a checkpoint on their way to the driver: their machine goes too soon for the storage."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+#: Bytes that are sent at once, and how many such pieces are under way.
+CHUNK_BYTES, CHUNKS_UNDER_WAY = 8 << 20, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parcel:
+    """One worker's files of one checkpoint."""
+
+    rank: int
+    step: int
+    attempt: int
+    generation: int
+    size_bytes: int
+    #: The checkpoint was asked for.
+    asked: bool
+
+    @property
+    def key(self) -> str:
+        """Its name among the parcels of the attempt."""
+        return f"{self.step}-{self.generation}-{self.rank}"
+
+
+def send(driver: Any, parcel: Parcel, folder: Path) -> bool:
+    """Send every file below `folder` to the driver actor; False when it has no room or does not get them all."""
+    try:
+        if not ray.get(driver.relay_offer.remote(parcel)):
+            return False
+        under_way: deque[Any] = deque()
+        for path in sorted(folder.rglob("*")):
+            if path.is_symlink() or not path.is_file():
+                continue
+            name, offset = path.relative_to(folder).as_posix(), 0
+            with path.open("rb") as file:
+                # An empty file is sent as one empty piece.
+                while (chunk := file.read(CHUNK_BYTES)) or offset == 0:
+                    under_way.append(driver.relay_take.remote(parcel, name, offset, chunk))
+                    offset += len(chunk)
+                    if len(under_way) >= CHUNKS_UNDER_WAY:
+                        ray.get(under_way.popleft())
+                    if not chunk:
+                        break
+        ray.get(list(under_way))
+        return bool(ray.get(driver.relay_seal.remote(parcel)))
+    except (ray.exceptions.RayError, OSError, KeyError, ValueError):
+        return False
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
