@@ -9,8 +9,9 @@ Script to supervisor:
 - `hello` `{version, pid}`: first message.
 - `report` `{step, metrics, total_steps, again}`; `again`: somebody else may have told it, or died before.
 - `held` `{token, boundary}`: answer to `hold`; `boundary` counts the calls of `should_checkpoint()` so far.
-- `checkpoint` `{step, folder, asked}`: the folder holds this rank's files of the checkpoint; the script waits for
-  `taken`.  `asked` is true when `should_checkpoint()` was true before it.
+- `checkpoint` `{step, folder, asked, generation}`: the folder holds this rank's files of the checkpoint, of the worker
+  group of that number (by default the present one); the script waits for `taken`.  `asked` is true when
+  `should_checkpoint()` was true before it.
 - `saving` `{step}`: the script begins to write its files of that checkpoint, which may take long.
 - `stalled` `{step, stall_s}`: the checkpoint of that step held this rank's training loop up for so many seconds.
 - `abandoned` `{step}`: the script raised inside `checkpoint(step)`; there will be no files.

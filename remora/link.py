@@ -168,12 +168,17 @@ class Link:
         with self._changed:
             self._boundary = boundary
 
-    def hand_over(self, step: int, folder: Path) -> None:
-        """Give a rank's files of a checkpoint to the supervisor; stays where the planned end of the process comes."""
+    def hand_over(self, step: int, folder: Path, generation: int | None = None) -> None:
+        """Give a rank's files of a checkpoint to the supervisor; stays where the planned end of the process comes.
+
+        They belong to the worker group of `generation`, by default the present one.
+        """
         with self._changed:
             self._taken.pop(step, None)
             asked, self._asked = self._asked, False
-        self.send({"type": "checkpoint", "step": step, "folder": str(folder), "asked": asked})
+        of_group = _generation() if generation is None else generation
+        message = {"type": "checkpoint", "step": step, "folder": str(folder), "asked": asked}
+        self.send({**message, "generation": of_group})
         with self._changed:
             self._changed.wait_for(lambda: step in self._taken or self._closed)
             self.taken_at = time.monotonic()

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from remora import channel
+from remora import channel, memory
 from remora.link import Link, Preemption
 
 __all__ = [
@@ -109,16 +109,18 @@ def should_checkpoint() -> bool:
 
 
 @contextlib.contextmanager
-def checkpoint(step: int) -> Iterator[Path]:
+def checkpoint(step: int, *, size_bytes: int | None = None) -> Iterator[Path]:
     """A folder for this rank's files of the checkpoint of `step`.
 
     Every rank calls it with the same step; what they wrote lies in one folder when it is resumed from, so different
     ranks use different file names, and a rank with nothing to save leaves its folder empty.  The checkpoint becomes
     visible when all ranks are through.  If the script raises inside, there is none.
+    When `size_bytes` says how many bytes come and the node has room for them, the folder lies in memory, so that the
+    script does not wait for a disk; files that are handed over outlive it either way.
     Raises ValueError for a step below 0 or above 2**53.
     """
     began = time.monotonic()
-    with hand_over(step) as folder:
+    with hand_over(step, size_bytes=size_bytes) as folder:
         yield folder
     link = open_link()
     if link is not None:
@@ -126,11 +128,16 @@ def checkpoint(step: int) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def hand_over(step: int) -> Iterator[Path]:
-    """As `checkpoint`, for a thread for which the training loop does not wait.  For `remora.torch`."""
+def hand_over(step: int, *, size_bytes: int | None = None, generation: int | None = None) -> Iterator[Path]:
+    """As `checkpoint`, for a thread for which the training loop does not wait.  For `remora.torch`.
+
+    `generation` is the worker group whose state it is, when that may not be the present one any more.
+    """
     step = _checked(step)
     link = open_link()
-    parent = os.environ.get("REMORA_SCRATCH_DIR") if link is not None else None
+    parent = (
+        memory.folder_for(size_bytes) or os.environ.get("REMORA_SCRATCH_DIR") if link is not None else None
+    )
     folder = Path(tempfile.mkdtemp(prefix=f"checkpoint-{step}-", dir=parent))
     if link is not None:
         link.send({"type": "saving", "step": step})
@@ -142,7 +149,7 @@ def hand_over(step: int) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     if link is not None:
-        link.hand_over(step, folder)
+        link.hand_over(step, folder, generation)
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -30,9 +30,9 @@ def work_root() -> Path:
 
 
 @contextlib.contextmanager
-def shared_folder(name: str) -> Iterator[Path]:
-    """A folder below the work root, shared by all ranks of this node that ask for it; the last one removes it."""
-    root = work_root()
+def shared_folder(name: str, root: Path | None = None) -> Iterator[Path]:
+    """A folder below a root (the work root), shared by all who ask for it; the last one removes it."""
+    root = root or work_root()
     folder = root / name
     with _locked(root / f"{name}.lock") as lock:
         folder.mkdir(parents=True, exist_ok=True)
@@ -42,10 +42,13 @@ def shared_folder(name: str) -> Iterator[Path]:
             _remove_unused(folder, lock)
 
 
-def sweep_folders() -> list[str]:
-    """Remove what killed supervisors left below the work root; returns the names.  Folders in use are not touched."""
+def sweep_folders(root: Path | None = None) -> list[str]:
+    """Remove what killed supervisors left below a root (the work root); returns the names.
+
+    Folders in use are not touched.
+    """
     removed: list[str] = []
-    for path in sorted(work_root().glob("*.lock")):
+    for path in sorted((root or work_root()).glob("*.lock")):
         with contextlib.suppress(FileNotFoundError), path.open("r+") as lock:
             if _remove_unused(path.with_suffix(""), lock):
                 removed.append(path.stem)

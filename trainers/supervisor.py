@@ -32,6 +32,7 @@ from trainers.environment import Place, child_environment
 from trainers.fork_server_client import node_fork_server
 from trainers.parcels import Parcel, send, size_of
 from trainers.plan import AttemptPlan
+from trainers.snapshots import SnapshotRoom, snapshot_room
 from trainers.stacks import stacks_below
 from trainers.storage import Storage, StorageError
 from trainers.window import WriteSpeed, fits
@@ -146,6 +147,8 @@ class Supervisor:
         self._deadline_at: float | None = None
         self._uploads: list[threading.Thread] = []
         self._staging: Path | None = None
+        #: Memory for checkpoints on their way; None where this node has none to give.
+        self._room: SnapshotRoom | None = None
         self._lock = threading.Lock()
 
     def run(self) -> None:
@@ -162,7 +165,9 @@ class Supervisor:
     def _run(self) -> None:
         place = self._place
         sweep_folders()
-        with shared_folder(f"{place.attempt_id}-{place.generation}") as folder:
+        name = f"{place.attempt_id}-{place.generation}"
+        own = f"{name}-{place.rank}-{os.getpid()}"
+        with shared_folder(name) as folder, snapshot_room(own, place.local_world_size) as self._room:
             try:
                 child = self._start(folder)
             except CommandUnusable as error:
@@ -240,6 +245,8 @@ class Supervisor:
         )
         environment.update(plan.elastic_variables)
         environment["REMORA_SCRATCH_DIR"] = str(scratch)
+        if self._room is not None:
+            environment.update(self._room.variables())
         if self._is_joining:
             environment["REMORA_JOIN"] = "1"
         if self._resume is not None:
@@ -280,22 +287,28 @@ class Supervisor:
         elif message["type"] == "checkpoint":
             try:
                 step, folder = int(message["step"]), Path(message["folder"])
+                generation = int(message.get("generation", self._place.generation))
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 self._outbox.put_line("remora", f"a checkpoint message was not understood: {error!r}"[:500])
             else:
-                self._take(step, folder, asked=bool(message.get("asked")))
+                self._take(step, folder, generation, asked=bool(message.get("asked")))
 
-    def _take(self, step: int, folder: Path, *, asked: bool) -> None:
+    def _take(self, step: int, folder: Path, generation: int, *, asked: bool) -> None:
         """Take a rank's files of a checkpoint, and let the script go on unless its planned end comes."""
         assert self._staging is not None
-        staged = self._staging / f"{step}-{len(self._uploads)}"
+        room = self._room
+        in_memory = room is not None and folder.is_relative_to(room.folder)
+        staging = room.staging if room is not None and in_memory else self._staging
+        staged = staging / f"{step}-{len(self._uploads)}"
+        # Written by the group that it names, which may have changed in place meanwhile: then it is nobody's.
+        place = dataclasses.replace(self._place, generation=generation)
         try:
             folder.rename(staged)
         except OSError as error:
             self._outbox.put_line("remora", f"the checkpoint of step {step} could not be taken: {error}")
             self._outbox.put({"type": "abandoned", "step": step})
         else:
-            upload = threading.Thread(target=self._upload, args=(staged, step, asked, self._place))
+            upload = threading.Thread(target=self._upload, args=(staged, step, asked, place))
             self._uploads.append(upload)
             upload.start()
         with self._lock:

@@ -16,5 +16,6 @@ from remora.torch.loop import Loop, Step
 from remora.torch.scaling import linear_scaling
 from remora.torch.settings import Exactness
 from remora.torch.state import CheckpointUnusable
+from remora.torch.state import read as read_checkpoint
 
-__all__ = ["CheckpointUnusable", "Exactness", "Loop", "PeerLost", "Step", "linear_scaling"]
+__all__ = ["CheckpointUnusable", "Exactness", "Loop", "PeerLost", "Step", "linear_scaling", "read_checkpoint"]

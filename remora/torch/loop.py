@@ -16,12 +16,13 @@ from remora.torch.buffers import Buffers
 from remora.torch.catching_up import Standing
 from remora.torch.feed import Feed, Plan, deliveries
 from remora.torch.group import PeerLost
+from remora.torch.layout import Writer
 from remora.torch.members import Membership
 from remora.torch.order import Position, shards_of
 from remora.torch.own_time import OwnTime
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.reduction import Bitwise, SampleExact
-from remora.torch.saving import Saving
+from remora.torch.saving import DEALT, Saving
 from remora.torch.settings import (
     Exactness,
     Settings,
@@ -152,7 +153,7 @@ class Loop:
         self._link = training.open_link()
         self._members = Membership(self._link, shards, self._reduction, self._buffers, self._device)
         self._own_time = OwnTime(self._device, self._tell_own_time)
-        self._saving = Saving(model, optimizer)
+        self._saving = Saving(model, optimizer, self._device)
         self._fingerprint = fingerprint(settings, parameters)
         self._feed = Feed(iter(()))
         #: The step that the script is in.
@@ -376,8 +377,10 @@ class Loop:
         if self._link is None or step == self._saved_step:
             return
         self._saved_step = step
-        state = self._state.capture(self._progress) if self._members.group.rank == 0 else None
-        self._saving.save(step, state, in_background=not (is_last or self._link.stops))
+        place = self._members.group.place
+        writer = Writer(place.rank, place.world_size, self._members.generation)
+        state = self._state.capture(self._progress, None if place.rank == 0 else DEALT)
+        self._saving.save(step, state, writer, in_background=not (is_last or self._link.stops))
 
     def _report(self, step: Step, metrics: Mapping[str, Any]) -> None:
         if self._link is None:

@@ -1,28 +1,35 @@
 """Checkpoints that the loop does not wait for.
 
-The state does not change between two optimizer steps.  So a checkpoint is copied in a thread of its own while the next
-step's forward and backward passes run, and only `optimizer.step()` waits for the copy.  It is then written and handed
-over in that thread.
+The state does not change between two optimizer steps.  So a checkpoint is written in a thread of its own, straight from
+the live tensors into files in memory, while the next step's forward and backward passes run, and `optimizer.step()`
+alone waits for it.  From then on the files are the supervisor's, and outlive this process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from remora import training
-from remora.torch.state import write
+from remora.torch.layout import Share, Writer, share_of, write
+
+#: Parts of the state that are the same on every worker between two steps.
+DEALT = ("model", "optimizer")
 
 
 class Saving:
     """At most one checkpoint under way."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+    ) -> None:
         self._parameter_names = frozenset(name for name, _ in model.named_parameters())
+        self._device = device
         self._thread: threading.Thread | None = None
         self._copied = threading.Event()
         self._copied.set()
@@ -31,17 +38,21 @@ class Saving:
         self._stall: tuple[int, float] | None = None
         optimizer.register_step_pre_hook(self._await_copy)
 
-    def save(self, step: int, state: Mapping[str, Any] | None, *, in_background: bool) -> None:
-        """Write the checkpoint of `step`; None for a worker that has nothing to add to it."""
+    def save(self, step: int, state: Mapping[str, Any], writer: Writer, *, in_background: bool) -> None:
+        """Write this worker's share of the checkpoint of `step` and hand it over.
+
+        `state` is a captured one with live tensors; workers other than rank 0 may leave out all but the `DEALT` parts.
+        """
         began = time.monotonic()
         self.wait()
         if not in_background:
-            self._write(step, state)
+            self._hand_over(step, share_of(state, writer, DEALT), writer)
             return
-        begun = None if state is None else self._copy_what_moves(state)
+        share = share_of(self._copy_what_moves(state), writer, DEALT)
+        ready = _mark(self._device)
         self._copied.clear()
         self._thread = threading.Thread(
-            target=self._work, args=(step, begun), name="remora-checkpoint", daemon=True
+            target=self._work, args=(step, share, writer, ready), name="remora-checkpoint", daemon=True
         )
         self._thread.start()
         self._stall = (step, time.monotonic() - began)
@@ -80,25 +91,48 @@ class Saving:
                 parts[name] = _copied(part, _clone)
         return {**state, "parts": parts}
 
-    def _work(self, step: int, begun: dict[str, Any] | None) -> None:
+    def _work(self, step: int, share: Share, writer: Writer, ready: Any) -> None:
         try:
-            state = None if begun is None else _copied(begun, _clone)
-            self._copied.set()
-            self._write(step, state)
+            with _beside(self._device, ready):
+                self._hand_over(step, share, writer)
         except BaseException as error:
             self._error = error
         finally:
             self._copied.set()
 
-    @staticmethod
-    def _write(step: int, state: Mapping[str, Any] | None) -> None:
-        with training.hand_over(step) as folder:
-            if state is not None:
-                write(state, folder)
+    def _hand_over(self, step: int, share: Share, writer: Writer) -> None:
+        # Memory that looked free may be taken meanwhile; then the disk has to do.
+        for size_bytes in (share.size_bytes, None):
+            try:
+                with training.hand_over(step, size_bytes=size_bytes, generation=writer.generation) as folder:
+                    write(share, writer, folder)
+                    self._copied.set()
+            except OSError:
+                if size_bytes is None:
+                    raise
+            else:
+                return
+
+
+def _mark(device: torch.device) -> Any:
+    """A mark in the device's queue behind the step that was just done."""
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+
+@contextlib.contextmanager
+def _beside(device: torch.device, ready: Any) -> Iterator[None]:
+    """Copy beside what the device computes, once it has come to the mark."""
+    if ready is None:
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_event(ready)
+    with torch.cuda.stream(stream):
+        yield
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True)
+    return tensor.detach().clone()
 
 
 def _copied(value: Any, copy: Callable[[torch.Tensor], torch.Tensor]) -> Any:

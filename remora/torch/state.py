@@ -1,22 +1,21 @@
-"""The complete state of a loop: as a file in a checkpoint's folder, and over the process group to other workers."""
+"""The complete state of a loop: as files in a checkpoint's folder, and over the process group to other workers."""
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from remora.torch import layout
 from remora.torch.buffers import share
 from remora.torch.group import Group
 
-#: Name of the file in a checkpoint's folder.
-FILE = "remora.pt"
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Stateful(Protocol):
@@ -52,13 +51,15 @@ class LoopState:
         #: What must be the same for the data order to go on where it was.
         self._settings = dict(settings)
 
-    def capture(self, progress: Progress) -> dict[str, Any]:
-        """The state as one dictionary; its tensors are the live ones."""
+    def capture(self, progress: Progress, only: Container[str] | None = None) -> dict[str, Any]:
+        """The state as one dictionary, or only the parts of these names; its tensors are the live ones."""
         return {
             "format": _FORMAT,
             "progress": [progress.step, progress.epoch, progress.place],
             "settings": dict(self._settings),
-            "parts": {name: part.state_dict() for name, part in self._parts.items()},
+            "parts": {
+                name: part.state_dict() for name, part in self._parts.items() if only is None or name in only
+            },
         }
 
     def restore(self, state: Mapping[str, Any]) -> Progress:
@@ -91,18 +92,25 @@ class LoopState:
 
 
 def write(state: Mapping[str, Any], folder: Path) -> None:
-    """Write a captured state into a checkpoint's folder."""
-    torch.save(dict(state), folder / FILE)
+    """Write a captured state into a checkpoint's folder, in place of one that is there."""
+    for path in (folder / layout.FILE, *folder.glob(layout.TENSOR_FILES)):
+        path.unlink(missing_ok=True)
+    writer = layout.Writer()
+    layout.write(layout.share_of(state, writer, ()), writer, folder)
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The state in a checkpoint's folder; raises CheckpointUnusable when there is none that can be read."""
-    path = folder / FILE
+    """The state in a checkpoint's folder; raises CheckpointUnusable when there is none that can be read.
+
+    The parts are in `["parts"]` by name: `read(folder)["parts"]["model"]` is the model's state dictionary.
+    """
+    path = folder / layout.FILE
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = layout.read(folder)
     except FileNotFoundError as error:
-        raise CheckpointUnusable(f"{folder} holds no {FILE}: it was not written by remora.torch") from error
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        text = f"{folder} holds no {layout.FILE}: it was not written by remora.torch"
+        raise CheckpointUnusable(text) from error
+    except (OSError, ValueError) as error:
         raise CheckpointUnusable(f"{path} cannot be read: {_first_line(error)}") from error
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
         raise CheckpointUnusable(f"{path} was not written by this version of remora.torch")

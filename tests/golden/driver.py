@@ -65,6 +65,8 @@ class Driver:
         self.step = 0
         self.losses: dict[int, float] = {}
         self.causes: list[str] = []
+        #: Slots that have written their files, by the checkpoint's step.
+        self._written: dict[int, set[int]] = {}
         out.mkdir(exist_ok=True)
 
     def __enter__(self) -> Driver:
@@ -126,8 +128,8 @@ class Driver:
     def checkpoint(self) -> int:
         """Let all workers write a checkpoint of the same step; returns it."""
         boundary = self._agree("checkpoint")
-        names = [f"checkpoint-{boundary}-{worker.slot}" for worker in self.living]
-        self.wait(lambda: all((self.out / name).exists() for name in names), "all have written")
+        slots = {worker.slot for worker in self.living}
+        self.wait(lambda: slots <= self._written.get(boundary, set()), "all have written")
         return boundary
 
     def _agree(self, action: str) -> int:
@@ -251,7 +253,12 @@ class Driver:
                 self.losses[message["step"]] = message["metrics"]["loss"]
             elif message["type"] == "checkpoint":
                 folder = Path(message["folder"])
-                folder.rename(self.out / f"checkpoint-{message['step']}-{worker.slot}")
+                whole = self.out / f"checkpoint-{message['step']}"
+                whole.mkdir(exist_ok=True)
+                for path in folder.iterdir():
+                    assert not (whole / path.name).exists(), "every rank has file names of its own"
+                    path.rename(whole / path.name)
+                self._written.setdefault(message["step"], set()).add(worker.slot)
                 worker.say("taken", step=message["step"], park=False)
             self._changed.notify_all()
 

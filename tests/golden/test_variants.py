@@ -67,8 +67,9 @@ def test_a_checkpoint_resumes_in_mid_epoch_with_other_workers(
         assert saved % 5, "in mid-epoch"
         for worker in first.living:
             first.kill(worker.slot)
-    folder = tmp_path / "first" / f"checkpoint-{saved}-0"
+    folder = tmp_path / "first" / f"checkpoint-{saved}"
     assert (folder / "remora.pt").exists()
+    assert len(list(folder.glob("*.safetensors"))) == before, "every worker wrote a part"
     with Driver(job, tmp_path / "second", REMORA_RESUME_DIR=str(folder)) as second:
         second.start(after)
         second.finish()

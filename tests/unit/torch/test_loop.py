@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 from remora.torch import CheckpointUnusable, Loop, Step, linear_scaling
+from remora.torch.layout import FILE
 from remora.torch.randomness import seed_everything
-from remora.torch.state import FILE
 
 SAMPLES = 22
 ASKED = ("REMORA_EXACTNESS", "REMORA_GLOBAL_BATCH", "REMORA_SHARDS")

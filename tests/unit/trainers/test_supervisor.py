@@ -68,6 +68,8 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Driver:
     )
     monkeypatch.setattr(module, "ray", fake)
     monkeypatch.setenv("REMORA_WORK_DIR", str(tmp_path / "work"))
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setattr("trainers.snapshots._MEMORY", tmp_path / "memory")
     return played
 
 
@@ -78,6 +80,8 @@ class Stage:
         self.driver = driver
         self.folder = folder
         self.storage = Storage(folder / "storage")
+        #: Takes the place of the file system in memory.
+        self.memory = folder / "memory" / f"remora-{os.getuid()}"
         self.outcome: Exception | None = None
         self.supervisor: Supervisor | None = None
         self._thread: threading.Thread | None = None
@@ -210,6 +214,79 @@ def test_a_checkpoint_of_a_rank_reaches_the_storage(stage: Stage) -> None:
     (file,) = shard["files"]
     assert (shard["step"], shard["asked"], file.name, file.rank) == (7, False, "rank-1", 1)
     assert stage.storage.read_bytes("jobs/job_1/checkpoints/000000000007-1-1/rank-1") == b"x"
+
+
+KILLED = """
+import os
+from remora import training
+with training.checkpoint(7, size_bytes=100) as folder:
+    (folder / 'part').write_text('x')
+    print(folder, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_script_that_is_killed_right_after_it_handed_over_loses_nothing(stage: Stage) -> None:
+    stage.start(KILLED)
+    assert stage.end() == {"type": "exit", "stopped": False, "signal": 9}
+    (shard,) = stage.driver.all("shard")
+    assert (shard["step"], [file.name for file in shard["files"]]) == (7, ["part"])
+    assert stage.storage.read_bytes("jobs/job_1/checkpoints/000000000007-1-1/part") == b"x"
+    folder = Path(stage.driver.all("log")[0]["text"])
+    assert folder.is_relative_to(stage.memory), "it lay in memory"
+    assert list(stage.memory.iterdir()) == [], "nothing of it is left there"
+
+
+def test_what_does_not_fit_into_memory_is_written_to_the_disk(stage: Stage) -> None:
+    stage.start(KILLED.replace("100", "1 << 60"))
+    stage.end()
+    assert not Path(stage.driver.all("log")[0]["text"]).is_relative_to(stage.memory)
+    assert stage.storage.read_bytes("jobs/job_1/checkpoints/000000000007-1-1/part") == b"x"
+
+
+def test_without_a_file_system_in_memory_the_disk_has_to_do(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainers.snapshots._MEMORY", Path("/no/such/folder"))
+    stage.start(KILLED)
+    stage.end()
+    assert len(stage.driver.all("shard")) == 1
+
+
+def test_what_a_killed_supervisor_left_in_memory_is_swept_by_the_next_one(stage: Stage) -> None:
+    left = stage.memory / "att_0-1-0-1"
+    left.mkdir(parents=True)
+    left.with_name("att_0-1-0-1.lock").touch()
+    stage.start(WAITING)
+    stage.driver.wait_for("report")
+    assert not left.exists()
+
+
+def test_files_of_a_group_that_was_followed_do_not_become_those_of_the_next_one(stage: Stage) -> None:
+    running = stage.start(
+        "from remora import training\n"
+        "training.report(1)\n"
+        "link = training.open_link()\n"
+        "link.await_regroup(1)\n"
+        "with training.hand_over(7, generation=1) as folder: (folder / 'part').write_text('x')"
+    )
+    stage.driver.wait_for("report")
+    place = dict.fromkeys(("rank", "local_rank", "node_rank"), 0) | dict.fromkeys(
+        ("world_size", "local_world_size"), 1
+    )
+    running.instruct(
+        {
+            "type": "regroup",
+            "generation": 2,
+            "num_nodes": 1,
+            "master_addr": "127.0.0.1",
+            "master_port": 1,
+            **place,
+        }
+    )
+    assert stage.driver.wait_for("shard")["generation"] == 1
+    assert stage.end()["exit_code"] == 0
+    assert stage.storage.exists("jobs/job_1/checkpoints/000000000007-1-1/part")
 
 
 def test_a_checkpoint_that_cannot_be_stored_is_abandoned(stage: Stage) -> None:
