@@ -1,0 +1,89 @@
+"""The elastic script as an attempt on real nodes, and what a test does to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.integration.trainers.elastic_script import ELASTIC
+from tests.integration.trainers.lab import Lab, Running
+
+
+class Training:
+    """An attempt of the elastic script, which trains until `finish`."""
+
+    def __init__(self, lab: Lab, folder: Path, **fields: Any) -> None:
+        self._lab = lab
+        self._finish = folder / "finish"
+        self._lost_rank_0 = False
+        #: When the last fault was injected, seconds since 1970.
+        self.struck_at = 0.0
+        command = ["python", "train.py", str(self._finish), "0.03"]
+        self.run: Running = lab.run({"train.py": ELASTIC}, *command, **fields)
+
+    def trains(self, workers: int, *, steps: int = 10) -> None:
+        """Wait until so many workers have done some steps together."""
+        run = self.run
+        run.until(lambda: self.size == workers, f"{workers} workers train")
+        after = run.step
+        run.until(lambda: run.step >= after + steps and self.size == workers, "they do steps")
+
+    @property
+    def size(self) -> int:
+        """Workers that did the newest step."""
+        metrics = self.run.bodies("metric")
+        return metrics[-1]["world_size"] if metrics else 0
+
+    @property
+    def regrouped(self) -> list[tuple[str, int]]:
+        """Cause and size of every group that took over in place."""
+        events = self.run.events("worker_group.regrouped")
+        return [(one["data"]["cause"], one["data"]["world_size"]) for one in events]
+
+    def seconds_until_new_step(self) -> float:
+        """Seconds from the last fault to the first step of the group that takes over."""
+        run, count = self.run, len(self.regrouped)
+        run.until(lambda: len(self.regrouped) > count, "the others go on")
+        (regrouped_at,) = [
+            record.at for record in run.records if record.body == run.events("worker_group.regrouped")[-1]
+        ]
+        after = run.until(
+            lambda: [one.at for one in run.records if one.kind == "metric" and one.at >= regrouped_at],
+            "they do a step",
+        )
+        return float(after[0] - self.struck_at)
+
+    def kill(self, *ranks: int) -> list[str]:
+        """Take the nodes of these ranks away, at once; returns their names."""
+        self._lost_rank_0 = self._lost_rank_0 or 0 in ranks
+        victims = [self.run.node_of(rank) for rank in ranks]
+        self.struck_at = time.time()
+        for victim in victims:
+            self._lab.provider.kill(victim)
+        return victims
+
+    def cut(self, pull: Callable[[], None]) -> None:
+        """Cut the node of rank 0 off by `pull`."""
+        self._lost_rank_0 = True
+        self.struck_at = time.time()
+        pull()
+
+    def finish(self) -> None:
+        """Let it end; the result is that of an undisturbed run."""
+        self._finish.touch()
+        assert self.run.end()["end_reason"] == "completed"
+        steps = [body["step"] for body in self.run.bodies("metric")]
+        last = steps[-1]
+        untold = set(range(1, last + 1)) - set(steps)
+        # What rank 0 was about to tell may be lost with it.
+        assert len(untold) <= (10 if self._lost_rank_0 else 0), f"no step is missing: {untold}"
+        assert self.run.bodies("metric")[-1]["values"] == {"total": last * (last + 1) / 2}
+        assert len(steps) >= last - len(untold) + self.run.progress["repeated_steps"]
+
+    def finish_without_repetition(self) -> None:
+        """The same, in the processes that it began with and those that joined them: no step was done again."""
+        self.finish()
+        assert self.run.progress["repeated_steps"] == 0
+        assert len(self.run.events("worker_group.started")) == 1
