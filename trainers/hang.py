@@ -14,6 +14,8 @@ from dataclasses import dataclass
 FACTOR = 10.0
 #: Steps that count as history; evaluations and the script's own checkpoints between steps shall be among them.
 LATE = 1000
+#: Seconds, and how many times as long as the longest step of late, after which it is worth a look who is still there.
+LOOK_S, LOOK_FACTOR = 1.0, 3.0
 #: Steps without which there is no history to judge by.
 ENOUGH = 3
 
@@ -54,9 +56,16 @@ class StepWatch:
         if self._began_at is None:
             self._began_at = now
 
+    def slow(self, now: float, workers: int) -> Overdue | None:
+        """The step under way of so many workers, when it takes so long that somebody may be gone."""
+        return self._longer_than(LOOK_S, LOOK_FACTOR, now, workers)
+
     def overdue(self, now: float, workers: int) -> Overdue | None:
         """The step under way of so many workers, when it takes too long."""
+        return self._longer_than(self._least_s, FACTOR, now, workers)
+
+    def _longer_than(self, least_s: float, factor: float, now: float, workers: int) -> Overdue | None:
         if self._began_at is None or len(self._efforts) < ENOUGH:
             return None
         quiet_s, longest_s = now - self._began_at, max(self._efforts) / workers
-        return Overdue(quiet_s, longest_s) if quiet_s > max(self._least_s, FACTOR * longest_s) else None
+        return Overdue(quiet_s, longest_s) if quiet_s > max(least_s, factor * longest_s) else None

@@ -111,7 +111,7 @@ class InPlace:
             return set()
         if (failed - gone) & crew.joining.keys():
             self._join_after = attempt.now() + JOIN_PAUSE_S
-        self._lose(gone)
+        self.lose(gone)
         self._drop_joiners(failed & crew.joining.keys())
         crew.forget(failed)
         return failed
@@ -159,6 +159,24 @@ class InPlace:
             return
         text = "A node of this job is going away; the worker group goes on without it."
         self._ask("drain", text, deadline_at)
+
+    def lose(self, slots: set[int]) -> None:
+        """These are gone for good; the others go on without them."""
+        crew = self._crew
+        self._drop_joiners(slots & crew.joining.keys())
+        lost = slots & crew.present
+        if not lost:
+            return
+        ranks = sorted(crew.ranks_of(lost))
+        names = ", ".join(map(str, ranks))
+        self._attempt.account.event("node.lost", f"The workers of rank {names} were lost.", ranks=ranks)
+        crew.left |= lost
+        if self._change is None:
+            self._begin("loss")
+        else:
+            self._change.lose(lost)
+            self._turn_into_loss()
+        self._news.set()
 
     def break_off(self) -> None:
         """Nobody makes progress: let all park, and leave behind who does not."""
@@ -214,24 +232,6 @@ class InPlace:
             self._change.cause = "loss"
             group.progress = group.progress.lose(self._attempt.now())
 
-    def _lose(self, slots: set[int]) -> None:
-        """These are gone for good; the others go on without them."""
-        crew = self._crew
-        self._drop_joiners(slots & crew.joining.keys())
-        lost = slots & crew.present
-        if not lost:
-            return
-        ranks = sorted(crew.ranks_of(lost))
-        names = ", ".join(map(str, ranks))
-        self._attempt.account.event("node.lost", f"The workers of rank {names} were lost.", ranks=ranks)
-        crew.left |= lost
-        if self._change is None:
-            self._begin("loss")
-        else:
-            self._change.lose(lost)
-            self._turn_into_loss()
-        self._news.set()
-
     def _drop_joiners(self, slots: set[int]) -> None:
         for slot in slots:
             self._crew.joining.pop(slot, None)
@@ -274,7 +274,7 @@ class InPlace:
                 began, told = loop.time(), "part"
                 await self._lose_dead(change)
                 part = {"type": "part", "generation": change.generation}
-                self._lose(await self._crew.tell_slots(change.missing, part))
+                self.lose(await self._crew.tell_slots(change.missing, part))
             self._welcome_joiners(change)
             if not change.missing:
                 return
@@ -290,7 +290,7 @@ class InPlace:
             return
         hanging = set(change.missing)
         self._attempt.spawn(self._crew.tell_slots(hanging, _STOP))
-        self._lose(hanging)
+        self.lose(hanging)
 
     def _welcome_joiners(self, change: Regrouping) -> None:
         for slot, step in self._crew.ready_joiners().items():
@@ -322,7 +322,7 @@ class InPlace:
             crew.tell_slots(team, {"type": "release", "token": 0}), crew.free_port(team[0])
         )
         # Parked workers that do not answer are gone or frozen.
-        self._lose(released | ({team[0]} if port is None else set()))
+        self.lose(released | ({team[0]} if port is None else set()))
         if self._change is not change or port is None or team != change.team(attempt.plan.min_workers):
             return False
         seats = crew.seats(team)
@@ -336,7 +336,7 @@ class InPlace:
         silent = await crew.instruct(
             {one.slot: _regroup_message(one, attempt.generation, seats[0].address, port) for one in dealt}
         )
-        self._lose(silent)
+        self.lose(silent)
         return self._change is change
 
     async def _wait_until_joined(self, change: Regrouping, patience_s: float) -> None:
@@ -377,7 +377,7 @@ class InPlace:
     async def _lose_dead(self, change: Regrouping) -> None:
         dead = await self._crew.find_dead(change.staying)
         if self._change is change:
-            self._lose(dead)
+            self.lose(dead)
 
     async def _hear_news(self, timeout_s: float) -> bool:
         """Wait for news since it was cleared; False when there was none."""

@@ -1,4 +1,7 @@
-"""What a driver does when nobody makes progress: it asks every rank what it is doing, and ends the attempt with `hang`.
+"""What a driver does when nobody makes progress: it looks who is still there, and in the end ends it with `hang`.
+
+A node whose network is cut breaks no connection, so its peers wait.  A look at the nodes finds it long before Ray does.
+After much longer, every rank is asked what it is doing, and the attempt ends with `hang`.
 
 Scripts that can change their worker group in place get one chance before that: all are told to park, those who do go on
 together, and those who do not are left behind.
@@ -19,6 +22,8 @@ from trainers.verdict import Verdict
 
 #: Seconds in which supervisors have to tell what their processes are doing.
 STACKS_S = 20.0
+#: Seconds between two looks at who is still there; who does not answer twice is lost.
+LOOK_PAUSE_S = 0.5
 #: Characters of a stack that are kept.
 STACK_LENGTH = 16_000
 
@@ -30,6 +35,8 @@ class Standstill:
         self._attempt = attempt
         self._in_place = in_place
         self._task: asyncio.Task[Any] | None = None
+        self._look: asyncio.Task[Any] | None = None
+        self._look_again_at = 0.0
         #: Ranks that were asked what they are doing, by slot.
         self._asked: dict[int, int] = {}
         self._told = asyncio.Event()
@@ -49,9 +56,32 @@ class Standstill:
             attempt.watch.hold()
             return
         attempt.watch.go_on(now)
+        self._look_soon(now)
         is_free = self._task is None or self._task.done()
         if is_free and (overdue := self._overdue()) is not None:
             self._task = attempt.spawn(self._end_it(overdue))
+
+    def _look_soon(self, now: float) -> None:
+        """Look who is still there when the step under way takes long; the longer it takes, the more seldom."""
+        attempt, group = self._attempt, self._attempt.group
+        if group is None or not attempt.crew.is_elastic or (self._look is not None and not self._look.done()):
+            return
+        slow = attempt.watch.slow(now, group.world_size)
+        if slow is None:
+            self._look_again_at = 0.0
+        elif now >= self._look_again_at:
+            self._look_again_at = now + slow.quiet_s / 2
+            self._look = attempt.spawn(self._look_around())
+
+    async def _look_around(self) -> None:
+        crew = self._attempt.crew
+        gone = await crew.find_dead(crew.in_order())
+        await asyncio.sleep(LOOK_PAUSE_S)
+        if gone:
+            gone &= await crew.find_dead(sorted(gone & crew.present))
+        # A controller that cannot reach anybody is itself cut off.
+        if gone and crew.present - gone and not self._is_held:
+            self._in_place.lose(gone & crew.present)
 
     @property
     def _is_held(self) -> bool:

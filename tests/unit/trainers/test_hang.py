@@ -46,6 +46,13 @@ def test_it_says_how_long_steps_take() -> None:
     assert (overdue.quiet_s, overdue.longest_s) == (150.0, 4.0)
 
 
+@pytest.mark.parametrize(("longest_s", "slow_after_s"), [(0.01, 1.0), (1.0, 3.0)])
+def test_a_step_is_worth_a_look_long_before_it_is_overdue(longest_s: float, slow_after_s: float) -> None:
+    watch, now = watch_of([longest_s] * 5)
+    assert watch.slow(now + 0.99 * slow_after_s, 2) is None
+    assert watch.slow(now + 1.01 * slow_after_s, 2) is not None
+
+
 def test_fewer_workers_may_take_longer() -> None:
     watch, now = watch_of([20.0] * 4, workers=4)
     assert watch.overdue(now + 300.0, 4) is not None

@@ -109,6 +109,33 @@ async def test_a_frozen_node_is_named_and_left_behind() -> None:
 
 
 @scene
+async def test_a_node_that_is_cut_off_is_found_before_anybody_else_notices() -> None:
+    at = Scene(3)
+    await at.train()
+    at.stage.dead.add(1)
+    await at.after(5.0)
+    assert (at.stage.order, at.stage.regrouped) == ([0, 2], [("loss", 2)])
+    assert at.stacks == {}
+
+
+@scene
+async def test_a_driver_that_reaches_nobody_gives_nobody_up() -> None:
+    at = Scene(3)
+    await at.train()
+    at.stage.dead |= {0, 1, 2}
+    await at.after(60.0)
+    assert (at.stage.order, at.stage.events("node.lost")) == ([0, 1, 2], [])
+
+
+@scene
+async def test_nobody_is_looked_for_while_steps_end() -> None:
+    at = Scene(3)
+    at.stage.dead.add(1)
+    await at.train(20)
+    assert at.stage.events("node.lost") == []
+
+
+@scene
 async def test_when_nobody_can_park_it_is_a_hang() -> None:
     at = Scene(3)
     await at.train()
