@@ -1,25 +1,41 @@
-"""What losing and winning nodes costs, beside stock Ray Train 2.60 with default settings in the same run.
+"""What elasticity costs, beside stock Ray Train 2.60 with default settings in the same run.
 
-Both train the digits network with three workers of one CPU on three local nodes; a node is killed by SIGKILL.
+When nodes are lost and won, both train the digits network with three workers of one CPU on three local nodes; a node is
+killed by SIGKILL.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from benchmarks import steady, submit
 from benchmarks.remora_cluster import RemoraCluster, Run, remora_cluster, until
+from benchmarks.samples import lost_and_doubled, read_samples
 from benchmarks.stock_cluster import StockCluster, stock_cluster
+from benchmarks.table import table
 
 ROOT = Path(__file__).resolve().parents[1]
-EXAMPLE = ROOT / "examples" / "elastic"
-COMMAND = ["python", "train.py", "--steps", "1000000"]
+SCRIPT = ROOT / "benchmarks" / "elastic_train.py"
+EXAMPLE = ROOT / "examples" / "elastic" / "train.py"
+#: Training samples of the digits, and steps of an epoch.
+SAMPLES, EPOCH_STEPS = 1437, 15
 #: Steps that are done before anything happens.
 WARM = 60
+#: Seconds until they are.
+WARM_S = 180.0
+#: Seconds between a notice and its deadline.
+NOTICE_S = 20.0
 #: Seconds that the peer may take.
 STOCK_PATIENCE_S = 240.0
 Step = tuple[float, int, int]
@@ -27,6 +43,16 @@ Step = tuple[float, int, int]
 
 def run() -> dict[str, Any]:
     """All of it, as the document that is written."""
+    document: dict[str, Any] = {}
+    for part in (disturbances, steady_steps, submission):
+        tell(f"{part.__name__} ...")
+        document.update(part())
+    tell(table(document))
+    return document
+
+
+def disturbances() -> dict[str, Any]:
+    """What losing and winning nodes costs."""
     with remora_cluster(3) as cluster:
         ours, grow = remora_loss_and_growth(cluster)
         notice = remora_notice(cluster)
@@ -38,16 +64,46 @@ def run() -> dict[str, Any]:
             "remora_repeated_steps": ours["repeated"],
             "stock_repeated_steps": stock["repeated"],
         },
-        "notice": notice,
+        "notice": {**notice, "stock_repeated_steps": stock_notice()},
         "grow": {"remora_pause_s": grow, "stock_pause_s": stock_grow},
     }
 
 
+def steady_steps() -> dict[str, Any]:
+    """What the loop costs when nothing happens."""
+    return steady.ratios(steady.run())
+
+
+def submission() -> dict[str, Any]:
+    """How long a job takes to begin."""
+    return {"submit_to_first_step": submit.run()}
+
+
+def tell(what: Any) -> None:
+    """For people; the document alone goes to standard output."""
+    Console(stderr=True).print(what)
+
+
+@contextlib.contextmanager
+def trained(cluster: RemoraCluster) -> Iterator[tuple[Run, Path]]:
+    """An attempt that trains, and the folder in which its workers write down their samples."""
+    with tempfile.TemporaryDirectory(prefix="remora-samples-") as name:
+        code, samples = Path(name) / "code", Path(name) / "samples"
+        code.mkdir()
+        samples.mkdir()
+        shutil.copy(SCRIPT, code / "train.py")
+        shutil.copy(EXAMPLE, code / "elastic_example.py")
+        attempt = Run(cluster, code, ["python", "train.py", str(samples), "1000000"])
+        try:
+            until(lambda: attempt.steps and attempt.steps[-1][1] >= WARM, WARM_S)
+            yield attempt, samples
+        finally:
+            attempt.close()
+
+
 def remora_loss_and_growth(cluster: RemoraCluster) -> tuple[dict[str, Any], float | None]:
     """Kill one of three nodes, then let another one come."""
-    attempt = Run(cluster, EXAMPLE, COMMAND)
-    try:
-        until(lambda: attempt.steps and attempt.steps[-1][1] >= WARM, 120)
+    with trained(cluster) as (attempt, _):
         killed_at = time.time()
         cluster.kill(cluster.provider.node_ids()[0])
         loss = after_loss(until(lambda: recovered(attempt.steps, killed_at), 60), killed_at)
@@ -56,23 +112,41 @@ def remora_loss_and_growth(cluster: RemoraCluster) -> tuple[dict[str, Any], floa
         until(lambda: attempt.steps[-1][2] == 3, 120)
         until(lambda: len([s for s in attempt.steps if s[0] > killed_at and s[2] == 3]) > 5, 60)
         return loss, pause_at_growth(attempt.steps, killed_at)
-    finally:
-        attempt.close()
 
 
 def remora_notice(cluster: RemoraCluster) -> dict[str, Any]:
     """Announce the end of one of three nodes 20 s ahead."""
-    attempt = Run(cluster, EXAMPLE, COMMAND)
-    try:
-        until(lambda: attempt.steps and attempt.steps[-1][1] >= WARM, 120)
-        noticed_at = time.time()
-        cluster.drain(cluster.provider.node_ids()[0], noticed_at + 20)
+    with trained(cluster) as (attempt, samples):
+        cluster.drain(cluster.provider.node_ids()[0], time.time() + NOTICE_S)
         until(lambda: attempt.steps[-1][2] == 2, 60)
-        until(lambda: len([s for s in attempt.steps if s[2] == 2]) > 20, 60)
+        epoch_ended = (attempt.steps[-1][1] // EPOCH_STEPS + 1) * EPOCH_STEPS + WARM
+        until(lambda: attempt.steps[-1][1] > epoch_ended, 60)
         numbers = [step for _, step, _ in attempt.steps]
-        return {"repeated_steps": len(numbers) - len(set(numbers)), "steps_missing": missing(numbers)}
-    finally:
-        attempt.close()
+        lost, doubled = lost_and_doubled(read_samples(samples), epoch_ended // EPOCH_STEPS, SAMPLES)
+        return {
+            "repeated_steps": len(numbers) - len(set(numbers)),
+            "samples_lost": lost,
+            "samples_doubled": doubled,
+        }
+
+
+def stock_notice() -> int:
+    """Steps that the peer repeats after the same notice; the node goes at its deadline."""
+    with tempfile.TemporaryDirectory(prefix="rb-") as folder, stock_cluster(3) as cluster:
+        lines = Path(folder) / "lines"
+        lines.touch()
+        driver = start_stock(cluster, lines, Path(folder))
+        try:
+            until(lambda: (s := read(lines)) and s[-1][1] >= WARM and s[-1][2] == 3, STOCK_PATIENCE_S)
+            deadline_at = time.time() + NOTICE_S
+            cluster.drain(cluster.nodes[1], deadline_at)
+            until(lambda: time.time() >= deadline_at, NOTICE_S + 5)
+            cluster.kill(cluster.nodes[1])
+            steps = until(lambda: recovered(read(lines), deadline_at - NOTICE_S), STOCK_PATIENCE_S)
+            return repeated(steps)
+        finally:
+            driver.kill()
+            driver.wait()
 
 
 def stock_loss_and_growth() -> tuple[dict[str, Any], float | None]:
@@ -125,9 +199,14 @@ def recovered(steps: list[Step], killed_at: float) -> list[Step] | None:
 
 def after_loss(steps: list[Step], killed_at: float) -> dict[str, Any]:
     """Seconds from the kill to the first step of the survivors, and how many steps were done twice."""
-    numbers = [step for _, step, _ in steps]
     first = next(at for at, _, world in steps if at > killed_at and world < 3)
-    return {"s": round(first - killed_at, 3), "repeated": len(numbers) - len(set(numbers))}
+    return {"s": round(first - killed_at, 3), "repeated": repeated(steps)}
+
+
+def repeated(steps: list[Step]) -> int:
+    """How many steps were done again."""
+    numbers = [step for _, step, _ in steps]
+    return len(numbers) - len(set(numbers))
 
 
 def pause_at_growth(steps: list[Step], after: float) -> float:
@@ -140,6 +219,5 @@ def pause_at_growth(steps: list[Step], after: float) -> float:
     return round(first_new[0] - steps[grown - 1][0], 3)
 
 
-def missing(numbers: list[int]) -> int:
-    """How many steps between the first and the last were never done."""
-    return len(set(range(1, max(numbers) + 1)) - set(numbers))
+if __name__ == "__main__":
+    print(json.dumps(disturbances()))

@@ -22,6 +22,7 @@ from cluster.local.provider import LocalProvider
 from cluster.membership import RayMembership
 from cluster.provider import NodeRequest
 from remora.bundle import pack
+from service.settings import Settings
 from trainers.launch import RayLauncher
 from trainers.plan import AttemptPlan, DriverGone, Record
 
@@ -88,10 +89,12 @@ class Run:
             "min_workers": 1,
             "max_workers": 3,
             "resources": {"CPU": 1.0},
+            "warm_modules": Settings(home=cluster.home).warm,
         }
         self.plan = AttemptPlan(**{**wanted, **plan})
         self.records: list[Record] = []
         self._launcher = RayLauncher()
+        self._is_closed = threading.Event()
         self.started_at = time.time()
         self._launcher.start(self.plan)
         self._thread = threading.Thread(target=self._follow, daemon=True)
@@ -114,11 +117,13 @@ class Run:
 
     def close(self) -> None:
         """End the attempt."""
+        self._is_closed.set()
+        self._thread.join()
         self._launcher.kill(self.plan.attempt_id)
 
     def _follow(self) -> None:
         launcher, attempt_id = self._launcher, self.plan.attempt_id
-        while self.end is None:
+        while self.end is None and not self._is_closed.is_set():
             answer = launcher.poll([attempt_id], {attempt_id: len(self.records)}).get(attempt_id, [])
             if isinstance(answer, DriverGone):
                 return

@@ -14,6 +14,14 @@ from pathlib import Path
 from cluster.processes import end, find_by_environment
 
 _MARK = "REMORA_BENCHMARK_NODE"
+_ROOT = Path(__file__).resolve().parents[1]
+_DRAIN = """
+import sys, ray
+from cluster.drain import drain
+ray.init(log_to_driver=False)
+node = next(one for one in ray.nodes() if one["Alive"] and one["NodeManagerAddress"] == sys.argv[1])
+drain(node["NodeID"], "benchmark", float(sys.argv[2]))
+"""
 
 
 class StockCluster:
@@ -40,6 +48,12 @@ class StockCluster:
     def kill(self, name: str) -> None:
         """SIGKILL to every process of a node at once."""
         end(find_by_environment(_MARK, name), grace_s=0)
+
+    def drain(self, name: str, deadline_at: float) -> None:
+        """Give notice that a node goes at that time, as a cloud's would reach Ray."""
+        number = name.rpartition("-")[2]
+        words = [f"127.9.9.{number}", str(deadline_at)]
+        subprocess.run([sys.executable, "-c", _DRAIN, *words], env=self.environment(), check=True, cwd=_ROOT)
 
     def stop(self) -> None:
         """End everything that was started."""

@@ -1,0 +1,125 @@
+"""What `make bench-elastic` measured beside what was to be reached (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rich.table import Table
+
+Document = Mapping[str, Mapping[str, Any]]
+Row = tuple[str, str, str, str, bool]
+
+
+def rows(document: Mapping[str, Any]) -> Iterator[Row]:
+    """Figure, ours, the peer's, target, and whether it was reached."""
+    for name, ours, peer, target, is_reached in _FIGURES:
+        try:
+            yield name, _text(ours(document)), _text(peer(document)), target, bool(is_reached(document))
+        except (KeyError, TypeError, ZeroDivisionError):
+            yield name, "not measured", "", target, False
+
+
+def table(document: Mapping[str, Any]) -> Table:
+    """The same for people."""
+    shown = Table("figure", "remora", "peer", "target", "verdict")
+    for name, ours, peer, target, is_reached in rows(document):
+        shown.add_row(name, ours, peer, target, "[green]reached[/]" if is_reached else "[red]missed[/]")
+    return shown
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _at(*path: str) -> Callable[[Mapping[str, Any]], Any]:
+    def look(document: Mapping[str, Any]) -> Any:
+        value: Any = document
+        for name in path:
+            value = value[name]
+        return value
+
+    return look
+
+
+def _none(document: Mapping[str, Any]) -> None:
+    del document
+
+
+def _losses_kept(d: Mapping[str, Any]) -> bool:
+    notice = d["notice"]
+    return notice["repeated_steps"] == notice["samples_lost"] == notice["samples_doubled"] == 0
+
+
+_FIGURES: tuple[tuple[str, Callable[..., Any], Callable[..., Any], str, Callable[..., Any]], ...] = (
+    (
+        "SIGKILL of one of three nodes: seconds to the survivors' next step",
+        _at("silent_death", "remora_s"),
+        _at("silent_death", "stock_s"),
+        "10 times faster, under 3",
+        lambda d: d["silent_death"]["remora_s"] < min(3, d["silent_death"]["stock_s"] / 10),
+    ),
+    (
+        "steps repeated after it",
+        _at("silent_death", "remora_repeated_steps"),
+        _at("silent_death", "stock_repeated_steps"),
+        "at most 1",
+        lambda d: d["silent_death"]["remora_repeated_steps"] <= 1,
+    ),
+    (
+        "notice of 20 s: steps repeated",
+        _at("notice", "repeated_steps"),
+        _at("notice", "stock_repeated_steps"),
+        "0",
+        lambda d: d["notice"]["repeated_steps"] == 0,
+    ),
+    (
+        "notice of 20 s: samples lost or doubled",
+        lambda d: d["notice"]["samples_lost"] + d["notice"]["samples_doubled"],
+        _none,
+        "0",
+        _losses_kept,
+    ),
+    (
+        "2 to 3 workers: seconds that the two pause",
+        _at("grow", "remora_pause_s"),
+        _at("grow", "stock_pause_s"),
+        "under 2",
+        lambda d: d["grow"]["remora_pause_s"] < 2,
+    ),
+    (
+        "step time of digits, beside DDP under torchrun",
+        _at("steady_ratio", "digits"),
+        _none,
+        "at most 1.02",
+        lambda d: d["steady_ratio"]["digits"] <= 1.02,
+    ),
+    (
+        "step time of the GPT, beside DDP under torchrun",
+        _at("steady_ratio", "gpt"),
+        _none,
+        "at most 1.02",
+        lambda d: d["steady_ratio"]["gpt"] <= 1.02,
+    ),
+    (
+        "step time in bitwise mode, beside sample-exact",
+        _at("bitwise_ratio"),
+        _none,
+        "at most 1.25",
+        lambda d: d["bitwise_ratio"] <= 1.25,
+    ),
+    (
+        "seconds that a checkpoint of 200 MB stalls the loop (peer: async_save)",
+        _at("stall", "remora_s"),
+        _at("stall", "async_save_s"),
+        "5 % of a step, below the peer",
+        lambda d: d["stall"]["remora_s"] <= min(0.05 * d["stall"]["step_s"], d["stall"]["async_save_s"]),
+    ),
+    (
+        "seconds from submit to the first step on a warm cluster",
+        _at("submit_to_first_step", "remora_s"),
+        _at("submit_to_first_step", "stock_s"),
+        "3 times faster",
+        lambda d: d["submit_to_first_step"]["remora_s"] * 3 <= d["submit_to_first_step"]["stock_s"],
+    ),
+)

@@ -1,0 +1,43 @@
+"""What a benchmark's numbers are judged by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.samples import lost_and_doubled
+from benchmarks.table import rows
+
+GOOD: dict[str, Any] = {
+    "silent_death": {
+        "remora_s": 0.5, "stock_s": 35.0, "remora_repeated_steps": 0, "stock_repeated_steps": 3,
+    },
+    "notice": {"repeated_steps": 0, "samples_lost": 0, "samples_doubled": 0, "stock_repeated_steps": 4},
+    "grow": {"remora_pause_s": 0.1, "stock_pause_s": None},
+    "steady_ratio": {"digits": 1.0, "gpt": 1.0},
+    "bitwise_ratio": 1.1,
+    "stall": {"remora_s": 0.01, "torch_save_s": 0.4, "async_save_s": 0.2, "step_s": 1.0},
+    "submit_to_first_step": {"remora_s": 2.0, "stock_s": 8.0},
+}  # fmt: skip
+
+
+def verdicts(**changed: Any) -> list[bool]:
+    return [is_reached for *_, is_reached in rows({**GOOD, **changed})]
+
+
+def test_a_good_document_reaches_every_target() -> None:
+    assert all(verdicts())
+    assert len(verdicts()) == 10
+
+
+def test_what_is_missed_or_was_not_measured_is_not_reached() -> None:
+    slow = {**GOOD["silent_death"], "stock_s": 4.0}
+    assert verdicts(silent_death=slow).count(False) == 1
+    assert verdicts(bitwise_ratio=1.3).count(False) == 1
+    assert verdicts(stall={}).count(False) == 1
+    assert verdicts(notice={**GOOD["notice"], "samples_doubled": 2}).count(False) == 1
+
+
+def test_samples_are_counted_by_epoch() -> None:
+    lines = [(1, 0, (0, 1)), (1, 0, (2,)), (2, 0, (3,)), (3, 1, (0, 0, 1))]
+    assert lost_and_doubled(lines, complete=1, size=4) == (0, 0)
+    assert lost_and_doubled(lines, complete=2, size=4) == (2, 1)
