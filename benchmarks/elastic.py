@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import steady, submit
+from benchmarks import stall, steady, submit
 from benchmarks.remora_cluster import RemoraCluster, Run, remora_cluster, until
 from benchmarks.samples import lost_and_doubled, read_samples
 from benchmarks.stock_cluster import StockCluster, stock_cluster
@@ -44,7 +44,7 @@ Step = tuple[float, int, int]
 def run() -> dict[str, Any]:
     """All of it, as the document that is written."""
     document: dict[str, Any] = {}
-    for part in (disturbances, steady_steps, submission):
+    for part in (disturbances, steady_steps, checkpoint_stalls, submission):
         tell(f"{part.__name__} ...")
         document.update(part())
     tell(table(document))
@@ -72,6 +72,11 @@ def disturbances() -> dict[str, Any]:
 def steady_steps() -> dict[str, Any]:
     """What the loop costs when nothing happens."""
     return steady.ratios(steady.run())
+
+
+def checkpoint_stalls() -> dict[str, Any]:
+    """How long a checkpoint holds the loop up."""
+    return {"stall": stall.run()}
 
 
 def submission() -> dict[str, Any]:
