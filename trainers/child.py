@@ -23,6 +23,8 @@ from trainers.output import LineCutter
 
 #: Set in the environment of the command, and so of all that it starts, to find them when the keeper cannot.
 _MARK_VARIABLE = "REMORA_CHILD"
+#: Tells whoever looks at a keeper or a command which process supervises it; a forked keeper is nobody's child.
+_SUPERVISOR_VARIABLE = "REMORA_SUPERVISOR"
 _KEEPER = Path(__file__).with_name("keeper.py")
 _READ_SIZE = 1 << 16
 
@@ -57,7 +59,7 @@ class Child:
         self._status_read = status_read
         self._mark = uuid.uuid4().hex
         outputs = [os.pipe(), os.pipe()]
-        environment = {**environment, _MARK_VARIABLE: self._mark}
+        environment = {**environment, _MARK_VARIABLE: self._mark, _SUPERVISOR_VARIABLE: str(os.getpid())}
         theirs_all = [outputs[0][1], outputs[1][1], theirs.fileno(), status_write]
         try:
             self._keeper = _fork(fork_server, command, folder, environment, grace_s, theirs_all) or _start(

@@ -200,7 +200,7 @@ def _keep(
         socket.send_fds(connection, [json.dumps({"pid": os.getpid()}).encode() + b"\n"], [mine])
         os.close(mine)
         child_side.take_environment(start)
-        child_side.take_name(start, f"keeper.py: {' '.join(start.command)}")
+        child_side.take_name(start, f"keeper.py for {' '.join(start.command)}")
         child = os.fork()
         if child == 0:
             keeper.leave_keeper(start.supervisor)

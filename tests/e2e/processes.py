@@ -68,9 +68,7 @@ class JobProcesses:
 
     def supervisor(self, rank: int) -> psutil.Process:
         """The process that supervises a rank."""
-        parent = self._keeper(rank).parent()
-        assert parent is not None
-        return parent
+        return psutil.Process(int(self._keeper(rank).environ()["REMORA_SUPERVISOR"]))
 
     def driver(self) -> psutil.Process:
         """The driver; there is one job on the cluster."""

@@ -137,9 +137,7 @@ class Running:
 
     def supervisor(self, rank: int) -> psutil.Process:
         """The Ray worker that supervises a rank."""
-        parent = self.keepers()[rank].parent()
-        assert parent is not None
-        return parent
+        return psutil.Process(int(self.keepers()[rank].environ()["REMORA_SUPERVISOR"]))
 
     def node_of(self, rank: int) -> str:
         """Our node on which a rank runs."""
