@@ -47,8 +47,11 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench bench-elastic: setup
-	PYTHONPATH=. $(BIN)/python -m benchmarks $(patsubst bench-%,%,$(filter bench-%,$@))
+bench: setup
+	PYTHONPATH=. $(BIN)/python -m benchmarks
+
+bench-elastic: setup
+	PYTHONPATH=. $(BIN)/python -m benchmarks elastic
 
 # Exact versions and hashes, without any URL; PyTorch stands alone in requirements/torch.txt.
 lock: setup

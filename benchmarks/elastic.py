@@ -22,6 +22,7 @@ from rich.console import Console
 from benchmarks import stall, steady, submit
 from benchmarks.remora_cluster import RemoraCluster, Run, remora_cluster, until
 from benchmarks.samples import lost_and_doubled, read_samples
+from benchmarks.steps import Step, after_loss, pause_at_growth, recovered, repeated
 from benchmarks.stock_cluster import StockCluster, stock_cluster
 from benchmarks.table import table
 
@@ -36,9 +37,10 @@ WARM = 60
 WARM_S = 180.0
 #: Seconds between a notice and its deadline.
 NOTICE_S = 20.0
+#: Seconds until a node that was added trains.
+GROW_S = 180.0
 #: Seconds that the peer may take.
 STOCK_PATIENCE_S = 240.0
-Step = tuple[float, int, int]
 
 
 def run() -> dict[str, Any]:
@@ -114,9 +116,7 @@ def remora_loss_and_growth(cluster: RemoraCluster) -> tuple[dict[str, Any], floa
         loss = after_loss(until(lambda: recovered(attempt.steps, killed_at), 60), killed_at)
         cluster.provider.delete(cluster.provider.node_ids()[0])
         cluster.add_node()
-        until(lambda: attempt.steps[-1][2] == 3, 120)
-        until(lambda: len([s for s in attempt.steps if s[0] > killed_at and s[2] == 3]) > 5, 60)
-        return loss, pause_at_growth(attempt.steps, killed_at)
+        return loss, until(lambda: pause_at_growth(attempt.steps, killed_at), GROW_S)
 
 
 def remora_notice(cluster: RemoraCluster) -> dict[str, Any]:
@@ -167,10 +167,9 @@ def stock_loss_and_growth() -> tuple[dict[str, Any], float | None]:
             loss = after_loss(until(lambda: recovered(read(lines), killed_at), STOCK_PATIENCE_S), killed_at)
             cluster.add_node()
             try:
-                until(lambda: read(lines)[-1][2] == 3, STOCK_PATIENCE_S)
+                return loss, until(lambda: pause_at_growth(read(lines), killed_at), STOCK_PATIENCE_S)
             except TimeoutError:
                 return loss, None
-            return loss, pause_at_growth(read(lines), killed_at)
         finally:
             driver.kill()
             driver.wait()
@@ -193,35 +192,6 @@ def read(lines: Path) -> list[Step]:
     """Steps that the peer wrote down; a line that is being written is left out."""
     complete = [line.split() for line in lines.read_text().splitlines()]
     return [(float(line[0]), int(line[1]), int(line[2])) for line in complete if len(line) == 3]
-
-
-def recovered(steps: list[Step], killed_at: float) -> list[Step] | None:
-    """All steps, once one is done after the loss by fewer workers and is new."""
-    before = [step for at, step, world in steps if world == 3 or at < killed_at]
-    newest = max(before, default=0)
-    return steps if any(step > newest and world < 3 for _, step, world in steps) else None
-
-
-def after_loss(steps: list[Step], killed_at: float) -> dict[str, Any]:
-    """Seconds from the kill to the first step of the survivors, and how many steps were done twice."""
-    first = next(at for at, _, world in steps if at > killed_at and world < 3)
-    return {"s": round(first - killed_at, 3), "repeated": repeated(steps)}
-
-
-def repeated(steps: list[Step]) -> int:
-    """How many steps were done again."""
-    numbers = [step for _, step, _ in steps]
-    return len(numbers) - len(set(numbers))
-
-
-def pause_at_growth(steps: list[Step], after: float) -> float:
-    """Seconds between the last step with fewer workers and the first new one with three."""
-    grown = next(
-        place for place, one in enumerate(steps) if one[0] > after and one[2] == 3 and steps[place - 1][2] < 3
-    )
-    newest = steps[grown - 1][1]
-    first_new = next(one for one in steps[grown:] if one[1] > newest)
-    return round(first_new[0] - steps[grown - 1][0], 3)
 
 
 if __name__ == "__main__":

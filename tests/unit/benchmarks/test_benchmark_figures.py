@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.samples import lost_and_doubled
+from benchmarks.steps import after_loss, pause_at_growth, recovered
 from benchmarks.table import rows
 
 GOOD: dict[str, Any] = {
@@ -41,3 +42,20 @@ def test_samples_are_counted_by_epoch() -> None:
     lines = [(1, 0, (0, 1)), (1, 0, (2,)), (2, 0, (3,)), (3, 1, (0, 0, 1))]
     assert lost_and_doubled(lines, complete=1, size=4) == (0, 0)
     assert lost_and_doubled(lines, complete=2, size=4) == (2, 1)
+
+
+def test_a_loss_is_over_with_the_first_new_step_of_the_survivors() -> None:
+    steps = [(1.0, 1, 3), (2.0, 2, 3), (9.0, 2, 2)]
+    assert recovered(steps, killed_at=2.5) is None
+    steps.append((9.5, 3, 2))
+    assert recovered(steps, killed_at=2.5) == steps
+    assert after_loss(steps, killed_at=2.5) == {"s": 7.0, "repeated": 1}
+
+
+def test_growth_is_over_with_the_first_new_step_of_three() -> None:
+    steps = [(1.0, 1, 3), (3.0, 2, 2), (4.0, 3, 2)]
+    assert pause_at_growth(steps, after=2.0) is None
+    steps.append((8.0, 3, 3))
+    assert pause_at_growth(steps, after=2.0) is None, "it repeats a step"
+    steps.append((8.5, 4, 3))
+    assert pause_at_growth(steps, after=2.0) == 4.5
