@@ -57,6 +57,9 @@ _EXTEND_TIMEOUT_S = 5.0
 #: Seconds a placement group may take before another size is tried.
 _START_TIMEOUT_S = 15.0
 
+#: Stands between an attempt's name and a number in the names of placement groups by which its worker group grew.
+_EXTRA = "+"
+
 #: Name and namespace of the actor that divides the cluster's resources among Ray Train's controllers.
 _COORDINATOR = "AutoscalingCoordinator"
 
@@ -180,7 +183,8 @@ def free_resources(name: str) -> None:
         # Else nobody else could have these resources until the request expires, which takes three minutes.
         coordinator.cancel_request.remote(_requester(name))
     for identifier, entry in placement_group_table().items():
-        if entry.get("name") == name and entry.get("state") != "REMOVED":
+        is_ours = str(entry.get("name", "")).partition(_EXTRA)[0] == name
+        if is_ours and entry.get("state") != "REMOVED":
             remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(identifier))))
 
 
@@ -313,7 +317,9 @@ def _worker_group_type(name: str, owner: Owner) -> type[WorkerGroup]:
         def extend(self, count: int) -> None:
             """Start workers beyond the size with which the group began; raises TimeoutError without resources."""
             resources = self._worker_group_context.resources_per_worker
-            extra = placement_group(bundles=[resources] * count, strategy="PACK", name=name)
+            # Ray refuses a name that a living placement group has.
+            own_name = f"{name}{_EXTRA}{next(_extras)}"
+            extra = placement_group(bundles=[resources] * count, strategy="PACK", name=own_name)
             if not extra.wait(_EXTEND_TIMEOUT_S):
                 remove_placement_group(extra)
                 raise TimeoutError(f"no resources for {count} more workers after all")
@@ -350,6 +356,8 @@ def _worker_group_type(name: str, owner: Owner) -> type[WorkerGroup]:
 
 #: Names for workers, unique within the driver.
 _slots = itertools.count()
+#: Numbers of placement groups by which worker groups grew.
+_extras = itertools.count()
 
 
 class _Lifecycle(WorkerGroupCallback):

@@ -53,6 +53,20 @@ def test_a_group_shrinks_grows_and_leaves_a_node_without_doing_a_step_again(
     assert len(training.run.events("node.lost")) == 1, "a node that was left in time is not lost"
 
 
+def test_a_group_that_began_small_grows_in_place_and_leaves_nothing_behind(lab: Lab, tmp_path: Path) -> None:
+    lab.nodes(1)
+    training = Training(lab, tmp_path, min_workers=1, max_workers=2)
+    training.trains(1)
+    lab.add_node()
+    training.trains(2)
+    assert training.regrouped == [("grow", 2)]
+    # The driver dies, and nobody but the launcher can free what the worker group had.
+    lab.driver().kill()
+    training.run.until(lambda: training.run.gone, "the driver is found dead")
+    training.run.close()
+    lab.nodes(2)
+
+
 def test_one_of_three_is_enough_to_go_on(
     lab: Lab, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
