@@ -52,3 +52,41 @@ def test_a_script_that_is_killed_after_the_hand_over_resumes_from_that_very_step
     assert "resumed True after 20" in second.text()
     assert second.bodies("metric")[0]["step"] == 21, "nothing is done again"
     second.close()
+
+
+#: Trains as many steps as it is told, and is not sudden.
+LONG = (
+    SUDDEN.replace("total_steps=25", "total_steps=int(sys.argv[1])")
+    .replace("import os", "import os, sys")
+    .replace("== 21", "== -1")
+    .replace("== 20", "== -1")
+)
+
+
+def test_what_two_workers_wrote_in_parts_one_worker_resumes_from(lab: Lab) -> None:
+    lab.nodes(2)
+    first = lab.run({"train.py": LONG}, "python", "train.py", "1000000", checkpoint_interval_s=0.2)
+    first.until(lambda: first.checkpoints, "a checkpoint is there")
+    for rank in (0, 1):
+        first.child(rank).kill()
+    first.end()
+    newest = first.checkpoints[-1]
+    _, manifest = lab.manifest_of(first, newest)
+    parts = {f"remora-{rank + 1:05d}-of-00002.safetensors": rank for rank in (0, 1)}
+    assert {file["name"]: file["rank"] for file in manifest["files"]} == parts | {"remora.pt": 0}
+    first.close()
+
+    plan = first.plan
+    second = lab.run(
+        {}, "python", "train.py", str(newest + 10), bundle=plan.bundle, job_id=plan.job_id, attempt=2,
+        previous_step=first.step, min_workers=1, max_workers=1,
+    )  # fmt: skip
+    assert second.end()["end_reason"] == "completed"
+    assert f"resumed True after {newest}" in second.text()
+    before, after = (
+        {one["step"]: one["values"]["weight"] for one in run.bodies("metric")} for run in (first, second)
+    )
+    assert sorted(after) == list(range(newest + 1, newest + 11))
+    again = before.keys() & after.keys()
+    assert [after[step] for step in again] == pytest.approx([before[step] for step in again], rel=1e-4)
+    second.close()
