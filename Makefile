@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TORCH_INDEX ?=
 
-.PHONY: setup demo demo-elastic demo-bytegpt test test-fast check format bench bench-elastic lock clean
+.PHONY: setup demo demo-elastic demo-bytegpt test test-fast chaos check format bench bench-elastic lock clean
 
 setup: $(STAMP)
 
@@ -36,6 +36,10 @@ test: setup
 
 test-fast: setup
 	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+# A real training under twenty seeds of faults; SEED=7 runs one of them again.
+chaos: setup
+	REMORA_CHAOS_SEEDS=$(or $(SEED),all) $(BIN)/python -m pytest -q -s tests/chaos
 
 check: setup
 	$(BIN)/ruff check .

@@ -1,0 +1,34 @@
+"""One Ray cluster for all seeds; nodes are replaced as they die."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+from tests.chaos.reference import Reference
+from tests.integration.trainers.lab import Lab, open_lab
+from tests.integration.trainers.lan import WHY_NOT, Lan, open_lan
+
+
+@pytest.fixture(scope="package")
+def lan() -> Iterator[Lan | None]:
+    """A network whose cables can be pulled; where there can be none, nodes are frozen instead of cut off."""
+    if WHY_NOT is not None:
+        warnings.warn(f"nodes are frozen instead of cut off: {WHY_NOT}", stacklevel=1)
+        yield None
+        return
+    with open_lan() as lan:
+        yield lan
+
+
+@pytest.fixture(scope="package")
+def lab(lan: Lan | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with open_lab(tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("lab")) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="package")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return Reference(tmp_path_factory.mktemp("reference"))
