@@ -107,6 +107,10 @@ class Group:
             received.copy_(sent)
         return self._launch(lambda: self._backend._allgather_base(received, sent))
 
+    def start(self, collective: Callable[[Any], Any]) -> Ticket | None:
+        """Start any other collective of the backend, which is handed over; None where a single worker is alone."""
+        return self._launch(lambda: collective(self._backend))
+
     def wait(self, ticket: Ticket | None) -> None:
         """Wait until a collective is done; raises PeerLost when it will not be."""
         if ticket is None:
@@ -139,14 +143,20 @@ class Group:
             self.break_off(f"a peer was lost: {_first_line(error)}")
             raise PeerLost(self._why_broken) from error
 
-    def part(self, members: Sequence[int], name: str) -> Group:
-        """A group of some ranks for one errand; every member calls it, with the same members and name."""
+    def part(self, members: Sequence[int], name: str, *, on_cuda: bool | None = None) -> Group:
+        """A group of some ranks for one errand; every member calls it, with the same members and name.
+
+        `on_cuda`: whether its tensors lie on GPUs, as those of this group unless it is said.
+        """
+        on_cuda = self._on_cuda if on_cuda is None else on_cuda
         place = Rendezvous(
             self.place.generation, members.index(self.rank), len(members), 0, 1, 0, self.place.master_addr, 0
         )
-        store = dist.PrefixStore(name, self._store)
-        backend = _in_background(lambda: _process_group(store, place, self._on_cuda), self.check)
-        return Group(place, backend, store, on_cuda=self._on_cuda, whole=self)
+        store = None if self._store is None else dist.PrefixStore(name, self._store)
+        backend = None
+        if len(members) > 1:
+            backend = _in_background(lambda: _process_group(store, place, on_cuda), self.check)
+        return Group(place, backend, store, on_cuda=on_cuda, whole=self)
 
     def abandon(self) -> None:
         """Leave the group for good."""

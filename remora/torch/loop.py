@@ -6,7 +6,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -43,10 +43,18 @@ MOST_METRICS = 15
 Compute = Callable[[torch.nn.Module, Any], torch.Tensor | tuple[torch.Tensor, Mapping[str, Any]]]
 
 
+class Trains(Protocol):
+    """What a step needs of its loop."""
+
+    def _run(self, step: Step, compute: Compute) -> torch.Tensor: ...
+
+    def _report(self, step: Step, metrics: Mapping[str, Any]) -> None: ...
+
+
 class Step:
     """One step of training, from its first forward pass to the user's `optimizer.step()`."""
 
-    def __init__(self, loop: Loop, number: int, position: Position) -> None:
+    def __init__(self, loop: Trains, number: int, position: Position) -> None:
         self._loop = loop
         #: Steps from the job's begin, from 1.
         self.number = number
@@ -270,7 +278,7 @@ class Loop:
 
     def _forward(self, batch: Any, weight: float, compute: Compute) -> torch.Tensor:
         """Loss of one micro-batch, as its share of the global batch, `weight`; notes it with its metrics."""
-        loss, metrics = _outcome(compute(self._model, _moved(batch, self._device)))
+        loss, metrics = outcome(compute(self._model, moved(batch, self._device)))
         if metrics:
             self._metric_names = tuple(metrics)
         values = [loss.detach().float(), *(self._number(value) for value in metrics.values())]
@@ -424,7 +432,8 @@ def _parts(
     return parts
 
 
-def _outcome(returned: Any) -> tuple[torch.Tensor, Mapping[str, Any]]:
+def outcome(returned: Any) -> tuple[torch.Tensor, Mapping[str, Any]]:
+    """Loss and metrics that the function given to `backward` returned; raises TypeError and ValueError for others."""
     loss, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not isinstance(metrics, Mapping):
         raise TypeError(
@@ -438,14 +447,14 @@ def _outcome(returned: Any) -> tuple[torch.Tensor, Mapping[str, Any]]:
     return loss.reshape(()), metrics
 
 
-def _moved(batch: Any, device: torch.device) -> Any:
+def moved(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on the device; tuples, lists and dictionaries keep their shape."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
-        return {key: _moved(one, device) for key, one in batch.items()}
+        return {key: moved(one, device) for key, one in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_moved(one, device) for one in batch))
+        return type(batch)(*(moved(one, device) for one in batch))
     if type(batch) in (list, tuple):
-        return type(batch)(_moved(one, device) for one in batch)
+        return type(batch)(moved(one, device) for one in batch)
     return batch

@@ -35,7 +35,7 @@ class Membership:
         self._group: Group | None = None
         #: Parts of the group that have done what they were for.
         self._errands: list[Group] = []
-        self.generation = _number("REMORA_GENERATION", 0)
+        self.generation = number_from_environment("REMORA_GENERATION", 0)
         #: This process was started to join workers that already train.
         self.is_joiner = link is not None and os.environ.get("REMORA_JOIN") == "1"
         if link is not None:
@@ -54,7 +54,7 @@ class Membership:
             self.change(standing, "joining", capture, restore)
             return
         try:
-            self._meet(_place_from_environment(self.generation), standing, capture, restore)
+            self._meet(place_from_environment(self.generation), standing, capture, restore)
         except PeerLost as lost:
             self.change(standing, str(lost), capture, restore)
 
@@ -150,21 +150,23 @@ class Membership:
             group.break_off("the supervisor said that the group is to be left")
 
 
-def _place_from_environment(generation: int) -> Rendezvous:
-    world_size = _number("WORLD_SIZE", 1) if "MASTER_ADDR" in os.environ else 1
+def place_from_environment(generation: int) -> Rendezvous:
+    """Where torchrun's environment variables say that the first group meets; alone without them."""
+    world_size = number_from_environment("WORLD_SIZE", 1) if "MASTER_ADDR" in os.environ else 1
     return Rendezvous(
         generation=generation,
-        rank=_number("RANK", 0) if world_size > 1 else 0,
+        rank=number_from_environment("RANK", 0) if world_size > 1 else 0,
         world_size=world_size,
-        local_rank=_number("LOCAL_RANK", 0),
-        local_world_size=_number("LOCAL_WORLD_SIZE", 1),
-        node_rank=_number("NODE_RANK", 0),
+        local_rank=number_from_environment("LOCAL_RANK", 0),
+        local_world_size=number_from_environment("LOCAL_WORLD_SIZE", 1),
+        node_rank=number_from_environment("NODE_RANK", 0),
         master_addr=os.environ.get("MASTER_ADDR", "127.0.0.1"),
-        master_port=_number("MASTER_PORT", 0),
+        master_port=number_from_environment("MASTER_PORT", 0),
     )
 
 
-def _number(name: str, default: int) -> int:
+def number_from_environment(name: str, default: int) -> int:
+    """A whole number from the environment; `default` where there is none."""
     try:
         return int(os.environ[name])
     except (KeyError, ValueError):

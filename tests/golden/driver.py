@@ -26,7 +26,7 @@ from trainers.regrouping import Seat, deal
 PATIENCE_S = 60.0
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.golden.worker"])
+_processes.set_forkserver_preload(["tests.golden.worker", "tests.golden.sharded_worker"])
 
 
 @dataclass
@@ -50,6 +50,9 @@ class Worker:
 
 class Driver:
     """Runs one job; use it in a `with` block."""
+
+    #: Body of every worker's process.
+    body: Callable[..., None] = staticmethod(work)
 
     def __init__(self, job: Job, out: Path, *, mishap: Mishap | None = None, **variables: str) -> None:
         self.job = job
@@ -152,6 +155,12 @@ class Driver:
 
     def regroup(self) -> None:
         """The next group, of everybody who lives and is parked."""
+        members = self.deal()
+        for worker in members:
+            assert self.hear(worker, "joined")["generation"] == self.generation
+
+    def deal(self) -> list[Worker]:
+        """Deal ranks anew to everybody who lives and is parked."""
         members = sorted(self.living, key=lambda worker: worker.parked == -1)
         self.generation += 1
         port = free_port()
@@ -160,9 +169,8 @@ class Driver:
             worker.heard.clear()
         for one in deal([Seat(worker.slot, "node", "127.0.0.1") for worker in members]):
             self.workers[one.slot].say("regroup", generation=self.generation, **self._place(one, port))
-        for worker in members:
-            assert self.hear(worker, "joined")["generation"] == self.generation
         self.world_sizes.append(len(members))
+        return members
 
     def finish(self) -> None:
         """Wait for the end of all workers."""
@@ -212,7 +220,7 @@ class Driver:
             **variables,
         }
         process = _processes.Process(
-            target=work, args=(self.job, slot, str(self.out), environment, theirs, self._mishap)
+            target=self.body, args=(self.job, slot, str(self.out), environment, theirs, self._mishap)
         )
         process.start()
         theirs.close()

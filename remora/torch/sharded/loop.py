@@ -1,0 +1,390 @@
+"""The elastic loop for models that are sharded over their workers; see `ShardedLoop`."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from remora import training
+from remora.torch.buffers import Buffers
+from remora.torch.feed import Feed, Plan, deliveries
+from remora.torch.group import PeerLost
+from remora.torch.loop import REPORTS_KEPT, Compute, Step
+from remora.torch.order import Position, shards_of
+from remora.torch.randomness import derive, seed_everything
+from remora.torch.settings import Settings, agreed, fingerprint, needed
+from remora.torch.sharded import durable
+from remora.torch.sharded.building import Build, Built, construct
+from remora.torch.sharded.holdings import Held, Label, Source, missing_parts, newest_whole
+from remora.torch.sharded.meeting import Meeting, StateLost, gather, spread
+from remora.torch.sharded.mesh import Carried, open_mesh
+from remora.torch.sharded.snapshots import Snapshots, hand_on, lost_text
+from remora.torch.sharded.trial import Trial
+from remora.torch.state import LoopState, Progress
+
+log = logging.getLogger("remora.torch")
+
+
+@dataclass(frozen=True)
+class _Letter:
+    """What a worker tells all others when a group has met."""
+
+    fingerprint: int
+    node: int
+    #: It has trained nothing yet, and can make the state that training begins with by itself.
+    is_new: bool
+    held: list[Held]
+
+
+class ShardedLoop:
+    """`Loop` for a model that no worker holds as a whole: FSDP cuts it, and its optimizer, over all of them.
+
+        def build(mesh):
+            model = Net()
+            for block in model.blocks:
+                fully_shard(block, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+            return model, torch.optim.AdamW(model.parameters())
+
+        loop = ShardedLoop(build, data=dataset, global_batch=96, shards=12, total_steps=1000)
+        for step in loop:
+            loss = step.backward(lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
+            loop.optimizer.step()
+            step.report(loss=loss)
+
+    Each worker keeps its own part of the state and that of one neighbour in host memory, as of every `snapshot_every`
+    steps, so that training goes on from memory when one worker, or one node with not more than half of the workers,
+    is lost.  At most `snapshot_every + 1` steps are done again then; `step.number` says which.
+
+    `build(mesh)` returns the model, sharded over this mesh, and its optimizer, and a scheduler if there is one.  It is
+    called again in every new group, so what it made is reached as `loop.model`, `loop.optimizer`, `loop.scheduler`.
+    Random numbers are seeded before it, the same on all workers.  All other arguments are those of `Loop`.
+
+    Raises ValueError for arguments and models that cannot work.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        *,
+        data: Any,
+        global_batch: int | None = None,
+        shards: int | None = None,
+        total_steps: int | None = None,
+        epochs: int | None = None,
+        seed: int = 0,
+        snapshot_every: int = 1,
+        micro_batch: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        if snapshot_every < 1:
+            raise ValueError(f"snapshot_every is a number of steps, at least 1, not {snapshot_every}")
+        if dist.is_initialized():
+            raise ValueError("leave out init_process_group: ShardedLoop forms the process group itself")
+        agreed("exactness", "sample-exact", str)  # raises when the job asks for more
+        global_batch, shards = needed("global_batch", global_batch), needed("shards", shards)
+        self._settings = Settings(
+            global_batch, shards, micro_batch, seed, shuffle, drop_last, "sample-exact", epochs, total_steps
+        )
+        self._build = build
+        self._data = data
+        self._collate = collate_fn
+        self._num_workers = num_workers
+        self._every = snapshot_every
+        self._device = _device()
+        self._link = training.open_link()
+        self._snapshots = Snapshots()
+        self._trial = Trial(self._settings, self._device, data, collate_fn)
+        self._meeting = Meeting(self._link, self._device, self._resume, self._standing)
+        self._built: Built | None = None
+        self._carried: Carried | None = None
+        self._state: LoopState | None = None
+        self._progress = Progress(0, 0, 0)
+        self._is_new = not self._meeting.is_joiner
+        self._feed = Feed(iter(()))
+        self._step: Step | None = None
+        self._reports: deque[tuple[int, dict[str, float]]] = deque(maxlen=REPORTS_KEPT)
+        self._was_rank_0 = False
+        self._saved_step: int | None = None
+
+    # --- what scripts use -------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model of the present group, once the loop has begun."""
+        return self._present.sharded.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Its optimizer."""
+        return self._present.sharded.optimizer
+
+    @property
+    def scheduler(self) -> Any:
+        """Its scheduler, None without one."""
+        return self._present.scheduler
+
+    @property
+    def steps_done(self) -> int:
+        """Steps that are complete."""
+        return self._progress.step
+
+    @property
+    def world(self) -> training.World:
+        """This worker's place in the present worker group."""
+        return training.world()
+
+    def __iter__(self) -> Iterator[Step]:
+        """The steps that are left, each to be done by one call of its `backward`."""
+        self._meeting.begin()
+        while True:
+            while (parcel := self._feed.peek()) is not None:
+                self._step = step = Step(self, self._progress.step + 1, parcel.position)
+                yield step
+                if not step.is_done:
+                    raise RuntimeError("call step.backward(...) once in every step of the loop")
+                self._end_step(step)
+            if self._end():
+                return
+
+    @property
+    def _present(self) -> Built:
+        if self._built is None:
+            raise RuntimeError("the model is built when the loop begins: use it inside `for step in loop`")
+        return self._built
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def _run(self, step: Step, compute: Compute) -> torch.Tensor:
+        self._forgive(False)
+        while True:
+            try:
+                notes = self._trial.run(step, compute, self._feed, self._present, self._meeting)
+                break
+            except PeerLost as lost:
+                why = str(lost)
+            except Exception as error:
+                # Whatever goes wrong inside autograd or FSDP while a peer is missing, goes wrong because of that.
+                if not self._is_broken():
+                    raise
+                why = f"a peer was lost: {error}"
+            self._change(why)
+            parcel = self._feed.peek()
+            assert parcel is not None
+            step.number = self._progress.step + 1
+            step.epoch, step.place = parcel.position.epoch, parcel.position.place
+            self._forgive(False)
+        seed_everything(derive(self._settings.seed, "body", step.number))
+        step.metrics = dict(zip(self._trial.metric_names, notes[1:], strict=False))
+        # What the script does from here to the end of the step is thrown away when a peer is lost meanwhile.
+        self._forgive(True)
+        return torch.tensor(notes[0], device=self._device)
+
+    def _end_step(self, step: Step) -> None:
+        self._forgive(False)
+        self._step = None
+        try:
+            self._meeting.check()
+            self._progress = Progress(step.number, step.epoch, step.place + 1)
+            # One step is time enough for an exchange: waiting longer could cost more repeated steps.
+            self._snapshots.wait()
+            if step.number % self._every == 0:
+                self._take()
+            if self._link is not None:
+                self._heed(self._link.reach_boundary(step.number))
+        except PeerLost as lost:
+            self._change(str(lost))
+
+    def _heed(self, decided: str | None) -> None:
+        """Do what was decided for the end of this step; raises PeerLost."""
+        if decided == "checkpoint":
+            self._checkpoint()
+        elif decided == "regroup":
+            # Who leaves as planned takes nothing along.
+            if self._snapshots.newest_step != self._progress.step:
+                self._take()
+            self._snapshots.wait()
+            self._confirm()
+            self._change("planned")
+        else:
+            self._meeting.check()
+
+    def _end(self) -> bool:
+        """Make sure that all workers have the last step; False when there is more to do after all."""
+        try:
+            self._confirm()
+            self._checkpoint()
+        except PeerLost as lost:
+            self._change(str(lost))
+            return False
+        return True
+
+    def _confirm(self) -> None:
+        """Meet all others; raises PeerLost."""
+        ring = self._meeting.ring
+        ring.wait(ring.sum(torch.ones(1)))
+
+    # --- the group and the state ------------------------------------------------------------------------------------
+
+    def _standing(self) -> int:
+        return max(self._snapshots.newest_step, 0 if self._is_new else -1)
+
+    def _change(self, why: str) -> None:
+        """Go over into the next group, and to the newest state that it has as a whole."""
+        self._saved_step = None
+        before = self._progress.step
+        self._meeting.change(why)
+        again = range(self._progress.step + 1, before + 1)
+        if self._meeting.group.rank == 0 and again:
+            log.warning("after a loss training goes on from memory; steps done again: %s", list(again))
+
+    def _resume(self) -> int:
+        """Come to a common state with the group that has just met; raises PeerLost and StateLost."""
+        meeting, settings = self._meeting, self._settings
+        group, ring = meeting.group, meeting.ring
+        own = shards_of(group.rank, group.world_size, settings.shards)
+        self._built = self._state = None
+        gc.collect()
+        mesh, self._carried = open_mesh(group, self._device)
+        built = self._built = construct(self._build, mesh, settings.seed)
+        self._state = LoopState(built.parts, settings.of_the_order())
+        mark = fingerprint(settings, built.sharded.model.parameters())
+        letter = _Letter(mark, group.place.node_rank, self._is_new, self._snapshots.held())
+        letters: list[_Letter] = gather(ring, letter)
+        if any(one.fingerprint != letters[0].fingerprint for one in letters):
+            raise ValueError("the workers differ in their model or settings: start all with the same script")
+        source = newest_whole([one.held for one in letters])
+        if source is not None:
+            self._fetch(source)
+        elif all(one.is_new for one in letters):
+            self._start()
+        else:
+            lost = missing_parts([one.held for one in letters])
+            self._snapshots.forget()
+            raise StateLost(
+                lost_text(*lost) if lost else "no worker of the new group holds the training state"
+            )
+        built.buffers = Buffers(built.sharded.model)
+        self._snapshots.use(ring, [one.node for one in letters])
+        self._take()
+        self._snapshots.wait()
+        self._confirm()
+        self._is_new = False
+        self._tell_again()
+        self._open_feed(own)
+        return self._progress.step
+
+    def _start(self) -> None:
+        """Begin with the newest checkpoint, or from the start."""
+        folder = training.resume_from()
+        assert self._state is not None
+        if folder is not None:
+            self._progress = self._state.restore(durable.load(folder, self._present.sharded))
+
+    def _fetch(self, source: Source) -> None:
+        """Take over a snapshot from those who hold it."""
+        ring = self._meeting.ring
+        snapshot = self._snapshots.find(source.label)
+        letter = (snapshot.layout, snapshot.whole) if snapshot is not None else None
+        layout, whole = spread(ring, source.holders[0], letter)
+        hand_on(ring, source, snapshot, layout, self._present.sharded)
+        assert self._state is not None
+        self._progress = self._state.restore(whole["state"])
+        self._trial.metric_names = tuple(whole["metric_names"])
+        own = self._reports or whole["reports"]
+        self._reports = deque([one for one in own if one[0] <= self._progress.step], maxlen=REPORTS_KEPT)
+
+    def _take(self) -> None:
+        """Take a snapshot of the state as it is after the last step; raises PeerLost."""
+        assert self._state is not None
+        whole = {
+            "state": copy.deepcopy(self._state.capture(self._progress)),
+            "metric_names": self._trial.metric_names,
+            "reports": list(self._reports),
+        }
+        label = Label(self._progress.step, self._meeting.generation)
+        self._snapshots.take(label, self._present.sharded, whole)
+
+    def _open_feed(self, own: range) -> None:
+        settings, progress = self._settings, self._progress
+        left = None if settings.total_steps is None else max(0, settings.total_steps - progress.step)
+        plan = Plan(
+            global_batch=settings.global_batch,
+            shards=settings.shards,
+            micro_batch=settings.micro_batch,
+            seed=settings.seed,
+            shuffle=settings.shuffle,
+            drop_last=settings.drop_last,
+            epochs=settings.epochs,
+            steps=left,
+            own=own,
+            start=Position(progress.epoch, progress.place),
+        )
+        self._feed = Feed(deliveries(self._data, plan, self._collate, self._num_workers))
+
+    def _checkpoint(self) -> None:
+        """Write this rank's part of the state to the storage; raises PeerLost."""
+        step, sharded = self._progress.step, self._present.sharded
+        if self._link is None or step == self._saved_step:
+            return
+        assert self._state is not None
+        state = self._state.capture(self._progress) if self._meeting.group.rank == 0 else None
+        try:
+            with training.checkpoint(step) as folder:
+                durable.save(folder, sharded, state)
+        except Exception as error:
+            if not self._is_broken():
+                raise
+            raise PeerLost("a peer was lost while a checkpoint was written") from error
+        self._saved_step = step
+
+    def _tell_again(self) -> None:
+        """Who becomes rank 0 reports what the one before may not have told."""
+        is_first = self._meeting.group.rank == 0
+        if is_first and not self._was_rank_0 and self._link is not None:
+            for number, values in self._reports:
+                self._link.report(number, values, self._settings.total_steps, is_again=True)
+        self._was_rank_0 = is_first
+
+    def _report(self, step: Step, metrics: Mapping[str, Any]) -> None:
+        if self._link is None or self._is_broken():
+            return
+        values = {name: _number(value) for name, value in metrics.items()}
+        self._reports.append((step.number, values))
+        if self._meeting.group.rank == 0:
+            training.report(step.number, values, total_steps=self._settings.total_steps)
+
+    def _is_broken(self) -> bool:
+        try:
+            self._meeting.check()
+        except PeerLost:
+            return True
+        return False
+
+    def _forgive(self, is_lenient: bool) -> None:
+        if self._carried is not None:
+            self._carried.is_lenient = is_lenient
+
+
+def _number(value: Any) -> float:
+    return float(value.full_tensor() if isinstance(value, DTensor) else value)
+
+
+def _device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", training.world().local_rank)
+    torch.cuda.set_device(device)
+    return device

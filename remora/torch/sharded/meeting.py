@@ -1,0 +1,144 @@
+"""This worker's way from one group of a sharded training into the next."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from remora.link import Link, Rendezvous
+from remora.torch.group import Group, PeerLost, form
+from remora.torch.members import number_from_environment, place_from_environment
+from remora.torch.sharded.mesh import close_mesh
+
+
+class StateLost(RuntimeError):
+    """No worker of a group holds all that is needed to go on from memory."""
+
+
+class Meeting:
+    """The present group, with a second one in host memory for snapshots.
+
+    `resume` is called in every new group and brings this worker to the step that it returns; it raises PeerLost, and
+    StateLost when only the storage can help.  `standing` is the newest step that this worker holds, -1 for none.
+    """
+
+    def __init__(
+        self, link: Link | None, device: torch.device, resume: Callable[[], int], standing: Callable[[], int]
+    ) -> None:
+        self._link = link
+        self._device = device
+        self._resume = resume
+        self._standing = standing
+        self._group: Group | None = None
+        self._ring: Group | None = None
+        self.generation = number_from_environment("REMORA_GENERATION", 0)
+        #: This process was started to join workers that already train.
+        self.is_joiner = link is not None and os.environ.get("REMORA_JOIN") == "1"
+        if link is not None:
+            link.on_part = self._on_part
+            link.send({"type": "elastic"})
+
+    @property
+    def group(self) -> Group:
+        """The group whose tensors lie where the model is."""
+        assert self._group is not None
+        return self._group
+
+    @property
+    def ring(self) -> Group:
+        """The same workers, for tensors in host memory."""
+        assert self._ring is not None
+        return self._ring
+
+    def begin(self) -> None:
+        """Form the first group, or wait for one as a joiner.
+
+        Raises PeerLost when nobody can form another group.
+        """
+        if self.is_joiner:
+            self.change("joining")
+            return
+        try:
+            self._meet(place_from_environment(self.generation))
+        except PeerLost as lost:
+            self.change(str(lost))
+
+    def change(self, why: str) -> None:
+        """Leave the group, and come to a common state in the next one.
+
+        Raises PeerLost when nobody can form another group.
+        """
+        while True:
+            self._leave()
+            if self._link is None:
+                raise PeerLost(
+                    f"{why}; without Remora the worker group has to be started again, and resumes from a checkpoint"
+                )
+            step = self._standing()
+            self._link.send({"type": "parted", "generation": self.generation, "step": step, "why": why})
+            told = self._link.await_regroup(self.generation)
+            self.generation = told.generation
+            try:
+                self._meet(told)
+            except (PeerLost, StateLost) as lost:
+                why = str(lost)
+            else:
+                return
+
+    def check(self) -> None:
+        """Raise PeerLost when the group is to be left."""
+        if self._link is not None and self._link.must_part(self.generation):
+            raise PeerLost("the supervisor said that the group is to be left")
+        self.group.check()
+
+    def _meet(self, place: Rendezvous) -> None:
+        def check() -> None:
+            if self._link is not None and self._link.must_part(place.generation):
+                raise PeerLost("the supervisor said that the group is to be left")
+
+        self._group = form(place, check=check, on_cuda=self._device.type == "cuda")
+        check()
+        self._ring = self._group.part(range(place.world_size), "snapshots", on_cuda=False)
+        step = self._resume()
+        if self._link is not None:
+            self._link.stand_at(step)
+            self._link.send({"type": "joined", "generation": place.generation, "step": step})
+
+    def _leave(self) -> None:
+        close_mesh()
+        for group in (self._ring, self._group):
+            if group is not None:
+                group.abandon()
+        self._ring = self._group = None
+
+    def _on_part(self, generation: int) -> None:
+        group = self._group
+        if group is not None and group.place.generation <= generation:
+            group.break_off("the supervisor said that the group is to be left")
+
+
+def gather(ring: Group, letter: Any) -> list[Any]:
+    """The letters of all ranks; raises PeerLost.  What comes from a worker of the same job is code of the same user."""
+    own = torch.frombuffer(bytearray(pickle.dumps(letter)), dtype=torch.uint8)
+    lengths = torch.empty(ring.world_size, dtype=torch.int64)
+    ring.wait(ring.gather(lengths, torch.tensor([len(own)])))
+    size = int(lengths.max())
+    letters = torch.empty(size * ring.world_size, dtype=torch.uint8)
+    ring.wait(ring.gather(letters, torch.nn.functional.pad(own, (0, size - len(own)))))
+    pairs = zip(letters.view(ring.world_size, size), lengths.tolist(), strict=True)
+    return [pickle.loads(bytes(row[:length].tolist())) for row, length in pairs]  # noqa: S301
+
+
+def spread(ring: Group, root: int, letter: Any) -> Any:
+    """The letter of rank `root`; raises PeerLost."""
+    is_root = ring.rank == root
+    own = torch.frombuffer(bytearray(pickle.dumps(letter if is_root else None)), dtype=torch.uint8)
+    length = torch.tensor([len(own)])
+    ring.wait(ring.broadcast(length, root))
+    text = own if is_root else torch.empty(int(length.item()), dtype=torch.uint8)
+    ring.wait(ring.broadcast(text, root))
+    return letter if is_root else pickle.loads(bytes(text.tolist()))  # noqa: S301

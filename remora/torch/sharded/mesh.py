@@ -1,0 +1,227 @@
+"""A device mesh over a `Group` that can be left: all that this package asks of the inside of `torch.distributed`.
+
+FSDP speaks through a ProcessGroup of a DeviceMesh.  The one here is a subclass in Python that hands every collective to
+the backend of a `Group`, and waits for it as `Group` does: woken by its end, its failure, or the word to leave.  So a
+peer that is dead or frozen holds nobody, and the next group is another mesh in the same process.  The tests build one
+and train on it; they fail here when PyTorch changes what it asks of a process group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
+
+from remora.torch.group import Group, PeerLost
+
+#: Name under which `torch.distributed` knows the groups of this package.
+BACKEND = "remora"
+#: Name of the one dimension of the mesh.
+DIMENSION = "shard"
+
+
+class _Started(dist._Work):  # type: ignore[misc]  # torch is not checked
+    """A collective that may be waited for once or never."""
+
+    def __init__(self, finish: Callable[[], None], tensors: Any) -> None:
+        super().__init__()
+        self._finish = finish
+        self._is_finished = False
+        self._future: Any = None
+        self._tensors = tensors
+
+    def wait(self, timeout: object = None) -> bool:  # noqa: ARG002  # as torch calls it
+        """Wait for the end; raises PeerLost."""
+        if not self._is_finished:
+            self._is_finished = True
+            self._finish()
+        return True
+
+    def get_future(self) -> Any:
+        """A future that is there when this is over, which is waited for here."""
+        self.wait()
+        future = torch.futures.Future()
+        future.set_result(self._tensors)
+        return future
+
+
+class Carried(dist.ProcessGroup):  # type: ignore[misc]  # torch is not checked
+    """The process group that FSDP sees.
+
+    While `is_lenient`, collectives of a broken group do nothing instead of raising: what a script does between
+    `backward` and the end of its step cannot be caught there, and is thrown away when the step ends.
+    """
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group.rank, group.world_size)
+        self._group = group
+        self._name = ""
+        self.is_lenient = False
+
+    @property
+    def group_name(self) -> str:
+        """Name in the registry of `torch.distributed`; a base class without a backend of its own cannot keep it."""
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """The same as C++ asks for it."""
+        return self._name
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Name for people."""
+        return BACKEND
+
+    def shutdown(self) -> None:
+        """Nothing: who made the group leaves it."""
+
+    def abort(self) -> None:
+        """Nothing: who made the group leaves it."""
+
+    def _run(self, tensors: Any, start: Callable[[Any], Any]) -> _Started:
+        try:
+            ticket = self._group.start(start)
+        except PeerLost:
+            if not self.is_lenient:
+                raise
+            return _Started(lambda: None, tensors)
+        return _Started(lambda: self._wait(ticket), tensors)
+
+    def _wait(self, ticket: Any) -> None:
+        try:
+            self._group.wait(ticket)
+        except PeerLost:
+            if not self.is_lenient:
+                raise
+
+    # The signatures are those that torch calls.  A group of one has no backend, and its results are its inputs.
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> _Started:
+        """Reduce in place."""
+        tensors = tensors if isinstance(tensors, list) else [tensors]
+        opts = opts if isinstance(opts, c10d.AllreduceOptions) else _with_op(c10d.AllreduceOptions(), opts)
+        return self._run(tensors, lambda backend: backend.allreduce(tensors, opts))
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> _Started:
+        """Reduce several in place."""
+        opts = opts or c10d.AllreduceCoalescedOptions()
+        return self._run(tensors, lambda backend: backend.allreduce_coalesced(tensors, opts))
+
+    def broadcast(self, tensors: Any, opts: Any) -> _Started:
+        """From one rank to all."""
+        return self._run(tensors, lambda backend: backend.broadcast(tensors, opts))
+
+    def _allgather_base(self, out: Any, own: Any, opts: Any = None) -> _Started:
+        opts = opts or c10d.AllgatherOptions()
+        if self.size() == 1:
+            out.view(-1).copy_(own.reshape(-1))
+        return self._run([out], lambda backend: backend._allgather_base(out, own, opts))
+
+    def allgather(self, outs: Any, owns: Any, opts: Any = None) -> _Started:
+        """Into a list of tensors."""
+        opts = opts or c10d.AllgatherOptions()
+        if self.size() == 1:
+            outs[0][0].copy_(owns[0])
+        return self._run(outs, lambda backend: backend.allgather(outs, owns, opts))
+
+    def allgather_into_tensor_coalesced(self, outs: Any, owns: Any, _: Any = None) -> _Started:
+        """Several at once."""
+        works = [self._allgather_base(out, own) for out, own in zip(outs, owns, strict=True)]
+        return _Started(lambda: _wait_for(works), outs)
+
+    def _reduce_scatter_base(self, out: Any, whole: Any, opts: Any = None) -> _Started:
+        opts = opts or c10d.ReduceScatterOptions()
+        if self.size() == 1:
+            out.view(-1).copy_(whole.reshape(-1))
+            return _Started(lambda: None, [out])
+        if whole.is_cuda:
+            return self._run([out], lambda backend: backend._reduce_scatter_base(out, whole, opts))
+        # Gloo has an all-reduce under this name, which moves twice as much and cannot be waited for with patience.
+        if opts.reduceOp != dist.ReduceOp.SUM:
+            raise NotImplementedError("on CPUs the gradients of a sharded model are summed, and nothing else")
+        received = torch.empty_like(whole).view(-1)
+        own = whole.contiguous().view(-1)
+        exchanged = self._run([out], lambda backend: backend.alltoall_base(received, own, [], []))
+
+        def finish() -> None:
+            exchanged.wait()
+            torch.sum(received.view(self.size(), -1), 0, out=out.view(-1))
+
+        return _Started(finish, [out])
+
+    def reduce_scatter_tensor_coalesced(self, outs: Any, wholes: Any, opts: Any = None) -> _Started:
+        """Several at once."""
+        works = [self._reduce_scatter_base(*pair, opts) for pair in zip(outs, wholes, strict=True)]
+        return _Started(lambda: _wait_for(works), outs)
+
+    def alltoall_base(self, out: Any, own: Any, outs: Any, owns: Any, _: Any = None) -> _Started:
+        """Pieces from all to all."""
+        if self.size() == 1:
+            out.copy_(own)
+        return self._run([out], lambda backend: backend.alltoall_base(out, own, list(outs), list(owns)))
+
+    def gather(self, outs: Any, owns: Any, opts: Any) -> _Started:
+        """To one rank."""
+        if self.size() == 1:
+            outs[0][0].copy_(owns[0])
+        return self._run(outs, lambda backend: backend.gather(outs, owns, opts))
+
+    def scatter(self, outs: Any, owns: Any, opts: Any) -> _Started:
+        """From one rank, to each its own."""
+        if self.size() == 1:
+            outs[0].copy_(owns[0][0])
+        return self._run(outs, lambda backend: backend.scatter(outs, owns, opts))
+
+    # PyTorch 2.13 calls these by two names.
+    all_gather_single = _allgather_base
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+    reduce_scatter_single = _reduce_scatter_base
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+    all_to_all_single = alltoall_base
+
+    def barrier(self, opts: Any = None) -> _Started:
+        """Meet; `opts` is what torch calls it with."""
+        del opts
+        return self._run([], lambda backend: backend.allreduce([torch.zeros(1)]))
+
+
+def _wait_for(works: list[_Started]) -> None:
+    for work in works:
+        work.wait()
+
+
+def _with_op(opts: Any, op: Any) -> Any:
+    if op is not None:
+        opts.reduceOp = op
+    return opts
+
+
+def open_mesh(group: Group, device: torch.device) -> tuple[DeviceMesh, Carried]:
+    """Make `group` the default group of `torch.distributed`, and a mesh of one dimension over all its ranks.
+
+    What was opened before is closed.
+    """
+    close_mesh()
+    carried = Carried(group)
+    _offered.append(carried)
+    dist.init_process_group(BACKEND, store=dist.HashStore(), rank=group.rank, world_size=group.world_size)
+    mesh = DeviceMesh.from_group(dist.group.WORLD, device.type, mesh_dim_names=(DIMENSION,))
+    return mesh, carried
+
+
+def close_mesh() -> None:
+    """Forget the default group; the `Group` below stays as it is."""
+    if dist.is_initialized() and isinstance(dist.group.WORLD, Carried):
+        dist.destroy_process_group()
+
+
+#: The group for the call of `init_process_group` under way.
+_offered: list[Carried] = []
+
+dist.Backend.register_backend(BACKEND, lambda *_: _offered.pop(), devices=["cpu", "cuda"])

@@ -1,0 +1,92 @@
+"""One worker's process that trains with ShardedLoop, and writes down which samples it trained."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional
+
+from remora import channel
+from remora.torch.sharded import ShardedLoop
+from tests.golden.subjects import Samples, Stream, network
+
+
+@dataclass(frozen=True)
+class ShardedJob:
+    """What to train: an MLP, or one with BatchNorm, with AdamW."""
+
+    network: str = "mlp"
+    samples: int = 95
+    global_batch: int = 20
+    shards: int = 6
+    micro_batch: int | None = None
+    epochs: int = 6
+    seed: int = 7
+    snapshot_every: int = 1
+    is_stream: bool = False
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * -(-self.samples // self.global_batch)
+
+
+def work(
+    job: ShardedJob, slot: int, out: str, variables: dict[str, str], end: socket.socket | None, _: object
+) -> None:
+    """Body of a process."""
+    os.setpgid(0, 0)
+    os.environ.update(variables)
+    if end is not None:
+        os.environ[channel.FD_VARIABLE] = str(end.detach())
+    torch.set_num_threads(1)
+    train(job, slot, Path(out))
+
+
+def train(job: ShardedJob, slot: int, out: Path) -> None:
+    def build(mesh: Any) -> Any:
+        model = network(job.network)
+        for layer in model:
+            if sum(1 for _ in layer.parameters()) and layer is not model[-1]:
+                fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, job.steps)
+
+    loop = ShardedLoop(
+        build,
+        data=(Stream if job.is_stream else Samples)(job.samples),
+        global_batch=job.global_batch,
+        shards=job.shards,
+        micro_batch=job.micro_batch,
+        epochs=job.epochs,
+        seed=job.seed,
+        snapshot_every=job.snapshot_every,
+    )
+    with (out / f"samples-{slot}.jsonl").open("a") as record:
+
+        def compute(model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+            features, labels, numbers = batch
+            trained = {number for samples in step.samples.values() for number in samples}
+            # A worker without work of its own computes on a batch that counts for nothing.
+            if trained.issuperset(numbers.tolist()):
+                record.write(json.dumps([step.number, numbers.tolist()]) + "\n")
+                record.flush()
+            scores = model(features)
+            right = (scores.argmax(1) == labels).float().mean()
+            return functional.cross_entropy(scores, labels), {"accuracy": right}
+
+        for step in loop:
+            loss = step.backward(compute)
+            norm = torch.nn.utils.clip_grad_norm_(loop.model.parameters(), 1.0)
+            loop.optimizer.step()
+            loop.scheduler.step()
+            step.report(loss=loss, norm=norm)
+    weights = {name: one.full_tensor() for name, one in loop.model.named_parameters()}
+    torch.save(weights | dict(loop.model.named_buffers()), out / f"weights-{slot}.pt")

@@ -1,0 +1,143 @@
+"""A sharded model survives lost workers from the memory of those who are left."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+
+from tests.golden.driver import Driver
+from tests.golden.sharded_worker import ShardedJob, work
+
+pytestmark = [pytest.mark.timeout(240)]
+
+
+class ShardedDriver(Driver):
+    body = staticmethod(work)
+
+    def regroup(self) -> None:
+        before = self.step
+        super().regroup()
+        (after,) = {self.hear(worker, "joined")["step"] for worker in self.living}
+        is_planned = set(self.causes[-len(self.living) :]) <= {"planned", "joining"}
+        assert 0 <= before - after <= (0 if is_planned else self.job.snapshot_every + 1)
+
+
+@lru_cache
+def undisturbed(job: ShardedJob) -> tuple[dict[str, torch.Tensor], dict[int, list[int]]]:
+    with TemporaryDirectory() as folder, ShardedDriver(job, Path(folder)) as driver:
+        driver.start(1)
+        driver.finish()
+        return driver.weights(), driver.record()
+
+
+def assert_same(job: ShardedJob, driver: Driver) -> None:
+    weights, record = undisturbed(job)
+    assert list(record) == list(range(1, job.steps + 1))
+    assert driver.record() == record
+    for name, value in driver.weights().items():
+        torch.testing.assert_close(value, weights[name], rtol=1e-5, atol=1e-5, msg=f"{name} differs")
+
+
+@pytest.mark.parametrize("victim", [1, 0])
+def test_a_killed_worker_costs_no_state(victim: int, tmp_path: Path) -> None:
+    job = ShardedJob()
+    with ShardedDriver(job, tmp_path) as driver:
+        driver.start(3)
+        driver.reach(7)
+        driver.kill(victim)
+        driver.recover()
+        driver.finish()
+        assert driver.world_sizes == [3, 2]
+        assert_same(job, driver)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(ShardedJob("resnet", micro_batch=2), id="BatchNorm and micro-batches"),
+        pytest.param(ShardedJob(samples=22, shards=5), id="workers without samples keep the others company"),
+        pytest.param(
+            ShardedJob(is_stream=True, snapshot_every=3), id="a stream, a snapshot every third step"
+        ),
+    ],
+)
+def test_other_shapes_of_training(job: ShardedJob, tmp_path: Path) -> None:
+    with ShardedDriver(job, tmp_path) as driver:
+        driver.start(3)
+        driver.reach(5)
+        driver.kill(2)
+        driver.recover()
+        driver.finish()
+        assert_same(job, driver)
+
+
+def test_a_joiner_gets_its_part_and_one_that_leaves_takes_nothing_along(tmp_path: Path) -> None:
+    job = ShardedJob()
+    with ShardedDriver(job, tmp_path) as driver:
+        driver.start(2)
+        joiner = driver.add()
+        driver.reach(4)
+        driver.admit(joiner)
+        driver.reach(driver.step + 3)
+        driver.hold_and_part()
+        driver.kill(0)
+        driver.regroup()
+        driver.reach(driver.step + 3)
+        driver.kill(1)
+        driver.recover()
+        driver.finish()
+        assert driver.world_sizes == [2, 3, 2, 1]
+        assert_same(job, driver)
+
+
+def test_a_frozen_peer_holds_nobody(tmp_path: Path) -> None:
+    job = ShardedJob()
+    with ShardedDriver(job, tmp_path) as driver:
+        driver.start(3)
+        driver.reach(5)
+        driver.freeze(1)
+        driver.recover()
+        driver.finish()
+        assert_same(job, driver)
+
+
+def test_two_lost_neighbours_leave_it_to_the_checkpoint(tmp_path: Path) -> None:
+    """Nobody says that it holds a state any more, so the worker group is started again from the storage."""
+    with ShardedDriver(ShardedJob(), tmp_path) as driver:
+        driver.start(4)
+        driver.reach(5)
+        driver.kill(1)
+        driver.kill(2)
+        for worker in driver.living:
+            worker.say("part", generation=driver.generation)
+        driver.wait(
+            lambda: all(worker.parked is not None for worker in driver.living), "the living are parked"
+        )
+        left = driver.deal()
+        driver.wait(lambda: all(worker.parked is not None for worker in left), "they give up")
+        assert [worker.parked for worker in left] == [-1, -1]
+        assert "nobody holds the shards of rank 1" in driver.causes[-1]
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (1, 3)])
+def test_a_checkpoint_resumes_with_other_workers(before: int, after: int, tmp_path: Path) -> None:
+    job = ShardedJob("resnet")
+    with ShardedDriver(job, tmp_path / "first") as first:
+        first.start(before)
+        first.reach(3)
+        saved = first.checkpoint()
+        for worker in first.living:
+            first.kill(worker.slot)
+    folder = tmp_path / "first" / f"checkpoint-{saved}"
+    assert len(list(folder.glob("*.distcp"))) == before, "every worker wrote a part"
+    with ShardedDriver(job, tmp_path / "second", REMORA_RESUME_DIR=str(folder)) as second:
+        second.start(after)
+        second.finish()
+        assert min(second.record()) == saved + 1
+        weights, _ = undisturbed(job)
+        for name, value in second.weights().items():
+            torch.testing.assert_close(value, weights[name], rtol=1e-5, atol=1e-5)

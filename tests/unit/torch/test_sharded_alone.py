@@ -1,0 +1,91 @@
+"""ShardedLoop in this very process, without any peer and without Remora."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from remora.torch import Loop
+from remora.torch.randomness import derive, seed_everything
+from remora.torch.sharded import ShardedLoop
+from remora.torch.sharded.mesh import close_mesh
+
+DATA = TensorDataset(torch.arange(48.0).view(12, 4) / 48, torch.arange(12) % 3)
+ARGUMENTS: dict[str, Any] = {"data": DATA, "global_batch": 4, "shards": 2, "total_steps": 5, "seed": 3}
+
+
+@pytest.fixture(autouse=True)
+def _without_a_group() -> Iterator[None]:
+    yield
+    close_mesh()
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, 3))
+
+
+def build(mesh: Any) -> Any:
+    model = network()
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def compute(model: nn.Module, batch: Any) -> torch.Tensor:
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def test_alone_it_trains_what_loop_trains() -> None:
+    sharded = ShardedLoop(build, **ARGUMENTS)
+    losses = []
+    for step in sharded:
+        losses.append(step.backward(compute).item())
+        sharded.optimizer.step()
+    seed_everything(derive(3, "build"))
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    expected = []
+    for step in Loop(model, optimizer, **ARGUMENTS):
+        expected.append(step.backward(compute).item())
+        optimizer.step()
+    assert losses == pytest.approx(expected, abs=1e-6)
+    for one, other in zip(sharded.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(one.full_tensor(), other)
+    for one, other in zip(sharded.model.buffers(), model.buffers(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_model_that_is_not_sharded_is_refused() -> None:
+    def plain(_: object) -> Any:
+        model = network()
+        return model, torch.optim.AdamW(model.parameters())
+
+    with pytest.raises(ValueError, match="call fully_shard"):
+        next(iter(ShardedLoop(plain, **ARGUMENTS)))
+
+
+def test_a_build_that_returns_the_model_alone_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"returns \(model, optimizer\)"):
+        next(iter(ShardedLoop(lambda mesh: fully_shard(network(), mesh=mesh), **ARGUMENTS)))
+
+
+def test_snapshots_never_are_refused() -> None:
+    with pytest.raises(ValueError, match="snapshot_every is a number of steps"):
+        ShardedLoop(build, snapshot_every=0, **ARGUMENTS)
+
+
+def test_a_script_with_a_process_group_of_its_own_is_refused() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(ValueError, match="leave out init_process_group"):
+            ShardedLoop(build, **ARGUMENTS)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,109 @@
+"""Where tensors are cut, who keeps whose snapshot, and which snapshot a group goes on from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remora.torch.order import shard_size, shards_of
+from remora.torch.sharded.cuts import keepers, moves, passes, rows_of
+from remora.torch.sharded.holdings import Held, Label, missing_parts, newest_whole
+
+sizes = st.integers(0, 40)
+counts = st.integers(1, 7)
+
+
+@given(sizes, counts)
+def test_rows_are_cut_as_torch_cuts_them(size: int, parts: int) -> None:
+    chunks = [chunk.tolist() for chunk in torch.arange(size).chunk(parts)] if size else []
+    ours = [list(rows_of(size, parts, part)) for part in range(parts)]
+    assert [rows for rows in ours if rows] == [chunk for chunk in chunks if chunk]
+
+
+@given(sizes, counts, counts, st.randoms(use_true_random=False))
+def test_moves_bring_every_row_to_its_new_place(size: int, old: int, new: int, random_: object) -> None:
+    holders = {part: random_.randrange(new) for part in range(old)}  # type: ignore[attr-defined]
+    pieces = [list(rows_of(size, old, part)) for part in range(old)]
+    got: list[list[int | None]] = [[None] * len(rows_of(size, new, rank)) for rank in range(new)]
+    plan = moves(size, holders, new)
+    for one in plan:
+        assert one.source == holders[one.part]
+        got[one.target][one.place : one.place + one.count] = pieces[one.part][one.offset :][: one.count]
+    assert got == [list(rows_of(size, new, rank)) for rank in range(new)]
+    assert sum(one.count for one in plan) == size, "no row travels twice"
+
+
+@given(st.integers(1, 40), counts, st.integers(0, 5), st.none() | st.integers(1, 5))
+def test_all_ranks_make_as_many_passes_as_the_busiest(
+    total: int, world_size: int, more: int, micro: int | None
+) -> None:
+    shards = world_size + more
+    own = []
+    for rank in range(world_size):
+        samples = [shard_size(total, shard, shards) for shard in shards_of(rank, world_size, shards)]
+        own.append(sum(len(range(0, size, micro or size)) for size in samples if size))
+    assert passes(total, world_size, shards, micro) == max(own)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12))
+def test_a_snapshot_is_kept_on_another_node_where_that_is_possible(nodes: list[int]) -> None:
+    keeper = keepers(nodes)
+    assert sorted(keeper) == list(range(len(nodes))), "every rank keeps one"
+    if len(nodes) > 1:
+        assert all(keeper[rank] != rank for rank in range(len(nodes)))
+    if max(nodes.count(node) for node in nodes) * 2 <= len(nodes):
+        assert all(nodes[keeper[rank]] != nodes[rank] for rank in range(len(nodes)))
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=8), st.integers(0, 3), st.integers(0, 2))
+def test_the_loss_of_one_node_leaves_a_whole_snapshot(nodes: list[int], lost: int, late: int) -> None:
+    """Every rank has its own pieces of the last two snapshots; the newest exchange may not have ended."""
+    if max(nodes.count(node) for node in nodes) * 2 > len(nodes) or set(nodes) == {lost}:
+        return
+    keeper, parts = keepers(nodes), len(nodes)
+    held = []
+    for rank, node in enumerate(nodes):
+        kept = keeper.index(rank)
+        newest = (rank,) if rank % 3 == late else tuple(sorted((rank, kept)))
+        here = [Held(Label(6, 1), parts, newest), Held(Label(5, 1), parts, tuple(sorted((rank, kept))))]
+        held.append([] if node == lost else here)
+    source = newest_whole(held)
+    assert source is not None
+    assert source.label in (Label(5, 1), Label(6, 1))
+    for part, rank in source.holders.items():
+        assert any(part in one.here for one in held[rank] if one.label == source.label)
+
+
+labels = st.builds(Label, st.integers(0, 4), st.integers(1, 3))
+pieces = st.lists(st.tuples(labels, st.sets(st.integers(0, 2))), max_size=4)
+
+
+@given(st.lists(pieces, min_size=1, max_size=4))
+def test_the_newest_whole_snapshot_is_taken_and_groups_are_not_mixed(
+    told: list[list[tuple[Label, set[int]]]],
+) -> None:
+    held = [[Held(label, 3, tuple(sorted(here))) for label, here in all_] for all_ in told]
+    there: dict[Label, set[int]] = {}
+    for label, here in (one for all_ in told for one in all_):
+        there.setdefault(label, set()).update(here)
+    whole = [label for label, here in there.items() if here == {0, 1, 2}]
+    source = newest_whole(held)
+    assert (source.label if source else None) == (max(whole) if whole else None)
+    if source is not None:
+        assert sorted(source.holders) == [0, 1, 2]
+
+
+def test_what_is_missing_is_named() -> None:
+    held = [[Held(Label(5, 1), 4, (0, 3))], [Held(Label(5, 1), 4, (2, 3))]]
+    assert newest_whole(held) is None
+    assert missing_parts(held) == (Label(5, 1), [1])
+    assert missing_parts([[], []]) is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "keeper"), [([0, 1, 2], [1, 2, 0]), ([0, 0, 1, 1], [2, 3, 0, 1]), ([0], [0])]
+)
+def test_keepers_of_usual_groups(nodes: list[int], keeper: list[int]) -> None:
+    assert keepers(nodes) == keeper
