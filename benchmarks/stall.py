@@ -33,8 +33,8 @@ from remora.torch.layout import Writer
 from remora.torch.saving import DEALT, Saving
 from remora.torch.state import LoopState, Progress
 from trainers.checkpoints.catalog import Catalog
-from trainers.snapshots import snapshot_room
 from trainers.storage import Storage
+from trainers.supervisor.snapshots import snapshot_room
 
 #: Width of each of four square layers: 16.8 million parameters, 67 MB, and twice that for AdamW.
 _WIDTH = 2048

@@ -10,7 +10,7 @@ import ray
 from ray.experimental import internal_kv
 
 from remora.states import EndReason
-from trainers.driver import Driver
+from trainers.driver.driver import Driver
 from trainers.plan import AttemptPlan, DriverGone, Record
 from trainers.ray_train import free_resources
 

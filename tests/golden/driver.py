@@ -20,7 +20,7 @@ import torch
 
 from remora import channel
 from tests.golden.worker import Job, Mishap, work
-from trainers.regrouping import Seat, deal
+from trainers.driver.regrouping import Seat, deal
 
 #: Seconds that anything may take on a busy machine.
 PATIENCE_S = 60.0

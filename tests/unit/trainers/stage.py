@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from trainers.account import Account
-from trainers.attempt import Attempt
-from trainers.crew import Crew
-from trainers.in_place import InPlace
+from trainers.driver.account import Account
+from trainers.driver.attempt import Attempt
+from trainers.driver.crew import Crew
+from trainers.driver.in_place import InPlace
 from trainers.plan import AttemptPlan
 from trainers.ray_train import Member
 
@@ -139,7 +139,7 @@ class Stage:
     def log(self) -> list[str]:
         return [one.body["text"] for one in self.account.records(0, 10_000) if one.kind == "log"]
 
-    # --- the calls (trainers.calls.Calls)
+    # --- the calls (trainers.driver.calls.Calls)
 
     async def instruct(self, member: Member, message: dict[str, Any]) -> bool:
         if not await self._answers(member.slot):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainers.account import Account
-from trainers.progress import Progress
+from trainers.driver.account import Account
+from trainers.driver.progress import Progress
 
 
 def bodies(account: Account, kind: str) -> list[dict[str, Any]]:

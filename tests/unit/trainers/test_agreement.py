@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainers.agreement import Agreement
+from trainers.driver.agreement import Agreement
 
 
 def agreement(ranks: int) -> Agreement:

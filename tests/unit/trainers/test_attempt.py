@@ -46,7 +46,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     async def at_once(function: Any, *arguments: Any) -> Any:
         return function(*arguments)
 
-    monkeypatch.setattr("trainers.commits.asyncio.to_thread", at_once)
+    monkeypatch.setattr("trainers.driver.commits.asyncio.to_thread", at_once)
 
 
 @pytest.mark.usefixtures("no_threads")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from trainers.journal import Journal
+from trainers.driver.journal import Journal
 
 
 def test_records_are_numbered_without_gaps_and_forgotten_once_acknowledged() -> None:

@@ -12,8 +12,8 @@ import pytest
 from remora.states import EndReason
 from tests.unit.trainers.stage import BEGIN, Stage
 from tests.unit.trainers.virtual_time import play
-from trainers.in_place import JOIN_PAUSE_S, JOIN_S, LOAD_S
-from trainers.regrouping import PARK_S
+from trainers.driver.in_place import JOIN_PAUSE_S, JOIN_S, LOAD_S
+from trainers.driver.regrouping import PARK_S
 
 
 def scene(act: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

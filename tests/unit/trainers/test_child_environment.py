@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainers.environment import Place, child_environment
+from trainers.supervisor.environment import Place, child_environment
 
 PLACE = Place(
     job_id="job_1", attempt_id="att_1", attempt=2, generation=3, rank=5, world_size=8, local_rank=1,

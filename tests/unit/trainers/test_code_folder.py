@@ -13,8 +13,8 @@ import pytest
 
 from remora.bundle import pack
 from remora.errors import BundleError
-from trainers.code import shared_folder, sweep_folders, unpack_once, work_root
 from trainers.storage import Storage
+from trainers.supervisor.code import shared_folder, sweep_folders, unpack_once, work_root
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 from remora.states import EndReason
 from tests.unit.trainers.stage import Stage
 from tests.unit.trainers.virtual_time import play
-from trainers.driver import Driver
+from trainers.driver.driver import Driver
 
 
 class Desk:

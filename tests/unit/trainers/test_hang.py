@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.hang import ENOUGH, FACTOR, StepWatch
+from trainers.driver.hang import ENOUGH, FACTOR, StepWatch
 
 BEGIN = 1_000_000.0
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.regrouping import PARK_CAP_S, PARK_S, Pace, Regrouping, Seat, deal
+from trainers.driver.regrouping import PARK_CAP_S, PARK_S, Pace, Regrouping, Seat, deal
 
 NODES = st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=12)
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import ray
 
-from trainers import parcels
-from trainers import relay as module
 from trainers.checkpoints.catalog import Catalog
-from trainers.parcels import Parcel
-from trainers.relay import Relay
+from trainers.driver import relay as module
+from trainers.driver.relay import Relay
 from trainers.storage import Storage, StorageError
+from trainers.supervisor import parcels
+from trainers.supervisor.parcels import Parcel
 
 PARCEL = Parcel(rank=1, step=7, attempt=1, generation=2, size_bytes=11, asked=True)
 

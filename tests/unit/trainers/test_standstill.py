@@ -9,7 +9,7 @@ import pytest
 from remora.states import EndReason
 from tests.unit.trainers.stage import Stage
 from tests.unit.trainers.virtual_time import play
-from trainers.standstill import STACKS_S, Standstill
+from trainers.driver.standstill import STACKS_S, Standstill
 
 LIMIT_S = 600.0
 #: A deadline that no test lives to see.

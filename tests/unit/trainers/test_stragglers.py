@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trainers.group import Note, WorkerGroup
-from trainers.progress import Progress
-from trainers.stragglers import AGAIN_S, LOOKS, Straggler, Stragglers
+from trainers.driver.group import Note, WorkerGroup
+from trainers.driver.progress import Progress
+from trainers.driver.stragglers import AGAIN_S, LOOKS, Straggler, Stragglers
 
 
 def told(

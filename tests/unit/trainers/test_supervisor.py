@@ -15,12 +15,12 @@ import pytest
 import ray
 
 from remora.bundle import pack
-from trainers import supervisor as module
-from trainers.environment import Place
-from trainers.fork_server_client import ForkServer
 from trainers.plan import AttemptPlan
 from trainers.storage import Storage
-from trainers.supervisor import Assignment, ChildFailed, Outbox, PlannedStop, Supervisor
+from trainers.supervisor import supervisor as module
+from trainers.supervisor.environment import Place
+from trainers.supervisor.fork_server_client import ForkServer
+from trainers.supervisor.supervisor import Assignment, ChildFailed, Outbox, PlannedStop, Supervisor
 
 ROOT = Path(__file__).parents[3]
 
@@ -69,7 +69,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Driver:
     monkeypatch.setattr(module, "ray", fake)
     monkeypatch.setenv("REMORA_WORK_DIR", str(tmp_path / "work"))
     (tmp_path / "memory").mkdir()
-    monkeypatch.setattr("trainers.snapshots._MEMORY", tmp_path / "memory")
+    monkeypatch.setattr("trainers.supervisor.snapshots._MEMORY", tmp_path / "memory")
     return played
 
 
@@ -247,7 +247,7 @@ def test_what_does_not_fit_into_memory_is_written_to_the_disk(stage: Stage) -> N
 def test_without_a_file_system_in_memory_the_disk_has_to_do(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainers.snapshots._MEMORY", Path("/no/such/folder"))
+    monkeypatch.setattr("trainers.supervisor.snapshots._MEMORY", Path("/no/such/folder"))
     stage.start(KILLED)
     stage.end()
     assert len(stage.driver.all("shard")) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remora.states import EndReason
-from trainers.verdict import ChildExit, GroupFailure, judge
+from trainers.driver.verdict import ChildExit, GroupFailure, judge
 
 
 def left(rank: int, at: float, **how: object) -> ChildExit:

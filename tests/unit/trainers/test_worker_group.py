@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainers.checkpoints.manifest import ShardFile
-from trainers.group import (
+from trainers.driver.group import (
     CHECKPOINT_PATIENCE_S,
     DEADLINE_MARGIN_S,
     RETRY_S,
@@ -18,7 +18,7 @@ from trainers.group import (
     Tell,
     WorkerGroup,
 )
-from trainers.progress import Progress
+from trainers.driver.progress import Progress
 
 
 class Scene:

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import ray
 
 from remora import channel
-from trainers import ray_train, supervisor
-from trainers.supervisor import Assignment
+from trainers import ray_train
+from trainers.supervisor import supervisor
+from trainers.supervisor.supervisor import Assignment
 
 #: Seconds that one worker gets to take an instruction.
 _TELL_S = 5.0

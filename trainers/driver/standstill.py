@@ -15,10 +15,10 @@ from typing import Any
 
 from remora import channel
 from remora.states import EndReason
-from trainers.attempt import Attempt
-from trainers.hang import Overdue
-from trainers.in_place import InPlace
-from trainers.verdict import Verdict
+from trainers.driver.attempt import Attempt
+from trainers.driver.hang import Overdue
+from trainers.driver.in_place import InPlace
+from trainers.driver.verdict import Verdict
 
 #: Seconds in which supervisors have to tell what their processes are doing.
 STACKS_S = 20.0

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.code import shared_folder, sweep_folders
+from trainers.supervisor.code import shared_folder, sweep_folders
 
 #: Where Linux keeps files in memory.
 _MEMORY = Path("/dev/shm")  # noqa: S108 - the folder below it is the owner's only

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from remora import channel
-from trainers.code import work_root
-from trainers.fork_server import ROOM_VARIABLE, SINGLE_THREADED
-from trainers.fork_server_rules import Form, form_of
+from trainers.supervisor.code import work_root
+from trainers.supervisor.fork_server import ROOM_VARIABLE, SINGLE_THREADED
+from trainers.supervisor.fork_server_rules import Form, form_of
 
 log = logging.getLogger(__name__)
 
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 #: Bytes for a command's environment and for its title.
 _ROOM_BYTES, _TITLE_BYTES = 100_000, 4000
 #: Longest request, which a socket takes in one piece.
@@ -148,7 +148,7 @@ class ForkServer:
     def _start(self, path: Path) -> None:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "trainers.fork_server", str(path), str(self._owner)),
+                *(sys.executable, "-m", "trainers.supervisor.fork_server", str(path), str(self._owner)),
                 *(",".join(self._modules), " " * _TITLE_BYTES),
             ],
             cwd=_ROOT,

@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
-from trainers.account import Account
 from trainers.checkpoints.catalog import Catalog, Fenced
 from trainers.checkpoints.manifest import Manifest
-from trainers.group import Commit, WorkerGroup
+from trainers.driver.account import Account
+from trainers.driver.group import Commit, WorkerGroup
 from trainers.plan import AttemptPlan
 from trainers.storage import StorageError
 

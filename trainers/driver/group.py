@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainers.agreement import Agreement
 from trainers.checkpoints.manifest import ShardFile, doubled_names
-from trainers.progress import Progress
-from trainers.stragglers import Stragglers
-from trainers.verdict import ChildExit
+from trainers.driver.agreement import Agreement
+from trainers.driver.progress import Progress
+from trainers.driver.stragglers import Stragglers
+from trainers.driver.verdict import ChildExit
 
 #: Seconds a script gets to write a checkpoint it was asked for before a stop that nothing forces is given up.
 STOP_PATIENCE_S = 120.0

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from remora import channel
-from trainers.calls import Calls
-from trainers.environment import Place
+from trainers.driver.calls import Calls
+from trainers.driver.regrouping import Deal, Seat
 from trainers.plan import AttemptPlan
 from trainers.ray_train import Member
-from trainers.regrouping import Deal, Seat
+from trainers.supervisor.environment import Place
 
 
 @dataclass

@@ -15,20 +15,20 @@ from typing import Any
 
 from remora import channel
 from remora.states import EndReason
-from trainers.account import Account
 from trainers.checkpoints.cadence import Cadence
 from trainers.checkpoints.manifest import Manifest
-from trainers.commits import Commits
-from trainers.crew import Crew
-from trainers.group import Commit, Effect, Note, Tell, WorkerGroup
-from trainers.hang import StepWatch
-from trainers.parcels import Parcel
+from trainers.driver.account import Account
+from trainers.driver.commits import Commits
+from trainers.driver.crew import Crew
+from trainers.driver.group import Commit, Effect, Note, Tell, WorkerGroup
+from trainers.driver.hang import StepWatch
+from trainers.driver.progress import Progress
+from trainers.driver.regrouping import Pace
+from trainers.driver.relay import Relay
+from trainers.driver.verdict import GroupFailure, Verdict, judge
 from trainers.plan import AttemptPlan
-from trainers.progress import Progress
 from trainers.ray_train import AttemptEnds, Member
-from trainers.regrouping import Pace
-from trainers.relay import Relay
-from trainers.verdict import GroupFailure, Verdict, judge
+from trainers.supervisor.parcels import Parcel
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from typing import IO
 import psutil
 
 from remora import channel
-from trainers.fork_server_client import ForkServer, Keeper, form_of_command
-from trainers.output import LineCutter
+from trainers.supervisor.fork_server_client import ForkServer, Keeper, form_of_command
+from trainers.supervisor.output import LineCutter
 
 #: Set in the environment of the command, and so of all that it starts, to find them when the keeper cannot.
 _MARK_VARIABLE = "REMORA_CHILD"

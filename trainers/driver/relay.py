@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from trainers.checkpoints.catalog import Catalog
-from trainers.code import work_root
-from trainers.parcels import Parcel
 from trainers.storage import StorageError
+from trainers.supervisor.code import work_root
+from trainers.supervisor.parcels import Parcel
 
 #: Bytes that stay free on the driver's disk.
 _SPARE_BYTES = 1 << 30

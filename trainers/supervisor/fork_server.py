@@ -2,7 +2,7 @@
 
 Run by the supervisor's interpreter from the repository's folder, standard library only:
 
-    python -m trainers.fork_server SOCKET OWNER_PID MODULE,MODULE
+    python -m trainers.supervisor.fork_server SOCKET OWNER_PID MODULE,MODULE
 
 It detaches itself, imports the modules, listens on the Unix socket at the path SOCKET, writes `ready` to its standard
 output, and ends when the process OWNER_PID does.  One connection asks for one command: a line of JSON (see `_hear`)
@@ -10,7 +10,7 @@ with four descriptors: standard output, standard error, the script's channel, th
 `{"pid": n}` with a pidfd of the keeper, or `{"refused": why}`.  The connection is the life line: when its other end
 closes, the keeper ends the command and all below it.
 
-Every command has a keeper of its own (`trainers/keeper.py`), forked from here, which forks the command.
+Every command has a keeper of its own (`trainers/supervisor/keeper.py`), forked from here, which forks the command.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from trainers import fork_server_child as child_side
-from trainers import keeper
-from trainers.fork_server_child import Start
-from trainers.fork_server_rules import Form, Warmth, hidden_module, needs_fresh_start
+from trainers.supervisor import fork_server_child as child_side
+from trainers.supervisor import keeper
+from trainers.supervisor.fork_server_child import Start
+from trainers.supervisor.fork_server_rules import Form, Warmth, hidden_module, needs_fresh_start
 
 #: Longest request.
 _REQUEST_BYTES = 1 << 20

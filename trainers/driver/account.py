@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from trainers.journal import Journal
+from trainers.driver.journal import Journal
+from trainers.driver.progress import Progress
 from trainers.plan import Record, RecordKind
-from trainers.progress import Progress
 
 
 class Account:

@@ -19,21 +19,22 @@ from typing import Any, ParamSpec, TypeVar
 import ray
 
 from remora.states import EndReason
-from trainers import ray_train, supervisor
-from trainers.account import Account
-from trainers.attempt import Attempt
-from trainers.calls import RayCalls, master_port, prepare
+from trainers import ray_train
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
-from trainers.code import work_root
-from trainers.crew import Crew, place_of
-from trainers.in_place import TURNS, InPlace
-from trainers.parcels import Parcel
+from trainers.driver.account import Account
+from trainers.driver.attempt import Attempt
+from trainers.driver.calls import RayCalls, master_port, prepare
+from trainers.driver.crew import Crew, place_of
+from trainers.driver.in_place import TURNS, InPlace
+from trainers.driver.standstill import Standstill
+from trainers.driver.verdict import Verdict
 from trainers.plan import AttemptPlan, Record
-from trainers.standstill import Standstill
 from trainers.storage import Storage, StorageError
-from trainers.supervisor import Assignment
-from trainers.verdict import Verdict
+from trainers.supervisor import supervisor
+from trainers.supervisor.code import work_root
+from trainers.supervisor.parcels import Parcel
+from trainers.supervisor.supervisor import Assignment
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -99,7 +100,7 @@ class Driver:
         return self._attempt.relay.offer(parcel)
 
     async def relay_take(self, parcel: Parcel, name: str, offset: int, chunk: bytes) -> None:
-        """A piece of one of those files; see `trainers.relay`."""
+        """A piece of one of those files; see `trainers.driver.relay`."""
         await self._attempt.relay.take(parcel, name, offset, chunk)
 
     async def relay_seal(self, parcel: Parcel) -> bool:

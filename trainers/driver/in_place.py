@@ -1,6 +1,6 @@
 """Changes the worker group of an attempt in place: the scripts stay, with their state, and get new ranks.
 
-What is decided about a change stands in `trainers.regrouping`; here it is carried out, by one task per change on the
+What is decided about a change stands in `regrouping.py`; here it is carried out, by one task per change on the
 driver's event loop.  Calls from outside only note facts and wake that task.
 """
 
@@ -11,9 +11,9 @@ import logging
 from typing import Any
 
 from remora import channel
-from trainers.attempt import Attempt
+from trainers.driver.attempt import Attempt
+from trainers.driver.regrouping import Deal, Regrouping, deal
 from trainers.ray_train import Member
-from trainers.regrouping import Deal, Regrouping, deal
 
 log = logging.getLogger(__name__)
 

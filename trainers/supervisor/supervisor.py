@@ -26,16 +26,16 @@ from remora import channel
 from remora.errors import BundleError
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
-from trainers.child import Child
-from trainers.code import shared_folder, sweep_folders, unpack_once
-from trainers.environment import Place, child_environment
-from trainers.fork_server_client import node_fork_server
-from trainers.parcels import Parcel, send, size_of
 from trainers.plan import AttemptPlan
-from trainers.snapshots import SnapshotRoom, snapshot_room
-from trainers.stacks import stacks_below
 from trainers.storage import Storage, StorageError
-from trainers.window import WriteSpeed, fits
+from trainers.supervisor.child import Child
+from trainers.supervisor.code import shared_folder, sweep_folders, unpack_once
+from trainers.supervisor.environment import Place, child_environment
+from trainers.supervisor.fork_server_client import node_fork_server
+from trainers.supervisor.parcels import Parcel, send, size_of
+from trainers.supervisor.snapshots import SnapshotRoom, snapshot_room
+from trainers.supervisor.stacks import stacks_below
+from trainers.supervisor.window import WriteSpeed, fits
 
 #: Seconds that bulk messages (lines, reports) wait for others to travel with.
 _GATHER_S = 0.1
