@@ -166,9 +166,9 @@ class Group:
         # Neither garbage collection nor the end of the interpreter may run its destructor, which joins threads that
         # may be blocked in a collective with a frozen peer.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._backend))
-        if self._on_cuda:
-            # NCCL's kernels wait on the device until their communicator is aborted.
-            threading.Thread(target=self._backend.abort, daemon=True).start()
+        # NCCL's kernels wait on the device until their communicator is aborted.  Gloo's threads wait for their peers,
+        # and one that came back while the interpreter ends would end the process with it.
+        threading.Thread(target=self._backend.abort, daemon=True).start()
 
     def close(self) -> None:
         """End a group that nobody waits for any more."""

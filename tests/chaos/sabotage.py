@@ -70,17 +70,23 @@ class Job:
         """Wait until it is so; an attempt that ends meanwhile is followed by the next one."""
 
         def look() -> Any:
+            # It may be another attempt than the one on which the waiting began.
+            self.run.poll()
             if self.run.ended is not None and self.run.ended["end_reason"] != "completed":
                 self._follow()
             return seen()
 
-        self.run.until(look, what, _PATIENCE_S)
+        try:
+            until(look, what, _PATIENCE_S)
+        except AssertionError:
+            self.run.until(seen, what, 0.0)
 
     def _follow(self) -> None:
         over = self.run
         assert over.ended is not None
         assert over.ended["end_reason"] in _FOLLOWED, over.ended
         self.told.append(f"attempt {over.plan.attempt} ended: {over.ended['message']}")
+        self.told.append(over.text("stderr")[-2000:])
         over.close()
         number = over.plan.attempt + 1
         self.attempts.append(
