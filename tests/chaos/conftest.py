@@ -12,7 +12,7 @@ from tests.integration.trainers.lab import Lab, open_lab
 from tests.integration.trainers.lan import WHY_NOT, Lan, open_lan
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def lan() -> Iterator[Lan | None]:
     """A network whose cables can be pulled; where there can be none, nodes are frozen instead of cut off."""
     if WHY_NOT is not None:
@@ -23,12 +23,12 @@ def lan() -> Iterator[Lan | None]:
         yield lan
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def lab(lan: Lan | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with open_lab(tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("lab")) as lab:
         yield lab
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return Reference(tmp_path_factory.mktemp("reference"))
