@@ -6,6 +6,7 @@ is to be left.  A group that was left is never destroyed: its destructor would w
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import datetime
@@ -22,6 +23,8 @@ from remora.link import Rendezvous
 
 #: Seconds until a collective fails by itself, as in `torch.distributed`.
 _COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=1800)
+#: Seconds that the end of the process waits for what groups that were left have still under way.
+_LET_GO_S = 3.0
 #: Seconds between two looks at a GPU's queue.
 _DEVICE_POLL_S = 2e-5
 
@@ -69,6 +72,8 @@ class Group:
         self._whole = whole
         self._changed: threading.Condition = whole._changed if whole else threading.Condition()
         self._why_broken: str | None = None
+        self._under_way: list[Ticket] = []
+        self._is_left = False
 
     @property
     def _why(self) -> str | None:
@@ -138,10 +143,12 @@ class Group:
         if self._backend is None:
             return None
         try:
-            return Ticket(self._changed, start())
+            ticket = Ticket(self._changed, start())
         except RuntimeError as error:
             self.break_off(f"a peer was lost: {_first_line(error)}")
             raise PeerLost(self._why_broken) from error
+        self._under_way = [*(one for one in self._under_way if not one.is_done), ticket]
+        return ticket
 
     def part(self, members: Sequence[int], name: str, *, on_cuda: bool | None = None) -> Group:
         """A group of some ranks for one errand; every member calls it, with the same members and name.
@@ -161,14 +168,24 @@ class Group:
     def abandon(self) -> None:
         """Leave the group for good."""
         self.break_off("the group was left")
-        if self._backend is None:
+        if self._backend is None or self._is_left:
             return
+        self._is_left = True
         # Neither garbage collection nor the end of the interpreter may run its destructor, which joins threads that
         # may be blocked in a collective with a frozen peer.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._backend))
-        # NCCL's kernels wait on the device until their communicator is aborted.  Gloo's threads wait for their peers,
-        # and one that came back while the interpreter ends would end the process with it.
-        threading.Thread(target=self._backend.abort, daemon=True).start()
+        # NCCL's kernels wait on the device until their communicator is aborted, gloo's threads for their peers.
+        aborting = threading.Thread(target=self._backend.abort, daemon=True)
+        aborting.start()
+        _left.append((aborting, self))
+
+    def let_go(self, give_up_at: float) -> None:
+        """Wait until nothing is under way any more, until that time (of `time.monotonic`) at most."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: all(ticket.is_done for ticket in self._under_way),
+                max(0.0, give_up_at - time.monotonic()),
+            )
 
     def close(self) -> None:
         """End a group that nobody waits for any more."""
@@ -176,6 +193,22 @@ class Group:
             if self._backend is not None and self._on_cuda:
                 self._backend.abort()
         self._backend = self._store = None
+
+
+#: Groups that were left, with the threads that abort them.
+_left: list[tuple[threading.Thread, Group]] = []
+
+
+@atexit.register
+def _let_go() -> None:
+    """Let the threads of groups that were left come back now: later, one that reports its error would end the process.
+
+    A thread that asks for the interpreter's lock while the interpreter ends is ended itself, in the middle of gloo.
+    """
+    give_up_at = time.monotonic() + _LET_GO_S
+    for aborting, group in _left:
+        aborting.join(max(0.0, give_up_at - time.monotonic()))
+        group.let_go(give_up_at)
 
 
 def form(place: Rendezvous, *, check: Callable[[], None], on_cuda: bool) -> Group:

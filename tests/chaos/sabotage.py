@@ -72,14 +72,17 @@ class Job:
         def look() -> Any:
             # It may be another attempt than the one on which the waiting began.
             self.run.poll()
+            assert self.run.gone is None, self.run.gone
             if self.run.ended is not None and self.run.ended["end_reason"] != "completed":
                 self._follow()
             return seen()
 
         try:
             until(look, what, _PATIENCE_S)
-        except AssertionError:
-            self.run.until(seen, what, 0.0)
+        except AssertionError as error:
+            told = [f"{one.kind} {one.body}" for one in self.run.records if one.kind != "metric"]
+            error.add_note("\n".join(told)[-6000:])
+            raise
 
     def _follow(self) -> None:
         over = self.run
