@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 NAMESPACE = "remora"
 #: Label of the Ray node on which drivers run: the head is never preempted.
 _HEAD = {"remora-role": "head"}
+#: An actor that needs no resource is first asked of a random node, and dies with it when that one is just being lost;
+#: one that needs any is asked of the node of its owner, which is the head.
+_ON_HEAD = {"node:__internal_head__": 0.001}
 #: Records fetched from one driver at once.
 _LIMIT = 2000
 _KV_NAMESPACE = b"remora"
@@ -45,6 +48,7 @@ class RayLauncher:
             lifetime="detached",
             get_if_exists=True,
             num_cpus=0,
+            resources=_ON_HEAD,
             label_selector=_HEAD,
             max_concurrency=1000,
         )
