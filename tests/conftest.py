@@ -7,10 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from service.store.database import Database
 from service.store.migrate import migrate
 from tests.postgres import OwnServer, PostgresServer, binaries
+
+# How fast a busy machine makes examples says nothing about what they are examples of.
+settings.register_profile("remora", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("remora")
 
 
 @pytest.fixture(scope="session")
