@@ -130,7 +130,7 @@ class _Bench:
                     times[name].append(taken)
         step_s = statistics.median(times.pop("step_s"))
         stalls = {name: statistics.median(one) - step_s for name, one in times.items()}
-        return {**{name: round(max(0.0, one), 4) for name, one in stalls.items()}, "step_s": round(step_s, 4)}
+        return {**{name: round(one, 4) for name, one in stalls.items()}, "step_s": round(step_s, 4)}
 
     def _step(self) -> None:
         functional.mse_loss(self._model(self._batch), self._batch).backward()
