@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from remora.backends import LATER_BACKENDS
 from remora.errors import SpecProblem
 
 #: Field -> what to do instead.
@@ -26,8 +27,6 @@ REFUSED: dict[str, str] = {
     "schedule": "submit from cron",
 }
 
-_LATER_BACKENDS = ("fsdp", "deepspeed", "tensorflow", "mpi", "horovod")
-
 
 def refusals(spec: Mapping[str, Any]) -> list[SpecProblem]:
     """One problem for everything in a raw specification that belongs to a later version."""
@@ -37,7 +36,7 @@ def refusals(spec: Mapping[str, Any]) -> list[SpecProblem]:
         if _at(spec, field) is not None
     ]
     backend = _at(spec, "backend")
-    if isinstance(backend, str) and backend in _LATER_BACKENDS:
+    if isinstance(backend, str) and backend in LATER_BACKENDS:
         problems.append(
             SpecProblem(
                 "backend",

@@ -31,6 +31,7 @@ from pydantic import (
     model_validator,
 )
 
+from remora.backends import BACKEND_WORDS, BackendName
 from remora.errors import SpecError, SpecProblem
 from remora.quantities import DURATION_FORM, SIZE_FORM, parse_duration, parse_size
 from remora.refusals import refusals, without_refused
@@ -280,7 +281,7 @@ class JobSpec(Section):
         None, description="a folder, or sha256: and 64 hexadecimal digits"
     )
     command: list[Text] = Field(min_length=1, description="a command line, or a list of texts")
-    backend: Literal["ddp", "command"] = Field("ddp", description="ddp or command")
+    backend: BackendName = Field("ddp", description=BACKEND_WORDS)
     workers: Workers = Field(
         Workers(min=1, max=1), description=f"a whole number from 1 to {MAX_WORKERS}, or {{min: .., max: ..}}"
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from remora.backends import BackendName
 from remora.states import EndReason
 
 RecordKind = Literal["event", "log", "metric", "checkpoint", "progress", "ended"]
@@ -31,7 +32,7 @@ class AttemptPlan:
     storage_url: str
     #: URL of the storage for checkpoints when the job names its own; else `storage_url`.
     checkpoint_url: str
-    backend: Literal["ddp", "command"]
+    backend: BackendName
     min_workers: int
     max_workers: int
     #: Ray resources of one worker, e.g. {"CPU": 1.0, "GPU": 1.0, "memory": 1e9}.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from remora.backends import BACKEND_WORDS
 from remora.cli import output
 from remora.cli.exits import code_of_state
 from remora.cli.jobs import duration_option
@@ -35,7 +36,7 @@ def submit(
         Path | None, typer.Option("--code", metavar="DIR", help="Folder of the code; else this one.")
     ] = None,
     no_code: Annotated[bool, typer.Option("--no-code", help="Send no code along.")] = False,
-    backend: Annotated[str | None, typer.Option("--backend", help="ddp or command.")] = None,
+    backend: Annotated[str | None, typer.Option("--backend", help=f"{BACKEND_WORDS}.")] = None,
     workers: Annotated[
         str | None, typer.Option("--workers", "-w", metavar="N | MIN:MAX", help="Number of workers.")
     ] = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Literal
 
 import sqlalchemy as sa
 
@@ -28,7 +27,6 @@ LAUNCH_TIMEOUT_S = 60.0
 def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> AttemptPlan:
     """Everything the driver needs.  Raises SpecError for a spec that this version no longer accepts."""
     spec = JobSpec.from_mapping(job.spec)
-    backend: Literal["ddp", "command"] = spec.backend
     best = spec.checkpoint.best
     return AttemptPlan(
         job_id=job.id,
@@ -38,7 +36,7 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         bundle=spec.bundle,
         storage_url=settings.storage,
         checkpoint_url=spec.checkpoint.store or settings.storage,
-        backend=backend,
+        backend=spec.backend,
         min_workers=spec.min_workers,
         max_workers=spec.max_workers,
         resources=spec.ray_resources(),

@@ -12,35 +12,31 @@ import os
 import random
 import shutil
 import socket
-import sys
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-import ray
-
 from remora import channel
 from remora.errors import BundleError
+from trainers.backends import backend_of
+from trainers.backends.backend import BackendUnusable
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
 from trainers.plan import AttemptPlan
 from trainers.storage import Storage, StorageError
 from trainers.supervisor.child import Child
-from trainers.supervisor.code import shared_folder, sweep_folders, unpack_once
-from trainers.supervisor.environment import Place, child_environment
+from trainers.supervisor.code import shared_folder, sweep_folders
+from trainers.supervisor.environment import Place
 from trainers.supervisor.fork_server_client import node_fork_server
+from trainers.supervisor.outbox import Outbox
 from trainers.supervisor.parcels import Parcel, send, size_of
 from trainers.supervisor.snapshots import SnapshotRoom, snapshot_room
 from trainers.supervisor.stacks import stacks_below
+from trainers.supervisor.start import prepare_start
 from trainers.supervisor.window import WriteSpeed, fits
 
-#: Seconds that bulk messages (lines, reports) wait for others to travel with.
-_GATHER_S = 0.1
-#: Bytes of lines that wait for the driver before the script's own writes have to wait.
-_BACKLOG_BYTES = 8 << 20
 #: What a script may tell the driver; `checkpoint` is for the supervisor, and all else it does not know.
 _FOR_DRIVER = frozenset(
     {"hello", "report", "held", "abandoned", "stalled", "saving", "pace", "elastic", "parted", "joined"}
@@ -175,7 +171,7 @@ class Supervisor:
             except (StorageError, OSError) as error:
                 self._tell_trouble(f"preparing the code failed: {error}")
                 raise ChildFailed(str(error)) from error
-            except BundleError as error:
+            except (BundleError, BackendUnusable) as error:
                 self._finish({"start_failed": str(error)})
             else:
                 self._finish(child.wait())
@@ -226,42 +222,19 @@ class Supervisor:
 
     def _start(self, folder: Path) -> Child:
         plan, place = self._plan, self._place
-        storage = Storage(plan.storage_url)
-        try:
-            code = unpack_once(storage, plan.bundle, folder)
-        except FileNotFoundError as error:
-            raise BundleError(f"the code bundle {plan.bundle} is not in the storage any more") from error
-        scratch = folder / f"scratch-{place.rank}"
         self._staging = folder / f"staging-{place.rank}"
-        scratch.mkdir()
         self._staging.mkdir()
-        environment = child_environment(
-            os.environ,
-            plan.variables,
-            place,
-            cpus=plan.resources.get("CPU", 1.0),
-            interface=_interface_of(ray.util.get_node_ip_address()),
-            python_folder=str(Path(sys.executable).parent),
+        start = prepare_start(
+            plan, place, folder, resume=self._resume, room=self._room, is_joining=self._is_joining
         )
-        environment.update(plan.elastic_variables)
-        environment["REMORA_SCRATCH_DIR"] = str(scratch)
-        if self._room is not None:
-            environment.update(self._room.variables())
-        if self._is_joining:
-            environment["REMORA_JOIN"] = "1"
-        if self._resume is not None:
-            catalog = Catalog(Storage(plan.checkpoint_url), plan.job_id)
-            environment["REMORA_RESUME_DIR"] = str(
-                catalog.fetch(self._resume, folder / f"resume-{place.rank}")
-            )
-            environment["REMORA_RESUME_STEP"] = str(self._resume.step)
+        command = backend_of(plan.backend).command(start)
         # Under the lock, so that the child's first message finds somebody who can answer.
         with self._lock:
             try:
                 child = self._child = Child(
-                    plan.command,
-                    folder=code,
-                    environment=environment,
+                    command,
+                    folder=start.code,
+                    environment=start.environment,
                     line_bytes=plan.log_line_bytes,
                     grace_s=_GRACE_S,
                     on_line=self._outbox.put_line,
@@ -373,84 +346,3 @@ class Supervisor:
             child = self._child
         if child is not None:
             child.stop(at_once=True)
-
-
-class Outbox:
-    """Messages of one rank on their way to the driver: in order, in batches, one batch at a time."""
-
-    def __init__(self, driver: Any, generation: int, slot: int, on_driver_gone: Any) -> None:
-        self._driver = driver
-        #: Number of the worker group that the messages to come belong to.
-        self.generation = generation
-        self._slot = slot
-        self._on_driver_gone = on_driver_gone
-        self._changed = threading.Condition()
-        self._messages: list[dict[str, Any]] = []
-        self._bytes = 0
-        self._is_urgent = False
-        self._is_closed = False
-        self._is_dead = False
-        self._drops_lines = False
-        self._dropped = 0
-        self._thread = threading.Thread(target=self._pump, name="outbox", daemon=True)
-        self._thread.start()
-
-    def put(self, message: dict[str, Any]) -> None:
-        """Send a message soon; anything but a report goes at once."""
-        with self._changed:
-            self._messages.append(message)
-            self._is_urgent = self._is_urgent or message["type"] != "report"
-            self._changed.notify_all()
-
-    def put_line(self, stream: str, text: str) -> None:
-        """Send a line of output; waits while too much is under way."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._bytes < _BACKLOG_BYTES or self._is_dead)
-            if self._is_dead or (self._drops_lines and stream != "remora"):
-                self._dropped += 1
-                return
-            self._messages.append({"type": "log", "stream": stream, "text": text})
-            self._bytes += len(text) + 1
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Wait until the driver has everything."""
-        with self._changed:
-            if self._dropped:
-                self._messages.append({"type": "dropped", "lines": self._dropped})
-            self._is_closed = True
-            self._changed.notify_all()
-        self._thread.join()
-
-    def _pump(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._messages or self._is_closed)
-                if not self._is_urgent and not self._is_closed:
-                    self._changed.wait_for(lambda: self._is_urgent or self._is_closed, _GATHER_S)
-                batch, self._messages = self._messages, []
-                generation = self.generation
-                self._is_urgent = False
-                if not batch:
-                    return
-            try:
-                answer = ray.get(self._driver.deliver.remote(generation, self._slot, batch))
-            except ray.exceptions.RayError:
-                with self._changed:
-                    self._is_dead = True
-                    self._changed.notify_all()
-                self._on_driver_gone()
-                return
-            with self._changed:
-                self._bytes = sum(len(m["text"]) + 1 for m in self._messages if m["type"] == "log")
-                self._drops_lines = bool(answer.get("log_is_full"))
-                self._changed.notify_all()
-
-
-def _interface_of(address: str) -> str | None:
-    """Name of the network interface that carries an address; the loopback interface for all of 127.0.0.0/8."""
-    for name, addresses in psutil.net_if_addrs().items():
-        for one in addresses:
-            if one.address == address or (address.startswith("127.") and one.address == "127.0.0.1"):
-                return name
-    return None

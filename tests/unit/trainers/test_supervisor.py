@@ -20,7 +20,8 @@ from trainers.storage import Storage
 from trainers.supervisor import supervisor as module
 from trainers.supervisor.environment import Place
 from trainers.supervisor.fork_server_client import ForkServer
-from trainers.supervisor.supervisor import Assignment, ChildFailed, Outbox, PlannedStop, Supervisor
+from trainers.supervisor.outbox import Outbox
+from trainers.supervisor.supervisor import Assignment, ChildFailed, PlannedStop, Supervisor
 
 ROOT = Path(__file__).parents[3]
 
@@ -66,7 +67,8 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Driver:
         exceptions=ray.exceptions,
         util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
     )
-    monkeypatch.setattr(module, "ray", fake)
+    monkeypatch.setattr("trainers.supervisor.outbox.ray", fake)
+    monkeypatch.setattr("trainers.supervisor.start.ray", fake)
     monkeypatch.setenv("REMORA_WORK_DIR", str(tmp_path / "work"))
     (tmp_path / "memory").mkdir()
     monkeypatch.setattr("trainers.supervisor.snapshots._MEMORY", tmp_path / "memory")
@@ -442,7 +444,7 @@ def test_messages_arrive_in_order_and_together(driver: Driver) -> None:
 def test_a_script_that_prints_faster_than_the_driver_takes_has_to_wait(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_BACKLOG_BYTES", 1000)
+    monkeypatch.setattr("trainers.supervisor.outbox._BACKLOG_BYTES", 1000)
     driver.is_slow.clear()
     box = outbox(driver)
     printed = []

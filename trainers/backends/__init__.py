@@ -1,0 +1,15 @@
+"""What differs between the frameworks that a job may name in `backend`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from remora.backends import BackendName
+from trainers.backends.backend import Backend
+
+_BACKENDS: Mapping[BackendName, Backend] = {"ddp": Backend(), "command": Backend()}
+
+
+def backend_of(name: BackendName) -> Backend:
+    """The backend of that name."""
+    return _BACKENDS[name]

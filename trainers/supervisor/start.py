@@ -1,0 +1,84 @@
+"""Everything that has to be there before a worker's command can start: code, folders, checkpoint, environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import ray
+
+from remora.errors import BundleError
+from trainers.backends import backend_of
+from trainers.backends.backend import Start
+from trainers.checkpoints.catalog import Catalog
+from trainers.checkpoints.manifest import Manifest
+from trainers.plan import AttemptPlan
+from trainers.storage import Storage
+from trainers.supervisor.code import unpack_once
+from trainers.supervisor.environment import Place, child_environment
+from trainers.supervisor.snapshots import SnapshotRoom
+
+
+def prepare_start(
+    plan: AttemptPlan,
+    place: Place,
+    folder: Path,
+    *,
+    resume: Manifest | None,
+    room: SnapshotRoom | None,
+    is_joining: bool,
+) -> Start:
+    """Fetch what the worker needs into its node's `folder`, and say how its command is to be started.
+
+    Raises BundleError, StorageError, OSError, and BackendUnusable.
+    """
+    try:
+        code = unpack_once(Storage(plan.storage_url), plan.bundle, folder)
+    except FileNotFoundError as error:
+        raise BundleError(f"the code bundle {plan.bundle} is not in the storage any more") from error
+    scratch = folder / f"scratch-{place.rank}"
+    scratch.mkdir()
+    environment = child_environment(
+        os.environ,
+        plan.variables,
+        place,
+        cpus=plan.resources.get("CPU", 1.0),
+        interface=_interface_of(ray.util.get_node_ip_address()),
+        python_folder=str(Path(sys.executable).parent),
+    )
+    environment.update(plan.elastic_variables)
+    environment["REMORA_SCRATCH_DIR"] = str(scratch)
+    if room is not None:
+        environment.update(room.variables())
+    if is_joining:
+        environment["REMORA_JOIN"] = "1"
+    fetched: Path | None = None
+    if resume is not None:
+        catalog = Catalog(Storage(plan.checkpoint_url), plan.job_id)
+        fetched = catalog.fetch(resume, folder / f"resume-{place.rank}")
+        environment["REMORA_RESUME_DIR"] = str(fetched)
+        environment["REMORA_RESUME_STEP"] = str(resume.step)
+    start = Start(
+        plan=plan,
+        place=place,
+        code=code,
+        scratch=scratch,
+        resume=fetched,
+        manifest=resume,
+        environment=environment,
+    )
+    backend = backend_of(plan.backend)
+    backend.prepare(start)
+    return dataclasses.replace(start, environment={**environment, **backend.variables(start)})
+
+
+def _interface_of(address: str) -> str | None:
+    """Name of the network interface that carries an address; the loopback interface for all of 127.0.0.0/8."""
+    for name, addresses in psutil.net_if_addrs().items():
+        for one in addresses:
+            if one.address == address or (address.startswith("127.") and one.address == "127.0.0.1"):
+                return name
+    return None
