@@ -319,6 +319,15 @@ class JobSpec(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _bits_can_be_kept(self) -> Self:
+        if self.backend == "fsdp" and self.elastic.exactness == "bitwise":
+            raise ValueError(
+                "backend is fsdp and elastic.exactness is bitwise; the sums of sharded gradients depend on the number"
+                " of workers, so use sample-exact, or ddp with a model that each worker holds as a whole"
+            )
+        return self
+
     @field_validator("code")
     @classmethod
     def _digest_is_whole(cls, value: str | None) -> str | None:

@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from remora.backends import BackendName
 from trainers.backends.backend import Backend
 
-_BACKENDS: Mapping[BackendName, Backend] = {"ddp": Backend(), "command": Backend()}
+_BACKENDS: Mapping[BackendName, Backend] = {
+    "ddp": Backend(),
+    # The same environment: what the models are cut into, and how they are put together again, is the script's affair.
+    "fsdp": Backend(),
+    "command": Backend(),
+}
 
 
 def backend_of(name: BackendName) -> Backend:

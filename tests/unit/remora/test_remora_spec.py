@@ -118,10 +118,11 @@ def test_all_problems_are_told_at_once_each_with_field_value_and_expectation() -
         resources={"gpu": 1, "cpus": "4"},
         priority=True,
         retry={"limit": 1.5},
-        backend="fsdp",
+        backend="horovod",
     )
     assert said.splitlines() == [
-        "backend: this version has no fsdp backend yet; use ddp, or command for a script that needs nothing around it",
+        "backend: this version has no horovod backend yet; use ddp, or command for a script that needs"
+        " nothing around it",
         "workers: -1 given, expected a whole number from 1 to 4096, or {min: .., max: ..}",
         "resources.cpus: '4' given, expected a number of CPUs above 0",
         "resources.gpu: unknown key; did you mean resources.gpus?",
@@ -190,7 +191,11 @@ def test_all_problems_are_told_at_once_each_with_field_value_and_expectation() -
         ({"elastic": {"shards": 0}}, "elastic.shards: 0 given, expected a whole number from 1 to 2**31"),
         ({"elastic": {"global_batch": 4, "shards": 5}}, "elastic: shards is 5 and global_batch is 4; every"),
         ({"workers": 4, "elastic": {"shards": 3}}, "workers.max is 4 and elastic.shards is 3; every worker"),
-        ({"backend": "spark"}, "backend: 'spark' given, expected ddp or command"),
+        (
+            {"backend": "fsdp", "elastic": {"exactness": "bitwise"}},
+            "backend is fsdp and elastic.exactness is bitwise; the sums of sharded gradients",
+        ),
+        ({"backend": "spark"}, "backend: 'spark' given, expected ddp, fsdp or command"),
         ({"zzz": 1}, "zzz: unknown key; known are name, project"),
         ({1: 2}, "1: keys must be texts"),
     ],
