@@ -100,6 +100,15 @@ def _passable(value: str) -> str:
     return value
 
 
+def refuses_variable(name: str) -> str | None:
+    """Why an environment variable of this name cannot be given; None when it can."""
+    if not _VARIABLE.fullmatch(name):
+        return f"{name[:80]!r} is not a variable's name; use letters, digits and '_'"
+    if name in _OUR_VARIABLES or name.startswith(_OUR_PREFIXES):
+        return f"{name} is set by Remora for every worker; choose another name"
+    return None
+
+
 Whole = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, BeforeValidator(_number)]
 Name = Annotated[StrictStr, AfterValidator(_name)]
@@ -170,10 +179,8 @@ class Environment(Section):
     @classmethod
     def _allowed(cls, variables: dict[str, str]) -> dict[str, str]:
         for name in variables:
-            if not _VARIABLE.fullmatch(name):
-                raise ValueError(f"{name[:80]!r} is not a variable's name; use letters, digits and '_'")
-            if name in _OUR_VARIABLES or name.startswith(_OUR_PREFIXES):
-                raise ValueError(f"{name} is set by Remora for every worker; choose another name")
+            if refusal := refuses_variable(name):
+                raise ValueError(refusal)
         return variables
 
 

@@ -119,9 +119,14 @@ def read_yaml(source: str | Path, limit_bytes: int) -> Any:
 def read_spec_file(path: Path, limit_bytes: int) -> Any:
     """Parse a specification's file; a relative `code` becomes relative to the file's folder.  Raises SpecError."""
     raw = read_yaml(path, limit_bytes)
-    code = raw.get("code") if isinstance(raw, dict) else None
+    return with_code_from(raw, path.resolve().parent) if isinstance(raw, dict) else raw
+
+
+def with_code_from(raw: dict[Any, Any], folder: Path) -> dict[Any, Any]:
+    """The same with a relative `code` taken from this folder, wherever it is read."""
+    code = raw.get("code")
     if isinstance(code, str) and code and not code.startswith("sha256:"):
-        raw["code"] = str(path.resolve().parent / Path(code).expanduser())
+        return {**raw, "code": str(folder / Path(code).expanduser())}
     return raw
 
 

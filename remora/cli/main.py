@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
-from remora.cli import cluster, jobs, results, streams, submission
+from remora.cli import cluster, conversion, jobs, results, streams, submission
 from remora.cli.exits import HELP, ExitCode, code_of_error
 from remora.errors import RemoraError, SpecError
 
@@ -24,6 +24,7 @@ for command in (
     cluster.up,
     cluster.down,
     submission.submit,
+    conversion.convert,
     jobs.list_jobs,
     jobs.show,
     streams.logs,

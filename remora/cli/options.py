@@ -42,3 +42,9 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON: one document, or one line per item of a stream.")
 ]
 FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")]
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input", metavar="NAME=VALUE", help="Value of an Azure ML job's input, above the file's; repeat it."
+    ),
+]

@@ -64,7 +64,7 @@ def print_json_line(value: BaseModel) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
     """A table; on standard error the sentence `empty` when there are no rows."""
-    rows = [[_printable(cell) for cell in row] for row in rows]
+    rows = [[printable(cell) for cell in row] for row in rows]
     if not rows:
         say(empty)
     elif sys.stdout.isatty():
@@ -90,13 +90,13 @@ def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def print_pairs(pairs: Iterable[tuple[str, str | None]]) -> None:
     """Names and values, one per line; those without a value are left out."""
-    shown = [(name, _printable(value)) for name, value in pairs if value is not None]
+    shown = [(name, printable(value)) for name, value in pairs if value is not None]
     width = max(len(name) for name, _ in shown)
     for name, value in shown:
         print_line(f"{name.ljust(width)}  {value}")
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Without control characters: names and messages come from other users."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
@@ -126,4 +126,4 @@ def steps(job: Job) -> str:
 def summary(job: Job) -> str:
     """One line on where a job stands."""
     detail = job.message or job.reason
-    return f"{job.id} {job.name}: {job.state}{f', {_printable(detail)}' if detail else ''}"
+    return f"{job.id} {job.name}: {job.state}{f', {printable(detail)}' if detail else ''}"

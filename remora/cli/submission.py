@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,9 +9,10 @@ import typer
 
 from remora.backends import BACKEND_WORDS
 from remora.cli import output
+from remora.cli.conversion import read_file, tell, translate
 from remora.cli.exits import code_of_state
 from remora.cli.jobs import duration_option
-from remora.cli.options import JsonOption, ServerOption
+from remora.cli.options import InputOption, JsonOption, ServerOption
 from remora.cli.session import connect, detaching
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ def submit(
         list[str],
         typer.Argument(
             metavar="FILE|-- COMMAND",
-            help="A specification (YAML or JSON; - reads standard input), or after -- the command to run.",
+            help="A specification (YAML or JSON; - reads standard input), a job of Azure ML or Kubeflow, or after --"
+            " the command to run.",
             show_default=False,
         ),
     ],
@@ -63,6 +64,7 @@ def submit(
     run_time: Annotated[
         str | None, typer.Option("--run-time", metavar="DURATION", help="Longest time to train.")
     ] = None,
+    inputs: InputOption = None,
     idempotency_key: Annotated[
         str | None,
         typer.Option("--idempotency-key", metavar="KEY", help="Submitting twice with one key makes one job."),
@@ -73,7 +75,7 @@ def submit(
     server: ServerOption = None,
 ) -> None:
     """Submit a job: `remora submit job.yaml`, or `remora submit --workers 1:3 -- python train.py`."""
-    raw = _raw_spec(words)
+    raw = _raw_spec(words, inputs or [], quiet=quiet)
     _override(raw, {"name": name, "project": project, "backend": backend, "priority": priority})
     _override(raw, {"workers": _workers(workers)})
     _override(raw, {"cpus": cpus, "gpus": gpus, "memory": _number_or_text(memory)}, "resources")
@@ -118,9 +120,11 @@ def _send(
     raise typer.Exit(code_of_state(ended.state))
 
 
-def _raw_spec(words: list[str]) -> dict[str, Any]:
+def _raw_spec(words: list[str], inputs: list[str], *, quiet: bool) -> dict[str, Any]:
     """The specification before the options are laid over it."""
     if words[0] != "-" and not words[0].endswith(_SPEC_SUFFIXES):
+        if inputs:
+            raise typer.BadParameter("--input is for the file of an Azure ML job")
         if len(words) == 1 and words[0].endswith(".py") and Path(words[0]).is_file():
             raise typer.BadParameter(f"{words[0]} is no command; write: remora submit -- python {words[0]}")
         return {"command": list(words), "code": "."}
@@ -128,17 +132,19 @@ def _raw_spec(words: list[str]) -> dict[str, Any]:
         raise typer.BadParameter(
             f"after the file {words[0]} comes {words[1]!r}; a file has its command inside"
         )
-    from remora.errors import SpecError, SpecProblem
-    from remora.spec import MAX_SPEC_BYTES
-    from remora.spec_problems import read_spec_file, read_yaml
+    raw, folder = read_file(words[0])
+    translation = translate(raw, folder, inputs)
+    if translation is not None:
+        if not quiet:
+            tell(translation)
+        if translation.problems:
+            from remora.errors import SpecError
 
-    if words[0] == "-":
-        raw = read_yaml(sys.stdin.read(MAX_SPEC_BYTES + 1), MAX_SPEC_BYTES)
-    else:
-        raw = read_spec_file(Path(words[0]), MAX_SPEC_BYTES)
-    if not isinstance(raw, dict):
-        raise SpecError([SpecProblem("", f"{words[0]} holds no mapping of keys to values")])
-    return raw
+            raise SpecError(translation.problems)
+        raw = translation.spec
+    from remora.spec_problems import with_code_from
+
+    return raw if words[0] == "-" else with_code_from(raw, folder)
 
 
 def _override(raw: dict[str, Any], values: dict[str, Any], section: str | None = None) -> None:

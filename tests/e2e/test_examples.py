@@ -55,3 +55,21 @@ def test_a_byte_level_gpt_trains_and_its_checkpoint_is_kept(
     checkpoint = client.checkpoints(job.id)[-1]
     assert checkpoint.step == 4
     assert sum(checkpoint.files.values()) == checkpoint.size_bytes > 2**20
+
+
+def test_an_azure_ml_job_trains_as_it_is(service: Embedded, client: Client) -> None:
+    submitted = service.remora("submit", "--json", "-f", str(EXAMPLES / "azureml" / "job.yml"))
+    *_, job = submitted.lines
+    assert (submitted.code, job["name"], job["project"], job["state"]) == (
+        0,
+        "digits",
+        "vision",
+        "succeeded",
+    ), job
+    printed = [line.text for line in client.logs(job["id"])]
+    for rank in (0, 1):
+        assert [text.split(", loss")[0] for text in printed if text.startswith(f"[{rank}]")] == [
+            f"[{rank}] epoch {number} of 4" for number in (1, 2, 3, 4)
+        ]
+    (accuracy,) = [float(text.split()[1]) for text in printed if text.startswith("accuracy ")]
+    assert accuracy > 0.85

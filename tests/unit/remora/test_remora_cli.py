@@ -26,7 +26,7 @@ ROOT = Path(remora.__file__).parent.parent
 
 
 COMMANDS = (
-    *("up", "down", "submit", "list", "show", "logs", "events", "metrics", "cancel", "wait"),
+    *("up", "down", "submit", "convert", "list", "show", "logs", "events", "metrics", "cancel", "wait"),
     *("nodes", "checkpoints", "download", "version"),
 )
 
@@ -125,6 +125,11 @@ def test_without_a_file_the_current_folder_is_the_code(
         (["submit", "--code", "/nowhere", "--", "x"], "the code folder /nowhere does not exist"),
         (["submit", "--backend", "mpi", "--", "x"], "this version has no mpi backend yet"),
         (["--server", "x", "list"], "No such option"),
+        (["convert", "own.yaml"], "own.yaml is no job of Azure ML or Kubeflow"),
+        (["convert", "sweep.yaml"], "type: Azure ML's sweep jobs are not taken; a sweep submits"),
+        (["submit", "sweep.yaml"], "type: Azure ML's sweep jobs are not taken; a sweep submits"),
+        (["submit", "own.yaml", "--input", "a=b"], "--input is for Azure ML command jobs"),
+        (["submit", "--input", "a=b", "--", "x"], "--input is for the file of an Azure ML job"),
         (["list", "--server", "x"], "'x' (the server option) is no address"),
         (["wait", "last", "--timeout", "x"], "--timeout 'x': expected a duration"),
         (["lisst"], "Did you mean 'list'?"),
@@ -142,6 +147,8 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "list.yaml").write_text("- x")
     (tmp_path / "bad.yaml").write_text("[")
+    (tmp_path / "own.yaml").write_text("command: x")
+    (tmp_path / "sweep.yaml").write_text("type: sweep")
     (tmp_path / "train.py").touch()
 
     assert cli(*arguments) == ExitCode.USAGE
@@ -162,6 +169,58 @@ def test_a_bad_specification_prints_a_line_for_each_problem(
         "remora: workers: -1 given, expected a whole number from 1 to 4096, or {min: .., max: ..}",
         "remora: comand: unknown key; did you mean command?",
     ]
+
+
+AZUREML = """
+type: command
+code: src
+command: python train.py --epochs ${{inputs.epochs}}
+inputs: {epochs: 5}
+environment: azureml:AzureML-pytorch@latest
+distribution: {type: pytorch}
+resources: {instance_count: 2}
+display_name: Digits
+"""
+
+
+def test_an_azure_ml_job_is_submitted_as_it_is_with_notes(
+    cli: Cli, service: FakeService, tmp_path: Path
+) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/train.py").touch()
+    (tmp_path / "job.yml").write_text(AZUREML)
+
+    assert cli("submit", str(tmp_path / "job.yml"), "--input", "epochs=7", "--gpus", "1") == 0
+
+    (job,) = service.jobs.values()
+    assert (job.name, job.spec["workers"], job.spec["resources"]["gpus"]) == (
+        "digits",
+        {"min": 2, "max": 2},
+        1,
+    )
+    assert job.spec["command"] == ["python", "train.py", "--epochs", "7"]
+    assert job.spec["code"].startswith("sha256:")
+    notes = [" ".join(line.split()) for line in cli.err.splitlines()]
+    assert notes[0] == "This is an Azure ML command job. What was mapped to what:"
+    assert "display_name -> name: digits" in notes
+    assert notes[notes.index("Not honoured:") + 1].startswith("environment there are no images")
+
+
+def test_convert_prints_a_specification_that_submits_the_same(
+    cli: Cli, service: FakeService, tmp_path: Path
+) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "job.yml").write_text(AZUREML)
+    assert cli("convert", str(tmp_path / "job.yml"), "--strict") == ExitCode.USAGE
+    assert cli.err.splitlines()[-1] == "remora: 1 of its fields is not honoured"
+    (tmp_path / "job.yaml").write_text(cli.out)
+    for file in ("job.yml", "job.yaml"):
+        assert cli("submit", "-q", str(tmp_path / file)) == 0
+        assert cli.err == ""
+    first, second = service.jobs.values()
+    assert first.spec == second.spec
+    assert cli("convert", "--json", str(tmp_path / "job.yml")) == 0
+    assert cli.json["source"] == "an Azure ML command job"
 
 
 def test_nobody_there_is_exit_code_5(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

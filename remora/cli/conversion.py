@@ -1,0 +1,116 @@
+"""The command `convert`, and how a job's file is read: Remora's own specification, or a job written for others."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from remora.cli import output
+from remora.cli.exits import ExitCode
+from remora.cli.options import InputOption, JsonOption
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from remora.foreign import Remark, Translation
+
+
+def convert(
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="An Azure ML command job or a Kubeflow manifest; - reads standard input.",
+            show_default=False,
+        ),
+    ],
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail when anything of the file is not honoured.")
+    ] = False,
+    inputs: InputOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print a job written for Azure ML or Kubeflow as a specification; on standard error, what became of what."""
+    from remora.errors import SpecError
+    from remora.spec import JobSpec
+
+    raw, folder = read_file(file)
+    translation = translate(raw, folder, inputs or [])
+    if translation is None:
+        raise typer.BadParameter(f"{file} is no job of Azure ML or Kubeflow; submit takes it as it is")
+    if as_json:
+        output.print_json(dataclasses.asdict(translation))
+    else:
+        output.print_line(_yaml(translation.spec).rstrip())
+        tell(translation)
+    if translation.problems:
+        raise SpecError(translation.problems)
+    JobSpec.from_mapping(translation.spec)
+    if strict and translation.unhonoured:
+        count = len(translation.unhonoured)
+        output.say(f"remora: {count} of its fields {'is' if count == 1 else 'are'} not honoured")
+        raise typer.Exit(ExitCode.USAGE)
+
+
+def read_file(name: str) -> tuple[dict[str, Any], Path]:
+    """The mapping in a YAML or JSON file (- is standard input), and the folder that its paths start from."""
+    from remora.errors import SpecError, SpecProblem
+    from remora.spec import MAX_SPEC_BYTES
+    from remora.spec_problems import read_yaml
+
+    if name == "-":
+        raw, folder = read_yaml(sys.stdin.read(MAX_SPEC_BYTES + 1), MAX_SPEC_BYTES), Path.cwd()
+    else:
+        raw, folder = read_yaml(Path(name), MAX_SPEC_BYTES), Path(name).resolve().parent
+    if not isinstance(raw, dict):
+        raise SpecError([SpecProblem("", f"{name} holds no mapping of keys to values")])
+    return raw, folder
+
+
+def translate(raw: dict[str, Any], folder: Path, inputs: Sequence[str]) -> Translation | None:
+    """The translation of a job written for others; None for a specification, which takes no `--input`."""
+    from remora import foreign
+
+    given = {}
+    for pair in inputs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--input {pair!r}: expected NAME=VALUE")
+        given[name] = value
+    translation = foreign.translate(raw, folder, given)
+    if given and (translation is None or translation.source != "an Azure ML command job"):
+        raise typer.BadParameter(
+            "--input is for Azure ML command jobs; a specification has its values inside"
+        )
+    return translation
+
+
+def tell(translation: Translation) -> None:
+    """Say what became of what, on standard error."""
+    output.say(f"This is {translation.source}. What was mapped to what:")
+    _tell(translation.mapped, "->")
+    if translation.unhonoured:
+        output.say("Not honoured:")
+        _tell(translation.unhonoured, " ")
+
+
+def _tell(remarks: Sequence[Remark], sign: str) -> None:
+    width = min(max((len(remark.field) for remark in remarks), default=0), 48)
+    for remark in remarks:
+        output.say(output.printable(f"  {remark.field.ljust(width)} {sign} {remark.text}"))
+
+
+def _yaml(spec: dict[str, Any]) -> str:
+    import yaml
+
+    from remora.spec import JobSpec
+
+    ordered = {name: spec[name] for name in JobSpec.model_fields if name in spec}
+    text: str = yaml.safe_dump(
+        ordered, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None
+    )
+    return text

@@ -1,0 +1,214 @@
+"""Azure ML `command` jobs, version 2 of its YAML, as job specifications.
+
+The schema: https://learn.microsoft.com/azure/machine-learning/reference-yaml-job-command
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from remora.foreign.azureml_data import read_inputs, read_outputs
+from remora.foreign.shell_words import Value, argument_list, fill
+from remora.foreign.translation import Draft, Fields, Translation, scalar, slug
+from remora.spec import refuses_variable
+
+_SCHEMA = re.compile(r"azureml.*/(\w+)\.schema\.json$", re.IGNORECASE)
+_EXPRESSION = re.compile(r"\$\{\{\s*([^{}]*?)\s*\}\}")
+_SCRIPT = re.compile(r"([A-Za-z0-9][\w.-]*)\.(?:py|sh)\b")
+_DATA = re.compile(r"(inputs|outputs)\.([A-Za-z_]\w*)(?:\.path)?")
+#: What to do with the types of job that are more than one command.
+_OTHER_TYPES = {
+    "sweep": "a sweep submits its trial again and again: submit its command once for each set of parameters",
+    "pipeline": "submit its steps one after the other, each as a job of its own, with `remora wait` between them",
+    "spark": "Remora trains; run Spark where it runs now",
+    "automl": "choose a model and submit its training script as a command",
+    "parallel": "submit the script as a command that cuts its data by RANK and WORLD_SIZE",
+    "import": "copy the data to where the nodes can read it",
+    "data_transfer": "copy the data to where the nodes can read it",
+    "finetuning": "submit the training script as a command",
+    "distillation": "submit the training script as a command",
+    "component": "write its command, code and inputs into a file of type command",
+}
+_ENVIRONMENT = "there are no images and environments; install what the script needs on the nodes beforehand"
+_RESOURCES = {
+    "instance_type": "say what one worker needs: --cpus, --gpus and --memory",
+    "shm_size": "a worker sees the shared memory of its node; mount a bigger /dev/shm there",
+    "docker_args": "workers run without a container",
+    "properties": "nothing here reads them",
+    "locations": "the cluster is where it is",
+}
+_PRIORITIES = {"low": 25, "medium": 50, "high": 75}
+_BACKENDS = {"pytorch": "ddp", "mpi": "mpi", "tensorflow": "tensorflow"}
+
+
+def is_azureml(raw: Mapping[Any, Any]) -> bool:
+    """True for what says by its schema, its type or its references that it is Azure ML's."""
+    if _kind_of_schema(raw) is not None or raw.get("type") in ("command", *_OTHER_TYPES):
+        return True
+    references = (raw.get("environment"), raw.get("compute"))
+    return any(isinstance(one, str) and one.startswith("azureml:") for one in references)
+
+
+def translate(raw: Mapping[Any, Any], folder: Path, inputs: Mapping[str, str]) -> Translation:
+    """Translate a command job; any other type becomes a problem, and nothing else."""
+    kind = _kind_of_schema(raw) or "command"
+    if isinstance(given := raw.get("type"), str):
+        kind = given
+    if kind != "command":
+        draft = Draft("an Azure ML job")
+        why = _OTHER_TYPES.get(kind, "write a file of type command")
+        draft.refuse("type", f"Azure ML's {kind[:40]} jobs are not taken; {why}")
+        return draft.finish()
+    draft = Draft("an Azure ML command job")
+    fields = Fields(draft, raw)
+    fields.drop("$schema", "type")
+    _names(draft, fields)
+    code = _code(draft, fields)
+    values = read_inputs(draft, fields.section("inputs"), folder, code, inputs)
+    outputs = read_outputs(draft, fields.section("outputs"))
+    _command(draft, fields, values, outputs)
+    _workers(draft, fields)
+    _variables(draft, fields)
+    _limits(draft, fields)
+    _rest(draft, fields)
+    fields.close()
+    return draft.finish()
+
+
+def _kind_of_schema(raw: Mapping[Any, Any]) -> str | None:
+    schema = raw.get("$schema")
+    found = _SCHEMA.search(schema) if isinstance(schema, str) else None
+    if found is None:
+        return None
+    word = re.sub(r"Job$", "", found.group(1))
+    word = "component" if word.endswith("Component") else word
+    known = {name.replace("_", ""): name for name in _OTHER_TYPES}
+    return known.get(word.lower(), word)
+
+
+def _names(draft: Draft, fields: Fields) -> None:
+    given = {key: fields.text(key) for key in ("display_name", "name", "experiment_name")}
+    key = next((key for key in ("display_name", "name") if slug(given[key] or "")), None)
+    if key is not None:
+        draft.put("name", slug(given[key] or ""), key)
+    if key == "display_name" and given["name"]:
+        draft.leave("name", "a job gets an id of its own; display_name became its name")
+    if project := slug(given["experiment_name"] or ""):
+        draft.put("project", project, "experiment_name")
+
+
+def _code(draft: Draft, fields: Fields) -> str | None:
+    code = fields.text("code")
+    if code is None:
+        return None
+    if re.match(r"[a-z+]+:", code) and not code.startswith("file:"):
+        draft.refuse("code", f"{code[:80]} is no folder on this machine; name one")
+        return None
+    path = code.removeprefix("file:")
+    draft.put("code", path, "code")
+    return path
+
+
+def _command(draft: Draft, fields: Fields, values: dict[str, str], outputs: dict[str, str]) -> None:
+    template = fields.text("command")
+    if template is None:
+        if not draft.problems:
+            draft.refuse("command", "missing; a command job has one")
+        return
+    if "$[[" in template:
+        draft.refuse("command", "$[[...]] stands in components only; write what shall be there")
+
+    def value(match: re.Match[str]) -> Value:
+        data = _DATA.fullmatch(match.group(1))
+        known = {"inputs": values, "outputs": outputs}[data.group(1)] if data else {}
+        if data is None:
+            draft.refuse("command", f"{match.group()[:80]} is neither an input nor an output of the job")
+        elif data.group(2) not in known:
+            draft.refuse("command", f"{match.group()[:80]} is not among the job's {data.group(1)}")
+        else:
+            return Value(known[data.group(2)])
+        return Value("")
+
+    try:
+        words = argument_list(fill(template, _EXPRESSION, value))
+    except ValueError as error:
+        draft.refuse("command", f"the command line cannot be split into words: {error}")
+    else:
+        draft.put("command", words, "command")
+        if "name" not in draft.spec and (script := _SCRIPT.search(words[-1])) and words[0] == "bash":
+            draft.put("name", slug(script.group(1)), "command")
+
+
+def _workers(draft: Draft, fields: Fields) -> None:
+    resources = fields.section("resources")
+    instances = resources.whole("instance_count") or 1
+    most = max(resources.whole("max_instance_count") or instances, instances)
+    for key, instead in _RESOURCES.items():
+        resources.leave(key, instead)
+    resources.close()
+    distribution = fields.section("distribution")
+    kind = (distribution.text("type") or "").lower()
+    each, source = 1, "resources.instance_count"
+    if kind == "tensorflow":
+        instances = most = distribution.whole("worker_count") or instances
+        source = "distribution.worker_count"
+        if servers := distribution.whole("parameter_server_count", least=0):
+            draft.leave(
+                distribution.name("parameter_server_count"),
+                f"the {servers} parameter servers are left out; use MultiWorkerMirroredStrategy",
+            )
+    elif kind:
+        each = distribution.whole("process_count_per_instance") or 1
+        source = "resources.instance_count, distribution.process_count_per_instance"
+    if kind == "ray":
+        draft.refuse("distribution.type", "Remora runs on Ray, and hands no cluster to a script; use pytorch")
+    elif kind and kind not in _BACKENDS:
+        draft.refuse("distribution.type", f"{kind[:40]!r} given, expected pytorch, mpi or tensorflow")
+    if kind != "ray":
+        distribution.close()
+    draft.put("backend", _BACKENDS.get(kind, "command"), "distribution.type" if kind else "no distribution")
+    workers = instances * each if most == instances else {"min": instances * each, "max": most * each}
+    draft.put("workers", workers, source)
+
+
+def _variables(draft: Draft, fields: Fields) -> None:
+    section = fields.section("environment_variables")
+    for name, value in section.items():
+        text = scalar(value)
+        if text is None:
+            draft.refuse(section.name(name), "expected a text, a number or a boolean")
+        elif refusal := refuses_variable(name):
+            draft.leave(section.name(name), refusal)
+        else:
+            draft.put(f"environment.variables.{name}", text, section.name(name))
+
+
+def _limits(draft: Draft, fields: Fields) -> None:
+    limits = fields.section("limits")
+    timeout = limits.whole("timeout")
+    if timeout is not None:
+        draft.put("limits.run_time", timeout, limits.name("timeout"), f"{timeout} s")
+    limits.close()
+
+
+def _rest(draft: Draft, fields: Fields) -> None:
+    fields.leave("environment", _ENVIRONMENT)
+    fields.leave("compute", "there is one pool of nodes; say what a worker needs: --cpus, --gpus, --memory")
+    fields.leave("description", "a job has no description")
+    if list(fields.section("tags").items()):
+        draft.leave("tags", "a job has no tags; experiment_name became its project")
+    fields.leave("identity", "a script reads data with what its node may read")
+    services = fields.section("services")
+    for name, _ in services.items():
+        draft.leave(services.name(name), "nothing is opened into a running job; `remora logs -f` shows it")
+    queue = fields.section("queue_settings")
+    priority = queue.text("priority")
+    if priority is not None and priority.lower() in _PRIORITIES:
+        draft.put("priority", _PRIORITIES[priority.lower()], queue.name("priority"))
+    elif priority is not None:
+        draft.refuse(queue.name("priority"), f"{priority[:40]!r} given, expected low, medium or high")
+    queue.leave("job_tier", "there is one kind of node, and a job outlives the loss of any")
+    queue.close()

@@ -1,0 +1,121 @@
+"""Inputs and outputs of an Azure ML job: the text that stands for each in the command."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from remora.foreign.translation import Draft, Fields, Remark, scalar, text_of
+from remora.spec_problems import short
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_DATA_TYPES = (
+    "uri_file",
+    "uri_folder",
+    "mltable",
+    "mlflow_model",
+    "custom_model",
+    "triton_model",
+    "safe_input",
+)
+_ASSET = (
+    "what its workspace holds cannot be opened here; give --input {name}=PATH with a path that nodes can read"
+)
+
+
+def read_inputs(
+    draft: Draft, section: Fields, folder: Path, code: str | None, given: Mapping[str, str]
+) -> dict[str, str]:
+    """Text for each input by its name; `given` stands above what the file says."""
+    values = {}
+    for name, raw in section.items():
+        field = section.name(name)
+        if name in given:
+            text: str | None = given[name]
+            draft.mapped.append(_used(field, given[name], " (given by --input)"))
+        elif isinstance(raw, Mapping):
+            text = _data(draft, Fields(draft, raw, field), name, folder, code)
+        else:
+            text = scalar(raw)
+            if text is None:
+                draft.refuse(field, f"{short(raw)} given, expected a value or a mapping with a path")
+            else:
+                draft.mapped.append(_used(field, text))
+        values[name] = text or ""
+    for name in given.keys() - values.keys():
+        draft.refuse("inputs", f"there is no input {name[:80]!r} that --input could give")
+    return values
+
+
+def _used(field: str, text: str, more: str = "") -> Remark:
+    return Remark(field, f"command: {text_of(text)}{more}")
+
+
+def _data(draft: Draft, fields: Fields, name: str, folder: Path, code: str | None) -> str | None:
+    """The text for an input that is data: a path, or a URL that the script opens itself."""
+    kind = fields.text("type") or "uri_folder"
+    value = fields.take("value")
+    if value is None:
+        value = fields.take("default")
+    mode = fields.text("mode") or "ro_mount"
+    path = fields.text("path")
+    fields.drop("description", "optional")
+    fields.close()
+    if path is None and (text := scalar(value)) is not None:
+        draft.mapped.append(_used(fields.path, text))
+        return text
+    if path is None:
+        draft.refuse(fields.path, "it has neither a path nor a value")
+        return None
+    if kind not in _DATA_TYPES:
+        draft.refuse(fields.name("type"), f"{kind[:40]!r} given, expected one of {', '.join(_DATA_TYPES)}")
+    if path.startswith("azureml:"):
+        draft.refuse(fields.name("path"), f"{path[:80]}: {_ASSET.format(name=name)}")
+        return path
+    if _URL.match(path) and not path.startswith("file:"):
+        if mode != "direct":
+            draft.leave(
+                fields.name("mode"), f"nothing is mounted or copied: the script gets the URL {path[:80]}"
+            )
+        draft.mapped.append(_used(fields.path, path))
+        return path
+    local = _local(path.removeprefix("file://"), folder, code)
+    draft.mapped.append(_used(fields.path, local))
+    if posixpath.isabs(local):
+        draft.leave(
+            fields.name("path"),
+            f"nothing is copied from outside the code folder: every node must be able to read {local[:120]}",
+        )
+    return local
+
+
+def _local(path: str, folder: Path, code: str | None) -> str:
+    """A path as the script sees it: relative inside the code folder, else absolute.  Links are not looked at."""
+    whole = posixpath.normpath(posixpath.join(str(folder), path))
+    if code is not None:
+        root = posixpath.normpath(posixpath.join(str(folder), code))
+        if whole == root or whole.startswith(f"{root.rstrip('/')}/"):
+            return posixpath.relpath(whole, root)
+    return whole
+
+
+def read_outputs(draft: Draft, section: Fields) -> dict[str, str]:
+    """Text for each output by its name."""
+    values = {}
+    for name, raw in section.items():
+        fields = Fields(draft, raw, section.name(name))
+        fields.drop("type", "description")
+        fields.leave("mode", "files are not mounted")
+        fields.leave("path", "files do not go there")
+        fields.leave("name", "no data asset is made of it")
+        fields.leave("version", "no data asset is made of it")
+        fields.close()
+        values[name] = f"outputs/{name}"
+        draft.leave(
+            fields.path,
+            f"the script has to make the folder {values[name]} itself, and what is there ends with the worker;"
+            " keep it as a checkpoint",
+        )
+    return values

@@ -1,0 +1,132 @@
+"""The parts of a Kubernetes pod that a worker has as well: command, variables, resources."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from remora.foreign.translation import Draft, Fields
+from remora.spec import refuses_variable
+from remora.spec_problems import short
+
+_REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z]*)")
+_UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "": 1.0, "m": 1e-3} | {
+    f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTP", start=1)
+}
+_IMAGE = "workers run without an image; install what it holds on the nodes, give its code by --code"
+
+
+@dataclass(frozen=True)
+class Container:
+    """What one container of a manifest says."""
+
+    #: Dotted path in the manifest.
+    path: str
+    command: list[str] | None
+    variables: dict[str, str]
+    #: Its section `resources`, not read yet.
+    resources: Fields
+
+
+def read_container(draft: Draft, pod: Fields, name: str) -> Container | None:
+    """The container of that name (or the only one) of a pod's specification; None without any."""
+    containers = pod.take("containers")
+    for key, _ in pod.items():
+        draft.leave(pod.name(key), "workers are no pods")
+    if not isinstance(containers, list) or not containers:
+        return None
+    named = [one for one in containers if isinstance(one, Mapping) and one.get("name") == name]
+    path = pod.name("containers")
+    if len(containers) > 1:
+        draft.leave(path, f"only the container {name!r} is taken" if named else "only the first one is taken")
+    fields = Fields(draft, (named or containers)[0], path)
+    fields.drop("name", "imagePullPolicy")
+    fields.leave("image", _IMAGE)
+    fields.leave("volumeMounts", "nothing is mounted; name paths that the nodes can read")
+    fields.leave("securityContext", "workers run as the user of their node")
+    variables = read_environment(draft, fields)
+    command = words_of(draft, fields, variables)
+    resources = fields.section("resources")
+    fields.close()
+    return Container(path, command, variables, resources)
+
+
+def read_environment(draft: Draft, fields: Fields) -> dict[str, str]:
+    """Take `env`: a list of names with values."""
+    raw = fields.take("env")
+    if raw is not None and not isinstance(raw, list):
+        draft.refuse(fields.name("env"), f"{short(raw)} given, expected a list of names with values")
+    variables: dict[str, str] = {}
+    for one in raw if isinstance(raw, list) else []:
+        entry = Fields(draft, one, fields.name("env"))
+        name, value = entry.text("name") or "", entry.text("value")
+        where = f"{entry.path}.{name[:80]}"
+        if entry.take("valueFrom") is not None:
+            draft.leave(
+                where, "its value stands elsewhere; give it by --env, or read it from a file on the nodes"
+            )
+        elif refusal := refuses_variable(name):
+            draft.leave(where, refusal)
+        else:
+            variables[name] = value or ""
+            draft.put(f"environment.variables.{name}", variables[name], where)
+        entry.close()
+    fields.leave("envFrom", "its values stand elsewhere; give them by --env")
+    return variables
+
+
+def words_of(draft: Draft, fields: Fields, variables: dict[str, str]) -> list[str] | None:
+    """Take `command` and `args` as one argument list, with `$(NAME)` replaced as Kubernetes does; None without any."""
+    words: list[str] = []
+    for key in ("command", "args"):
+        raw = fields.take(key)
+        if raw is None:
+            continue
+        if not isinstance(raw, list) or not all(isinstance(word, str) for word in raw):
+            draft.refuse(fields.name(key), f"{short(raw)} given, expected a list of texts")
+            continue
+        words += raw
+
+    def value(match: re.Match[str]) -> str:
+        return "$" if match.group() == "$$" else variables.get(match.group(1), match.group())
+
+    return [_REFERENCE.sub(value, word) for word in words] or None
+
+
+def read_resources(draft: Draft, fields: Fields, workers: int) -> None:
+    """Take what a node of so many workers asks for; each worker asks for its part."""
+    wanted: dict[str, tuple[Any, str]] = {}
+    for section in (fields.section("requests"), fields.section("limits")):
+        for key, value in section.items():
+            wanted[key] = (value, section.name(key))
+    fields.leave("claims", "nodes are chosen by CPUs, GPUs and memory")
+    fields.close()
+    for key, (value, where) in wanted.items():
+        amount = _amount(value)
+        if amount is None:
+            draft.refuse(where, f"{short(value)} given, expected a quantity such as 4, 500m or 8Gi")
+        elif key == "cpu":
+            draft.put("resources.cpus", _number(amount / workers), where)
+        elif key == "memory":
+            draft.put("resources.memory", int(amount / workers), where)
+        elif key.endswith("/gpu"):
+            draft.put("resources.gpus", _number(amount / workers), where)
+        else:
+            draft.leave(where, "nodes are chosen by CPUs, GPUs and memory")
+
+
+def _amount(value: object) -> float | None:
+    """A quantity of Kubernetes as a number; sizes in bytes."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(min(value, 1e18)) if value >= 0 else None
+    found = _QUANTITY.fullmatch(value) if isinstance(value, str) and len(value) < 40 else None
+    if found is None or found.group(2) not in _UNITS:
+        return None
+    return min(float(found.group(1)), 1e18) * _UNITS[found.group(2)]
+
+
+def _number(amount: float) -> float | int:
+    return int(amount) if amount.is_integer() else round(amount, 3)

@@ -1,0 +1,162 @@
+"""What a translation is made of: the fields of a foreign file, each read once, and what became of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from remora.errors import SpecProblem
+from remora.spec_problems import short
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What became of one field of the foreign file."""
+
+    #: Dotted path in the foreign file.
+    field: str
+    #: For a mapped field the field of the specification and its value, else what is missing and what to do.
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Translation:
+    """A foreign job as a specification, and everything that its owner should know about it."""
+
+    #: What the file is, for people: `an Azure ML command job`.
+    source: str
+    #: Raw specification with the paths as they are in the file; `JobSpec.from_mapping` judges it.
+    spec: dict[str, Any]
+    mapped: tuple[Remark, ...]
+    #: What the job asked for and does not get; it runs without.
+    unhonoured: tuple[Remark, ...]
+    #: What keeps the job from running at all.
+    problems: tuple[SpecProblem, ...]
+
+
+class Draft:
+    """A translation while it is made."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.spec: dict[str, Any] = {}
+        self.mapped: list[Remark] = []
+        self.unhonoured: list[Remark] = []
+        self.problems: list[SpecProblem] = []
+
+    def put(self, target: str, value: Any, source: str, shown: str | None = None) -> None:
+        """Set a dotted field of the specification; `shown` stands for the value in the remark."""
+        section = self.spec
+        *parents, last = target.split(".")
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[last] = value
+        self.mapped.append(Remark(source, f"{target}: {text_of(value) if shown is None else shown}"))
+
+    def leave(self, source: str, why: str) -> None:
+        """Note what the job does not get."""
+        self.unhonoured.append(Remark(source, why))
+
+    def refuse(self, source: str, why: str) -> None:
+        """Note what keeps the job from running."""
+        self.problems.append(SpecProblem(source, why))
+
+    def finish(self) -> Translation:
+        """What came of it."""
+        return Translation(
+            source=self.source,
+            spec=self.spec,
+            mapped=tuple(self.mapped),
+            unhonoured=tuple(self.unhonoured),
+            problems=tuple(self.problems),
+        )
+
+
+class Fields:
+    """The keys of one section of a foreign file; what nobody took is unknown and named by `close`."""
+
+    def __init__(self, draft: Draft, raw: object, path: str = "") -> None:
+        self.draft = draft
+        self.path = path
+        self._left: dict[str, Any] = {}
+        if isinstance(raw, Mapping):
+            self._left = {str(key)[:200]: value for key, value in raw.items() if value is not None}
+        elif raw is not None:
+            draft.refuse(path, f"{short(raw)} given, expected a mapping of keys to values")
+
+    def name(self, key: str) -> str:
+        """Dotted path of a key in the file."""
+        return f"{self.path}.{key}" if self.path else key
+
+    def take(self, key: str) -> Any:
+        """The value of a key, None without one."""
+        return self._left.pop(key, None)
+
+    def section(self, key: str) -> Fields:
+        """A section below this one, empty without one."""
+        return Fields(self.draft, self.take(key), self.name(key))
+
+    def text(self, key: str) -> str | None:
+        """A text, None without one; anything else is refused."""
+        value = self.take(key)
+        if value is None or isinstance(value, str):
+            return value
+        self.draft.refuse(self.name(key), f"{short(value)} given, expected a text")
+        return None
+
+    def whole(self, key: str, least: int = 1) -> int | None:
+        """A whole number, None without one; anything else is refused."""
+        value = self.take(key)
+        if value is None or (type(value) is int and value >= least):
+            return value
+        self.draft.refuse(self.name(key), f"{short(value)} given, expected a whole number from {least}")
+        return None
+
+    def leave(self, key: str, why: str) -> None:
+        """Note a key that is there and that the job does not get."""
+        if self.take(key) is not None:
+            self.draft.leave(self.name(key), why)
+
+    def drop(self, *keys: str) -> None:
+        """Take keys that ask for nothing."""
+        for key in keys:
+            self.take(key)
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Every key that was not taken, which are taken by this."""
+        left, self._left = self._left, {}
+        yield from left.items()
+
+    def close(self) -> None:
+        """Name the keys that nobody took."""
+        for key, _ in self.items():
+            self.draft.leave(self.name(key), "unknown key; nothing was done with it")
+
+
+def text_of(value: Any) -> str:
+    """A value of the specification for people, on one line and never long."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {text_of(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(text_of(one) for one in value) + "]"
+    text = " ".join(str(value).split())
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def slug(text: str) -> str:
+    """A name as a specification takes it, empty when nothing of the text can stand in one."""
+    return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")[:63].rstrip("-._")
+
+
+def scalar(value: object) -> str | None:
+    """A text, number or boolean as a command gets it; None for anything else."""
+    if isinstance(value, bool | str):
+        return str(value)
+    if isinstance(value, int | float):
+        try:
+            return str(value)
+        except ValueError:  # an integer of thousands of digits has no decimal text
+            return None
+    return None
