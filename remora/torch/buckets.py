@@ -5,8 +5,10 @@ The last bucket has a *tail* of numbers that travel with the gradients, so that 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -15,40 +17,57 @@ _FIRST_BYTES = 1 << 20
 _BUCKET_BYTES = 25 << 20
 
 
-@dataclass
+@dataclass(frozen=True)
 class Bucket:
     """Some parameters of one type on one device, in the order in which their gradients usually come."""
 
     dtype: torch.dtype
     device: torch.device
-    parameters: list[torch.Tensor] = field(default_factory=list)
+    parameters: tuple[torch.Tensor, ...]
     #: Elements of the tail behind the gradients.
     tail: int = 0
 
-    @property
+    @cached_property
     def gradient_size(self) -> int:
         """Elements of the gradients."""
         return sum(parameter.numel() for parameter in self.parameters)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Elements of the gradients and the tail."""
         return self.gradient_size + self.tail
 
-    def new(self, room: int = 0) -> torch.Tensor:
-        """An empty flat tensor for it, with `room` elements more."""
-        return torch.empty(self.size + room, dtype=self.dtype, device=self.device)
 
-    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """The parts of a flat tensor that belong to each parameter, in its shape."""
-        sizes = [parameter.numel() for parameter in self.parameters]
-        parts = flat[: self.gradient_size].split(sizes)
-        return [part.view(owner.shape) for part, owner in zip(parts, self.parameters, strict=True)]
+class Flats:
+    """One set of flat tensors, one per bucket, with the parts that belong to each parameter."""
 
-    def fill(self, flat: torch.Tensor) -> None:
-        """Copy the gradients into a flat tensor; zeros where there is none."""
+    def __init__(self, buckets: Sequence[Bucket], room: int) -> None:
+        """Empty ones, with `room` elements more than the buckets need."""
+        self._buckets = buckets
+        self.tensors = [torch.empty(one.size + room, dtype=one.dtype, device=one.device) for one in buckets]
+        #: In the shape of its parameter each.
+        self._views = [
+            [
+                part.view(owner.shape)
+                for part, owner in zip(
+                    flat[: bucket.gradient_size].split([owner.numel() for owner in bucket.parameters]),
+                    bucket.parameters,
+                    strict=True,
+                )
+            ]
+            for bucket, flat in zip(buckets, self.tensors, strict=True)
+        ]
+
+    @property
+    def tail(self) -> torch.Tensor:
+        """The numbers that travel behind the gradients."""
+        last = self._buckets[-1]
+        return self.tensors[-1][last.gradient_size : last.size]
+
+    def fill(self, number: int) -> None:
+        """Copy the gradients of a bucket into its flat tensor; zeros where there is none."""
         targets, gradients = [], []
-        for view, parameter in zip(self.views(flat), self.parameters, strict=True):
+        for view, parameter in zip(self._views[number], self._buckets[number].parameters, strict=True):
             if parameter.grad is None:
                 view.zero_()
             else:
@@ -57,10 +76,11 @@ class Bucket:
         if targets:
             torch._foreach_copy_(targets, gradients)
 
-    def spread(self, flat: torch.Tensor, is_used: Sequence[bool]) -> None:
-        """Copy a flat tensor back into the gradients; those of unused parameters become None."""
+    def spread(self, number: int, is_used: Sequence[bool]) -> None:
+        """Copy a flat tensor back into the gradients of its bucket; those of unused parameters become None."""
         targets, sources = [], []
-        for view, parameter, used in zip(self.views(flat), self.parameters, is_used, strict=True):
+        owners = self._buckets[number].parameters
+        for view, parameter, used in zip(self._views[number], owners, is_used, strict=True):
             if not used:
                 parameter.grad = None
             elif parameter.grad is None:
@@ -77,19 +97,19 @@ def lay_out(parameters: Sequence[torch.Tensor], tail: int) -> list[Bucket]:
 
     The tail lies in the last bucket, which has one of its own where the last parameters are not float32.
     """
-    buckets: list[Bucket] = []
+    lots: list[list[torch.Tensor]] = []
     size = 0
     for parameter in reversed(parameters):
-        bytes_ = parameter.numel() * parameter.element_size()
-        limit = _FIRST_BYTES if len(buckets) == 1 else _BUCKET_BYTES
-        last = buckets[-1] if buckets else None
+        limit = _FIRST_BYTES if len(lots) == 1 else _BUCKET_BYTES
+        last = lots[-1][-1] if lots else None
         if last is None or (last.dtype, last.device) != (parameter.dtype, parameter.device) or size >= limit:
-            buckets.append(Bucket(parameter.dtype, parameter.device))
+            lots.append([])
             size = 0
-        buckets[-1].parameters.append(parameter)
-        size += bytes_
+        lots[-1].append(parameter)
+        size += parameter.numel() * parameter.element_size()
+    buckets = [Bucket(lot[0].dtype, lot[0].device, tuple(lot)) for lot in lots]
     if not buckets or buckets[-1].dtype != torch.float32:
         device = parameters[-1].device if parameters else torch.device("cpu")
-        buckets.append(Bucket(torch.float32, device))
-    buckets[-1].tail = tail
+        buckets.append(Bucket(torch.float32, device, ()))
+    buckets[-1] = dataclasses.replace(buckets[-1], tail=tail)
     return buckets

@@ -2,7 +2,8 @@
 
 The rule: every shard begins a step with the buffers as they were when the step began, and what shard 0 makes of them is
 what all workers have after it.  That is what DistributedDataParallel does for its rank 0, and it depends on no number
-of workers.
+of workers.  Small ones travel with the gradients, byte by byte, so that a sum with the zeros of all other workers
+changes none of their bits.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from remora.torch.group import Group
 
 #: Elements up to which a buffer is compared; larger ones are masks and tables.
 _SMALL = 1 << 14
+#: Bytes of all buffers that travel with the gradients.
+_RIDING_BYTES = 1 << 18
 
 
 class Buffers:
@@ -30,9 +33,9 @@ class Buffers:
         self._before: list[torch.Tensor] = [buffer.detach().clone() for buffer in self._buffers]
         self._versions: list[int] = [buffer._version for buffer in self._buffers]
         self._kept: dict[int, torch.Tensor] = {}
-
-    def __len__(self) -> int:
-        return len(self._buffers)
+        self._riding = _riding(self._buffers)
+        #: Elements of what `keep` returns.
+        self.width = len(self._buffers) + sum(_bytes_of(self._buffers[number]) for number in self._riding)
 
     def begin(self) -> None:
         """A step begins with what is there now."""
@@ -47,22 +50,48 @@ class Buffers:
             self._set(number, self._before[number])
             self._versions[number] = self._buffers[number]._version
 
-    def keep(self) -> list[float]:
-        """Remember what shard 0 made of them; returns 1 for each buffer that it changed and 0 for the others."""
-        self._kept = {number: self._buffers[number].detach().clone() for number in self._changed()}
-        return [float(number in self._kept) for number in range(len(self._buffers))]
+    def keep(self) -> torch.Tensor:
+        """Remember what shard 0 made of them.
 
-    def finish(self, group: Group, is_changed: Sequence[bool]) -> None:
-        """Take over what shard 0 made, which rank 0 carries; raises PeerLost and leaves them as they were then."""
-        self.restore()
-        numbers = [number for number, changed in enumerate(is_changed) if changed]
-        if group.rank == 0:
-            values = [self._kept[number] for number in numbers]
-        else:
-            values = [torch.empty_like(self._buffers[number]) for number in numbers]
-        share(group, values)
-        for number, value in zip(numbers, values, strict=True):
-            self._set(number, value)
+        Returns float32 of shape (width,): 1 for each buffer that it changed and 0 for the others, then the bytes of
+        those that travel.
+        """
+        self._kept = {number: self._buffers[number].detach().clone() for number in self._changed()}
+        flags = [float(number in self._kept) for number in range(len(self._buffers))]
+        carried = torch.tensor(flags)
+        if not self._riding:
+            return carried
+        sent = [self._kept.get(number, self._buffers[number]) for number in self._riding]
+        bytes_ = torch.cat([one.detach().reshape(-1).view(torch.uint8) for one in sent])
+        return torch.cat([carried.to(bytes_.device), bytes_.to(torch.float32)])
+
+    def finish(self, group: Group, carried: torch.Tensor) -> None:
+        """Take over what shard 0 made, which rank 0 carries; `carried` is the sum of what all workers' `keep` returned.
+
+        Raises PeerLost, and then `restore` is to be called.
+        """
+        count = len(self._buffers)
+        changed = [number for number, flag in enumerate(carried[:count].tolist()) if flag > 0]
+        values = self._kept
+        if group.rank != 0:
+            values = self._unpacked(carried[count:])
+            for number in changed:
+                values.setdefault(number, torch.empty_like(self._buffers[number]))
+        share(group, [values[number] for number in changed if number not in self._riding])
+        for number in self._changed():
+            if number not in changed:
+                self._set(number, self._before[number])
+        for number in changed:
+            self._set(number, values[number])
+
+    def _unpacked(self, bytes_: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Values by number from the bytes of those that travel."""
+        riding = [self._buffers[number] for number in self._riding]
+        parts = bytes_.to(torch.uint8).split([_bytes_of(one) for one in riding])
+        return {
+            number: part.view(one.dtype).view(one.shape)
+            for number, part, one in zip(self._riding, parts, riding, strict=True)
+        }
 
     def share(self, part: Group) -> None:
         """Give the buffers of rank 0 of `part` to the others in it; raises PeerLost."""
@@ -87,6 +116,25 @@ class Buffers:
     def _set(self, number: int, value: torch.Tensor) -> None:
         with torch.no_grad():
             self._buffers[number].copy_(value)
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _riding(buffers: Sequence[torch.Tensor]) -> list[int]:
+    """Numbers of the buffers that travel with the gradients; wide elements first, so that all lie where they may."""
+    small = [
+        number for number, one in enumerate(buffers) if 0 < one.numel() <= _SMALL and one.is_contiguous()
+    ]
+    small.sort(key=lambda number: -buffers[number].element_size())
+    riding, bytes_ = [], 0
+    for number in small:
+        bytes_ += _bytes_of(buffers[number])
+        if bytes_ > _RIDING_BYTES:
+            break
+        riding.append(number)
+    return riding
 
 
 def share(group: Group, tensors: Sequence[torch.Tensor], limit: int = 8 << 20) -> None:

@@ -27,6 +27,8 @@ _COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=1800)
 _LET_GO_S = 3.0
 #: Seconds between two looks at a GPU's queue.
 _DEVICE_POLL_S = 2e-5
+#: How long a wait is deaf to the word to leave; less than a person, or a deadline, would notice.
+_BRIEFLY = datetime.timedelta(milliseconds=10)
 
 
 class PeerLost(RuntimeError):
@@ -36,12 +38,40 @@ class PeerLost(RuntimeError):
 class Ticket:
     """One collective under way."""
 
-    def __init__(self, changed: threading.Condition, work: Any) -> None:
+    def __init__(self, changed: threading.Condition, work: Any, *, on_cuda: bool) -> None:
         self.work = work
-        self.is_done = False
         self.error: BaseException | None = None
         self._changed = changed
-        work.get_future().add_done_callback(self._end)
+        self._is_done = False
+        self._is_watched = False
+        if on_cuda:
+            self.watch()
+
+    @property
+    def is_done(self) -> bool:
+        """True when it ended, one way or the other; `error` says which."""
+        if not (self._is_done or self._is_watched) and self.work.is_completed():
+            try:
+                self.work.wait()
+            except RuntimeError as error:
+                self.error = error
+            self._is_done = True
+        return self._is_done
+
+    def wait_briefly(self) -> None:
+        """Wait inside torch, where nobody can wake this thread, but for a moment only.
+
+        Most collectives end in it, and then no other thread has to ask for the interpreter.
+        """
+        if not (self._is_done or self._is_watched):
+            with contextlib.suppress(RuntimeError):  # it failed, or the moment is over: `is_done` knows
+                self.work.wait(_BRIEFLY)
+
+    def watch(self) -> None:
+        """From now on its end wakes who waits for the condition."""
+        if not (self._is_done or self._is_watched):
+            self._is_watched = True
+            self.work.get_future().add_done_callback(self._end)
 
     def _end(self, future: Any) -> None:
         try:
@@ -49,7 +79,7 @@ class Ticket:
         except Exception as error:
             self.error = error
         with self._changed:
-            self.is_done = True
+            self._is_done = True
             self._changed.notify_all()
 
 
@@ -120,8 +150,11 @@ class Group:
         """Wait until a collective is done; raises PeerLost when it will not be."""
         if ticket is None:
             return
-        with self._changed:
-            self._changed.wait_for(lambda: ticket.is_done or self._why is not None)
+        ticket.wait_briefly()
+        if not ticket.is_done:
+            ticket.watch()
+            with self._changed:
+                self._changed.wait_for(lambda: ticket.is_done or self._why is not None)
         self.check()
         if ticket.error is not None:
             self.break_off(f"a peer was lost: {_first_line(ticket.error)}")
@@ -143,7 +176,7 @@ class Group:
         if self._backend is None:
             return None
         try:
-            ticket = Ticket(self._changed, start())
+            ticket = Ticket(self._changed, start(), on_cuda=self._on_cuda)
         except RuntimeError as error:
             self.break_off(f"a peer was lost: {_first_line(error)}")
             raise PeerLost(self._why_broken) from error
@@ -181,6 +214,8 @@ class Group:
 
     def let_go(self, give_up_at: float) -> None:
         """Wait until nothing is under way any more, until that time (of `time.monotonic`) at most."""
+        for ticket in self._under_way:
+            ticket.watch()
         with self._changed:
             self._changed.wait_for(
                 lambda: all(ticket.is_done for ticket in self._under_way),

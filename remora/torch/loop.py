@@ -153,7 +153,7 @@ class Loop:
         parameters = [one for one in model.parameters() if one.requires_grad]
         self._device = parameters[0].device
         self._buffers = Buffers(model)
-        notes = 1 + MOST_METRICS + len(self._buffers)
+        notes = 1 + MOST_METRICS + self._buffers.width
         kind = Bitwise if exactness == "bitwise" else SampleExact
         self._reduction = kind(parameters, shards, notes)
         self._state = LoopState(_parts(model, optimizer, scheduler, scaler, state), settings.of_the_order())
@@ -238,16 +238,13 @@ class Loop:
                     continue
                 # Somebody else had the result already.
                 notes = self._reduction.spread()
-            else:
-                # The result is here.  A group that breaks from now on is found out before it is overwritten.
-                with contextlib.suppress(PeerLost):
-                    self._reduction.confirm()
             break
         seed_everything(derive(self._settings.seed, "body", step.number))
-        step.metrics = dict(zip(self._metric_names, notes[1:], strict=False))
-        return torch.tensor(notes[0], device=self._device)
+        loss, *metrics = notes[: 1 + MOST_METRICS].tolist()
+        step.metrics = dict(zip(self._metric_names, metrics, strict=False))
+        return torch.tensor(loss, device=self._device)
 
-    def _attempt(self, step: Step, compute: Compute) -> list[float]:
+    def _attempt(self, step: Step, compute: Compute) -> torch.Tensor:
         """One try at a step; raises PeerLost, after which `_undo` brings everything back to the step's begin."""
         reduction, buffers = self._reduction, self._buffers
         self._own_time.begin()
@@ -265,7 +262,7 @@ class Loop:
                 loss = self._forward(batch, len(parcel.samples) / parcel.total, compute)
                 if parcel.ends_shard and parcel.shard == 0:
                     # Before the backward pass, in which the notes may leave already.
-                    reduction.note(1 + MOST_METRICS, self._numbers(buffers.keep()))
+                    reduction.note(1 + MOST_METRICS, buffers.keep().to(self._device))
                 if parcel.ends_step:
                     reduction.arm()
                 loss.backward()
@@ -273,7 +270,7 @@ class Loop:
                 reduction.leaf(parcel.shard)
         self._own_time.end()
         notes = reduction.finish()
-        buffers.finish(reduction.group, [flag > 0 for flag in notes[1 + MOST_METRICS :]])
+        buffers.finish(reduction.group, notes[1 + MOST_METRICS :])
         return notes
 
     def _forward(self, batch: Any, weight: float, compute: Compute) -> torch.Tensor:
@@ -310,6 +307,7 @@ class Loop:
     def _settle(self) -> bool:
         """Make sure that all workers have the last step; False when the group changed and there may be more to do."""
         try:
+            self._reduction.confirm()
             self._reduction.await_confirmation()
         except PeerLost as lost:
             self._change(str(lost))
@@ -408,9 +406,6 @@ class Loop:
 
     def _number(self, value: Any) -> torch.Tensor:
         return torch.as_tensor(value, dtype=torch.float32, device=self._device).detach().reshape(())
-
-    def _numbers(self, values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=self._device)
 
 
 def _parts(

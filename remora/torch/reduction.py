@@ -4,25 +4,27 @@
 collective: it adds along a tree over the shards (`tree.py`), so that the bits depend on the shards alone.  Both start
 the collectives of a bucket while the backward pass of the last micro-batch still runs.
 
-A worker overwrites the result of a step only after it was confirmed that all workers have it.  So when a peer is lost
-between two steps, whoever is ahead can give the result to whoever is behind.
+When a peer is lost between two steps, whoever is ahead can give the result to whoever is behind.  For that the result
+of a step stays untouched until all workers have it, and nobody has to say so: steps use two sets of tensors in turn,
+and a collective of the next step that ended here was begun by everybody, after they had the result of this one.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from remora.torch.buckets import Bucket, lay_out
+from remora.torch.buckets import Bucket, Flats, lay_out
 from remora.torch.group import Group, PeerLost, Ticket
 from remora.torch.order import shards_of
 from remora.torch.tree import Node, cover, parents, total
 
 
-class Reduction:
+class Reduction(ABC):
     """What both ways share; a step is: `begin`, `note` and `leaf` for each shard, `arm` before the last, `finish`."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], shards: int, notes: int) -> None:
@@ -30,8 +32,10 @@ class Reduction:
         self._shards = shards
         self._notes = notes
         self._buckets = lay_out(self._parameters, notes + len(self._parameters))
-        #: Results of the last reduced step, one flat tensor per bucket.
-        self._flats: list[torch.Tensor] = []
+        #: Results of the last reduced step.
+        self._flats: Flats | None = None
+        #: What the step under way is reduced in.
+        self._next: Flats | None = None
         self._tail = torch.zeros(notes, device=self._buckets[-1].device)
         self._group: Group | None = None
         self._confirmation: tuple[Ticket | None, torch.Tensor] | None = None
@@ -76,37 +80,41 @@ class Reduction:
         """The next backward pass is this worker's last one of the step."""
         self._is_armed = True
 
-    def leaf(self, shard: int) -> None:
+    def leaf(self, shard: int) -> None:  # noqa: B027 - nothing by default
         """The gradients of a shard are complete; not called for the last one."""
 
-    def finish(self) -> list[float]:
-        """Wait for the sums, put them into the gradients, and return the notes' sums; raises PeerLost."""
+    def finish(self) -> torch.Tensor:
+        """Wait for the sums, put them into the gradients, and return the notes' sums; raises PeerLost.
+
+        The sums are to be read before the next step begins.
+        """
         self._is_armed = False
         if self._failure is not None:
             raise self._failure
         while self._launched < len(self._buckets):
             self._launch_next()
         self._complete()
-        # From here on the flat tensors hold a result, and nobody writes into them.
         self._launched = 0
+        self._flats, self._next = self._next, self._flats
         return self.spread()
 
-    def spread(self) -> list[float]:
+    def spread(self) -> torch.Tensor:
         """Put the result of the last reduced step into the gradients; returns the notes' sums."""
-        tail = self._flats[-1][self._buckets[-1].gradient_size :][: self._buckets[-1].tail].tolist()
-        is_used = {id(p): flag > 0 for p, flag in zip(self._parameters, tail[self._notes :], strict=True)}
-        for bucket, flat in zip(self._buckets, self._flats, strict=True):
-            bucket.spread(flat, [is_used[id(parameter)] for parameter in bucket.parameters])
-        notes: list[float] = tail[: self._notes]
-        return notes
+        assert self._flats is not None
+        tail = self._flats.tail
+        # Buckets have the parameters in the reverse order.
+        flags = iter(tail[self._notes :].tolist()[::-1])
+        for number, bucket in enumerate(self._buckets):
+            self._flats.spread(number, [next(flags) > 0 for _ in bucket.parameters])
+        return tail[: self._notes]
 
     def confirm(self) -> None:
-        """Start to tell the others that this worker has the result of the step."""
+        """Start to tell the others that this worker has the result of its last step."""
         flag = torch.ones(1, device=self._tail.device)
         self._confirmation = self.group.sum(flag), flag
 
     def await_confirmation(self) -> None:
-        """Wait until all workers have the result of the last step; raises PeerLost."""
+        """Wait until all have said so, if this worker did; raises PeerLost."""
         self.group.check()
         if self._confirmation is not None:
             self.group.wait(self._confirmation[0])
@@ -119,13 +127,13 @@ class Reduction:
         """
         self._is_armed = False
         if self._launched:
-            self._flats = []
+            self._next = None
 
     def share(self, part: Group) -> None:
         """Give the result of the last reduced step from rank 0 of `part` to the others in it; raises PeerLost."""
-        if part.rank != 0 or not self._flats:
-            self._flats = [bucket.new(self._shards) for bucket in self._buckets]
-        tickets = [part.broadcast(flat, 0) for flat in self._flats]
+        if part.rank != 0 or self._flats is None:
+            self._flats = Flats(self._buckets, self._shards)
+        tickets = [part.broadcast(flat, 0) for flat in self._flats.tensors]
         for ticket in tickets:
             part.wait(ticket)
 
@@ -149,26 +157,32 @@ class Reduction:
     def _launch_next(self) -> None:
         if self._launched == 0:
             self.await_confirmation()
-            if not self._flats:
-                self._flats = [bucket.new(self._shards) for bucket in self._buckets]
+            self._next = self._next or Flats(self._buckets, self._shards)
         number = self._launched
         self._launched += 1
-        self._launch(number, self._buckets[number])
+        assert self._next is not None
+        self._fill(number, self._next)
+        self._launch(number, self._buckets[number], self._next)
 
-    def _fill(self, bucket: Bucket, flat: torch.Tensor) -> None:
+    def _fill(self, number: int, flats: Flats) -> None:
         """Gradients and, where the bucket has it, the tail."""
-        bucket.fill(flat)
-        if bucket.tail:
-            tail = flat[bucket.gradient_size : bucket.size]
+        flats.fill(number)
+        if number == len(self._buckets) - 1:
+            tail = flats.tail
             tail[: self._notes] = self._tail
             flags = [float(parameter.grad is not None) for parameter in self._parameters]
-            tail[self._notes :] = torch.tensor(flags)
+            if all(flags):
+                tail[self._notes :] = 1.0
+            else:
+                tail[self._notes :] = torch.tensor(flags)
 
-    def _launch(self, number: int, bucket: Bucket) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _launch(self, number: int, bucket: Bucket, flats: Flats) -> None:
+        """Start to reduce a bucket, whose own part is in `flats`."""
 
+    @abstractmethod
     def _complete(self) -> None:
-        raise NotImplementedError
+        """Wait until `flats` have the sums."""
 
 
 class SampleExact(Reduction):
@@ -183,22 +197,19 @@ class SampleExact(Reduction):
         super().begin()
         self._tickets = []
 
-    def finish(self) -> list[float]:
+    def finish(self) -> torch.Tensor:
         """Wait for the sums, put them into the gradients, and return the notes' sums; raises PeerLost."""
         if self.group.world_size > 1:
             return super().finish()
         self.group.check()
-        notes: list[float] = self._tail.tolist()
-        return notes
+        return self._tail
 
     def arm(self) -> None:
         """The next backward pass is this worker's last one of the step."""
         self._is_armed = self.group.world_size > 1
 
-    def _launch(self, number: int, bucket: Bucket) -> None:
-        flat = self._flats[number][: bucket.size]
-        self._fill(bucket, flat)
-        self._tickets.append(self.group.sum(flat))
+    def _launch(self, number: int, bucket: Bucket, flats: Flats) -> None:
+        self._tickets.append(self.group.sum(flats.tensors[number][: bucket.size]))
 
     def _complete(self) -> None:
         for ticket in self._tickets:
@@ -211,9 +222,10 @@ class Bitwise(Reduction):
     def __init__(self, parameters: Sequence[torch.Tensor], shards: int, notes: int) -> None:
         super().__init__(parameters, shards, notes)
         #: Sums of subtrees, from left to right, each with a flat tensor per bucket.
-        self._stack: list[tuple[Node, list[torch.Tensor]]] = []
-        self._spare: list[list[torch.Tensor]] = []
-        self._exchanges: list[tuple[Ticket | None, torch.Tensor, Any]] = []
+        self._stack: list[tuple[Node, Flats]] = []
+        self._spare: list[Flats] = []
+        #: What came for each bucket, the subtrees that it sums, and where the whole sum goes.
+        self._exchanges: list[tuple[Ticket | None, torch.Tensor, Any, torch.Tensor]] = []
 
     def begin(self) -> None:
         """Start a step from zero gradients."""
@@ -229,32 +241,31 @@ class Bitwise(Reduction):
 
     def leaf(self, shard: int) -> None:
         """Take a shard's gradients away, and add those that are neighbours in the tree."""
-        flats = self._spare.pop() if self._spare else [bucket.new(self._shards) for bucket in self._buckets]
-        for bucket, flat in zip(self._buckets, flats, strict=True):
-            self._fill(bucket, flat)
+        flats = self._spare.pop() if self._spare else Flats(self._buckets, self._shards)
+        for number in range(len(self._buckets)):
+            self._fill(number, flats)
         for parameter in self._parameters:
             parameter.grad = None
         self._tail.zero_()
         self._stack.append(((shard, shard + 1), flats))
         while merged := _merged([node for node, _ in self._stack], self._shards):
             (_, left), (_, right) = self._stack[-2:]
-            torch._foreach_add_(left, right)
+            torch._foreach_add_(left.tensors, right.tensors)
             self._spare.append(right)
             self._stack[-2:] = [(merged, left)]
 
-    def _launch(self, number: int, bucket: Bucket) -> None:
+    def _launch(self, number: int, bucket: Bucket, flats: Flats) -> None:
         group = self.group
         own = shards_of(group.rank, group.world_size, self._shards)
-        last = self._flats[number]
-        self._fill(bucket, last)
-        leaves = {node: flats[number] for node, flats in self._stack}
+        last = flats.tensors[number]
+        leaves = {node: sums.tensors[number] for node, sums in self._stack}
         leaves[own.stop - 1, own.stop] = last
         sums = [
             total(node, leaves, lambda left, right: left.add_(right)) for node in cover(own, self._shards)
         ]
         if group.world_size == 1:
             last.copy_(sums[0])
-            self._exchanges.append((None, last, None))
+            self._exchanges.append((None, last, None, last))
             return
         size = -(-bucket.size // group.world_size)
         covers = [
@@ -274,19 +285,18 @@ class Bitwise(Reduction):
             counts_out=[len(sums) * size] * group.world_size,
         )
         nodes = [node for nodes in covers for node in nodes]
-        self._exchanges.append((ticket, received, nodes))
+        self._exchanges.append((ticket, received, nodes, last))
 
     def _complete(self) -> None:
         group = self.group
         gathers = []
-        for number, (ticket, received, nodes) in enumerate(self._exchanges):
+        for ticket, received, nodes, flat in self._exchanges:
             group.wait(ticket)
             if nodes is None:
                 continue
             known = dict(zip(nodes, received.view(len(nodes), -1), strict=True))
             chunk = total((0, self._shards), known, lambda left, right: left.add_(right))
-            flat = self._flats[number][: chunk.numel() * group.world_size]
-            gathers.append((group.gather(flat, chunk), chunk))
+            gathers.append((group.gather(flat[: chunk.numel() * group.world_size], chunk), chunk))
         for ticket, _ in gathers:
             group.wait(ticket)
 

@@ -114,11 +114,11 @@ def _miss(loop: Loop, step: int) -> None:
     reduction = loop._reduction
     finish = reduction.finish
 
-    def missing() -> list[float]:
+    def missing() -> torch.Tensor:
         notes = finish()
         if loop.steps_done == step - 1 and not missed:
             missed.append(step)
-            reduction._flats = []
+            reduction._flats = None
             reduction.group.break_off("the result was missed on purpose")
             raise PeerLost("the result was missed on purpose")
         return notes

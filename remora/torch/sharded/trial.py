@@ -45,7 +45,7 @@ class Trial:
             parameter.grad = None
         buffers.begin()
         step.samples = {}
-        notes = torch.zeros(1 + MOST_METRICS + len(buffers), device=self._device)
+        notes = torch.zeros(1 + MOST_METRICS + buffers.width, device=self._device)
         done = total = 0
         for parcel, batch in feed.step():
             meeting.check()
@@ -61,13 +61,13 @@ class Trial:
                 self._spare = batch
                 notes[: 1 + MOST_METRICS] += self._pass(model, compute, batch, len(parcel.samples) / total)
             if parcel.ends_shard and parcel.shard == 0:
-                notes[1 + MOST_METRICS :] = torch.tensor(buffers.keep(), device=self._device)
+                notes[1 + MOST_METRICS :] = buffers.keep()
         self._keep_company(model, compute, done, total, group.world_size)
         group.wait(group.sum(notes))
-        numbers: list[float] = notes.tolist()
-        buffers.finish(group, [flag > 0 for flag in numbers[1 + MOST_METRICS :]])
+        buffers.finish(group, notes[1 + MOST_METRICS :])
         meeting.check()
-        return numbers[: 1 + MOST_METRICS]
+        numbers: list[float] = notes[: 1 + MOST_METRICS].tolist()
+        return numbers
 
     def _keep_company(
         self, model: torch.nn.Module, compute: Compute, done: int, total: int, workers: int
