@@ -15,7 +15,7 @@ import pytest
 
 from cluster.drain import drain
 from cluster.membership import RayMembership
-from tests.chaos.faults import Fault
+from tests.chaos.faults import Fault, Kind
 from tests.chaos.script import TRAIN
 from tests.integration.trainers.lab import Lab, Running, processes_of, until
 from tests.integration.trainers.lan import Lan
@@ -24,8 +24,12 @@ from tests.integration.trainers.lan import Lan
 WORKERS = 3
 #: Seconds within which anything must have happened on a busy machine, the start of an attempt included.
 _PATIENCE_S = 150.0
-#: End reasons after which the service starts another attempt that does not count, or counts as a retry.
-_FOLLOWED = {"node_lost", "supervisor_lost", "signal"}
+#: How an attempt may end, and the blow without which it does not; all of its workers must have been struck.
+_ENDS_BY: dict[str, set[Kind]] = {
+    "node_lost": {"kill", "drain", "freeze", "cut", "blackout"},
+    "supervisor_lost": {"supervisor"},
+    "signal": {"worker"},
+}
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,9 @@ class Job:
         self._struck: set[str] = set()
         #: Nodes that are gone or go, to be deleted once the others train without them.
         self._leaving: list[str] = []
-        self._marks = 0
+        #: Blows from which it has not recovered yet, and how many workers it had before the first of them.
+        self._blows: list[Kind] = []
+        self._size_before = 0
         #: What was done, for whoever has to find out why it failed.
         self.told: list[str] = []
         lab.nodes(WORKERS)
@@ -87,7 +93,10 @@ class Job:
     def _follow(self) -> None:
         over = self.run
         assert over.ended is not None
-        assert over.ended["end_reason"] in _FOLLOWED, over.ended
+        blows, reason = set(self._blows), over.ended["end_reason"]
+        assert blows & _ENDS_BY.get(reason, set()), over.ended
+        nobody_is_left = "blackout" in blows or len(self._blows) >= self._size_before
+        assert nobody_is_left, f"others hold the state: {over.ended}"
         self.told.append(f"attempt {over.plan.attempt} ended: {over.ended['message']}")
         self.told.append(over.text("stderr")[-2000:])
         over.close()
@@ -116,6 +125,7 @@ class Job:
         self.until(lambda: self.change > change, "another group takes over")
         begun = self._mark()
         self.until(lambda: self._steps_since(begun) >= 2, "it does steps")
+        self._blows.clear()
 
     def finish(self) -> None:
         """Let it end."""
@@ -165,6 +175,8 @@ class Job:
         """Inject a fault; returns when it has fired."""
         workers = self._unharmed()
         victim = workers[fault.victim % len(workers)]
+        self._size_before = self._size_before if self._blows else self._size
+        self._blows.append(fault.kind)
         self.told.append(f"{fault.kind} {victim.node_id} at step {self.run.step}")
         match fault.kind:
             case "kill":
@@ -241,4 +253,11 @@ class Job:
 
 def _end(process: psutil.Process) -> None:
     process.kill()
-    until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, "it is dead")
+    until(lambda: _is_dead(process), "it is dead")
+
+
+def _is_dead(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE or not process.is_running()
+    except psutil.NoSuchProcess:
+        return True

@@ -62,7 +62,7 @@ def check_cost(job: Job, faults: list[Fault]) -> None:
     """What a survivor holds in memory is not done again."""
     kinds = {fault.kind for fault in faults}
     repeated = sum(attempt.progress.get("repeated_steps", 0) for attempt in job.attempts)
-    if not kinds & {"blackout", "worker"} and not any(fault.overlaps for fault in faults):
+    if "blackout" not in kinds and not any(fault.overlaps for fault in faults):
         assert len(job.attempts) == 1
         assert len(job.run.events("worker_group.started")) == 1, "the others go on in place"
         assert repeated <= len(faults), "at most one step per loss"
