@@ -12,6 +12,7 @@ from typing import Any
 
 from remora import channel
 from trainers.driver.attempt import Attempt
+from trainers.driver.kills import Kills
 from trainers.driver.regrouping import Deal, Regrouping, deal
 from trainers.ray_train import Member
 
@@ -25,8 +26,8 @@ JOIN_S, JOIN_CAP_S = 30.0, 3600.0
 LOAD_S = 600.0
 #: Seconds until another worker is started after one whose script failed before it joined.
 JOIN_PAUSE_S = 60.0
-#: Messages of scripts that this is about.
-TURNS = frozenset({"elastic", "parted", "joined"})
+#: Messages of scripts and their supervisors that this is about.
+TURNS = frozenset({"elastic", "parted", "joined", "killed"})
 
 
 class InPlace:
@@ -44,6 +45,7 @@ class InPlace:
         #: Why the scripts were last asked to park: `grow` or `drain`.
         self._asked_for = "grow"
         self._join_after = 0.0
+        self._kills = Kills()
 
     @property
     def is_changing(self) -> bool:
@@ -53,7 +55,7 @@ class InPlace:
     # --- what scripts say
 
     def hear(self, slot: int, message: channel.Message) -> None:
-        """A script can regroup, is parked, or works in its new group; nonsense is dropped with a remark."""
+        """A script can regroup, is parked, works in its new group or was killed; nonsense is dropped with a remark."""
         try:
             match message["type"]:
                 case "elastic":
@@ -63,6 +65,8 @@ class InPlace:
                 case "parted":
                     why = str(message.get("why", ""))
                     self._park(slot, int(message["generation"]), int(message["step"]), why)
+                case "killed":
+                    self._hear_kill(slot)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             text = f"a message of type {message['type']!r} was not understood and dropped: {error!r}"[:500]
             self._attempt.account.line(self._crew.ranks.get(slot, -1), "remora", text)
@@ -74,6 +78,19 @@ class InPlace:
             self._join_after = self._attempt.now() + JOIN_PAUSE_S
             self._drop_joiners({slot})
         self._news.set()
+
+    def _hear_kill(self, slot: int) -> None:
+        """Go on without a script that got SIGKILL, where others hold the state and it does not happen all the time."""
+        attempt, crew = self._attempt, self._crew
+        others = crew.present - {slot}
+        if slot not in crew.present or not others or not others <= crew.elastic or not self._may_lose:
+            return
+        if not self._kills.forgive(slot, attempt.progress.step or 0, attempt.now()):
+            return
+        rank = crew.ranks[slot]
+        text = f"The command of rank {rank} got SIGKILL, as from a kernel without memory; the others go on without it."
+        attempt.account.event("worker.killed", text, rank=rank)
+        self._go_on_without({slot})
 
     def _park(self, slot: int, generation: int, step: int, why: str) -> None:
         attempt, crew = self._attempt, self._crew
@@ -104,10 +121,11 @@ class InPlace:
         lost, staying = gone & crew.present, crew.present - gone
         if attempt.group is None or attempt.stop_reason is not None or attempt.verdict is not None:
             return set()
+        self._kills.take_back(gone)
         if not staying or not staying <= crew.elastic or not failed <= gone | crew.left | crew.unranked:
             return set()
         # Ranks that are through cannot take part in another group; and a group that is being ended needs none.
-        if lost and (attempt.group.is_stopping or attempt.ended_slots):
+        if lost and not self._may_lose:
             return set()
         if (failed - gone) & crew.joining.keys():
             self._join_after = attempt.now() + JOIN_PAUSE_S
@@ -115,6 +133,14 @@ class InPlace:
         self._drop_joiners(failed & crew.joining.keys())
         crew.forget(failed)
         return failed
+
+    @property
+    def _may_lose(self) -> bool:
+        """True while the worker group can go on without some of it: nobody is through, and nobody ends it."""
+        attempt = self._attempt
+        if attempt.group is None or attempt.stop_reason is not None or attempt.verdict is not None:
+            return False
+        return not attempt.group.is_stopping and not attempt.ended_slots
 
     def may_grow(self) -> bool:
         """True when workers may be started to join the present worker group."""
@@ -170,7 +196,10 @@ class InPlace:
         ranks = sorted(crew.ranks_of(lost))
         names = ", ".join(map(str, ranks))
         self._attempt.account.event("node.lost", f"The workers of rank {names} were lost.", ranks=ranks)
-        crew.left |= lost
+        self._go_on_without(lost)
+
+    def _go_on_without(self, lost: set[int]) -> None:
+        self._crew.left |= lost
         if self._change is None:
             self._begin("loss")
         else:

@@ -11,6 +11,7 @@ import errno
 import os
 import random
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -324,6 +325,9 @@ class Supervisor:
             shutil.rmtree(staged, ignore_errors=True)
 
     def _finish(self, status: dict[str, object]) -> None:
+        if status.get("signal") == signal.SIGKILL and not self._stop_requested:
+            # At once: the others may go on without this rank while its files are still being stored.
+            self._outbox.put({"type": "killed"})
         for upload in self._uploads:
             upload.join()
         outlived = status.pop("outlived", 0)

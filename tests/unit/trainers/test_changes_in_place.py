@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import random
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from remora.states import EndReason
 from tests.unit.trainers.stage import BEGIN, Stage
-from tests.unit.trainers.virtual_time import play
+from tests.unit.trainers.virtual_time import scene
 from trainers.driver.in_place import JOIN_PAUSE_S, JOIN_S, LOAD_S
 from trainers.driver.regrouping import PARK_S
-
-
-def scene(act: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Play a test in virtual time."""
-
-    @functools.wraps(act)
-    def played(*arguments: Any, **named: Any) -> None:
-        play(act(*arguments, **named))
-
-    return played
-
 
 # --- losses
 

@@ -15,6 +15,7 @@ import pytest
 import ray
 
 from remora.bundle import pack
+from trainers.checkpoints.catalog import Catalog
 from trainers.plan import AttemptPlan
 from trainers.storage import Storage
 from trainers.supervisor import supervisor as module
@@ -237,6 +238,22 @@ def test_a_script_that_is_killed_right_after_it_handed_over_loses_nothing(stage:
     folder = Path(stage.driver.all("log")[0]["text"])
     assert folder.is_relative_to(stage.memory), "it lay in memory"
     assert list(stage.memory.iterdir()) == [], "nothing of it is left there"
+
+
+def test_a_killed_script_is_told_before_its_files_are_stored(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_told, put = [], Catalog.put
+
+    def put_late(*arguments: Any) -> Any:
+        is_told.append(stage.driver.wait_for("killed"))
+        return put(*arguments)
+
+    monkeypatch.setattr(Catalog, "put", put_late)
+    stage.start(KILLED)
+    assert stage.end() == {"type": "exit", "stopped": False, "signal": 9}
+    assert is_told == [{"type": "killed"}]
+    assert stage.driver.all("shard")[0]["step"] == 7
 
 
 def test_what_does_not_fit_into_memory_is_written_to_the_disk(stage: Stage) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -39,3 +40,13 @@ def play(scene: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(scene)
+
+
+def scene(act: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Play a test in virtual time."""
+
+    @functools.wraps(act)
+    def played(*arguments: Any, **named: Any) -> None:
+        play(act(*arguments, **named))
+
+    return played

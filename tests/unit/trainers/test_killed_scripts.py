@@ -1,0 +1,120 @@
+"""A script that gets SIGKILL alone: the others go on in place, unless it happens again and again."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.trainers.stage import Stage
+from tests.unit.trainers.virtual_time import scene
+from trainers.driver.kills import MOST_KILLS, REMEMBERED_S, Kills
+
+
+def test_so_many_kills_are_forgiven_and_no_more() -> None:
+    kills = Kills()
+    assert [kills.forgive(slot, 10 * slot, 60.0 * slot) for slot in range(MOST_KILLS + 2)] == [
+        *[True] * MOST_KILLS, False, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("later_s", "step", "is_forgiven"), [
+    (REMEMBERED_S, 11, True),
+    (REMEMBERED_S - 1, 11, False),
+    # No step was done since: what kills it will kill it again.
+    (100 * REMEMBERED_S, 10, False),
+])  # fmt: skip
+def test_kills_of_long_ago_are_forgotten_once_training_got_on(
+    later_s: float, step: int, is_forgiven: bool
+) -> None:
+    kills = Kills()
+    for slot in range(MOST_KILLS):
+        kills.forgive(slot, 10, 0.0)
+    assert kills.forgive(7, step, later_s) is is_forgiven
+
+
+def test_who_died_with_its_node_was_not_killed_alone() -> None:
+    kills = Kills()
+    for slot in range(MOST_KILLS):
+        kills.forgive(slot, 10, 0.0)
+    kills.take_back({1})
+    assert kills.forgive(8, 10, 0.0)
+    assert not kills.forgive(9, 10, 0.0)
+
+
+@scene
+async def test_the_others_go_on_when_a_script_is_killed() -> None:
+    stage = Stage(3)
+    stage.hanging.add(1)
+    stage.say(1, "killed")
+    assert await stage.settled() < 1.0, "nobody's patience is needed"
+    assert (stage.order, stage.regrouped) == ([0, 2], [("loss", 2)])
+    assert stage.events("worker.killed") == [{"rank": 1}]
+    assert stage.events("node.lost") == [], "its node lives"
+    assert stage.in_place.absorb({1}, set(), set()) == {1}, "the end of its supervisor is no failure"
+    stage.attempt.receive(0, {"type": "report", "step": 11})
+    assert stage.in_place.may_grow(), "another one may take its place"
+
+
+@scene
+async def test_scripts_that_are_killed_together_are_one_loss() -> None:
+    stage = Stage(4)
+    stage.hanging |= {0, 2}
+    stage.say(0, "killed")
+    stage.say(2, "killed")
+    await stage.settled()
+    assert (stage.order, stage.regrouped) == ([1, 3], [("loss", 2)])
+    assert stage.attempt.progress.losses == 1
+
+
+@scene
+async def test_the_last_one_that_is_killed_fails() -> None:
+    stage = Stage(2)
+    stage.say(0, "killed")
+    stage.say(1, "killed")
+    assert stage.in_place.absorb({0}, set(), set()) == {0}
+    assert stage.in_place.absorb({1}, set(), set()) == set(), "nobody is left to go on"
+    assert stage.events("worker.killed") == [{"rank": 0}]
+
+
+@scene
+async def test_a_script_that_is_killed_again_and_again_fails() -> None:
+    stage = Stage(2)
+    for _ in range(MOST_KILLS):
+        victim = stage.order[-1]
+        stage.say(victim, "killed")
+        await stage.settled()
+        stage.in_place.absorb({victim}, set(), set())
+        stage.attempt.receive(0, {"type": "report", "step": stage.steps[0] + 1})
+        stage.join()
+        await stage.after(5.0)
+        assert len(stage.order) == 2
+    victim = stage.order[-1]
+    stage.say(victim, "killed")
+    assert not stage.in_place.is_changing
+    assert stage.in_place.absorb({victim}, set(), set()) == set()
+
+
+@scene
+async def test_a_script_that_dies_with_its_node_is_a_lost_node_however_it_is_told() -> None:
+    stage = Stage(MOST_KILLS + 3)
+    for victim in range(MOST_KILLS + 1):
+        stage.say(victim, "killed")
+        await stage.settled()
+        assert stage.kill(victim) == {victim}
+    assert len(stage.events("worker.killed")) == MOST_KILLS + 1
+    assert len(stage.order) == 2
+
+
+@scene
+async def test_nobody_goes_on_without_others_that_are_through() -> None:
+    stage = Stage(2)
+    stage.attempt.receive(0, {"type": "exit", "exit_code": 0})
+    stage.say(1, "killed")
+    assert stage.in_place.absorb({1}, set(), set()) == set()
+
+
+@scene
+async def test_scripts_that_cannot_change_their_group_end_with_the_one_that_is_killed() -> None:
+    stage = Stage(2)
+    stage.crew.elastic.clear()
+    stage.say(1, "killed")
+    assert not stage.in_place.is_changing

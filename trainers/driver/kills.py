@@ -1,0 +1,42 @@
+"""How often a worker group goes on without a rank whose script was killed (pure; time is an argument).
+
+SIGKILL comes from outside of a script: from the kernel when memory runs out, or from an operator.  Others that hold the
+state need not end for it.  But a rank that is killed again and again has a cause that a new start does not remove.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Kills that an attempt goes on after, before older ones are forgotten; the next one ends it with `signal`.
+MOST_KILLS = 3
+#: Seconds after which a kill is forgotten, if a new step was done since.
+REMEMBERED_S = 3600.0
+
+
+@dataclass(frozen=True)
+class _Kill:
+    slot: int
+    #: Newest step when it happened.
+    step: int
+    #: Seconds since 1970.
+    at: float
+
+
+class Kills:
+    """The kills of an attempt that count."""
+
+    def __init__(self) -> None:
+        self._kills: list[_Kill] = []
+
+    def forgive(self, slot: int, step: int, now: float) -> bool:
+        """Take note that the script of a slot was killed; True when the others may go on without it."""
+        self._kills = [one for one in self._kills if now - one.at < REMEMBERED_S or step <= one.step]
+        if len(self._kills) >= MOST_KILLS:
+            return False
+        self._kills.append(_Kill(slot, step, now))
+        return True
+
+    def take_back(self, slots: set[int]) -> None:
+        """These scripts died with their supervisor or node, which is nobody's fault."""
+        self._kills = [one for one in self._kills if one.slot not in slots]
