@@ -215,7 +215,10 @@ def _worker_group_type(name: str, owner: Owner) -> type[WorkerGroup]:
             #: Ranks that are known to be dead; set before the group is shut down.
             self.dead_slots: set[int] = set()
             self._slots: dict[Any, int] = {}
+            #: Placement groups by which it grew, beside the one with which it began.
             self._extra_placements: list[Any] = []
+            #: Placement group and bundle of each worker that joined.
+            self._seats: dict[Any, tuple[Any, int]] = {}
 
         # --- differences in starting and ending
 
@@ -293,26 +296,26 @@ def _worker_group_type(name: str, owner: Owner) -> type[WorkerGroup]:
 
         # --- winning workers in place
 
-        def free_bundles(self) -> list[int]:
-            """Bundles of the placement group that have a node again and no worker."""
-            group = self._worker_group_state.placement_group_handle.placement_group
-            entry = placement_group_table(group)
-            if entry.get("state") != "CREATED":
-                return []
-            nodes = {int(index): node for index, node in entry["bundles_to_node_id"].items()}
-            taken = {
-                worker.placement_group_bundle_index
-                for worker in self.get_workers()
-                if worker.placement_group_bundle_index >= 0
-            }
-            usable = answering_nodes(set(nodes.values())) - draining_nodes().keys()
-            return [index for index, node in sorted(nodes.items()) if index not in taken and node in usable]
+        def free_seats(self) -> list[tuple[Any, int]]:
+            """Bundles, each with its placement group, that have a node again and no worker."""
+            groups = [self._first_placement, *self._extra_placements]
+            placed = {(group, index): node for group in groups for index, node in _bundles_of(group).items()}
+            taken = {self._seat(worker) for worker in self.get_workers()}
+            usable = answering_nodes(set(placed.values())) - draining_nodes().keys()
+            return [seat for seat, node in placed.items() if seat not in taken and node in usable]
 
-        def refill(self, bundles: list[int]) -> None:
+        @property
+        def _first_placement(self) -> Any:
+            return self._worker_group_state.placement_group_handle.placement_group
+
+        def _seat(self, worker: Any) -> tuple[Any, int]:
+            began_at = (self._first_placement, worker.placement_group_bundle_index)
+            return self._seats.get(worker.actor, began_at)
+
+        def refill(self, seats: list[tuple[Any, int]]) -> None:
             """Start workers on free bundles; returns when they are on their way into the group."""
-            self._start_joiners(
-                self._worker_group_state.placement_group_handle.placement_group, bundles, bundles
-            )
+            for group in dict.fromkeys(group for group, _ in seats):
+                self._start_joiners(group, [bundle for own, bundle in seats if own == group])
 
         def extend(self, count: int) -> None:
             """Start workers beyond the size with which the group began; raises TimeoutError without resources."""
@@ -324,9 +327,9 @@ def _worker_group_type(name: str, owner: Owner) -> type[WorkerGroup]:
                 remove_placement_group(extra)
                 raise TimeoutError(f"no resources for {count} more workers after all")
             self._extra_placements.append(extra)
-            self._start_joiners(extra, list(range(count)), [-1] * count)
+            self._start_joiners(extra, list(range(count)))
 
-        def _start_joiners(self, group: Any, bundles: list[int], remembered: list[int]) -> None:
+        def _start_joiners(self, group: Any, bundles: list[int]) -> None:
             present = self.get_workers()
             size = len(present) + len(bundles)
             workers = self._create_workers(
@@ -337,8 +340,10 @@ def _worker_group_type(name: str, owner: Owner) -> type[WorkerGroup]:
                 starting_world_rank=len(present),
                 world_size=size,
             )
-            for worker, bundle in zip(workers, remembered, strict=True):
-                worker.placement_group_bundle_index = bundle
+            for worker, bundle in zip(workers, bundles, strict=True):
+                # Stock knows the first placement group only.
+                worker.placement_group_bundle_index = bundle if group == self._first_placement else -1
+                self._seats[worker.actor] = (group, bundle)
             try:
                 self._init_train_context(workers, self._worker_group_state.sync_actor)
                 owner.members_join([self._member(worker) for worker in workers])
@@ -425,7 +430,7 @@ class _ScalingPolicy(ElasticScalingPolicy):
         return NoopDecision()
 
     def _grow_in_place(self, present: int, now: float) -> None:
-        free = self.group.free_bundles()[: self.scaling_config.max_workers - present]
+        free = self.group.free_seats()[: self.scaling_config.max_workers - present]
         try:
             if free:
                 self.group.refill(free)
@@ -501,6 +506,14 @@ class _FailurePolicy(FailurePolicy):
             return FailureDecision.RAISE
         self._owner.group_could_not_start(f"{type(cause).__name__}: {cause}")
         return FailureDecision.RAISE if self._owner.wants_to_end() else FailureDecision.RETRY
+
+
+def _bundles_of(group: Any) -> dict[int, str]:
+    """Bundle -> Ray node id of a placement group; {} while some of it has no node."""
+    entry = placement_group_table(group)
+    if entry.get("state") != "CREATED":
+        return {}
+    return {int(index): node for index, node in sorted(entry["bundles_to_node_id"].items())}
 
 
 def _is_dead_worker(error: Exception) -> bool:
