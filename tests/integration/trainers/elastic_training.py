@@ -64,6 +64,12 @@ class Training:
             self._lab.provider.kill(victim)
         return victims
 
+    def kill_script(self, rank: int) -> None:
+        """Kill the user's own process of a rank, and nothing else on its node."""
+        self._lost_rank_0 = self._lost_rank_0 or rank == 0
+        self.struck_at = time.time()
+        self.run.child(rank).kill()
+
     def cut(self, pull: Callable[[], None]) -> None:
         """Cut the node of rank 0 off by `pull`."""
         self._lost_rank_0 = True

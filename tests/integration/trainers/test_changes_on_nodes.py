@@ -83,18 +83,23 @@ def test_one_of_three_is_enough_to_go_on(
 def test_a_script_that_is_killed_alone_is_replaced_where_it_was(
     lab: Lab, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
-    lab.nodes(2)
+    lab.nodes(1)
     training = Training(lab, tmp_path, min_workers=1, max_workers=2)
+    training.trains(1)
+    lab.add_node()
     training.trains(2)
+    # First where it has grown to, then where it began.
     node = training.run.node_of(1)
-    training.struck_at = time.time()
-    training.run.child(1).kill()
+    training.kill_script(1)
     took(training, record_property)
     training.trains(2)
     assert training.run.node_of(1) == node
+    training.kill_script(0)
+    took(training, record_property)
+    training.trains(2)
     training.finish_without_repetition()
-    assert training.regrouped == [("loss", 1), ("grow", 2)]
-    assert [one["data"] for one in training.run.events("worker.killed")] == [{"rank": 1}]
+    assert training.regrouped == [("grow", 2), ("loss", 1), ("grow", 2), ("loss", 1), ("grow", 2)]
+    assert [one["data"] for one in training.run.events("worker.killed")] == [{"rank": 1}, {"rank": 0}]
 
 
 def test_a_frozen_node_is_left_behind(
