@@ -97,6 +97,20 @@ def test_a_killed_supervisor_is_its_own_reason(lab: Lab) -> None:
     until(lambda: not any(one.is_running() for one in family), "its child ended with it", 10.0)
 
 
+def test_drivers_start_on_the_head_while_all_other_nodes_stand_still(lab: Lab) -> None:
+    nodes = lab.nodes(2)
+    for node_id in nodes:
+        lab.provider.freeze(node_id)
+    try:
+        for run in [lab.run({}, "python", "-V") for _ in range(4)]:
+            run.until(lambda run=run: run.gone or run.events("attempt.driver_started"), "its driver starts")
+            assert run.gone is None, "it was leased by way of a node that does not answer"
+            lab.stop(run, EndReason.CANCELLED)
+    finally:
+        for node_id in nodes:
+            lab.provider.kill(node_id)
+
+
 def test_a_killed_driver_takes_its_workers_with_it(lab: Lab) -> None:
     lab.nodes(2)
     run = endless(lab)
