@@ -36,6 +36,7 @@ from remora.errors import SpecError, SpecProblem
 from remora.quantities import DURATION_FORM, SIZE_FORM, parse_duration, parse_size
 from remora.refusals import refusals, without_refused
 from remora.spec_problems import problems_of, read_spec_file, read_yaml, section_of
+from remora.worker_sizes import WorkerSizes
 
 #: Bytes of a whole specification as JSON.
 MAX_SPEC_BYTES = 256 * 1024
@@ -135,6 +136,7 @@ class Workers(Section):
 
     min: WorkerCount
     max: WorkerCount
+    multiple_of: WorkerCount = 1
 
     @model_validator(mode="before")
     @classmethod
@@ -150,6 +152,12 @@ class Workers(Section):
     def _ordered(self) -> Self:
         if self.min > self.max:
             raise ValueError(f"min is {self.min} and max is {self.max}; min must not be above max")
+        for name, count in (("min", self.min), ("max", self.max)):
+            if count % self.multiple_of:
+                raise ValueError(
+                    f"{name} is {count} and multiple_of is {self.multiple_of}; {count} workers cannot be cut into"
+                    f" whole copies of the model, so write a multiple of {self.multiple_of}"
+                )
         return self
 
 
@@ -290,7 +298,8 @@ class JobSpec(Section):
     command: list[Text] = Field(min_length=1, description="a command line, or a list of texts")
     backend: BackendName = Field("ddp", description=BACKEND_WORDS)
     workers: Workers = Field(
-        Workers(min=1, max=1), description=f"a whole number from 1 to {MAX_WORKERS}, or {{min: .., max: ..}}"
+        Workers(min=1, max=1),
+        description=f"a whole number from 1 to {MAX_WORKERS}, or {{min: .., max: .., multiple_of: ..}}",
     )
     resources: Resources = Field(Resources(), description="keys gpus, cpus, memory")
     environment: Environment = Field(Environment(), description="the key variables")
@@ -407,6 +416,12 @@ class JobSpec(Section):
     def max_workers(self) -> int:
         """Most workers that the job can use."""
         return self.workers.max
+
+    @property
+    def worker_sizes(self) -> WorkerSizes:
+        """The sizes that a worker group may have."""
+        workers = self.workers
+        return WorkerSizes(workers.min, workers.max, workers.multiple_of)
 
     def ray_resources(self) -> dict[str, float]:
         """What one worker asks of Ray, e.g. `{"CPU": 1.0, "GPU": 1.0, "memory": 1e9}`; zero ones left out."""

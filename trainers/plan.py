@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from remora.backends import BackendName
 from remora.states import EndReason
+from remora.worker_sizes import WorkerSizes
 
 RecordKind = Literal["event", "log", "metric", "checkpoint", "progress", "ended"]
 
@@ -35,6 +36,10 @@ class AttemptPlan:
     backend: BackendName
     min_workers: int
     max_workers: int
+    #: Workers that hold the model once, together; their number changes by so many only.
+    multiple_of: int = 1
+    #: What the copies of the model deal equally among them, e.g. samples of a global batch; None: nothing.
+    dealt: int | None = None
     #: Ray resources of one worker, e.g. {"CPU": 1.0, "GPU": 1.0, "memory": 1e9}.
     resources: dict[str, float]
     #: The user's environment variables.
@@ -67,6 +72,11 @@ class AttemptPlan:
     #: Seconds that a step may take in any case; one that also takes ten times the longest of late ends the attempt with
     #: `hang`.
     step_time_s: float = 600.0
+
+    @property
+    def sizes(self) -> WorkerSizes:
+        """The sizes that a worker group may have."""
+        return WorkerSizes(self.min_workers, self.max_workers, self.multiple_of, self.dealt)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,8 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
+from remora.worker_sizes import WorkerSizes
+
 log = logging.getLogger(__name__)
 
 #: Seconds between two looks of the controller at its workers.
@@ -139,15 +141,14 @@ def run_to_end(
     owner: Owner,
     *,
     name: str,
-    min_workers: int,
-    max_workers: int,
+    sizes: WorkerSizes,
     resources: dict[str, float],
     storage_path: str,
 ) -> Exception | None:
     """Run Ray Train's controller in this thread until training has finished or failed; returns its error."""
     os.environ.update(_ENVIRONMENT)
     scaling = ScalingConfig(
-        num_workers=(min_workers, max_workers),
+        num_workers=(sizes.min, sizes.max),
         resources_per_worker=dict(resources),
         use_gpu=resources.get("GPU", 0) > 0,
     )
@@ -158,7 +159,7 @@ def run_to_end(
         run_config=RunConfig(name=name, storage_path=storage_path, failure_config=failures),
     )
     backend = trainer.backend_config or BackendConfig()
-    policy = _ScalingPolicy(scaling, owner, _requester(name))
+    policy = _ScalingPolicy(scaling, owner, _requester(name), sizes)
     group_type = _worker_group_type(name, owner)
     controller_type = type("Controller", (_Controller,), {"worker_group_cls": group_type})
     controller = controller_type(
@@ -378,12 +379,15 @@ class _Lifecycle(WorkerGroupCallback):
 
 
 class _ScalingPolicy(ElasticScalingPolicy):
-    """Counts only nodes that answer and stay, grows at checkpoints, and says which nodes drain."""
+    """Counts only nodes that answer and stay, in sizes that fit, grows at checkpoints, and says which nodes drain."""
 
     GET_RESERVED_RESOURCES_INTERVAL_S = 0.3
 
-    def __init__(self, scaling_config: ScalingConfig, owner: Owner, requester: str) -> None:
+    def __init__(
+        self, scaling_config: ScalingConfig, owner: Owner, requester: str, sizes: WorkerSizes
+    ) -> None:
         super().__init__(scaling_config)
+        self._sizes = sizes
         self._requester = requester
         self._latest_reserved_resources_query_time: float
         self._latest_reserved_resources: Any
@@ -430,7 +434,8 @@ class _ScalingPolicy(ElasticScalingPolicy):
         return NoopDecision()
 
     def _grow_in_place(self, present: int, now: float) -> None:
-        free = self.group.free_seats()[: self.scaling_config.max_workers - present]
+        found = self.group.free_seats()
+        free = found[: max(0, self._sizes.fit(present + len(found)) - present)]
         try:
             if free:
                 self.group.refill(free)
@@ -456,6 +461,10 @@ class _ScalingPolicy(ElasticScalingPolicy):
         elif now - self._fits_since >= _GROW_SETTLED_S:
             self._fits_since = None
             grow(fits)
+
+    def _count_possible_workers(self, reserved_resources: Any) -> int:
+        """Stock knows a smallest and a largest size only."""
+        return self._sizes.fit(super()._count_possible_workers(reserved_resources))
 
     def _get_reserved_resources(self) -> Any:
         """Stock asks for a table that is up to 20 s old and holds dead and draining nodes."""

@@ -39,6 +39,8 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         backend=spec.backend,
         min_workers=spec.min_workers,
         max_workers=spec.max_workers,
+        multiple_of=spec.worker_sizes.multiple_of,
+        dealt=spec.worker_sizes.dealt,
         resources=spec.ray_resources(),
         variables=dict(spec.environment.variables),
         elastic_variables=spec.elastic.variables(),

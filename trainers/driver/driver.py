@@ -240,8 +240,7 @@ class Driver:
                 supervisor.supervise,
                 self,
                 name=plan.attempt_id,
-                min_workers=plan.min_workers,
-                max_workers=plan.max_workers,
+                sizes=plan.sizes,
                 resources=plan.resources,
                 storage_path=str(Path(folder)),
             )

@@ -151,7 +151,7 @@ class InPlace:
         if crew.joining or attempt.now() < self._join_after or not crew.is_elastic:
             return False
         if self._change is not None:
-            return self._change.is_short(attempt.plan.min_workers)
+            return self._change.is_short(attempt.plan.sizes)
         return not group.wants_to_stop and group.is_cooperative and group.progress.lost_since is None
 
     def expect(self, members: list[Member]) -> int:
@@ -176,7 +176,7 @@ class InPlace:
         if not going:
             return
         text = "A node of this job is going away; the worker group goes on without it after a checkpoint."
-        if not crew.is_elastic or len(crew.present - going) < attempt.plan.min_workers:
+        if not crew.is_elastic or not attempt.plan.sizes.fit(len(crew.present - going)):
             attempt.request_stop("drain", text, deadline_at)
             return
         crew.going |= going
@@ -232,8 +232,9 @@ class InPlace:
     # --- facts
 
     def _take_in_joiners(self) -> None:
-        """Let the others park for joiners that are ready, unless a change is under way that takes them in anyway."""
-        if self._change is None and self._crew.ready_joiners():
+        """Let the others park for joiners that make a larger group; a change under way takes them in anyway."""
+        present, ready = len(self._crew.present), len(self._crew.ready_joiners())
+        if self._change is None and ready and self._attempt.plan.sizes.fit(present + ready) > present:
             self._ask("grow", "A worker is ready to join; the others take it in at the next step.", None)
 
     def _ask(self, reason: str, text: str, deadline_at: float | None) -> None:
@@ -281,7 +282,7 @@ class InPlace:
                 if change.is_hopeless:
                     self._restart()
                 # 3. Too few hold it: they wait for others, but not for ever.
-                elif change.is_short(self._attempt.plan.min_workers):
+                elif change.is_short(self._attempt.plan.sizes):
                     await self._wait_for_more(change)
                 # 4. Ranks are dealt anew, and everybody learns its own.
                 elif await self._form(change):
@@ -331,7 +332,7 @@ class InPlace:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + attempt.plan.regroup_s
         attempt.account.progress(world_size=0)
-        while self._change is change and change.is_short(attempt.plan.min_workers):
+        while self._change is change and change.is_short(attempt.plan.sizes):
             self._news.clear()
             if loop.time() >= give_up_at:
                 attempt.give_up_waiting()
@@ -343,7 +344,7 @@ class InPlace:
     async def _form(self, change: Regrouping) -> bool:
         """Deal ranks and tell everybody; False when somebody was lost meanwhile."""
         attempt, crew = self._attempt, self._crew
-        team = change.team(attempt.plan.min_workers)
+        team = change.team(attempt.plan.sizes)
         if not team:
             return False
         # An agreement that was under way ends with its group.
@@ -352,7 +353,7 @@ class InPlace:
         )
         # Parked workers that do not answer are gone or frozen.
         self.lose(released | ({team[0]} if port is None else set()))
-        if self._change is not change or port is None or team != change.team(attempt.plan.min_workers):
+        if self._change is not change or port is None or team != change.team(attempt.plan.sizes):
             return False
         seats = crew.seats(team)
         dealt = deal(seats)

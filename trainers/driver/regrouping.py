@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from remora.worker_sizes import WorkerSizes
+
 #: Seconds in which the scripts of a broken worker group park, at least and at most; later ones count as lost.
 PARK_S, PARK_CAP_S = 10.0, 600.0
 
@@ -110,25 +112,27 @@ class Regrouping:
         """True when nobody is left who holds, or might hold, the training state."""
         return not self.missing and not self.has_state
 
-    def is_short(self, min_workers: int) -> bool:
+    def is_short(self, sizes: WorkerSizes) -> bool:
         """True when everybody is parked and holds the state, but more have to come before a group can follow."""
-        return not self.missing and self.has_state and len(self.staying) < min_workers
+        return not self.missing and self.has_state and not sizes.fit(len(self.staying))
 
-    def is_ready(self, min_workers: int) -> bool:
+    def is_ready(self, sizes: WorkerSizes) -> bool:
         """True when the next group can be formed; at least one of it must hold the state."""
-        return bool(self.team(min_workers))
+        return bool(self.team(sizes))
 
-    def team(self, min_workers: int) -> list[int]:
+    def team(self, sizes: WorkerSizes) -> list[int]:
         """Slots of the next group, those with the state first, so that rank 0 holds it; [] while there is none.
 
-        Slots whose node drains are left out, unless the others are too few or stand behind them.
+        Slots whose node drains are left out, unless the others are too few or stand behind them; and so are those
+        beyond the largest size that fits.
         """
         if self.missing:
             return []
         for slots in ([one for one in self.staying if one not in self.going], self.staying):
             newest = self._newest(slots)
-            if len(slots) >= min_workers and 0 <= newest == self._newest(self.staying):
-                return sorted(slots, key=lambda slot: self.parked[slot] < 0)
+            if (size := sizes.fit(len(slots))) and 0 <= newest == self._newest(self.staying):
+                chosen = sorted(slots, key=lambda slot: (-self.parked[slot], slot in self.going))[:size]
+                return sorted((s for s in slots if s in chosen), key=lambda slot: self.parked[slot] < 0)
         return []
 
     def _newest(self, slots: list[int]) -> int:

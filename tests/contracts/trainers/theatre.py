@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 import trainers.ray_train as ours
+from remora.worker_sizes import WorkerSizes
 
 
 @dataclasses.dataclass
@@ -61,7 +62,7 @@ class Theatre:
     def play(self, train: Callable[[], None], ends: bool, folder: str) -> dict[str, Any]:
         owner = Watcher(ends=ends)
         error = ours.run_to_end(
-            train, owner, name="att_contract", min_workers=2, max_workers=2, resources={"CPU": 1.0},
+            train, owner, name="att_contract", sizes=WorkerSizes(2, 2), resources={"CPU": 1.0},
             storage_path=folder,
         )  # fmt: skip
         nodes = {member.ray_node_id for member in owner.members}

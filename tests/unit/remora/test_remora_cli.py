@@ -72,7 +72,7 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
         "project": "vision",
         "command": ["python", "train.py", "--name", "mine"],
         "backend": "command",
-        "workers": {"min": 1, "max": 3},
+        "workers": {"min": 1, "max": 3, "multiple_of": 1},
         "resources": {"gpus": 0.5, "cpus": 2.0, "memory": 2**30},
         "environment": {"variables": {"A": "1", "B": "x=y"}},
         "elastic": {"exactness": "none", "global_batch": None, "shards": None},
@@ -92,7 +92,7 @@ def test_submit_a_file_whose_fields_options_override(cli: Cli, service: FakeServ
     assert cli("submit", str(file), "--workers", "4", "-e", "B=2", "--json") == ExitCode.OK
 
     spec = cli.json["spec"]
-    assert spec["workers"] == {"min": 4, "max": 4}
+    assert spec["workers"] == {"min": 4, "max": 4, "multiple_of": 1}
     assert spec["environment"]["variables"] == {"A": "1", "B": "2"}
     assert (spec["retry"]["limit"], spec["code"]) == (7, None)
 
@@ -166,7 +166,7 @@ def test_a_bad_specification_prints_a_line_for_each_problem(
     assert cli("submit", str(tmp_path / "job.yaml")) == ExitCode.USAGE
     assert cli.err.splitlines() == [
         "remora: command: missing; expected a command line, or a list of texts",
-        "remora: workers: -1 given, expected a whole number from 1 to 4096, or {min: .., max: ..}",
+        "remora: workers: -1 given, expected a whole number from 1 to 4096, or {min: .., max: .., multiple_of: ..}",
         "remora: comand: unknown key; did you mean command?",
     ]
 
@@ -195,7 +195,7 @@ def test_an_azure_ml_job_is_submitted_as_it_is_with_notes(
     (job,) = service.jobs.values()
     assert (job.name, job.spec["workers"], job.spec["resources"]["gpus"]) == (
         "digits",
-        {"min": 2, "max": 2},
+        {"min": 2, "max": 2, "multiple_of": 1},
         1,
     )
     assert job.spec["command"] == ["python", "train.py", "--epochs", "7"]

@@ -33,7 +33,7 @@ def test_a_command_is_enough() -> None:
         "code": None,
         "command": ["python", "train.py", "--epochs", "5 6"],
         "backend": "ddp",
-        "workers": {"min": 1, "max": 1},
+        "workers": {"min": 1, "max": 1, "multiple_of": 1},
         "resources": {"gpus": 0.0, "cpus": 1.0, "memory": None},
         "environment": {"variables": {}},
         "elastic": {"exactness": "none", "global_batch": None, "shards": None},
@@ -123,7 +123,7 @@ def test_all_problems_are_told_at_once_each_with_field_value_and_expectation() -
     assert said.splitlines() == [
         "backend: this version has no horovod backend yet; use ddp, or command for a script that needs"
         " nothing around it",
-        "workers: -1 given, expected a whole number from 1 to 4096, or {min: .., max: ..}",
+        "workers: -1 given, expected a whole number from 1 to 4096, or {min: .., max: .., multiple_of: ..}",
         "resources.cpus: '4' given, expected a number of CPUs above 0",
         "resources.gpu: unknown key; did you mean resources.gpus?",
         "priority: True given, expected a whole number from 0 to 100",

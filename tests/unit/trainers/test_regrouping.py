@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remora.worker_sizes import WorkerSizes
 from trainers.driver.regrouping import PARK_CAP_S, PARK_S, Pace, Regrouping, Seat, deal
 
 NODES = st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=12)
@@ -33,15 +34,19 @@ def change(*staying: int, cause: str = "loss") -> Regrouping:
     return Regrouping(generation=1, cause=cause, began_at=0.0, staying=list(staying))
 
 
+def at_least(workers: int) -> WorkerSizes:
+    return WorkerSizes(workers, 4096)
+
+
 def test_a_group_is_ready_when_everybody_who_goes_on_stands_still() -> None:
     regrouping = change(0, 1, 2)
     regrouping.lose({1})
     assert regrouping.missing == {0, 2}
     regrouping.park(0, 10)
-    assert not regrouping.is_ready(1)
+    assert not regrouping.is_ready(at_least(1))
     regrouping.park(2, 10)
-    assert regrouping.is_ready(2)
-    assert not regrouping.is_ready(3), "too few are left"
+    assert regrouping.is_ready(at_least(2))
+    assert not regrouping.is_ready(at_least(3)), "too few are left"
     assert (regrouping.staying, regrouping.leaving) == ([0, 2], {1})
 
 
@@ -50,7 +55,7 @@ def test_a_worker_that_is_lost_while_it_was_waited_for_is_not_waited_for() -> No
     regrouping.park(0, 10)
     assert regrouping.missing == {1}
     regrouping.lose({1})
-    assert regrouping.is_ready(1)
+    assert regrouping.is_ready(at_least(1))
 
 
 def test_newcomers_follow_and_never_lead() -> None:
@@ -61,7 +66,7 @@ def test_newcomers_follow_and_never_lead() -> None:
     regrouping.park(6, -1)
     regrouping.park(4, -1)
     regrouping.park(5, 10)
-    assert regrouping.team(1) == [5, 4, 6], "rank 0 holds the state"
+    assert regrouping.team(at_least(1)) == [5, 4, 6], "rank 0 holds the state"
 
 
 def test_who_leaves_is_not_welcomed_back() -> None:
@@ -76,20 +81,20 @@ def test_without_a_state_in_memory_no_group_follows(step: int, has_state: bool) 
     regrouping = change(0, 1)
     regrouping.park(0, step)
     regrouping.park(1, -1)
-    assert (regrouping.has_state, regrouping.is_ready(1)) == (has_state, has_state)
+    assert (regrouping.has_state, regrouping.is_ready(at_least(1))) == (has_state, has_state)
     regrouping.lose({0})
-    assert not regrouping.is_ready(1), "the only one who had it is gone"
+    assert not regrouping.is_ready(at_least(1)), "the only one who had it is gone"
 
 
 def test_too_few_wait_for_others_only_while_they_hold_the_state() -> None:
     regrouping = change(0, 1)
     regrouping.park(0, 10)
-    assert not regrouping.is_short(3), "one is still under way"
+    assert not regrouping.is_short(at_least(3)), "one is still under way"
     regrouping.park(1, 10)
-    assert regrouping.is_short(3)
-    assert not regrouping.is_short(2)
+    assert regrouping.is_short(at_least(3))
+    assert not regrouping.is_short(at_least(2))
     regrouping.lose({0, 1})
-    assert not regrouping.is_short(3)
+    assert not regrouping.is_short(at_least(3))
     assert regrouping.is_hopeless
 
 
@@ -110,7 +115,7 @@ def test_a_worker_whose_node_drains_stays_only_where_it_is_needed(
     regrouping.going = {1}
     for slot, step in steps.items():
         regrouping.park(slot, step)
-    assert regrouping.team(min_workers) == team, why
+    assert regrouping.team(at_least(min_workers)) == team, why
 
 
 @given(
@@ -125,13 +130,26 @@ def test_whoever_is_parked_there_is_a_group_or_a_reason_for_none(
     regrouping.going = going
     for slot, step in steps.items():
         regrouping.park(slot, step)
-    team = regrouping.team(min_workers)
-    assert [bool(team), regrouping.is_short(min_workers), regrouping.is_hopeless].count(True) == 1
+    team = regrouping.team(at_least(min_workers))
+    assert [bool(team), regrouping.is_short(at_least(min_workers)), regrouping.is_hopeless].count(True) == 1
     if team:
         assert len(team) >= min_workers
         assert max(steps[slot] for slot in team) == max(steps.values()), "no step is lost"
         assert steps[team[0]] >= 0, "rank 0 holds a state"
         assert set(steps) - set(team) <= going, "nobody else is left behind"
+
+
+def test_three_survivors_of_a_layout_of_two_train_with_two() -> None:
+    sizes = WorkerSizes(2, 4, multiple_of=2)
+    regrouping = change(0, 1, 2)
+    regrouping.park(0, 9)
+    regrouping.park(1, 10)
+    regrouping.park(2, 10)
+    assert regrouping.team(sizes) == [1, 2], "those with the newest state"
+    regrouping.lose({2})
+    assert regrouping.team(sizes) == [0, 1]
+    regrouping.lose({0})
+    assert regrouping.is_short(sizes), "one alone does not hold a whole model"
 
 
 def test_patience_grows_with_the_length_of_steps() -> None:
