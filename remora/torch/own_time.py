@@ -34,12 +34,15 @@ class OwnTime:
             self._begin = torch.cuda.Event(enable_timing=True)
             self._begin.record()
 
-    def end(self) -> None:
-        """The own part of the step is through; on a GPU it is queued, and its time is known later."""
+    def end(self, waited_s: float = 0.0) -> None:
+        """The own part of the step is through; on a GPU it is queued, and its time is known later.
+
+        `waited_s` of the time since `begin` were spent waiting for others.
+        """
         if self._began_at is None:
             return
         if not self._on_cuda:
-            self._add(time.perf_counter() - self._began_at)
+            self._add(time.perf_counter() - self._began_at - waited_s)
         elif self._events is None:
             end = torch.cuda.Event(enable_timing=True)
             end.record()

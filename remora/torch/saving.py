@@ -49,7 +49,7 @@ class Saving:
             self._hand_over(step, share_of(state, writer, DEALT), writer)
             return
         share = share_of(self._copy_what_moves(state), writer, DEALT)
-        ready = _mark(self._device)
+        ready = mark(self._device)
         self._copied.clear()
         self._thread = threading.Thread(
             target=self._work, args=(step, share, writer, ready), name="remora-checkpoint", daemon=True
@@ -93,7 +93,7 @@ class Saving:
 
     def _work(self, step: int, share: Share, writer: Writer, ready: Any) -> None:
         try:
-            with _beside(self._device, ready):
+            with beside(self._device, ready):
                 self._hand_over(step, share, writer)
         except BaseException as error:
             self._error = error
@@ -114,13 +114,13 @@ class Saving:
                 return
 
 
-def _mark(device: torch.device) -> Any:
+def mark(device: torch.device) -> Any:
     """A mark in the device's queue behind the step that was just done."""
     return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
 
 @contextlib.contextmanager
-def _beside(device: torch.device, ready: Any) -> Iterator[None]:
+def beside(device: torch.device, ready: Any) -> Iterator[None]:
     """Copy beside what the device computes, once it has come to the mark."""
     if ready is None:
         yield

@@ -67,6 +67,8 @@ class Driver:
         #: Newest step that rank 0 reported.
         self.step = 0
         self.losses: dict[int, float] = {}
+        #: What the script reported as `norm`, by step.
+        self.norms: dict[int, float] = {}
         self.causes: list[str] = []
         #: Slots that have written their files, by the checkpoint's step.
         self._written: dict[int, set[int]] = {}
@@ -259,6 +261,7 @@ class Driver:
             elif message["type"] == "report":
                 self.step = max(self.step, message["step"])
                 self.losses[message["step"]] = message["metrics"]["loss"]
+                self.norms[message["step"]] = message["metrics"].get("norm", 0.0)
             elif message["type"] == "checkpoint":
                 folder = Path(message["folder"])
                 whole = self.out / f"checkpoint-{message['step']}"

@@ -11,11 +11,16 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 
 from remora import channel
 from remora.torch.sharded import ShardedLoop
 from tests.golden.subjects import Samples, Stream, network
+
+#: Step whose gradients are infinite when losses are scaled.
+TOO_LARGE_AT = 9
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,10 @@ class ShardedJob:
     seed: int = 7
     snapshot_every: int = 1
     is_stream: bool = False
+    shard: int | None = None
+    tensor: int | None = None
+    #: Losses are scaled, and some gradients of one step are infinite.
+    is_scaled: bool = False
 
     @property
     def steps(self) -> int:
@@ -49,9 +58,20 @@ def work(
     train(job, slot, Path(out))
 
 
+#: How the layers of the network "plain" are cut over a tensor-parallel group.
+TENSOR_PLAN = {
+    "0": ColwiseParallel(),
+    "2": RowwiseParallel(),
+    "4": ColwiseParallel(output_layouts=Replicate()),
+}
+
+
 def train(job: ShardedJob, slot: int, out: Path) -> None:
     def build(mesh: Any) -> Any:
         model = network(job.network)
+        if job.tensor:
+            parallelize_module(model, mesh["tensor"], TENSOR_PLAN)
+            mesh = mesh["replicate", "shard"] if job.shard else mesh["shard"]
         for layer in model:
             if sum(1 for _ in layer.parameters()) and layer is not model[-1]:
                 fully_shard(layer, mesh=mesh)
@@ -59,6 +79,7 @@ def train(job: ShardedJob, slot: int, out: Path) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, job.steps)
 
+    scaler = torch.amp.GradScaler("cpu") if job.is_scaled else None
     loop = ShardedLoop(
         build,
         data=(Stream if job.is_stream else Samples)(job.samples),
@@ -68,6 +89,9 @@ def train(job: ShardedJob, slot: int, out: Path) -> None:
         epochs=job.epochs,
         seed=job.seed,
         snapshot_every=job.snapshot_every,
+        shard=job.shard,
+        tensor=job.tensor,
+        scaler=scaler,
     )
     with (out / f"samples-{slot}.jsonl").open("a") as record:
 
@@ -79,13 +103,20 @@ def train(job: ShardedJob, slot: int, out: Path) -> None:
                 record.write(json.dumps([step.number, numbers.tolist()]) + "\n")
                 record.flush()
             scores = model(features)
+            if scaler is not None and step.number == TOO_LARGE_AT:
+                scores = scores * 1e37
             right = (scores.argmax(1) == labels).float().mean()
             return functional.cross_entropy(scores, labels), {"accuracy": right}
 
         for step in loop:
             loss = step.backward(compute)
-            norm = torch.nn.utils.clip_grad_norm_(loop.model.parameters(), 1.0)
-            loop.optimizer.step()
+            if scaler is None:
+                norm = torch.nn.utils.clip_grad_norm_(loop.model.parameters(), 1.0)
+                loop.optimizer.step()
+            else:
+                norm = scaler.get_scale()
+                scaler.step(loop.optimizer)
+                scaler.update()
             loop.scheduler.step()
             step.report(loss=loss, norm=norm)
     weights = {name: one.full_tensor() for name, one in loop.model.named_parameters()}

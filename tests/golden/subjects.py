@@ -51,6 +51,10 @@ def network(name: str) -> nn.Module:
             nn.ReLU(),
             nn.Linear(32, CLASSES),
         )
+    if name == "plain":
+        return nn.Sequential(
+            nn.Linear(FEATURES, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, CLASSES + 1)
+        )
     if name == "resnet":
         return nn.Sequential(
             nn.Unflatten(1, (1, 3, 4)),

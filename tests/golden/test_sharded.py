@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from tests.golden.driver import Driver
-from tests.golden.sharded_worker import ShardedJob, work
+from tests.golden.sharded_worker import TOO_LARGE_AT, ShardedJob, work
 
 pytestmark = [pytest.mark.timeout(240)]
 
@@ -26,6 +27,11 @@ class ShardedDriver(Driver):
         assert 0 <= before - after <= (0 if is_planned else self.job.snapshot_every + 1)
 
 
+#: Two replicas of a model that is cut over two workers, and layers that two workers compute together.
+HYBRID = ShardedJob("plain", shard=2)
+TENSOR = ShardedJob("plain", tensor=2)
+
+
 @lru_cache
 def undisturbed(job: ShardedJob) -> tuple[dict[str, torch.Tensor], dict[int, list[int]]]:
     with TemporaryDirectory() as folder, ShardedDriver(job, Path(folder)) as driver:
@@ -35,7 +41,7 @@ def undisturbed(job: ShardedJob) -> tuple[dict[str, torch.Tensor], dict[int, lis
 
 
 def assert_same(job: ShardedJob, driver: Driver) -> None:
-    weights, record = undisturbed(job)
+    weights, record = undisturbed(replace(job, shard=None, tensor=None))
     assert list(record) == list(range(1, job.steps + 1))
     assert driver.record() == record
     for name, value in driver.weights().items():
@@ -123,9 +129,51 @@ def test_two_lost_neighbours_leave_it_to_the_checkpoint(tmp_path: Path) -> None:
         assert "nobody holds the shards of rank 1" in driver.causes[-1]
 
 
-@pytest.mark.parametrize(("before", "after"), [(3, 2), (1, 3)])
-def test_a_checkpoint_resumes_with_other_workers(before: int, after: int, tmp_path: Path) -> None:
-    job = ShardedJob("resnet")
+@pytest.mark.parametrize(
+    "job", [pytest.param(HYBRID, id="hybrid"), pytest.param(TENSOR, id="tensor parallel")]
+)
+def test_other_layouts_lose_and_win_workers_along_the_data_parallel_dimension(
+    job: ShardedJob, tmp_path: Path
+) -> None:
+    with ShardedDriver(job, tmp_path) as driver:
+        driver.start(4)
+        driver.reach(5)
+        driver.kill(1)
+        driver.kill(3)
+        driver.recover()
+        assert driver.world_sizes == [4, 2]
+        driver.reach(driver.step + 3)
+        driver.finish()
+        assert_same(job, driver)
+
+
+def test_scaled_losses(tmp_path: Path) -> None:
+    """A step with infinite gradients is skipped by all workers, and the scale survives a loss."""
+    job = ShardedJob(is_scaled=True)
+    with ShardedDriver(job, tmp_path) as driver:
+        driver.start(3)
+        driver.reach(TOO_LARGE_AT + 2)
+        driver.kill(1)
+        driver.recover()
+        driver.finish()
+        assert_same(job, driver)
+        scales = [driver.norms[step] for step in (TOO_LARGE_AT, TOO_LARGE_AT + 1, job.steps)]
+        assert scales == [65536.0, 32768.0, 32768.0]
+
+
+@pytest.mark.parametrize(
+    ("job", "before", "other", "after"),
+    [
+        pytest.param(ShardedJob("resnet"), 2, ShardedJob("resnet"), 1, id="sharded 2 to 1"),
+        pytest.param(ShardedJob("resnet"), 2, ShardedJob("resnet"), 3, id="sharded 2 to 3"),
+        pytest.param(HYBRID, 4, HYBRID, 2, id="hybrid 4 to 2"),
+        pytest.param(TENSOR, 4, TENSOR, 2, id="tensor parallel 4 to 2"),
+        pytest.param(TENSOR, 2, ShardedJob("plain"), 3, id="tensor parallel 2 to sharded 3"),
+    ],
+)
+def test_a_checkpoint_resumes_with_other_workers(
+    job: ShardedJob, before: int, other: ShardedJob, after: int, tmp_path: Path
+) -> None:
     with ShardedDriver(job, tmp_path / "first") as first:
         first.start(before)
         first.reach(3)
@@ -133,11 +181,12 @@ def test_a_checkpoint_resumes_with_other_workers(before: int, after: int, tmp_pa
         for worker in first.living:
             first.kill(worker.slot)
     folder = tmp_path / "first" / f"checkpoint-{saved}"
-    assert len(list(folder.glob("*.distcp"))) == before, "every worker wrote a part"
-    with ShardedDriver(job, tmp_path / "second", REMORA_RESUME_DIR=str(folder)) as second:
+    if job.network == "resnet":
+        assert len(list(folder.glob("*.distcp"))) == before, "every worker wrote a part"
+    with ShardedDriver(other, tmp_path / "second", REMORA_RESUME_DIR=str(folder)) as second:
         second.start(after)
         second.finish()
         assert min(second.record()) == saved + 1
-        weights, _ = undisturbed(job)
+        weights, _ = undisturbed(replace(job, shard=None, tensor=None))
         for name, value in second.weights().items():
             torch.testing.assert_close(value, weights[name], rtol=1e-5, atol=1e-5)

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from remora.torch.buffers import Buffers
 from remora.torch.randomness import derive, seed_everything
+from remora.torch.sharded.grid import REPLICATE, SHARD, TENSOR, Grid
 from remora.torch.sharded.pieces import Sharded
 from remora.torch.state import Stateful
 
@@ -25,17 +26,18 @@ class Built:
     """The model of one group with what belongs to it."""
 
     sharded: Sharded
-    scheduler: Any
+    grid: Grid
+    scheduler: Stateful | None
     #: What forward passes change, as it is when training goes on.
     buffers: Buffers
 
-    @property
-    def parts(self) -> dict[str, Stateful]:
-        """What has a state besides the sharded tensors."""
-        return {"sharded": self.sharded} | ({"scheduler": self.scheduler} if self.scheduler else {})
+    def parts(self, scaler: Stateful | None) -> dict[str, Stateful]:
+        """What has a state that is the same on all ranks."""
+        named = {"sharded": self.sharded, "scheduler": self.scheduler, "scaler": scaler}
+        return {name: part for name, part in named.items() if part is not None}
 
 
-def construct(build: Build, mesh: DeviceMesh, seed: int) -> Built:
+def construct(build: Build, mesh: DeviceMesh, grid: Grid, seed: int) -> Built:
     """Call `build`, with the same random numbers on all ranks, and prepare what it returns.
 
     Raises TypeError and ValueError for what cannot be trained.
@@ -45,21 +47,51 @@ def construct(build: Build, mesh: DeviceMesh, seed: int) -> Built:
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
         raise TypeError("build(mesh) returns (model, optimizer) or (model, optimizer, scheduler)")
     model, optimizer, *rest = returned
-    check(model, mesh)
+    check(model, grid)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # Losses are weighted by their samples, so gradients are sums.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    return Built(Sharded(model, optimizer), rest[0] if rest else None, Buffers(model))
+    return Built(Sharded(model, optimizer, grid), grid, rest[0] if rest else None, Buffers(model))
 
 
-def check(model: torch.nn.Module, mesh: DeviceMesh) -> None:
-    """Raise ValueError for a model that is not sharded over this mesh alone."""
+def check(model: torch.nn.Module, grid: Grid) -> None:
+    """Raise ValueError for a model that is not cut as the mesh says."""
     for name, parameter in model.named_parameters():
-        is_sharded = isinstance(parameter, DTensor)
+        is_sharded = isinstance(parameter, DTensor) and SHARD in (parameter.device_mesh.mesh_dim_names or ())
         if not is_sharded:
             raise ValueError(f"{name} is not sharded: call fully_shard(model, mesh=mesh) at the end of build")
-        placements = parameter.placements
-        if parameter.device_mesh != mesh or len(placements) != 1 or not isinstance(placements[0], Shard):
-            raise ValueError(f"{name} is not cut along one dimension of the mesh that build was given")
+        if not _is_cut_well(parameter):
+            raise ValueError(
+                f"{name} is placed as {parameter.placements}: cut it over the dimensions of the mesh that build was "
+                "given with parallelize_module(..., mesh['tensor'], ...) first and fully_shard(..., mesh=...) then"
+            )
+        if not _is_cut_evenly(parameter, grid.tensor):
+            raise ValueError(
+                f"{name} of {tuple(parameter.shape)} cannot be cut evenly over tensor={grid.tensor} workers: "
+                "choose sizes that are multiples of it, or cut this layer along its other dimension"
+            )
+
+
+def _is_cut_evenly(parameter: DTensor, tensor: int) -> bool:
+    """Whether tensor parallelism gives all its workers equally much of what FSDP cuts along the same dimension.
+
+    Of others torch does not know which rows a worker has, and would write them into the wrong places of a checkpoint.
+    """
+    placed = dict(zip(parameter.device_mesh.mesh_dim_names, parameter.placements, strict=True))
+    if TENSOR not in placed or placed[TENSOR].is_replicate() or placed[TENSOR].dim != placed[SHARD].dim:
+        return True
+    return int(parameter.shape[placed[TENSOR].dim]) % tensor == 0
+
+
+def _is_cut_well(parameter: DTensor) -> bool:
+    names = parameter.device_mesh.mesh_dim_names
+    for name, placement in zip(names, parameter.placements, strict=True):
+        is_whole = placement.is_replicate()
+        may_be_whole, may_be_cut = name in (REPLICATE, TENSOR), name in (SHARD, TENSOR)
+        if not (is_whole and may_be_whole) and not (
+            not is_whole and may_be_cut and hasattr(placement, "dim")
+        ):
+            return False
+    return True

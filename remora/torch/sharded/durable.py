@@ -5,7 +5,6 @@ The tensors are written by `torch.distributed.checkpoint`; what is the same on a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from remora.torch.sharded.cuts import rows_of
 from remora.torch.sharded.pieces import Shape, Sharded, like
 from remora.torch.state import CheckpointUnusable, read, write
 
@@ -38,7 +36,7 @@ def load(folder: Path, sharded: Sharded) -> dict[str, Any]:
         raise CheckpointUnusable(
             f"{folder} holds no sharded state: it was not written by ShardedLoop, or files are missing"
         ) from error
-    parameters = dict(sharded.model.named_parameters())
+    parameters = sharded.parameters
     tensors = {}
     for name, one in saved.items():
         kind, _, rest = name.partition("/")
@@ -48,8 +46,7 @@ def load(folder: Path, sharded: Sharded) -> dict[str, Any]:
         if kind == "model":
             tensors[name] = parameters[owner].detach()
         else:
-            shape = Shape(tuple(one.size), _dim(parameters[owner]), one.properties.dtype)
-            tensors[name] = _empty(parameters[owner], shape)
+            tensors[name] = _empty(sharded, name, Shape(tuple(one.size), one.properties.dtype, ()))
     missing = [name for name in parameters if f"model/{name}" not in tensors]
     if missing:
         raise CheckpointUnusable(f"the checkpoint holds no {missing[0]}: it is one of another model")
@@ -61,12 +58,7 @@ def load(folder: Path, sharded: Sharded) -> dict[str, Any]:
     return state
 
 
-def _dim(parameter: Any) -> int:
-    return int(parameter.placements[0].dim)
-
-
-def _empty(parameter: Any, shape: Shape) -> Any:
-    mesh = parameter.device_mesh
-    count = len(rows_of(shape.rows, mesh.size(), mesh.get_local_rank()))
-    rows = torch.zeros(count * math.prod(shape.row), dtype=shape.dtype).view(count, *shape.row)
-    return like(parameter, rows.movedim(0, shape.dim), shape)
+def _empty(sharded: Sharded, name: str, shape: Shape) -> Any:
+    here = sharded.as_cut_here(name, shape)
+    block = torch.zeros(tuple(map(len, here.box(sharded.part))), dtype=shape.dtype)
+    return like(sharded.owner(name), block, here)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from remora import training
 from remora.torch.buffers import Buffers
@@ -20,15 +19,18 @@ from remora.torch.feed import Feed, Plan, deliveries
 from remora.torch.group import PeerLost
 from remora.torch.loop import REPORTS_KEPT, Compute, Step
 from remora.torch.order import Position, shards_of
+from remora.torch.own_time import OwnTime
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.settings import Settings, agreed, fingerprint, needed
 from remora.torch.sharded import durable
 from remora.torch.sharded.building import Build, Built, construct
+from remora.torch.sharded.grid import Parallel
+from remora.torch.sharded.handing_on import hand_on
 from remora.torch.sharded.holdings import Held, Label, Source, missing_parts, newest_whole
 from remora.torch.sharded.meeting import Meeting, StateLost, gather, spread
 from remora.torch.sharded.mesh import Carried, open_mesh
-from remora.torch.sharded.snapshots import Snapshots, hand_on, lost_text
-from remora.torch.sharded.trial import Trial
+from remora.torch.sharded.snapshots import Snapshots, lost_text
+from remora.torch.sharded.trial import Trial, forget_optimizers, full
 from remora.torch.state import LoopState, Progress
 
 log = logging.getLogger("remora.torch")
@@ -46,7 +48,7 @@ class _Letter:
 
 
 class ShardedLoop:
-    """`Loop` for a model that no worker holds as a whole: FSDP cuts it, and its optimizer, over all of them.
+    """`Loop` for a model that no worker holds as a whole: FSDP and tensor parallelism cut it, and its optimizer.
 
         def build(mesh):
             model = Net()
@@ -67,7 +69,13 @@ class ShardedLoop:
 
     `build(mesh)` returns the model, sharded over this mesh, and its optimizer, and a scheduler if there is one.  It is
     called again in every new group, so what it made is reached as `loop.model`, `loop.optimizer`, `loop.scheduler`.
-    Random numbers are seeded before it, the same on all workers.  All other arguments are those of `Loop`.
+    Random numbers are seeded before it, the same on all workers.
+
+    - `shard`: workers that one copy of the model is cut over; all if None.  The mesh is ("replicate", "shard") then.
+    - `tensor`: workers that compute one layer together; the last dimension of the mesh is "tensor" then.
+    - All other arguments are those of `Loop`.
+
+    The number of workers may be any multiple of the product of `shard` and `tensor`.
 
     Raises ValueError for arguments and models that cannot work.
     """
@@ -83,6 +91,9 @@ class ShardedLoop:
         epochs: int | None = None,
         seed: int = 0,
         snapshot_every: int = 1,
+        shard: int | None = None,
+        tensor: int | None = None,
+        scaler: Any = None,
         micro_batch: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
@@ -98,15 +109,18 @@ class ShardedLoop:
         self._settings = Settings(
             global_batch, shards, micro_batch, seed, shuffle, drop_last, "sample-exact", epochs, total_steps
         )
+        self._parallel = Parallel(shard, tensor)
         self._build = build
+        self._scaler = scaler
         self._data = data
         self._collate = collate_fn
         self._num_workers = num_workers
         self._every = snapshot_every
         self._device = _device()
         self._link = training.open_link()
-        self._snapshots = Snapshots()
-        self._trial = Trial(self._settings, self._device, data, collate_fn)
+        self._snapshots = Snapshots(self._device)
+        self._own_time = OwnTime(self._device, self._tell_own_time)
+        self._trial = Trial(self._settings, self._device, data, collate_fn, scaler, self._own_time)
         self._meeting = Meeting(self._link, self._device, self._resume, self._standing)
         self._built: Built | None = None
         self._carried: Carried | None = None
@@ -171,7 +185,10 @@ class ShardedLoop:
         self._forgive(False)
         while True:
             try:
-                notes = self._trial.run(step, compute, self._feed, self._present, self._meeting)
+                assert self._carried is not None
+                notes = self._trial.run(
+                    step, compute, self._feed, self._present, self._meeting, self._carried
+                )
                 break
             except PeerLost as lost:
                 why = str(lost)
@@ -203,6 +220,7 @@ class ShardedLoop:
             if step.number % self._every == 0:
                 self._take()
             if self._link is not None:
+                self._own_time.tell()
                 self._heed(self._link.reach_boundary(step.number))
         except PeerLost as lost:
             self._change(str(lost))
@@ -213,6 +231,7 @@ class ShardedLoop:
             self._checkpoint()
         elif decided == "regroup":
             # Who leaves as planned takes nothing along.
+            self._snapshots.wait()
             if self._snapshots.newest_step != self._progress.step:
                 self._take()
             self._snapshots.wait()
@@ -224,6 +243,7 @@ class ShardedLoop:
     def _end(self) -> bool:
         """Make sure that all workers have the last step; False when there is more to do after all."""
         try:
+            self._snapshots.wait()
             self._confirm()
             self._checkpoint()
         except PeerLost as lost:
@@ -239,6 +259,7 @@ class ShardedLoop:
     # --- the group and the state ------------------------------------------------------------------------------------
 
     def _standing(self) -> int:
+        self._snapshots.leave()
         return max(self._snapshots.newest_step, 0 if self._is_new else -1)
 
     def _change(self, why: str) -> None:
@@ -254,12 +275,14 @@ class ShardedLoop:
         """Come to a common state with the group that has just met; raises PeerLost and StateLost."""
         meeting, settings = self._meeting, self._settings
         group, ring = meeting.group, meeting.ring
-        own = shards_of(group.rank, group.world_size, settings.shards)
+        grid = self._parallel.arrange(group.world_size)
+        own = shards_of(grid.reader_of(group.rank), grid.readers, settings.shards)
         self._built = self._state = None
         gc.collect()
-        mesh, self._carried = open_mesh(group, self._device)
-        built = self._built = construct(self._build, mesh, settings.seed)
-        self._state = LoopState(built.parts, settings.of_the_order())
+        forget_optimizers(self._scaler, self._device)
+        mesh, self._carried = open_mesh(group, self._device, grid)
+        built = self._built = construct(self._build, mesh, grid, settings.seed)
+        self._state = LoopState(built.parts(self._scaler), settings.of_the_order())
         mark = fingerprint(settings, built.sharded.model.parameters())
         letter = _Letter(mark, group.place.node_rank, self._is_new, self._snapshots.held())
         letters: list[_Letter] = gather(ring, letter)
@@ -277,7 +300,7 @@ class ShardedLoop:
                 lost_text(*lost) if lost else "no worker of the new group holds the training state"
             )
         built.buffers = Buffers(built.sharded.model)
-        self._snapshots.use(ring, [one.node for one in letters])
+        self._snapshots.use(ring, grid, [one.node for one in letters], built.sharded.optimizer)
         self._take()
         self._snapshots.wait()
         self._confirm()
@@ -299,7 +322,7 @@ class ShardedLoop:
         snapshot = self._snapshots.find(source.label)
         letter = (snapshot.layout, snapshot.whole) if snapshot is not None else None
         layout, whole = spread(ring, source.holders[0], letter)
-        hand_on(ring, source, snapshot, layout, self._present.sharded)
+        hand_on(ring, self._present.grid, source, snapshot, layout, self._present.sharded)
         assert self._state is not None
         self._progress = self._state.restore(whole["state"])
         self._trial.metric_names = tuple(whole["metric_names"])
@@ -361,10 +384,17 @@ class ShardedLoop:
     def _report(self, step: Step, metrics: Mapping[str, Any]) -> None:
         if self._link is None or self._is_broken():
             return
-        values = {name: _number(value) for name, value in metrics.items()}
+        values = {name: float(full(value)) for name, value in metrics.items()}
         self._reports.append((step.number, values))
         if self._meeting.group.rank == 0:
             training.report(step.number, values, total_steps=self._settings.total_steps)
+
+    def _tell_own_time(self, own_s: float) -> None:
+        grid = self._present.grid
+        shards = len(shards_of(grid.reader_of(self._meeting.group.rank), grid.readers, self._settings.shards))
+        if self._link is not None:
+            generation = self._meeting.generation
+            self._link.send({"type": "pace", "generation": generation, "own_s": own_s, "shards": shards})
 
     def _is_broken(self) -> bool:
         try:
@@ -376,10 +406,6 @@ class ShardedLoop:
     def _forgive(self, is_lenient: bool) -> None:
         if self._carried is not None:
             self._carried.is_lenient = is_lenient
-
-
-def _number(value: Any) -> float:
-    return float(value.full_tensor() if isinstance(value, DTensor) else value)
 
 
 def _device() -> torch.device:

@@ -8,20 +8,20 @@ and train on it; they fail here when PyTorch changes what it asks of a process g
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from remora.torch.group import Group, PeerLost
+from remora.torch.sharded.grid import Grid
 
 #: Name under which `torch.distributed` knows the groups of this package.
 BACKEND = "remora"
-#: Name of the one dimension of the mesh.
-DIMENSION = "shard"
 
 
 class _Started(dist._Work):  # type: ignore[misc]  # torch is not checked
@@ -60,7 +60,42 @@ class Carried(dist.ProcessGroup):  # type: ignore[misc]  # torch is not checked
         super().__init__(group.rank, group.world_size)
         self._group = group
         self._name = ""
-        self.is_lenient = False
+        #: Groups of some of the ranks, for the dimensions of a mesh.
+        self._parts: list[Carried] = []
+        self._is_lenient = False
+        self._waited_s = 0.0
+
+    @property
+    def is_lenient(self) -> bool:
+        """Whether collectives of a broken group do nothing."""
+        return self._is_lenient
+
+    @is_lenient.setter
+    def is_lenient(self, is_lenient: bool) -> None:
+        for one in (self, *self._parts):
+            one._is_lenient = is_lenient
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this process has waited for collectives of this group and its parts, since it was made."""
+        return sum(one._waited_s for one in (self, *self._parts))
+
+    def new_group(self, ranks: Sequence[int], *, group_name: str, **_: object) -> Carried | None:
+        """A group of some ranks, as torch asks the default group for it; None for a rank that is not among them.
+
+        All ranks ask for the same groups in the same order.
+        """
+        if self.rank() not in ranks:
+            return None
+        part = Carried(self._group.part(list(ranks), f"part-{group_name}"))
+        part._set_group_name(group_name)
+        self._parts.append(part)
+        return part
+
+    def abandon_parts(self) -> None:
+        """Leave the groups of some ranks for good."""
+        for one in self._parts:
+            one._group.abandon()
 
     @property
     def group_name(self) -> str:
@@ -94,11 +129,14 @@ class Carried(dist.ProcessGroup):  # type: ignore[misc]  # torch is not checked
         return _Started(lambda: self._wait(ticket), tensors)
 
     def _wait(self, ticket: Any) -> None:
+        began_at = time.perf_counter()
         try:
             self._group.wait(ticket)
         except PeerLost:
             if not self.is_lenient:
                 raise
+        finally:
+            self._waited_s += time.perf_counter() - began_at
 
     # The signatures are those that torch calls.  A group of one has no backend, and its results are its inputs.
 
@@ -202,8 +240,8 @@ def _with_op(opts: Any, op: Any) -> Any:
     return opts
 
 
-def open_mesh(group: Group, device: torch.device) -> tuple[DeviceMesh, Carried]:
-    """Make `group` the default group of `torch.distributed`, and a mesh of one dimension over all its ranks.
+def open_mesh(group: Group, device: torch.device, grid: Grid) -> tuple[DeviceMesh, Carried]:
+    """Make `group` the default group of `torch.distributed`, and a mesh over all its ranks as `grid` arranges them.
 
     What was opened before is closed.
     """
@@ -211,13 +249,13 @@ def open_mesh(group: Group, device: torch.device) -> tuple[DeviceMesh, Carried]:
     carried = Carried(group)
     _offered.append(carried)
     dist.init_process_group(BACKEND, store=dist.HashStore(), rank=group.rank, world_size=group.world_size)
-    mesh = DeviceMesh.from_group(dist.group.WORLD, device.type, mesh_dim_names=(DIMENSION,))
-    return mesh, carried
+    return init_device_mesh(device.type, grid.sizes, mesh_dim_names=grid.names), carried
 
 
 def close_mesh() -> None:
     """Forget the default group; the `Group` below stays as it is."""
     if dist.is_initialized() and isinstance(dist.group.WORLD, Carried):
+        dist.group.WORLD.abandon_parts()
         dist.destroy_process_group()
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from remora.torch.sharded.cuts import rows_of
+from remora.torch.sharded.cuts import Box, Cut, box_of
+from remora.torch.sharded.grid import SHARD, TENSOR, Grid
 
 #: Bytes that every tensor's place in a piece is a multiple of.
 _ALIGNMENT = 64
@@ -18,71 +20,75 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Shape:
-    """A tensor as a whole, and the dimension that it is cut along."""
+    """A tensor as a whole, and how it is cut."""
 
     size: tuple[int, ...]
-    dim: int
     dtype: torch.dtype
+    cuts: tuple[Cut, ...]
 
-    @property
-    def rows(self) -> int:
-        """Its length along the dimension that it is cut along."""
-        return self.size[self.dim]
-
-    @property
-    def row(self) -> tuple[int, ...]:
-        """Shape of one row."""
-        return self.size[: self.dim] + self.size[self.dim + 1 :]
+    def box(self, part: int) -> Box:
+        """What piece `part` has of it."""
+        return box_of(self.size, self.cuts, part)
 
 
 #: Shapes by name, in the order in which they lie in a piece; the same on all ranks.
 Layout = dict[str, Shape]
 
 
-def places(layout: Layout, parts: int, part: int) -> tuple[dict[str, tuple[int, int]], int]:
-    """First and last byte of each tensor in a piece, and the bytes of the piece."""
-    found, end = {}, 0
-    for name, shape in layout.items():
-        count = len(rows_of(shape.rows, parts, part)) * math.prod(shape.row)
-        found[name] = (end, end + count * shape.dtype.itemsize)
-        end = -(-found[name][1] // _ALIGNMENT) * _ALIGNMENT
-    return found, end
+class Places:
+    """Where the tensors of one piece lie in it."""
 
+    def __init__(self, layout: Layout, part: int) -> None:
+        self._layout = layout
+        self._found: dict[str, tuple[int, int, tuple[int, ...]]] = {}
+        end = 0
+        for name, shape in layout.items():
+            block = tuple(map(len, shape.box(part)))
+            first = -(-end // _ALIGNMENT) * _ALIGNMENT
+            end = first + math.prod(block) * shape.dtype.itemsize
+            self._found[name] = first, end, block
+        #: Bytes of the piece.
+        self.size_bytes = end
 
-def view(piece: torch.Tensor, layout: Layout, parts: int, part: int, name: str) -> torch.Tensor:
-    """A tensor's rows in a piece: [rows, *row]."""
-    first, last = places(layout, parts, part)[0][name]
-    return piece[first:last].view(layout[name].dtype).view(-1, *layout[name].row)
+    def view(self, piece: torch.Tensor, name: str) -> torch.Tensor:
+        """A tensor's block in a piece."""
+        first, end, block = self._found[name]
+        return piece[first:end].view(self._layout[name].dtype).view(block)
 
 
 class Sharded:
     """A model and its optimizer as they are now."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, grid: Grid) -> None:
         self.model = model
         self.optimizer = optimizer
+        self._grid = grid
+        #: The sharded ones, also while a forward pass has put whole ones into the model.
+        self.parameters: dict[str, DTensor] = dict(model.named_parameters())
+        self._layout: Layout = {}
 
     def tensors(self) -> Iterator[tuple[str, DTensor]]:
         """All sharded tensors with their names, in the same order on all ranks."""
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self.parameters.items():
             yield f"model/{name}", parameter
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 if isinstance(value, DTensor):
                     yield f"optimizer/{name}/{key}", value
 
     def layout(self) -> Layout:
-        """Shapes of all sharded tensors."""
-        return {
-            name: Shape(tuple(one.shape), one.placements[0].dim, one.dtype) for name, one in self.tensors()
-        }
+        """Shapes of all sharded tensors; the same object as long as there are no others."""
+        tensors = dict(self.tensors())
+        if self._layout.keys() != tensors.keys():
+            self._layout = {
+                name: Shape(tuple(one.shape), one.dtype, cuts_of(one, self._grid))
+                for name, one in tensors.items()
+            }
+        return self._layout
 
-    def copy_into(self, piece: torch.Tensor, layout: Layout, parts: int, part: int) -> None:
-        """Copy this rank's rows into a piece of host memory."""
-        where = places(layout, parts, part)[0]
+    def copy_into(self, piece: torch.Tensor, places: Places) -> None:
+        """Copy this rank's blocks into a piece of host memory."""
         for name, one in self.tensors():
-            first, last = where[name]
-            rows = one.detach().to_local().movedim(layout[name].dim, 0)
-            piece[first:last].view(one.dtype).view(rows.shape).copy_(rows)
+            places.view(piece, name).copy_(one.detach().to_local(), non_blocking=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything else, which is the same on all ranks; tensors are copied to host memory."""
@@ -92,7 +98,7 @@ class Sharded:
                 for key, value in self.optimizer.state.get(parameter, {}).items()
                 if not isinstance(value, DTensor)
             }
-            for name, parameter in self.model.named_parameters()
+            for name, parameter in self.parameters.items()
         }
         groups = [
             {key: _copied(value) for key, value in group.items() if key != "params"}
@@ -103,7 +109,7 @@ class Sharded:
 
     def load_state_dict(self, whole: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned."""
-        parameters = dict(self.model.named_parameters())
+        parameters = self.parameters
         for name, values in whole["scalars"].items():
             state = self.optimizer.state[parameters[name]] if values else {}
             for key, value in values.items():
@@ -114,20 +120,47 @@ class Sharded:
         for name, buffer in self.model.named_buffers():
             buffer.detach().copy_(whole["buffers"][name])
 
-    def put(self, name: str, shape: Shape, rows: torch.Tensor) -> None:
-        """Take over this rank's rows [rows, *row] of one tensor."""
+    def put(self, name: str, shape: Shape, block: torch.Tensor) -> None:
+        """Take over this rank's block of one tensor."""
+        parameter, key = self._owner(name)
+        if key is None:
+            parameter.detach().to_local().copy_(block)
+        else:
+            self.optimizer.state[parameter][key] = like(parameter, block, shape)
+
+    def as_cut_here(self, name: str, shape: Shape) -> Shape:
+        """The shape of a tensor of another group as this one cuts it."""
+        return replace(shape, cuts=cuts_of(self.owner(name), self._grid))
+
+    @property
+    def part(self) -> int:
+        """The piece of the state that this rank holds."""
+        return self._grid.part_of(dist.get_rank())
+
+    def owner(self, name: str) -> DTensor:
+        """The parameter that a tensor belongs to."""
+        return self._owner(name)[0]
+
+    def _owner(self, name: str) -> tuple[DTensor, str | None]:
+        """The parameter that a tensor belongs to, and its key in the optimizer's state; None for itself."""
         kind, _, rest = name.partition("/")
-        parameters = dict(self.model.named_parameters())
-        local = rows.movedim(0, shape.dim)
         if kind == "model":
-            parameters[rest].detach().to_local().copy_(local)
-            return
+            return self.parameters[rest], None
         owner, _, key = rest.rpartition("/")
-        self.optimizer.state[parameters[owner]][key] = like(parameters[owner], local, shape)
+        return self.parameters[owner], key
+
+
+def cuts_of(tensor: DTensor, grid: Grid) -> tuple[Cut, ...]:
+    """How a tensor is cut over the dimensions of its mesh: by tensor parallelism first, then by FSDP."""
+    placed = dict(zip(tensor.device_mesh.mesh_dim_names, tensor.placements, strict=True))
+    found = [Cut(placed[SHARD].dim, grid.shard, grid.tensor)]
+    if TENSOR in placed and not placed[TENSOR].is_replicate():
+        found.insert(0, Cut(placed[TENSOR].dim, grid.tensor, 1))
+    return tuple(found)
 
 
 def like(parameter: DTensor, local: torch.Tensor, shape: Shape) -> DTensor:
-    """A tensor that is cut as `parameter`, out of this rank's rows of it."""
+    """A tensor that is cut as `parameter`, out of this rank's block of it."""
     whole = torch.empty(shape.size, dtype=shape.dtype, device="meta")
     return DTensor.from_local(
         local.to(parameter.device).contiguous(),

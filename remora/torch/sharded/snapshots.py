@@ -1,23 +1,31 @@
 """Snapshots in host memory: every worker has its own piece of the state, and that of one neighbour.
 
-A snapshot is taken after a step, by copying; the exchange with the neighbours runs while the next step computes, and
-is waited for at its end.  So of a lost worker's pieces the newest one or the one before is whole.
+The state does not change between two optimizer steps.  So a snapshot is copied beside the next step's passes, and
+`optimizer.step()` alone waits for it; then it goes to the neighbour, which is waited for at the end of that step.  So
+of a lost worker's pieces the newest one or the one before is whole.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from remora.torch.group import Group, Ticket
-from remora.torch.sharded.cuts import keepers, moves, rows_of
-from remora.torch.sharded.holdings import Held, Label, Source
-from remora.torch.sharded.pieces import Layout, Sharded, places, view
+from remora.torch.group import Group, PeerLost, Ticket
+from remora.torch.saving import beside, mark
+from remora.torch.sharded.cuts import keepers
+from remora.torch.sharded.grid import Grid
+from remora.torch.sharded.holdings import Held, Label
+from remora.torch.sharded.pieces import Layout, Places, Sharded
 
 #: Whole snapshots kept beside the one under way.
 KEPT = 2
+#: Bytes of a piece up to which it is copied at once, because a thread would cost more.
+SMALL_BYTES = 1 << 20
 
 
 @dataclass
@@ -31,7 +39,7 @@ class Snapshot:
     whole: Any
     #: Pieces by number: this worker's own, and the neighbour's once it is here.
     pieces: dict[int, torch.Tensor]
-    #: The neighbour's piece under way, with the tensors that the exchange uses.
+    #: The neighbour's piece under way, with the collective that brings it.
     under_way: tuple[Ticket | None, int, torch.Tensor] | None = None
 
     def settle(self) -> None:
@@ -39,58 +47,122 @@ class Snapshot:
         if self.under_way is not None:
             ticket, part, piece = self.under_way
             if ticket is None or (ticket.is_done and ticket.error is None):
-                self.pieces[part] = piece
+                self.pieces.setdefault(part, piece)
                 self.under_way = None
+
+
+class Copying:
+    """The copy of one snapshot and the begin of its exchange, in a thread of their own."""
+
+    def __init__(self, copy: Callable[[], None], exchange: Callable[[], None]) -> None:
+        self._copy, self._exchange = copy, exchange
+        self._copied = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="remora-snapshot", daemon=True)
+        self._thread.start()
+
+    def await_copy(self) -> None:
+        """Wait until the state may change."""
+        self._copied.wait()
+
+    def wait(self) -> None:
+        """Wait until the exchange is under way; raises what went wrong."""
+        self._thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _work(self) -> None:
+        try:
+            self._copy()
+            self._copied.set()
+            self._exchange()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._copied.set()
 
 
 class Snapshots:
     """The newest snapshots, and the ring of workers that exchange them."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._taken: list[Snapshot] = []
         self._ring: Group | None = None
+        self._grid = Grid(1, 1, 1)
         self._keeper: list[int] = [0]
+        self._copying: Copying | None = None
+        self._places: dict[int, Places] = {}
+        self._layout: Layout | None = None
 
     @property
     def newest_step(self) -> int:
         """Step of the newest own piece; -1 without one."""
         return max((one.label.step for one in self._taken), default=-1)
 
-    def use(self, ring: Group, nodes: list[int]) -> None:
-        """Exchange over this group from now on; `nodes` tells the node of each rank."""
-        self._ring = ring
+    def use(self, ring: Group, grid: Grid, nodes: list[int], optimizer: torch.optim.Optimizer) -> None:
+        """Exchange over this group from now on, and let the optimizer wait for copies; `nodes`: that of each rank."""
+        self._ring, self._grid = ring, grid
         self._keeper = keepers(nodes)
+        optimizer.register_step_pre_hook(lambda *_: self.await_copy())
 
     def take(self, label: Label, sharded: Sharded, whole: Any) -> None:
-        """Copy the state now, and start to exchange it with the neighbours; raises PeerLost."""
-        ring = self._ring
-        assert ring is not None
+        """Begin to copy the state as it is now, and to exchange it with the neighbours; raises PeerLost.
+
+        The optimizer of `sharded` must not change it before `await_copy`.
+        """
         self.wait()
-        layout, parts = sharded.layout(), ring.world_size
-        own = torch.empty(places(layout, parts, ring.rank)[1], dtype=torch.uint8)
-        sharded.copy_into(own, layout, parts, ring.rank)
-        snapshot = Snapshot(label, parts, layout, whole, {ring.rank: own})
-        self._taken = [*[one for one in self._taken if one.label != label][-KEPT:], snapshot]
-        if parts == 1:
-            return
-        kept = self._keeper.index(ring.rank)
-        piece = torch.empty(places(layout, parts, kept)[1], dtype=torch.uint8)
-        counts_in, counts_out = [0] * parts, [0] * parts
-        counts_in[kept], counts_out[self._keeper[ring.rank]] = len(piece), len(own)
-        snapshot.under_way = ring.exchange(piece, own, counts_in, counts_out), kept, piece
+        ring, grid = self._ring, self._grid
+        assert ring is not None
+        layout = sharded.layout()
+        part, places = grid.part_of(ring.rank), self._places_of(layout, grid.part_of(ring.rank))
+        on_cuda = self._device.type == "cuda"
+        own = torch.empty(places.size_bytes, dtype=torch.uint8, pin_memory=on_cuda)
+        snapshot = Snapshot(label, grid.parts, layout, whole, {})
+        ready = mark(self._device)
+
+        def copy() -> None:
+            with torch.no_grad(), beside(self._device, ready):
+                sharded.copy_into(own, places)
+                if on_cuda:
+                    torch.cuda.current_stream(self._device).synchronize()
+            snapshot.pieces[part] = own
+            self._taken = [*[one for one in self._taken if one.label != label][-KEPT:], snapshot]
+
+        def exchange() -> None:
+            if ring.world_size > 1:
+                self._exchange(ring, snapshot, own)
+
+        if on_cuda or places.size_bytes > SMALL_BYTES:
+            self._copying = Copying(copy, exchange)
+        else:
+            copy()
+            exchange()
+
+    def await_copy(self) -> None:
+        """Wait until the state may change."""
+        if self._copying is not None:
+            self._copying.await_copy()
 
     def wait(self) -> None:
         """Wait until the neighbour's piece of the newest snapshot is here; raises PeerLost."""
+        self._join()
         if self._taken and (under_way := self._taken[-1].under_way) is not None:
             assert self._ring is not None
             self._ring.wait(under_way[0])
             self._taken[-1].settle()
 
-    def held(self) -> list[Held]:
-        """What this worker could give to others; what was under way in a group that broke is given up."""
+    def leave(self) -> None:
+        """Give up what is under way in a group that broke; a copy that began is ended, and kept."""
+        with contextlib.suppress(PeerLost):
+            self._join()
         for one in self._taken:
             one.settle()
             one.under_way = None
+
+    def held(self) -> list[Held]:
+        """What this worker could give to others."""
         return [Held(one.label, one.parts, tuple(sorted(one.pieces))) for one in self._taken]
 
     def find(self, label: Label) -> Snapshot | None:
@@ -101,31 +173,25 @@ class Snapshots:
         """Drop everything."""
         self._taken = []
 
+    def _exchange(self, ring: Group, snapshot: Snapshot, own: torch.Tensor) -> None:
+        kept, keeper = self._keeper.index(ring.rank), self._keeper[ring.rank]
+        part = self._grid.part_of(kept)
+        piece = torch.empty(self._places_of(snapshot.layout, part).size_bytes, dtype=torch.uint8)
+        counts_in, counts_out = [0] * ring.world_size, [0] * ring.world_size
+        counts_in[kept], counts_out[keeper] = len(piece), len(own)
+        snapshot.under_way = ring.exchange(piece, own, counts_in, counts_out), part, piece
 
-def hand_on(ring: Group, source: Source, snapshot: Snapshot | None, layout: Layout, sharded: Sharded) -> None:
-    """Bring a snapshot from its holders into `sharded`, one tensor at a time; all ranks call it.  Raises PeerLost."""
-    parts = len(source.holders)
-    for name, shape in layout.items():
-        plan = moves(shape.rows, source.holders, ring.world_size)
-        mine = [one for one in plan if one.source == ring.rank]
-        coming = [one for one in plan if one.target == ring.rank]
-        width = torch.Size(shape.row).numel()
-        lots = []
-        for one in mine:
-            assert snapshot is not None
-            rows = view(snapshot.pieces[one.part], layout, parts, one.part, name)
-            lots.append(rows[one.offset : one.offset + one.count].reshape(-1))
-        sent = torch.cat(lots) if lots else torch.empty(0, dtype=shape.dtype)
-        received = torch.empty(sum(one.count for one in coming) * width, dtype=shape.dtype)
-        if ring.world_size == 1:
-            received.copy_(sent)
-        counts_in = [width * sum(m.count for m in coming if m.source == r) for r in range(ring.world_size)]
-        counts_out = [width * sum(m.count for m in mine if m.target == r) for r in range(ring.world_size)]
-        ring.wait(ring.exchange(received, sent, counts_in, counts_out))
-        own = torch.empty(len(rows_of(shape.rows, ring.world_size, ring.rank)), *shape.row, dtype=shape.dtype)
-        for one, lot in zip(coming, received.split([one.count * width for one in coming]), strict=True):
-            own[one.place : one.place + one.count] = lot.view(one.count, *shape.row)
-        sharded.put(name, shape, own)
+    def _places_of(self, layout: Layout, part: int) -> Places:
+        if layout is not self._layout:
+            self._layout, self._places = layout, {}
+        if part not in self._places:
+            self._places[part] = Places(layout, part)
+        return self._places[part]
+
+    def _join(self) -> None:
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            copying.wait()
 
 
 def lost_text(label: Label, parts: list[int]) -> str:

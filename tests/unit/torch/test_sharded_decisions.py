@@ -1,38 +1,16 @@
-"""Where tensors are cut, who keeps whose snapshot, and which snapshot a group goes on from."""
+"""How often workers compute, who keeps whose snapshot, and which snapshot a group goes on from."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.torch.order import shard_size, shards_of
-from remora.torch.sharded.cuts import keepers, moves, passes, rows_of
+from remora.torch.sharded.cuts import keepers, passes
 from remora.torch.sharded.holdings import Held, Label, missing_parts, newest_whole
 
-sizes = st.integers(0, 40)
 counts = st.integers(1, 7)
-
-
-@given(sizes, counts)
-def test_rows_are_cut_as_torch_cuts_them(size: int, parts: int) -> None:
-    chunks = [chunk.tolist() for chunk in torch.arange(size).chunk(parts)] if size else []
-    ours = [list(rows_of(size, parts, part)) for part in range(parts)]
-    assert [rows for rows in ours if rows] == [chunk for chunk in chunks if chunk]
-
-
-@given(sizes, counts, counts, st.randoms(use_true_random=False))
-def test_moves_bring_every_row_to_its_new_place(size: int, old: int, new: int, random_: object) -> None:
-    holders = {part: random_.randrange(new) for part in range(old)}  # type: ignore[attr-defined]
-    pieces = [list(rows_of(size, old, part)) for part in range(old)]
-    got: list[list[int | None]] = [[None] * len(rows_of(size, new, rank)) for rank in range(new)]
-    plan = moves(size, holders, new)
-    for one in plan:
-        assert one.source == holders[one.part]
-        got[one.target][one.place : one.place + one.count] = pieces[one.part][one.offset :][: one.count]
-    assert got == [list(rows_of(size, new, rank)) for rank in range(new)]
-    assert sum(one.count for one in plan) == size, "no row travels twice"
 
 
 @given(st.integers(1, 40), counts, st.integers(0, 5), st.none() | st.integers(1, 5))
