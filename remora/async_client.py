@@ -17,7 +17,18 @@ from remora.requests import Answer, Request, Stream
 from remora.retries import Following
 from remora.shell import CHUNK, POLL_S, Shell, answer_of, check_deadline, deadline_after, item_of, within
 from remora.spec import JobSpec
-from remora.views import Attempt, Checkpoint, Event, Health, Job, LogLine, MetricPoint, Node
+from remora.views import (
+    Attempt,
+    Checkpoint,
+    Event,
+    Health,
+    Job,
+    LogLine,
+    MetricPoint,
+    ModelVersion,
+    Node,
+    OutputFile,
+)
 
 T = TypeVar("T")
 
@@ -116,6 +127,28 @@ class AsyncClient(Shell):
     async def download(self, job_id: str, target: str | Path, *, step: int | None = None) -> Checkpoint:
         """See `Client.download`."""
         return await self._run(flows.download(job_id, Path(target), step))
+
+    async def outputs(self, job_id: str) -> list[OutputFile]:
+        """See `Client.outputs`."""
+        return await self._run(flows.all_pages(lambda cursor: requests.list_outputs(job_id, cursor)))
+
+    async def download_outputs(self, job_id: str, target: str | Path) -> list[OutputFile]:
+        """See `Client.download_outputs`."""
+        return await self._run(flows.download_outputs(job_id, Path(target)))
+
+    async def models(self) -> list[ModelVersion]:
+        """See `Client.models`."""
+        return await self._run(flows.all_pages(requests.list_models))
+
+    async def model_versions(self, name: str) -> list[ModelVersion]:
+        """See `Client.model_versions`."""
+        return await self._run(flows.all_pages(lambda cursor: requests.list_model_versions(name, cursor)))
+
+    async def download_model(
+        self, name: str, target: str | Path, *, version: int | None = None
+    ) -> ModelVersion:
+        """See `Client.download_model`."""
+        return await self._run(flows.download_model(name, Path(target), version))
 
     async def nodes(self) -> list[Node]:
         """See `Client.nodes`."""

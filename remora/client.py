@@ -27,7 +27,18 @@ from remora.requests import Answer, Request, Stream
 from remora.retries import Following
 from remora.shell import CHUNK, POLL_S, Shell, answer_of, check_deadline, deadline_after, item_of, within
 from remora.spec import JobSpec
-from remora.views import Attempt, Checkpoint, Event, Health, Job, LogLine, MetricPoint, Node
+from remora.views import (
+    Attempt,
+    Checkpoint,
+    Event,
+    Health,
+    Job,
+    LogLine,
+    MetricPoint,
+    ModelVersion,
+    Node,
+    OutputFile,
+)
 
 __all__ = ["AsyncClient", "Client"]
 
@@ -134,6 +145,29 @@ class Client(Shell):
         machine does not take it.
         """
         return self._run(flows.download(job_id, Path(target), step))
+
+    def outputs(self, job_id: str) -> list[OutputFile]:
+        """Files that a job's script left in its outputs folder, by name; also while it runs."""
+        return self._run(flows.all_pages(lambda cursor: requests.list_outputs(job_id, cursor)))
+
+    def download_outputs(self, job_id: str, target: str | Path) -> list[OutputFile]:
+        """Put them into the folder `target`, which must be empty or not there.
+
+        Raises NotFound while there are none, and DownloadError when this machine does not take them.
+        """
+        return self._run(flows.download_outputs(job_id, Path(target)))
+
+    def models(self) -> list[ModelVersion]:
+        """The newest version of every model, by name."""
+        return self._run(flows.all_pages(requests.list_models))
+
+    def model_versions(self, name: str) -> list[ModelVersion]:
+        """Versions of a model, newest first."""
+        return self._run(flows.all_pages(lambda cursor: requests.list_model_versions(name, cursor)))
+
+    def download_model(self, name: str, target: str | Path, *, version: int | None = None) -> ModelVersion:
+        """Put the newest version of a model (or `version`) into the folder `target`, as `download_outputs` does."""
+        return self._run(flows.download_model(name, Path(target), version))
 
     def nodes(self) -> list[Node]:
         """The cluster's nodes."""

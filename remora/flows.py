@@ -10,6 +10,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,9 +18,10 @@ from remora import requests
 from remora.bundle import pack
 from remora.checkpoint_files import extract
 from remora.errors import ApiError, NotFound
+from remora.received_files import check, new_folder, place_for
 from remora.requests import Request
 from remora.spec import JobSpec
-from remora.views import Checkpoint, Event, Job, LogLine, MetricPoint, Page
+from remora.views import Checkpoint, Event, Job, LogLine, MetricPoint, ModelVersion, OutputFile, Page
 
 T = TypeVar("T")
 
@@ -154,6 +156,43 @@ def metrics(job_id: str, after_step: int | None) -> Flow[list[MetricPoint]]:
         return requests.list_metrics(job_id, after_step=after_step, cursor=cursor)
 
     return (yield from all_pages(page))
+
+
+def download_outputs(job_id: str, target: Path) -> Flow[list[OutputFile]]:
+    """Put the files of a job's outputs into the folder `target`."""
+    files: list[OutputFile] = yield from all_pages(lambda cursor: requests.list_outputs(job_id, cursor))
+    if not files:
+        raise NotFound(404, "output_not_found", f"the job {job_id} has no outputs yet")
+    yield from _receive(files, target, lambda file, path: requests.get_output(job_id, file.name, path))
+    return files
+
+
+def download_model(name: str, target: Path, version: int | None) -> Flow[ModelVersion]:
+    """Put a version of a model (the newest without `version`) into the folder `target`."""
+    versions: list[ModelVersion] = yield from all_pages(
+        lambda cursor: requests.list_model_versions(name, cursor)
+    )
+    found = [one for one in versions if version in (None, one.version)]
+    if not found:
+        hint = f"it has {', '.join(str(one.version) for one in versions[:10])}"
+        raise NotFound(404, "model_not_found", f"there is no version {version} of {name}", hint=hint)
+    model = found[0]
+    yield from _receive(
+        model.files,
+        target,
+        lambda file, path: requests.get_model_file(name, model.version, file.name, path),
+    )
+    return model
+
+
+def _receive(
+    files: list[OutputFile], target: Path, request: Callable[[OutputFile, Path], Request[None]]
+) -> Flow[None]:
+    with new_folder(target) as folder:
+        for file in files:
+            path = place_for(folder, file)
+            yield request(file, path)
+            yield Work(partial(check, path, file))
 
 
 def download(job_id: str, target: Path, step: int | None) -> Flow[Checkpoint]:

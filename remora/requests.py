@@ -25,7 +25,9 @@ from remora.views import (
     Job,
     LogLine,
     MetricPoint,
+    ModelVersion,
     Node,
+    OutputFile,
     Page,
     Problem,
 )
@@ -35,6 +37,7 @@ T = TypeVar("T")
 #: Items asked for at once.
 PAGE_ITEMS = 500
 _JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_MODEL = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _KEY = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -202,6 +205,48 @@ def get_checkpoint_content(job_id: str, step: int, save_to: Path) -> Request[Non
     """A checkpoint's files as a tar archive, written to `save_to`."""
     path = job_path(job_id, "checkpoints", str(step), "content")
     return Request(method="GET", path=path, save_to=save_to, parse=_nothing)
+
+
+def list_outputs(job_id: str, cursor: str | None = None) -> Request[Page[OutputFile]]:
+    """One page of the files in a job's outputs."""
+    path = job_path(job_id, "outputs")
+    return Request(method="GET", path=path, params=_params(cursor=cursor), parse=_one(Page[OutputFile]))
+
+
+def get_output(job_id: str, name: str, save_to: Path) -> Request[None]:
+    """The content of an output, written to `save_to`."""
+    path = job_path(job_id, "outputs", quote(name))
+    return Request(method="GET", path=path, save_to=save_to, parse=_nothing)
+
+
+def list_models(cursor: str | None = None) -> Request[Page[ModelVersion]]:
+    """One page of models, the newest version of each."""
+    return Request(
+        method="GET", path="/v1/models", params=_params(cursor=cursor), parse=_one(Page[ModelVersion])
+    )
+
+
+def list_model_versions(name: str, cursor: str | None = None) -> Request[Page[ModelVersion]]:
+    """One page of a model's versions, newest first.  Raises NotFound for a text that cannot be a name."""
+    return Request(
+        method="GET",
+        path=f"{_model_path(name)}/versions",
+        params=_params(cursor=cursor),
+        parse=_one(Page[ModelVersion]),
+    )
+
+
+def get_model_file(name: str, version: int, file: str, save_to: Path) -> Request[None]:
+    """The content of a model's file, written to `save_to`."""
+    path = f"{_model_path(name)}/versions/{version}/files/{quote(file)}"
+    return Request(method="GET", path=path, save_to=save_to, parse=_nothing)
+
+
+def _model_path(name: str) -> str:
+    if not _MODEL.fullmatch(name):
+        hint = "remora models lists them"
+        raise NotFound(404, "model_not_found", f"there is no model {name[:80]!r}", hint=hint)
+    return f"/v1/models/{name}"
 
 
 def has_bundle(digest: str) -> Request[bool]:

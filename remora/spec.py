@@ -33,6 +33,7 @@ from pydantic import (
 
 from remora.backends import BACKEND_WORDS, BackendName
 from remora.errors import SpecError, SpecProblem
+from remora.expressions import outputs_in
 from remora.quantities import DURATION_FORM, SIZE_FORM, parse_duration, parse_size
 from remora.refusals import refusals, without_refused
 from remora.spec_problems import problems_of, read_spec_file, read_yaml, section_of
@@ -44,6 +45,7 @@ MAX_WORKERS = 4096
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _NAME_FORM = "1 to 63 of a-z, 0-9, '-', '_' and '.', beginning with a letter or a digit"
+_OUTPUT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Variables that the supervisor sets for every worker.
@@ -283,6 +285,19 @@ class Limits(Section):
         return self.step_time
 
 
+class Output(Section):
+    """A folder that the script fills."""
+
+    model: Name | None = Field(None, description=_NAME_FORM)
+
+
+def _output(value: object) -> object:
+    return {} if value is None else value
+
+
+Outputs = dict[StrictStr, Annotated[Output, BeforeValidator(_output)]]
+
+
 class JobSpec(Section):
     """A job as its owner describes it.  Raises SpecError, however it is made."""
 
@@ -303,6 +318,8 @@ class JobSpec(Section):
     )
     resources: Resources = Field(Resources(), description="keys gpus, cpus, memory")
     environment: Environment = Field(Environment(), description="the key variables")
+    #: Folders below `REMORA_OUTPUTS_DIR`, by name.
+    outputs: Outputs = Field({}, description="names, each with {} or {model: a name}")
     elastic: Elastic = Field(Elastic(), description="keys exactness, global_batch, shards")
     checkpoint: CheckpointPolicy = Field(CheckpointPolicy(), description="keys interval, keep, best, store")
     priority: Whole = Field(50, ge=0, le=100, description="a whole number from 0 to 100")
@@ -342,6 +359,33 @@ class JobSpec(Section):
                 "backend is fsdp and elastic.exactness is bitwise; the sums of sharded gradients depend on the number"
                 " of workers, so use sample-exact, or ddp with a model that each worker holds as a whole"
             )
+        return self
+
+    @field_validator("outputs", mode="before")
+    @classmethod
+    def _no_outputs(cls, value: object) -> object:
+        return {} if value is None else value
+
+    @field_validator("outputs")
+    @classmethod
+    def _named(cls, value: Outputs) -> Outputs:
+        for name in value:
+            if not _OUTPUT.fullmatch(name):
+                raise ValueError(
+                    f"{name[:80]!r} is no name of an output; use letters, digits, '-', '_' and '.'"
+                )
+        models = [output.model for output in value.values() if output.model is not None]
+        if doubled := next((name for name in models if models.count(name) > 1), None):
+            raise ValueError(f"two outputs become the model {doubled}; give them different names")
+        return value
+
+    @model_validator(mode="after")
+    def _fills_known_outputs(self) -> Self:
+        for name in outputs_in(self.command):
+            if name not in self.outputs:
+                raise ValueError(
+                    f"the command names ${{{{outputs.{name[:80]}}}}}, which is not among the outputs"
+                )
         return self
 
     @field_validator("code")

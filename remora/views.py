@@ -141,6 +141,36 @@ class Checkpoint(View):
     files: dict[str, int]
 
 
+class OutputFile(View):
+    """One file that a job's script left in its outputs folder."""
+
+    #: Relative POSIX name.
+    name: str
+    size_bytes: int
+    #: Hexadecimal SHA-256 of the content.
+    sha256: str
+
+
+class ModelVersion(View):
+    """One version of a model: an output of a job that succeeded."""
+
+    name: str
+    #: 1, 2, ... per name.
+    version: int
+    #: `sha256:...`; equal for equal files.
+    digest: str
+    size_bytes: int
+    #: Where it comes from: the job, its attempt, and the output.
+    job_id: str
+    attempt: int
+    output: str
+    #: Digest of the code that made it, and the command.
+    code: str | None = None
+    command: list[str] = Field(default_factory=list)
+    created_at: float
+    files: list[OutputFile] = Field(default_factory=list)
+
+
 class Node(View):
     """One machine of the cluster."""
 

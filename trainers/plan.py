@@ -14,7 +14,7 @@ from remora.backends import BackendName
 from remora.states import EndReason
 from remora.worker_sizes import WorkerSizes
 
-RecordKind = Literal["event", "log", "metric", "checkpoint", "progress", "ended"]
+RecordKind = Literal["event", "log", "metric", "checkpoint", "output", "progress", "ended"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,8 @@ class AttemptPlan:
     variables: dict[str, str] = field(default_factory=dict)
     #: Variables of ours that tell the script what its job asks of an elastic loop (`REMORA_EXACTNESS`, ...).
     elastic_variables: dict[str, str] = field(default_factory=dict)
+    #: Names of the job's outputs: folders that the script finds in its outputs folder.
+    outputs: tuple[str, ...] = ()
     #: Seconds between periodic checkpoints that scripts are asked for; None asks only before planned stops.
     checkpoint_interval_s: float | None = 60.0
     #: The interval follows what checkpoints cost and how often workers are lost; it begins with the one above.
@@ -90,6 +92,7 @@ class Record:
     - `metric`: `{"step": int, "world_size": int, "values": {name: float | None}}` (from rank 0; None: not finite)
     - `checkpoint`: `{"step", "world_size", "size_bytes", "location", "files": {name: bytes}, "committed_at"}`;
       also `{"step": int, "deleted": true}` when retention removed it
+    - `output`: `{"location", "committed_at", "files": {name: {"size_bytes", "sha256", "stored"}}}`: all outputs now
     - `progress`: any of `{"state": "running"|"draining"|"starting", "world_size": int, "step": int, "total_steps": int,
       "repeated_steps": int, "lost_s": float, "resumed_from_step": int}`; counters are totals of the attempt
     - `ended`: `{"end_reason": EndReason value, "message": str, "exit_code": int | None}`; always the last record

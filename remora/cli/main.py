@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
-from remora.cli import cluster, conversion, jobs, results, streams, submission
+from remora.cli import cluster, conversion, jobs, models, results, streams, submission
 from remora.cli.exits import HELP, ExitCode, code_of_error
 from remora.errors import RemoraError, SpecError
 
@@ -35,9 +35,11 @@ for command in (
     cluster.nodes,
     results.checkpoints,
     results.download,
+    models.outputs,
     cluster.version,
 ):
     app.command("list" if command is jobs.list_jobs else None)(command)
+app.add_typer(models.app, name="models")
 
 
 def run(arguments: Sequence[str] | None = None) -> None:

@@ -112,7 +112,7 @@ def _code(draft: Draft, fields: Fields) -> str | None:
     return path
 
 
-def _command(draft: Draft, fields: Fields, values: dict[str, str], outputs: dict[str, str]) -> None:
+def _command(draft: Draft, fields: Fields, values: dict[str, str], outputs: set[str]) -> None:
     template = fields.text("command")
     if template is None:
         if not draft.problems:
@@ -123,13 +123,14 @@ def _command(draft: Draft, fields: Fields, values: dict[str, str], outputs: dict
 
     def value(match: re.Match[str]) -> Value:
         data = _DATA.fullmatch(match.group(1))
-        known = {"inputs": values, "outputs": outputs}[data.group(1)] if data else {}
         if data is None:
             draft.refuse("command", f"{match.group()[:80]} is neither an input nor an output of the job")
-        elif data.group(2) not in known:
+        elif data.group(2) not in (values if data.group(1) == "inputs" else outputs):
             draft.refuse("command", f"{match.group()[:80]} is not among the job's {data.group(1)}")
+        elif data.group(1) == "inputs":
+            return Value(values[data.group(2)])
         else:
-            return Value(known[data.group(2)])
+            return Value(f"${{{{outputs.{data.group(2)}}}}}", is_expression=True)
         return Value("")
 
     try:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from remora.foreign.translation import Draft, Fields, Remark, scalar, text_of
+from remora.foreign.translation import Draft, Fields, Remark, scalar, slug, text_of
 from remora.spec_problems import short
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
@@ -101,21 +101,25 @@ def _local(path: str, folder: Path, code: str | None) -> str:
     return whole
 
 
-def read_outputs(draft: Draft, section: Fields) -> dict[str, str]:
-    """Text for each output by its name."""
-    values = {}
+def read_outputs(draft: Draft, section: Fields) -> set[str]:
+    """Names of the outputs, each a folder of the job."""
+    names: set[str] = set()
     for name, raw in section.items():
         fields = Fields(draft, raw, section.name(name))
-        fields.drop("type", "description")
-        fields.leave("mode", "files are not mounted")
-        fields.leave("path", "files do not go there")
-        fields.leave("name", "no data asset is made of it")
-        fields.leave("version", "no data asset is made of it")
-        fields.close()
-        values[name] = f"outputs/{name}"
-        draft.leave(
-            fields.path,
-            f"the script has to make the folder {values[name]} itself, and what is there ends with the worker;"
-            " keep it as a checkpoint",
+        kind, model = fields.text("type") or "uri_folder", slug(fields.text("name") or "")
+        fields.drop("description")
+        if fields.take("mode") == "direct":
+            draft.leave(
+                fields.name("mode"), "the script gets a folder on its node; it is collected from there"
+            )
+        fields.leave(
+            "path", "outputs are kept with the job; `remora outputs JOB --download DIR` fetches them"
         )
-    return values
+        fields.leave("version", "a model gets the next version of its name")
+        fields.close()
+        output = {"model": model} if model and kind.endswith("_model") else {}
+        if model and not output:
+            draft.leave(fields.name("name"), "no data asset is made of it")
+        draft.put(f"outputs.{name}", output, fields.path)
+        names.add(name)
+    return names

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 #: What only a shell can do; quotes and spaces are understood without one.
 _SHELL = re.compile(r"[|&;<>()$`\\*?\[\]{}~#!\n]")
+_OURS = re.compile(r"\$\{\{outputs\.[\w.-]+\}\}")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 #: First words that no program stands for.
 _BUILTINS = frozenset(
@@ -52,8 +53,8 @@ class Value:
     """What stands for an expression."""
 
     text: str
-    #: True when `text` is a shell's own, e.g. `$HOME/x`, that the shell has to expand.
-    is_expanded: bool = False
+    #: True for an expression of our own specifications, which is a path by the time that the command runs.
+    is_expression: bool = False
 
 
 def fill(template: str, expression: re.Pattern[str], value: Callable[[re.Match[str]], Value]) -> str:
@@ -86,15 +87,15 @@ def _quote_after(text: str, quote: str) -> str:
 def _quoted(value: Value, quote: str) -> str:
     text = value.text
     if quote == '"':
-        return text if value.is_expanded else re.sub(r'([\\"$`])', r"\\\1", text)
+        return text if value.is_expression else re.sub(r'([\\"$`])', r"\\\1", text)
     if quote == "'":
-        return f"'\"{text}\"'" if value.is_expanded else text.replace("'", "'\"'\"'")
-    return f'"{text}"' if value.is_expanded else shlex.quote(text)
+        return f"'\"{text}\"'" if value.is_expression else text.replace("'", "'\"'\"'")
+    return f'"{text}"' if value.is_expression else shlex.quote(text)
 
 
 def needs_shell(command: str) -> bool:
     """True when the command means something else, or nothing, without a shell."""
-    bare = re.sub(r"'[^']*'|\"[^\"$`\\]*\"", "''", command.strip())
+    bare = re.sub(r"'[^']*'|\"[^\"$`\\]*\"", "''", _OURS.sub("x", command.strip()))
     first = bare.split(None, 1)[0] if bare else ""
     return bool(_SHELL.search(bare)) or bool(_ASSIGNMENT.match(first)) or first in _BUILTINS
 

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 import remora
 from remora.views import Problem
-from service.api import bundles, checkpoints, cluster, jobs, problems, streams
+from service.api import bundles, checkpoints, cluster, jobs, outputs, problems, streams
 from service.api.context import Context
 from service.api.feed import Feed
 from service.api.gate import Gate
@@ -64,7 +64,14 @@ def create_app(settings: Settings) -> FastAPI:
             }
         },
     )
-    parts = (jobs.router, streams.router, checkpoints.router, bundles.router, cluster.router)
+    parts = (
+        jobs.router,
+        streams.router,
+        checkpoints.router,
+        outputs.router,
+        bundles.router,
+        cluster.router,
+    )
     problems.install(app, [*app.routes, *(route for part in parts for route in part.routes)])
     for part in parts:
         app.include_router(part)

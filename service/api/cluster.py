@@ -11,7 +11,7 @@ from starlette.responses import Response
 import remora
 from remora.views import Health, Node, Page
 from service.api.context import context_of
-from service.api.parameters import NodesParameters, Parameters, make_cursor, read_cursor
+from service.api.parameters import PageParameters, Parameters, make_cursor, read_cursor
 from service.api.problems import ApiProblem
 from service.api.views import node_view
 from service.store.ids import is_id
@@ -26,7 +26,7 @@ CONTROLLER = "controller"
 
 
 @router.get("/v1/nodes", operation_id="list_nodes", response_model=Page[Node])
-async def list_nodes(request: Request, query: Annotated[NodesParameters, Query()]) -> Page[Node]:
+async def list_nodes(request: Request, query: Annotated[PageParameters, Query()]) -> Page[Node]:
     """Machines of the cluster, newest first, ended ones included."""
     before = read_cursor(query.cursor) if query.cursor is not None else None
     if before is not None and not is_id("node", before):

@@ -39,8 +39,8 @@ class JobsParameters(Parameters):
     cursor: Cursor | None = None
 
 
-class NodesParameters(Parameters):
-    """Which page of nodes."""
+class PageParameters(Parameters):
+    """Which page of a list."""
 
     limit: Limit = 100
     cursor: Cursor | None = None

@@ -43,6 +43,7 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         dealt=spec.worker_sizes.dealt,
         resources=spec.ray_resources(),
         variables=dict(spec.environment.variables),
+        outputs=tuple(spec.outputs),
         elastic_variables=spec.elastic.variables(),
         checkpoint_interval_s=FIRST_S if spec.checkpoint.is_interval_auto else spec.checkpoint.interval_s,
         is_interval_auto=spec.checkpoint.is_interval_auto,

@@ -122,6 +122,23 @@ class Removed(Said):
     deleted: Literal[True]
 
 
+class StoredFile(Said):
+    """One file of a job's outputs."""
+
+    size_bytes: Count
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    #: Relative to the location of the outputs.
+    stored: Text
+
+
+class Collected(Said):
+    """What the job's outputs are now."""
+
+    location: Text
+    committed_at: Seconds
+    files: dict[Text, StoredFile]
+
+
 class Progress(Said):
     """How far the attempt is; None: not mentioned."""
 
@@ -154,6 +171,7 @@ _MODELS: dict[str, type[Said]] = {
     "log": Printed,
     "metric": Measured,
     "checkpoint": Committed,
+    "output": Collected,
     "progress": Progress,
     "ended": Ended,
 }

@@ -10,10 +10,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from remora.states import AttemptState
+from remora.states import AttemptState, JobState
 from service.queue import lifecycle, records
 from service.queue.rows import AttemptRow, JobRow, NewEvent
-from service.store import jobs
+from service.store import jobs, outputs
 from service.store.leases import Lease
 from service.store.rows import upsert
 from service.store.tables import checkpoints, log_lines, metrics
@@ -34,6 +34,8 @@ class _Batch:
     points: dict[int, dict[str, Any]] = field(default_factory=dict)
     #: By step: the row of a checkpoint, or None when it was removed.
     checkpoints: dict[int, dict[str, Any] | None] = field(default_factory=dict)
+    #: The job's outputs when they changed.
+    outputs: dict[str, Any] | None = None
 
     def decide(self, decision: lifecycle.Decision) -> None:
         """Take over what the life cycle decided."""
@@ -112,6 +114,8 @@ def _take(batch: _Batch, record: Record) -> None:
             _measure(batch, said, at)
         case records.Committed() | records.Removed():
             _checkpoint(batch, said, at)
+        case records.Collected():
+            batch.outputs = {**said.model_dump(), "attempt": batch.attempt.attempt, "job_id": batch.job.id}
         case records.Happened():
             batch.tell(at, said.kind, said.message, said.data)
         case records.Progress():
@@ -163,6 +167,10 @@ def _store(connection: sa.Connection, job: JobRow, attempt: AttemptRow, batch: _
     upsert(connection, metrics, points, replace=True)
     if batch.checkpoints:
         _store_checkpoints(connection, batch)
+    if batch.outputs is not None:
+        outputs.save_outputs(connection, batch.outputs)
+    if batch.job.state is JobState.SUCCEEDED:
+        batch.events += outputs.register_models(connection, batch.job, batch.now)
     decision = lifecycle.Decision(batch.job, batch.attempt, tuple(batch.events))
     batch.job = jobs.save(connection, job, decision, attempt)
 

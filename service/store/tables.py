@@ -167,6 +167,33 @@ checkpoints = sa.Table(
     sa.Column("files", sa.JSON, nullable=False),
 )
 
+outputs = sa.Table(
+    "outputs",
+    metadata,
+    sa.Column("job_id", sa.String(40), sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("committed_at", sa.Double, nullable=False),
+    sa.Column("location", sa.Text, nullable=False),
+    # By name: size in bytes, digest, and where it lies below the location.
+    sa.Column("files", sa.JSON, nullable=False),
+)
+
+models = sa.Table(
+    "models",
+    metadata,
+    sa.Column("name", sa.String(63), primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("job_id", sa.String(40), sa.ForeignKey("jobs.id"), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("output", sa.String(63), nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("digest", sa.String(71), nullable=False),
+    sa.Column("code", sa.String(71)),
+    sa.Column("command", sa.JSON, nullable=False),
+    sa.Column("location", sa.Text, nullable=False),
+    sa.Column("files", sa.JSON, nullable=False),
+)
+
 nodes = sa.Table(
     "nodes",
     metadata,

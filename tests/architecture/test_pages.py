@@ -52,6 +52,7 @@ def test_every_make_target_that_a_page_names_exists() -> None:
 
 def test_every_command_that_a_page_shows_exists() -> None:
     commands = {one.name or one.callback.__name__ for one in app.registered_commands if one.callback}
+    commands |= {group.name for group in app.registered_groups if group.name}
     for page, text in pages().items():
         code = "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, re.DOTALL))
         shown = set(re.findall(r"(?<!from )(?:^|(?<=[`(/ ]))remora (?!import)([a-z]+)", code, re.MULTILINE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -57,7 +58,9 @@ def test_a_byte_level_gpt_trains_and_its_checkpoint_is_kept(
     assert sum(checkpoint.files.values()) == checkpoint.size_bytes > 2**20
 
 
-def test_an_azure_ml_job_trains_as_it_is(service: Embedded, client: Client) -> None:
+def test_an_azure_ml_job_trains_as_it_is_and_its_output_becomes_a_model(
+    service: Embedded, client: Client, tmp_path: Path
+) -> None:
     submitted = service.remora("submit", "--json", "-f", str(EXAMPLES / "azureml" / "job.yml"))
     *_, job = submitted.lines
     assert (submitted.code, job["name"], job["project"], job["state"]) == (
@@ -73,3 +76,11 @@ def test_an_azure_ml_job_trains_as_it_is(service: Embedded, client: Client) -> N
         ]
     (accuracy,) = [float(text.split()[1]) for text in printed if text.startswith("accuracy ")]
     assert accuracy > 0.85
+    (output,) = client.outputs(job["id"])
+    assert output.name == "model/snapshot.pt"
+    model = client.model_versions("digits")[0]
+    assert (model.job_id, model.output, model.code) == (job["id"], "model", job["spec"]["code"])
+    fetched = service.remora("models", "download", "digits", str(tmp_path / "model"))
+    assert fetched.code == 0, fetched.err
+    content = (tmp_path / "model" / "snapshot.pt").read_bytes()
+    assert hashlib.sha256(content).hexdigest() == output.sha256

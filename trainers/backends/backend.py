@@ -25,6 +25,8 @@ class Start:
     code: Path
     #: A folder of this worker alone, gone when it ends.
     scratch: Path
+    #: What is written here is kept with the job (`REMORA_OUTPUTS_DIR`); it has the job's files so far.
+    outputs: Path
     #: Files of the checkpoint to resume from, a copy of this worker's own; None for a fresh start.
     resume: Path | None
     #: What was committed with them.

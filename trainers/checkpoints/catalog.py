@@ -47,6 +47,10 @@ class Catalog:
         if attempt > self._fence():
             self._storage.write_bytes(self._fence_name, str(attempt).encode())
 
+    def is_fenced(self, attempt: int) -> bool:
+        """True when a newer attempt has begun."""
+        return self._fence() > attempt
+
     def put(self, source: Path, step: int, attempt: int, generation: int, rank: int) -> tuple[ShardFile, ...]:
         """Move every file below `source` into the checkpoint's folder; returns them with sizes and digests."""
         target = f"{self._folder}/{folder_name(step, attempt, generation)}"
@@ -65,7 +69,7 @@ class Catalog:
 
         Raises Fenced when a newer attempt has begun, StorageError when the storage fails.
         """
-        if self._fence() > manifest.attempt:
+        if self.is_fenced(manifest.attempt):
             raise Fenced(f"attempt {manifest.attempt} of {self._job_id} was replaced by a newer one")
         folder = f"{self._folder}/{manifest.folder}"
         self._storage.write_bytes(f"{folder}/{MANIFEST_NAME}", manifest.to_json())

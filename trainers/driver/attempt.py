@@ -22,6 +22,7 @@ from trainers.driver.commits import Commits
 from trainers.driver.crew import Crew
 from trainers.driver.group import Commit, Effect, Note, Tell, WorkerGroup
 from trainers.driver.hang import StepWatch
+from trainers.driver.outputs import Outputs
 from trainers.driver.progress import Progress
 from trainers.driver.regrouping import Pace
 from trainers.driver.relay import Relay
@@ -52,6 +53,7 @@ class Attempt:
         self.crew = crew
         self.now = now
         self.commits = Commits(plan, account, now)
+        self.outputs = Outputs(plan, account, now)
         self.relay = Relay(self._hear_relay)
         self.group: WorkerGroup | None = None
         #: Number of the newest worker group.
@@ -282,6 +284,7 @@ class Attempt:
         await self.relay.finish()
         # The next worker group resumes from what is committed, and retention must not delete under its hands.
         await self.commits.finish()
+        await self.outputs.finish()
         self.progress = group.progress
         self.group = None
         if self.verdict is None and not verdict.goes_on:
@@ -329,6 +332,7 @@ class Attempt:
         """Say the last word; `error` is what ended Ray Train's controller, None when training finished."""
         await self.relay.finish()
         await self.commits.finish()
+        await self.outputs.finish()
         self.relay.close()
         self.tell_totals()
         if self.group is not None:

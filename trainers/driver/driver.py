@@ -29,6 +29,7 @@ from trainers.driver.crew import Crew, place_of
 from trainers.driver.in_place import TURNS, InPlace
 from trainers.driver.standstill import Standstill
 from trainers.driver.verdict import Verdict
+from trainers.outputs.catalog import OutputsCatalog
 from trainers.plan import AttemptPlan, Record
 from trainers.storage import Storage, StorageError
 from trainers.supervisor import supervisor
@@ -112,6 +113,8 @@ class Driver:
         is_member = attempt.group is not None and slot in crew.present
         if kind in TURNS:
             self._in_place.hear(slot, message)
+        elif kind == "outputs":
+            attempt.outputs.hear(message["changes"])
         elif kind == "stack":
             self._standstill.hear(slot, message)
         elif is_member and (generation == attempt.generation or kind in ("exit", "trouble")):
@@ -202,12 +205,14 @@ class Driver:
         is_joining: bool,
     ) -> dict[int, Assignment]:
         handle = ray.get_runtime_context().current_actor
+        outputs = self._call(lambda: self._attempt.outputs.files)
         return {
             member.slot: Assignment(
                 plan=self._plan,
                 place=place_of(self._plan, member, members, generation, meeting),
                 driver=handle,
                 resume=resume,
+                outputs=outputs,
                 slot=member.slot,
                 is_joining=is_joining,
             )
@@ -235,6 +240,7 @@ class Driver:
         catalog = Catalog(storage, plan.job_id)
         self._attempt.commits.catalog = self._attempt.relay.catalog = catalog
         catalog.fence(plan.attempt)
+        self._attempt.outputs.open(OutputsCatalog(storage, plan.job_id), catalog)
         with tempfile.TemporaryDirectory(prefix="ray-train-", dir=work_root()) as folder:
             return ray_train.run_to_end(
                 supervisor.supervise,

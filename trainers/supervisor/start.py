@@ -28,6 +28,7 @@ def prepare_start(
     folder: Path,
     *,
     resume: Manifest | None,
+    outputs: Path,
     room: SnapshotRoom | None,
     is_joining: bool,
 ) -> Start:
@@ -51,6 +52,9 @@ def prepare_start(
     )
     environment.update(plan.elastic_variables)
     environment["REMORA_SCRATCH_DIR"] = str(scratch)
+    environment["REMORA_OUTPUTS_DIR"] = str(outputs)
+    # Only where nobody else says where it goes.  https://mlflow.org/docs/latest/ml/tracking/
+    environment.setdefault("MLFLOW_TRACKING_URI", (outputs / "mlruns").as_uri())
     if room is not None:
         environment.update(room.variables())
     if is_joining:
@@ -66,6 +70,7 @@ def prepare_start(
         place=place,
         code=code,
         scratch=scratch,
+        outputs=outputs,
         resume=fetched,
         manifest=resume,
         environment=environment,

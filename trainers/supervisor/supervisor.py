@@ -15,20 +15,25 @@ import signal
 import socket
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from remora import channel
 from remora.errors import BundleError
+from remora.expressions import with_outputs
 from trainers.backends import backend_of
 from trainers.backends.backend import BackendUnusable
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
+from trainers.outputs.catalog import OutputsCatalog
+from trainers.outputs.manifest import Changes, OutputFile
 from trainers.plan import AttemptPlan
 from trainers.storage import Storage, StorageError
 from trainers.supervisor.child import Child
 from trainers.supervisor.code import shared_folder, sweep_folders
+from trainers.supervisor.collecting import Collecting
 from trainers.supervisor.environment import Place
 from trainers.supervisor.fork_server_client import node_fork_server
 from trainers.supervisor.outbox import Outbox
@@ -68,6 +73,8 @@ class Assignment:
     driver: Any
     #: Checkpoint to resume from.
     resume: Manifest | None
+    #: The job's outputs, by name.
+    outputs: Mapping[str, OutputFile] = field(default_factory=dict)
     #: Name of this worker for its whole life; its rank changes when the worker group changes in place.
     slot: int
     #: True for a worker that joins a worker group which trains already.
@@ -144,6 +151,9 @@ class Supervisor:
         self._deadline_at: float | None = None
         self._uploads: list[threading.Thread] = []
         self._staging: Path | None = None
+        self._files = assignment.outputs
+        #: Watches the outputs folder; None until the folder is there.
+        self._collecting: Collecting | None = None
         #: Memory for checkpoints on their way; None where this node has none to give.
         self._room: SnapshotRoom | None = None
         self._lock = threading.Lock()
@@ -200,6 +210,8 @@ class Supervisor:
                 self._stop_is_near = False
             elif kind == "preemption":
                 self._deadline_at = message.get("deadline_at")
+                if self._collecting is not None:
+                    self._collecting.hurry()
             if child is not None and kind != "stop":
                 # Under the lock, so that a `taken` decided before a `release` cannot overtake it.
                 child.send(message)
@@ -225,10 +237,17 @@ class Supervisor:
         plan, place = self._plan, self._place
         self._staging = folder / f"staging-{place.rank}"
         self._staging.mkdir()
+        collecting = self._fill_outputs(folder / f"outputs-{place.rank}")
         start = prepare_start(
-            plan, place, folder, resume=self._resume, room=self._room, is_joining=self._is_joining
+            plan,
+            place,
+            folder,
+            resume=self._resume,
+            outputs=collecting.folder,
+            room=self._room,
+            is_joining=self._is_joining,
         )
-        command = backend_of(plan.backend).command(start)
+        command = with_outputs(backend_of(plan.backend).command(start), str(collecting.folder))
         # Under the lock, so that the child's first message finds somebody who can answer.
         with self._lock:
             try:
@@ -249,10 +268,25 @@ class Supervisor:
                     raise
                 raise CommandUnusable("its arguments and environment variables are too long") from error
             stop_requested = self._stop_requested
+        collecting.start()
         self._outbox.put({"type": "started", "pid": child.pid, "is_warm": child.is_warm})
         if stop_requested:
             child.stop(at_once=True)
         return child
+
+    def _fill_outputs(self, folder: Path) -> Collecting:
+        """The folder for what the script wants to be kept, with what the job has so far."""
+
+        def tell(changes: Changes) -> None:
+            self._outbox.put({"type": "outputs", "changes": changes})
+
+        catalog = OutputsCatalog(Storage(self._plan.checkpoint_url), self._plan.job_id)
+        collecting = Collecting(
+            folder, catalog, lambda: self._place, tell, lambda text: self._outbox.put_line("remora", text)
+        )
+        collecting.fill(self._files, self._plan.outputs)
+        self._collecting = collecting
+        return collecting
 
     def _receive(self, message: channel.Message) -> None:
         """Take a message of the child."""
@@ -330,6 +364,8 @@ class Supervisor:
             self._outbox.put({"type": "killed"})
         for upload in self._uploads:
             upload.join()
+        if self._collecting is not None:
+            self._collecting.finish(was_killed="exit_code" not in status)
         outlived = status.pop("outlived", 0)
         if outlived:
             self._outbox.put_line(

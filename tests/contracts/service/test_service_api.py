@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import sqlalchemy as sa
@@ -217,7 +218,9 @@ class TestBadPaths:
     @pytest.mark.parametrize(
         "job_id", ["x", "job_x", "job_" + "0" * 26, "job_%00", "%ff%fe", "'; DROP TABLE jobs"]
     )
-    @pytest.mark.parametrize("rest", ["", "/attempts", "/events", "/logs", "/metrics", "/checkpoints"])
+    @pytest.mark.parametrize(
+        "rest", ["", "/attempts", "/events", "/logs", "/metrics", "/checkpoints", "/outputs"]
+    )
     def test_a_job_that_does_not_exist(self, client: TestClient, job_id: str, rest: str) -> None:
         problem(client.get(f"/v1/jobs/{job_id}{rest}"), 404, "job_not_found")
 
@@ -480,6 +483,102 @@ class TestCheckpoints:
         self.commit(database, job.id, tmp_path / "gone", {"model.pt": 3})
         answer = client.get(f"/v1/jobs/{job.id}/checkpoints/4/content")
         assert "removed" in str(problem(answer, 404, "checkpoint_not_found").hint)
+
+
+class TestOutputs:
+    def keep(self, database: Database, job_id: str, folder: Path, written: dict[str, bytes]) -> None:
+        """The job's driver tells of these files, and that the job is done."""
+        files = {}
+        for number, (name, content) in enumerate(written.items()):
+            stored = f"v{number}/file"
+            (folder / stored).parent.mkdir(parents=True)
+            (folder / stored).write_bytes(content)
+            digest = hashlib.sha256(content).hexdigest()
+            files[name] = {"size_bytes": len(content), "sha256": digest, "stored": stored}
+        told = ("output", {"location": str(folder), "committed_at": 1001.0, "files": files})
+        run_attempt(database, job_id, told, ("ended", {"end_reason": "completed", "exit_code": 0}))
+
+    def test_files_are_listed_and_come_as_they_are(
+        self, client: TestClient, database: Database, tmp_path: Path
+    ) -> None:
+        job = submit(client)
+        assert client.get(f"/v1/jobs/{job.id}/outputs").json()["items"] == []
+        written = {"model/opt\u00e9 1.pt": b"x" * 3_000_000, "empty": b"", "a#b?c": b"odd"}
+        self.keep(database, job.id, tmp_path / "kept", written)
+        listed = client.get(f"/v1/jobs/{job.id}/outputs").json()["items"]
+        assert {one["name"]: one["size_bytes"] for one in listed} == {n: len(c) for n, c in written.items()}
+        for name, content in written.items():
+            answer = client.get(f"/v1/jobs/{job.id}/outputs/{quote(name)}")
+            assert answer.content == content
+            assert int(answer.headers["content-length"]) == len(content)
+
+    @pytest.mark.parametrize(
+        "name", ["x", "", "v0/file", "../v0/file", "..%2fv0%2ffile", "%00", "/etc/passwd"]
+    )
+    def test_nothing_else_of_the_storage_is_given(
+        self, client: TestClient, database: Database, tmp_path: Path, name: str
+    ) -> None:
+        job = submit(client)
+        self.keep(database, job.id, tmp_path / "kept", {"a": b"1"})
+        assert client.get(f"/v1/jobs/{job.id}/outputs/{name}").status_code == 404
+
+    def test_a_file_that_was_replaced_meanwhile(
+        self, client: TestClient, database: Database, tmp_path: Path
+    ) -> None:
+        job = submit(client)
+        self.keep(database, job.id, tmp_path / "kept", {"a": b"1"})
+        (tmp_path / "kept/v0/file").unlink()
+        answer = client.get(f"/v1/jobs/{job.id}/outputs/a")
+        assert "replaced" in problem(answer, 404, "output_not_found").detail
+
+    def test_an_output_of_a_job_that_succeeded_becomes_the_next_version_of_a_model(
+        self, client: TestClient, database: Database, tmp_path: Path
+    ) -> None:
+        wish = {"final": {"model": "digits"}, "other": {"model": "unused"}, "plain": {}}
+        for number in (1, 2, 3):
+            job = submit(client, outputs=wish)
+            content = b"weights" * min(number, 2)
+            kept = {"final/w.pt": content, "plain/p": b"", "log": b""}
+            self.keep(database, job.id, tmp_path / str(number), kept)
+        (newest,) = client.get("/v1/models").json()["items"]
+        assert (newest["name"], newest["version"], newest["output"]) == ("digits", 3, "final")
+        assert (newest["job_id"], newest["attempt"], newest["command"]) == (job.id, 1, ["python", "train.py"])
+        assert [file["name"] for file in newest["files"]] == ["w.pt"]
+        versions = client.get("/v1/models/digits/versions").json()["items"]
+        assert [one["version"] for one in versions] == [3, 2, 1]
+        assert versions[0]["digest"] == versions[1]["digest"] != versions[2]["digest"]
+        answer = client.get("/v1/models/digits/versions/1/files/w.pt")
+        assert answer.content == b"weights"
+        events = client.get(f"/v1/jobs/{job.id}/events").json()["items"]
+        told = {event["kind"]: event["message"] for event in events}
+        assert told["job.model_registered"] == "the output final is version 3 of the model digits"
+        assert "the output other holds no file" in told["job.model_missing"]
+
+    def test_a_job_that_failed_makes_no_model(
+        self, client: TestClient, database: Database, tmp_path: Path
+    ) -> None:
+        job = submit(client, outputs={"final": {"model": "digits"}}, retry={"limit": 0})
+        run_attempt(database, job.id, ("ended", {"end_reason": "exit_code", "exit_code": 1}))
+        assert client.get("/v1/models").json()["items"] == []
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            *("digits/versions", "x%00/versions", f"{'9' * 30}/versions"),
+            *(f"d/versions/{version}/files/a" for version in ("1", "x", "-1", "9" * 30, "\u0664")),
+        ],
+    )
+    def test_a_model_that_does_not_exist(self, client: TestClient, path: str) -> None:
+        problem(client.get(f"/v1/models/{path}"), 404, "model_not_found")
+
+    def test_models_come_in_pages(self, client: TestClient, database: Database, tmp_path: Path) -> None:
+        for name in ("b", "a", "c"):
+            job = submit(client, outputs={"final": {"model": name}})
+            self.keep(database, job.id, tmp_path / name, {"final/w": b""})
+        first = client.get("/v1/models", params={"limit": 2}).json()
+        assert [one["name"] for one in first["items"]] == ["a", "b"]
+        second = client.get("/v1/models", params={"limit": 2, "cursor": first["next_cursor"]}).json()
+        assert ([one["name"] for one in second["items"]], second["next_cursor"]) == (["c"], None)
 
 
 def test_a_database_that_went_away_is_a_503(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

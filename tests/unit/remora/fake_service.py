@@ -6,6 +6,7 @@ Everything lies in memory; a test reads what was asked (`requests`) and writes w
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import re
@@ -15,10 +16,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from remora.states import JobState
-from remora.views import Attempt, Checkpoint, Event, Job, LogLine, MetricPoint, Node, Page, View
+from remora.views import (
+    Attempt,
+    Checkpoint,
+    Event,
+    Job,
+    LogLine,
+    MetricPoint,
+    ModelVersion,
+    Node,
+    OutputFile,
+    Page,
+    View,
+)
 
 Reply = tuple[int, dict[str, str], bytes]
 
@@ -44,6 +57,9 @@ class FakeService:
     metrics: list[MetricPoint] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
     archive: bytes = b""
+    #: Files of every job's outputs, and of the versions of the model `digits`.
+    outputs: dict[str, bytes] = field(default_factory=dict)
+    versions: int = 0
     nodes: list[Node] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     #: What happens just before a job is looked at, one at each look.
@@ -236,6 +252,12 @@ def _route(state: FakeService, seen: Seen) -> Reply:
             return (200 if known else 404), {}, b""
         state.bundles[match[1]] = seen.body
         return 201, {}, b"{}"
+    if seen.path == "/v1/models":
+        return _page(state, seen, _models(state)[:1])
+    if seen.path == "/v1/models/digits/versions":
+        return _page(state, seen, _models(state))
+    if match := re.fullmatch(r"/v1/models/digits/versions/\d+/files/(.*)", seen.path):
+        return 200, {}, state.outputs[unquote(match[1])]
     if seen.path == "/v1/jobs":
         return _create(state, seen) if seen.method == "POST" else _newest(state, seen)
     parts = seen.path.split("/")
@@ -264,9 +286,37 @@ def _of_job(state: FakeService, seen: Seen, job: Job, rest: str) -> Reply:
     if rest == "metrics":
         first = int(seen.query.get("after_step", -1))
         return _page(state, seen, [one for one in state.metrics if one.step > first])
+    if rest == "outputs":
+        return _page(state, seen, _files(state))
+    if rest.startswith("outputs/"):
+        return 200, {}, state.outputs[unquote(rest.removeprefix("outputs/"))]
     if rest.endswith("/content"):
         return 200, {"Content-Type": "application/x-tar"}, state.archive
     return _page(state, seen, state.checkpoints if rest == "checkpoints" else state.attempts)
+
+
+def _files(state: FakeService) -> list[OutputFile]:
+    return [
+        OutputFile(name=name, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+        for name, content in state.outputs.items()
+    ]
+
+
+def _models(state: FakeService) -> list[ModelVersion]:
+    return [
+        ModelVersion(
+            name="digits",
+            version=version,
+            digest="sha256:" + "0" * 64,
+            size_bytes=7,
+            job_id="job_1",
+            attempt=1,
+            output="final",
+            created_at=1.0,
+            files=_files(state),
+        )
+        for version in range(state.versions, 0, -1)
+    ]
 
 
 def _create(state: FakeService, seen: Seen) -> Reply:

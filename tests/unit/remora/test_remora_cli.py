@@ -27,7 +27,7 @@ ROOT = Path(remora.__file__).parent.parent
 
 COMMANDS = (
     *("up", "down", "submit", "convert", "list", "show", "logs", "events", "metrics", "cancel", "wait"),
-    *("nodes", "checkpoints", "download", "version"),
+    *("nodes", "checkpoints", "download", "outputs", "models", "version"),
 )
 
 
@@ -75,6 +75,7 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
         "workers": {"min": 1, "max": 3, "multiple_of": 1},
         "resources": {"gpus": 0.5, "cpus": 2.0, "memory": 2**30},
         "environment": {"variables": {"A": "1", "B": "x=y"}},
+        "outputs": {},
         "elastic": {"exactness": "none", "global_batch": None, "shards": None},
         "checkpoint": {"interval": 90.0, "keep": 2, "best": None, "store": None},
         "priority": 9,
@@ -387,6 +388,27 @@ def test_checkpoints_and_download(cli: Cli, service: FakeService, tmp_path: Path
     assert cli.out == f"step 5, 1 files, 7 B: {tmp_path / 'out'}\n"
     assert (tmp_path / "out/model.pt").read_bytes() == b"weights"
     assert cli("download", "last", "--step", "6") == ExitCode.NOT_FOUND
+
+
+def test_outputs_and_models(cli: Cli, service: FakeService, tmp_path: Path) -> None:
+    service.add_job()
+    assert cli("outputs", "last") == 0
+    assert cli.err == "The job has no outputs yet.\n"
+    service.outputs = {"model/w.pt": b"weights"}
+    service.versions = 2
+    assert cli("outputs", "last") == 0
+    assert [line.split()[0] for line in cli.out.splitlines()] == ["NAME", "model/w.pt"]
+    assert cli("outputs", "last", "--download", str(tmp_path / "out")) == 0
+    assert (tmp_path / "out/model/w.pt").read_bytes() == b"weights"
+    assert cli("models") == 0
+    assert [line.split()[:2] for line in cli.out.splitlines()] == [["NAME", "VERSION"], ["digits", "2"]]
+    assert cli("models", "versions", "digits", "--json") == 0
+    assert [one["version"] for one in cli.json] == [2, 1]
+    assert cli("models", "download", "digits:1", str(tmp_path / "model")) == 0
+    assert cli.out.startswith("digits:1, 1 files")
+    assert cli("models", "download", "digits:new", str(tmp_path / "x")) == ExitCode.USAGE
+    assert "expected NAME or NAME:VERSION" in cli.err
+    assert cli("models", "download", "digits:3", str(tmp_path / "x")) == ExitCode.NOT_FOUND
 
 
 def test_follow_in_a_pipe_tells_events_and_steps(

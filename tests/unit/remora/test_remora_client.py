@@ -25,7 +25,7 @@ from remora.errors import (
     Unavailable,
     WaitTimeout,
 )
-from remora.views import Checkpoint, MetricPoint, Node
+from remora.views import Checkpoint, MetricPoint, Node, OutputFile, Page
 from tests.unit.remora.fake_service import FakeService, problem, serve, tar_of
 
 Call = Callable[..., Any]
@@ -254,6 +254,50 @@ def test_a_bad_archive_leaves_nothing(
         call("download", job.id, tmp_path / "here" / "out")
 
     assert list(tmp_path.rglob("*")) == [tmp_path / "here"]
+
+
+def test_outputs_and_models_become_folders(service: FakeService, call: Call, tmp_path: Path) -> None:
+    job = service.add_job()
+    with pytest.raises(NotFound, match="no outputs yet"):
+        call("download_outputs", job.id, tmp_path / "none")
+    service.outputs = {"a b.txt": b"weights", "sub/c": b""}
+    service.versions = 2
+    assert [file.name for file in call("outputs", job.id)] == ["a b.txt", "sub/c"]
+    call("download_outputs", job.id, tmp_path / "out")
+    assert (tmp_path / "out/a b.txt").read_bytes() == b"weights"
+    with pytest.raises(DownloadError, match="there already"):
+        call("download_outputs", job.id, tmp_path / "out")
+
+    assert [model.version for model in call("models")] == [2]
+    assert [model.version for model in call("model_versions", "digits")] == [2, 1]
+    assert call("download_model", "digits", tmp_path / "model").version == 2
+    assert (tmp_path / "model/sub/c").exists()
+    with pytest.raises(NotFound, match="no version 3 of digits"):
+        call("download_model", "digits", tmp_path / "other", version=3)
+    with pytest.raises(NotFound, match=r"no model '\.\./x'"):
+        call("model_versions", "../x")
+
+
+@pytest.mark.parametrize("name", ["../outside", "/outside", "sub/../../outside"])
+def test_a_file_that_leads_out_of_the_folder_leaves_nothing(
+    service: FakeService, call: Call, tmp_path: Path, name: str
+) -> None:
+    job = service.add_job()
+    service.outputs = {"fine": b"x", name: b"x"}
+    (tmp_path / "here").mkdir()
+    with pytest.raises(DownloadError, match="does not lie inside"):
+        call("download_outputs", job.id, tmp_path / "here" / "out")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "here"]
+
+
+def test_a_file_that_arrives_damaged_is_refused(service: FakeService, call: Call, tmp_path: Path) -> None:
+    job = service.add_job()
+    service.outputs = {"fine": b"x"}
+    announced = Page(items=[OutputFile(name="fine", size_bytes=1, sha256="0" * 64)])
+    service.faults = [(200, {}, announced.model_dump_json().encode())]
+    with pytest.raises(DownloadError, match="fine arrived damaged"):
+        call("download_outputs", job.id, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def _checkpoint(step: int) -> Checkpoint:

@@ -36,6 +36,7 @@ def test_a_command_is_enough() -> None:
         "workers": {"min": 1, "max": 1, "multiple_of": 1},
         "resources": {"gpus": 0.0, "cpus": 1.0, "memory": None},
         "environment": {"variables": {}},
+        "outputs": {},
         "elastic": {"exactness": "none", "global_batch": None, "shards": None},
         "checkpoint": {"interval": 60.0, "keep": 3, "best": None, "store": None},
         "priority": 50,
@@ -324,3 +325,29 @@ def test_every_field_is_documented() -> None:
         if not any(o.startswith(f"{name}.") for o in JobSpec.known_fields)
     ]
     assert [name for name in (*leaves, *REFUSED) if f"`{name}`" not in text] == []
+
+
+def test_outputs_are_folders_by_name_that_may_become_models() -> None:
+    spec = JobSpec.from_mapping(
+        {"command": "train --to ${{outputs.final}}", "outputs": {"final": {"model": "digits"}, "logs": None}}
+    )
+    assert spec.outputs["final"].model == "digits"
+    assert spec.outputs["logs"].model is None
+    assert JobSpec.from_mapping(spec.to_mapping()) == spec
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ({"outputs": {"a/b": {}}}, "outputs: 'a/b' is no name of an output"),
+        ({"outputs": {"..": {}}}, "outputs: '..' is no name of an output"),
+        ({"outputs": {"a": {"model": "x"}, "b": {"model": "x"}}}, "outputs: two outputs become the model x"),
+        ({"outputs": {"a": {"modell": "x"}}}, "outputs.a.modell: unknown key"),
+        ({"outputs": {"a": "x"}}, "outputs.a: 'x' given, expected"),
+        ({"command": "x ${{outputs.a}}"}, "the command names ${{outputs.a}}, which is not among the outputs"),
+    ],
+)
+def test_outputs_that_cannot_be_are_refused(raw: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        JobSpec.from_mapping({"command": "x", **raw})
+    assert said in str(refused.value)

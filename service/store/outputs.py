@@ -1,0 +1,135 @@
+"""Outputs of jobs, and the models that succeeded jobs made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.queue.models import NewModel, models_of
+from service.queue.rows import JobRow, NewEvent
+from service.store.rows import upsert
+from service.store.tables import models, outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputsRow:
+    """What a job's outputs are."""
+
+    job_id: str
+    attempt: int
+    committed_at: float
+    #: A path or a URL; `stored` of each file is relative to it.
+    location: str
+    #: By name: `size_bytes`, `sha256`, `stored`.
+    files: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRow:
+    """One version of a model."""
+
+    name: str
+    version: int
+    job_id: str
+    attempt: int
+    output: str
+    created_at: float
+    digest: str
+    #: Digest of the job's code bundle.
+    code: str | None
+    command: list[str]
+    location: str
+    files: dict[str, dict[str, Any]]
+
+
+def save_outputs(connection: sa.Connection, row: dict[str, Any]) -> None:
+    """Replace what a job's outputs are."""
+    upsert(connection, outputs, [row], replace=True)
+
+
+def get_outputs(connection: sa.Connection, job_id: str) -> OutputsRow | None:
+    """The job's outputs, or None while there are none."""
+    row = connection.execute(sa.select(outputs).where(outputs.c.job_id == job_id)).first()
+    return None if row is None else OutputsRow(**row._mapping)
+
+
+def register_models(connection: sa.Connection, job: JobRow, now: float) -> list[NewEvent]:
+    """Make a new version of each model that the succeeded job asks for; returns what to tell."""
+    kept = get_outputs(connection, job.id)
+    events = []
+    for model in models_of(job, kept.files if kept is not None else {}):
+        if kept is None or not model.files:
+            text = f"the output {model.output} holds no file, so there is no new version of the model {model.name}"
+            event = NewEvent(
+                at=now,
+                kind="job.model_missing",
+                message=text,
+                attempt=job.attempt,
+                data={"model": model.name, "output": model.output},
+            )
+            events.append(event)
+        else:
+            events.append(_register(connection, job, kept, model, now))
+    return events
+
+
+def _register(
+    connection: sa.Connection, job: JobRow, kept: OutputsRow, model: NewModel, now: float
+) -> NewEvent:
+    version = _next_version(connection, model.name)
+    row = {
+        "name": model.name,
+        "version": version,
+        "job_id": job.id,
+        "attempt": kept.attempt,
+        "output": model.output,
+        "created_at": now,
+        "digest": model.digest,
+        "code": job.spec.get("code"),
+        "command": job.spec.get("command") or [],
+        "location": kept.location,
+        "files": model.files,
+    }
+    connection.execute(sa.insert(models).values(row))
+    return NewEvent(
+        at=now,
+        kind="job.model_registered",
+        message=f"the output {model.output} is version {version} of the model {model.name}",
+        attempt=job.attempt,
+        data={"model": model.name, "output": model.output, "version": version, "digest": model.digest},
+    )
+
+
+def _next_version(connection: sa.Connection, name: str) -> int:
+    newest = connection.execute(
+        sa.select(sa.func.max(models.c.version)).where(models.c.name == name)
+    ).scalar()
+    return int(newest or 0) + 1
+
+
+def page_of_models(connection: sa.Connection, after: str, limit: int) -> list[ModelRow]:
+    """The newest version of each model whose name sorts behind `after`, by name."""
+    newest = (
+        sa.select(models.c.name, sa.func.max(models.c.version).label("version"))
+        .where(models.c.name > after)
+        .group_by(models.c.name)
+        .order_by(models.c.name)
+        .limit(limit)
+        .subquery()
+    )
+    same = sa.and_(models.c.name == newest.c.name, models.c.version == newest.c.version)
+    rows = connection.execute(sa.select(models).join(newest, same).order_by(models.c.name))
+    return [ModelRow(**row._mapping) for row in rows]
+
+
+def page_of_versions(connection: sa.Connection, name: str, before: int, limit: int) -> list[ModelRow]:
+    """Versions of a model below `before`, newest first."""
+    statement = (
+        sa.select(models)
+        .where(models.c.name == name, models.c.version < before)
+        .order_by(models.c.version.desc())
+        .limit(limit)
+    )
+    return [ModelRow(**row._mapping) for row in connection.execute(statement)]

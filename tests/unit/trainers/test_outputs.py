@@ -1,0 +1,245 @@
+"""What scripts write into their outputs folder: whose version counts, what is taken when, and that nothing is torn."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainers.checkpoints.catalog import Catalog
+from trainers.driver.account import Account
+from trainers.driver.outputs import Outputs
+from trainers.outputs.catalog import OutputsCatalog
+from trainers.outputs.manifest import Changes, OutputFile, from_json, merge, to_json
+from trainers.plan import AttemptPlan
+from trainers.storage import Storage, StorageError
+from trainers.supervisor.collecting import MAX_FILES, Collecting
+from trainers.supervisor.environment import Place
+
+PLACE = Place(
+    job_id="job_1", attempt_id="att_1", attempt=1, generation=1, rank=0, world_size=2, local_rank=0,
+    local_world_size=2, node_rank=0, num_nodes=1, master_addr="127.0.0.1", master_port=1,
+)  # fmt: skip
+PLAN = AttemptPlan(
+    job_id="job_1", attempt_id="att_1", attempt=1, command=["x"], bundle=None, storage_url="", checkpoint_url="",
+    backend="ddp", min_workers=1, max_workers=1, resources={"CPU": 1.0},
+)  # fmt: skip
+
+
+def version(name: str, rank: int, generation: int = 1, stored: str = "") -> OutputFile:
+    where = stored or f"{name}-{generation}-{rank}"
+    return OutputFile(
+        name=name, size_bytes=1, sha256="0", stored=where, rank=rank, attempt=1, generation=generation
+    )
+
+
+def wrote(*files: OutputFile) -> Changes:
+    return Changes(rank=files[0].rank, group=files[0].group, written=files)
+
+
+@pytest.mark.parametrize(
+    ("order", "stays"),
+    [
+        (((0, 1), (1, 1)), (0, 1)),
+        (((1, 1), (0, 1)), (0, 1)),
+        (((0, 1), (1, 2)), (1, 2)),
+        (((1, 2), (0, 1)), (1, 2)),
+    ],
+)
+def test_of_one_name_the_latest_group_and_then_the_lowest_rank_counts(
+    order: tuple[tuple[int, int], ...], stays: tuple[int, int]
+) -> None:
+    files: dict[str, OutputFile] = {}
+    for rank, generation in order:
+        files = merge(files, wrote(version("a", rank, generation)))
+    assert files == {"a": version("a", *stays)}
+
+
+def test_a_worker_takes_back_what_it_wrote_and_rank_0_whatever_it_saw() -> None:
+    files = {"a": version("a", 0), "b": version("b", 1)}
+    assert set(merge(files, Changes(rank=1, group=(1, 1), removed=("a", "b", "c")))) == {"a"}
+    assert set(merge(files, Changes(rank=0, group=(1, 1), removed=("a", "b")))) == set()
+    assert set(merge({"a": version("a", 1, 2)}, Changes(rank=0, group=(1, 1), removed=("a",)))) == {"a"}
+
+
+def test_a_manifest_comes_back_as_it_was_and_nonsense_is_refused() -> None:
+    files = {"a": version("a", 0), "b/c": version("b/c", 1)}
+    assert from_json(to_json("job_1", 1, 2.0, files.values())) == files
+    for nonsense in (b"", b"[]", b'{"version": 2, "files": []}', b'{"version": 1, "files": [{}]}'):
+        with pytest.raises(ValueError, match="not a manifest of outputs"):
+            from_json(nonsense)
+
+
+class Worker:
+    """A rank's outputs folder without a rank."""
+
+    def __init__(self, tmp_path: Path, files: dict[str, OutputFile] | None = None, rank: int = 0) -> None:
+        self.told: list[Changes] = []
+        self.complaints: list[str] = []
+        self.catalog = OutputsCatalog(Storage(tmp_path / "storage"), "job_1")
+        self.folder = tmp_path / f"outputs-{rank}-{len(files or {})}"
+        place = replace(PLACE, rank=rank)
+        self.collecting = Collecting(
+            self.folder, self.catalog, lambda: place, self.told.append, self.complaints.append
+        )
+        self.collecting.fill(files or {}, ["model"])
+
+    def write(self, name: str, text: str, age_s: float = 10.0) -> None:
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        at = time.time() - age_s
+        os.utime(path, (at, at))
+
+    @property
+    def written(self) -> list[str]:
+        return [file.name for changes in self.told for file in changes.written]
+
+
+def test_a_script_that_ends_by_itself_leaves_everything(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    assert (worker.folder / "model").is_dir()
+    worker.write("model/weights", "abc", age_s=0)
+    worker.write("log", "x")
+    (worker.folder / "link").symlink_to("/etc/passwd")
+    worker.collecting.finish(was_killed=False)
+    assert worker.written == ["log", "model/weights"]
+    worker.catalog.fetch(worker.told[0].written, tmp_path / "again")
+    assert (tmp_path / "again/model/weights").read_text() == "abc"
+
+
+def test_of_a_killed_script_only_what_it_had_finished_writing_is_taken(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    worker.write("half", "a", age_s=0)
+    worker.write("whole", "b")
+    worker.collecting.finish(was_killed=True)
+    assert worker.written == ["whole"]
+
+
+def test_what_the_job_has_is_there_and_is_not_told_again(tmp_path: Path) -> None:
+    first = Worker(tmp_path)
+    first.write("snapshot", "1")
+    first.write("old", "1")
+    first.collecting.finish(was_killed=False)
+    files = merge({}, first.told[0])
+    second = Worker(tmp_path, files, rank=1)
+    assert (second.folder / "snapshot").read_text() == "1"
+    second.collecting.finish(was_killed=False)
+    assert second.told == []
+    second.write("snapshot", "2")
+    (second.folder / "old").unlink()
+    second.collecting.finish(was_killed=False)
+    assert (second.written, second.told[0].removed) == (["snapshot"], ("old",))
+
+
+def test_a_file_that_is_written_to_while_it_is_stored_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(tmp_path)
+    worker.write("a", "1")
+    store = Storage.write_file
+
+    def slow(storage: Storage, name: str, source: Path, **options: Any) -> None:
+        store(storage, name, source, **options)
+        worker.write("a", "22", age_s=5.0)
+
+    monkeypatch.setattr(Storage, "write_file", slow)
+    worker.collecting.finish(was_killed=False)
+    assert worker.told == []
+    assert Storage(tmp_path / "storage").names("jobs/job_1/outputs") == []
+
+
+def test_too_many_files_are_said_once(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    for number in range(MAX_FILES + 1):
+        (worker.folder / f"{number:06d}").touch()
+    worker.collecting._known = {
+        name: (0, path.stat().st_mtime_ns) for name, path in worker.collecting._files()
+    }
+    worker.collecting.finish(was_killed=False)
+    (complaint,) = worker.complaints
+    assert complaint == f"more than {MAX_FILES} files are in the outputs folder; put them into an archive"
+
+
+def test_a_file_that_cannot_be_stored_is_said_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(tmp_path)
+    worker.write("a", "1")
+    with monkeypatch.context() as broken:
+        broken.setattr(Storage, "write_file", _refuse)
+        worker.collecting.finish(was_killed=False)
+    assert (worker.told, worker.complaints) == ([], ["the output a could not be stored: the disk is full"])
+    worker.collecting.finish(was_killed=False)
+    assert worker.written == ["a"]
+
+
+def _refuse(*_: Any, **__: Any) -> None:
+    raise StorageError("the disk is full")
+
+
+class Head:
+    """The driver's part, without a driver."""
+
+    def __init__(self, tmp_path: Path, attempt: int = 1) -> None:
+        storage = Storage(tmp_path / "storage")
+        self.account = Account(1 << 20)
+        self.catalog = OutputsCatalog(storage, "job_1")
+        self.outputs = Outputs(replace(PLAN, attempt=attempt), self.account)
+        checkpoints = Catalog(storage, "job_1")
+        checkpoints.fence(attempt)
+        self.outputs.open(self.catalog, checkpoints)
+
+    def hear(self, *all_changes: Changes) -> None:
+        async def play() -> None:
+            for changes in all_changes:
+                self.outputs.hear(changes)
+            await self.outputs.finish()
+
+        asyncio.run(play())
+
+    def bodies(self, kind: str) -> list[dict[str, Any]]:
+        return [record.body for record in self.account.records(0, 100) if record.kind == kind]
+
+
+def stored(tmp_path: Path) -> list[str]:
+    return Storage(tmp_path / "storage").names("jobs/job_1/outputs")
+
+
+def test_what_is_committed_is_told_and_what_it_replaces_is_removed(tmp_path: Path) -> None:
+    head, worker = Head(tmp_path), Worker(tmp_path)
+    for text in ("1", "2", "3"):
+        worker.write("snapshot", text * 3, age_s=10.0 - int(text))
+        worker.collecting.finish(was_killed=False)
+        head.hear(worker.told[-1])
+    assert len(stored(tmp_path)) == 2, "the newest version, and the manifest"
+    newest = head.bodies("output")[-1]
+    file = newest["files"]["snapshot"]
+    assert (Path(newest["location"]) / file["stored"]).read_text() == "333"
+    assert file["size_bytes"] == 3
+    assert Head(tmp_path).outputs.files == head.outputs.files
+
+
+def test_an_attempt_that_was_replaced_changes_nothing(tmp_path: Path) -> None:
+    old, worker = Head(tmp_path, attempt=1), Worker(tmp_path)
+    Head(tmp_path, attempt=2)
+    worker.write("snapshot", "1")
+    worker.collecting.finish(was_killed=False)
+    old.hear(worker.told[0])
+    assert old.bodies("output") == []
+    assert Head(tmp_path, attempt=3).outputs.files == {}
+    assert stored(tmp_path) == [], "what nobody names is swept when an attempt begins"
+
+
+def test_a_storage_that_fails_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head(tmp_path)
+    monkeypatch.setattr(Storage, "write_bytes", _refuse)
+    head.hear(wrote(version("a", 0)))
+    (event,) = head.bodies("event")
+    assert event["kind"] == "attempt.outputs_refused"
+    assert event["message"] == "The outputs were not stored: the disk is full."

@@ -1,0 +1,1 @@
+"""What scripts write into their outputs folder: kept in the storage, and there again for the next worker group."""

@@ -1,0 +1,87 @@
+"""The outputs of one job in its storage: put, commit, fetch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from trainers.outputs.manifest import MANIFEST_NAME, OutputFile, from_json, outputs_folder, to_json
+from trainers.storage import Storage, StorageError
+from trainers.supervisor.environment import Place
+
+
+class OutputsCatalog:
+    """Outputs of one job.  One driver commits; supervisors of its ranks write files."""
+
+    def __init__(self, storage: Storage, job_id: str) -> None:
+        self._storage = storage
+        self._job_id = job_id
+        self._folder = outputs_folder(job_id)
+
+    @property
+    def location(self) -> str:
+        """How the files are found: a path on a local disk, else a URL; `OutputFile.stored` is relative to it."""
+        return self._storage.location(self._folder)
+
+    def put(self, path: Path, name: str, place: Place) -> OutputFile | None:
+        """Store a file that a worker wrote; None when it was written to, or went, meanwhile.  Raises StorageError."""
+        stored = f"{uuid.uuid4().hex}/{name}"
+        try:
+            before = path.stat()
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            self._storage.write_file(f"{self._folder}/{stored}", path)
+            after = path.stat()
+        except FileNotFoundError:
+            return None
+        if _trace(before) != _trace(after):
+            self._storage.delete(f"{self._folder}/{stored.partition('/')[0]}")
+            return None
+        return OutputFile(
+            name=name,
+            size_bytes=after.st_size,
+            sha256=digest,
+            stored=stored,
+            rank=place.rank,
+            attempt=place.attempt,
+            generation=place.generation,
+        )
+
+    def newest(self) -> dict[str, OutputFile]:
+        """The committed files by name.  Raises StorageError for a manifest that cannot be read."""
+        try:
+            return from_json(self._storage.read_bytes(f"{self._folder}/{MANIFEST_NAME}"))
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise StorageError(f"the outputs of {self._job_id} are damaged: {error}") from error
+
+    def commit(self, files: Mapping[str, OutputFile], attempt: int, now: float) -> None:
+        """Make these files the job's outputs.  Raises StorageError."""
+        content = to_json(self._job_id, attempt, now, files.values())
+        self._storage.write_bytes(f"{self._folder}/{MANIFEST_NAME}", content)
+
+    def forget(self, files: Iterable[OutputFile]) -> None:
+        """Remove versions of files that no manifest names any more."""
+        for file in files:
+            self._storage.delete(f"{self._folder}/{file.stored.partition('/')[0]}")
+
+    def sweep(self, files: Mapping[str, OutputFile]) -> None:
+        """Remove what no manifest names; only while no worker runs."""
+        used = {file.stored.partition("/")[0] for file in files.values()} | {MANIFEST_NAME}
+        for name in self._storage.names(self._folder):
+            if name not in used:
+                self._storage.delete(f"{self._folder}/{name}")
+
+    def fetch(self, files: Iterable[OutputFile], target: Path) -> None:
+        """Copy files into a folder of the local disk.  Raises StorageError, and FileNotFoundError for a lost one."""
+        for file in files:
+            self._storage.read_file(f"{self._folder}/{file.stored}", target / file.name)
+
+
+def _trace(status: os.stat_result) -> tuple[int, int, int]:
+    """What changes when somebody writes to a file."""
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,96 @@
+"""Which files a job's outputs consist of, and whose count (pure).
+
+Layout below a job's checkpoint storage:
+
+    jobs/<job id>/outputs/<unique>/<name of the file>
+    jobs/<job id>/outputs/remora-outputs.json
+
+Every version of a file lies under a name of its own, so that what the manifest names is complete at any time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+
+MANIFEST_NAME = "remora-outputs.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputFile:
+    """One file of a job's outputs."""
+
+    #: Relative POSIX name in the outputs folder.
+    name: str
+    size_bytes: int
+    #: Hexadecimal SHA-256 of the content.
+    sha256: str
+    #: Where it lies, relative to the folder of the job's outputs.
+    stored: str
+    #: Who wrote it, in which worker group.
+    rank: int
+    attempt: int
+    generation: int
+
+    @property
+    def group(self) -> tuple[int, int]:
+        """The worker group that wrote it; later ones are greater."""
+        return self.attempt, self.generation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What one worker did in its outputs folder since it told the last time."""
+
+    rank: int
+    #: The attempt and the worker group that it belonged to.
+    group: tuple[int, int]
+    written: tuple[OutputFile, ...] = ()
+    #: Names that were there and are not any more.
+    removed: tuple[str, ...] = ()
+
+
+def merge(files: Mapping[str, OutputFile], changes: Changes) -> dict[str, OutputFile]:
+    """The outputs after one worker's changes.
+
+    A name that several workers of a group write is the lowest rank's, and what a later group wrote stays.  A worker
+    takes back what it wrote, and rank 0 whatever it saw.
+    """
+    merged = dict(files)
+    for name in changes.removed:
+        present = merged.get(name)
+        if present is not None and present.group <= changes.group and changes.rank in (0, present.rank):
+            del merged[name]
+    for file in changes.written:
+        present = merged.get(file.name)
+        if present is None or _weight(file) >= _weight(present):
+            merged[file.name] = file
+    return merged
+
+
+def _weight(file: OutputFile) -> tuple[tuple[int, int], int]:
+    return file.group, -file.rank
+
+
+def to_json(job_id: str, attempt: int, committed_at: float, files: Iterable[OutputFile]) -> bytes:
+    """The manifest as it is stored."""
+    listed = [asdict(file) for file in sorted(files, key=lambda file: file.name)]
+    fields = {"job_id": job_id, "attempt": attempt, "committed_at": committed_at, "files": listed}
+    return json.dumps({"version": 1, **fields}, indent=1).encode()
+
+
+def from_json(content: bytes) -> dict[str, OutputFile]:
+    """Files of a stored manifest by name; ValueError when it is not one."""
+    try:
+        fields = json.loads(content)
+        if fields["version"] != 1:
+            raise ValueError(f"version {fields['version']} cannot be read by this version")  # noqa: TRY301
+        return {file["name"]: OutputFile(**file) for file in fields["files"]}
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise ValueError(f"not a manifest of outputs: {error}") from error
+
+
+def outputs_folder(job_id: str) -> str:
+    """Name of the folder of a job's outputs."""
+    return f"jobs/{job_id}/outputs"
