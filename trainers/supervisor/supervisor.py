@@ -325,38 +325,43 @@ class Supervisor:
                 self._child.send({"type": "taken", "step": step, "park": park})
 
     def _upload(self, staged: Path, step: int, asked: bool, place: Place) -> None:
-        size, began = size_of(staged), time.monotonic()
-        if not fits(size, self._speed.bytes_per_s, self._deadline_at, time.time()):
-            parcel = Parcel(
-                rank=place.rank,
-                step=step,
-                attempt=place.attempt,
-                generation=place.generation,
-                size_bytes=size,
-                asked=asked,
-            )
-            if send(self._driver, parcel, staged):
-                shutil.rmtree(staged, ignore_errors=True)
-                return
+        """Bring files to the storage, or off this machine where the storage would not have them in time."""
+        size = size_of(staged)
+        with self._lock:
+            speed, ahead = self._speed.bytes_per_s(time.monotonic()), self._speed.waiting_bytes
+            in_time = fits(size + ahead, speed, self._deadline_at, time.time())
+        parcel = Parcel(
+            rank=place.rank,
+            step=step,
+            attempt=place.attempt,
+            generation=place.generation,
+            size_bytes=size,
+            asked=asked,
+        )
         try:
-            catalog = Catalog(Storage(self._plan.checkpoint_url), place.job_id)
-            files = catalog.put(staged, step, place.attempt, place.generation, place.rank)
-        except (StorageError, OSError) as error:
-            self._outbox.put_line("remora", f"the checkpoint of step {step} could not be stored: {error}")
-            self._outbox.put({"type": "abandoned", "step": step})
-        else:
-            self._speed.measure(size, time.monotonic() - began)
-            self._outbox.put(
-                {
-                    "type": "shard",
-                    "step": step,
-                    "files": files,
-                    "asked": asked,
-                    "generation": place.generation,
-                }
-            )
+            if in_time or not send(self._driver, parcel, staged):
+                self._store(staged, parcel)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
+
+    def _store(self, staged: Path, parcel: Parcel) -> None:
+        with self._lock:
+            write = self._speed.begin(parcel.size_bytes, time.monotonic())
+        try:
+            catalog = Catalog(Storage(self._plan.checkpoint_url), self._plan.job_id)
+            files = catalog.put(staged, parcel.step, parcel.attempt, parcel.generation, parcel.rank)
+        except (StorageError, OSError) as error:
+            with self._lock:
+                self._speed.drop(write)
+            self._outbox.put_line(
+                "remora", f"the checkpoint of step {parcel.step} could not be stored: {error}"
+            )
+            self._outbox.put({"type": "abandoned", "step": parcel.step})
+            return
+        with self._lock:
+            self._speed.end(write, time.monotonic())
+        shard = {"type": "shard", "step": parcel.step, "files": files, "asked": parcel.asked}
+        self._outbox.put({**shard, "generation": parcel.generation})
 
     def _finish(self, status: dict[str, object]) -> None:
         if status.get("signal") == signal.SIGKILL and not self._stop_requested:

@@ -37,15 +37,35 @@ def test_more_bytes_and_less_time_never_fit_better(
         assert fits(size, speed * factor, now + left_s, now)
 
 
+def measured(speed: WriteSpeed, size_bytes: int, took_s: float) -> None:
+    speed.end(speed.begin(size_bytes, 100.0), 100.0 + took_s)
+
+
 def test_the_slower_of_the_last_two_writes_counts() -> None:
     speed = WriteSpeed(100.0)
-    assert speed.bytes_per_s == 100.0
-    speed.measure(1000, 1.0)
-    assert speed.bytes_per_s == 1000.0, "what was measured replaces what was assumed"
-    speed.measure(10, 1.0)
-    speed.measure(500, 1.0)
-    assert speed.bytes_per_s == 10.0
-    speed.measure(700, 1.0)
-    assert speed.bytes_per_s == 500.0
-    speed.measure(0, 9.0)
-    assert speed.bytes_per_s == 500.0, "an empty write says nothing"
+    assert speed.bytes_per_s(0.0) == 100.0
+    measured(speed, 1000, 1.0)
+    assert speed.bytes_per_s(0.0) == 1000.0, "what was measured replaces what was assumed"
+    measured(speed, 10, 1.0)
+    measured(speed, 500, 1.0)
+    assert speed.bytes_per_s(0.0) == 10.0
+    measured(speed, 700, 1.0)
+    assert speed.bytes_per_s(0.0) == 500.0
+    measured(speed, 0, 9.0)
+    assert speed.bytes_per_s(0.0) == 500.0, "an empty write says nothing"
+
+
+def test_a_write_under_way_says_how_fast_it_is_at_most() -> None:
+    speed = WriteSpeed(1e9)
+    write = speed.begin(1000, 100.0)
+    assert speed.bytes_per_s(100.0) == 1e9, "nothing is known yet"
+    assert speed.bytes_per_s(110.0) == 100.0
+    assert speed.waiting_bytes == 1000
+    speed.end(write, 120.0)
+    assert (speed.bytes_per_s(500.0), speed.waiting_bytes) == (50.0, 0)
+
+
+def test_a_write_that_fails_says_nothing() -> None:
+    speed = WriteSpeed(100.0)
+    speed.drop(speed.begin(10, 0.0))
+    assert (speed.bytes_per_s(1000.0), speed.waiting_bytes) == (100.0, 0)
