@@ -95,7 +95,7 @@ async def test_a_script_that_is_killed_again_and_again_fails() -> None:
 
 @scene
 async def test_a_script_that_dies_with_its_node_is_a_lost_node_however_it_is_told() -> None:
-    stage = Stage(MOST_KILLS + 3)
+    stage = Stage(MOST_KILLS + 3, max_workers=MOST_KILLS + 3)
     for victim in range(MOST_KILLS + 1):
         stage.say(victim, "killed")
         await stage.settled()
