@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
@@ -14,12 +13,11 @@ from remora import training
 from remora.torch import state as states
 from remora.torch.buffers import Buffers
 from remora.torch.catching_up import Standing
-from remora.torch.feed import Feed, Plan, deliveries
+from remora.torch.elastic import ElasticLoop
 from remora.torch.group import PeerLost
 from remora.torch.layout import Writer
 from remora.torch.members import Membership
-from remora.torch.order import Position, shards_of
-from remora.torch.own_time import OwnTime
+from remora.torch.order import shards_of
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.reduction import Bitwise, SampleExact
 from remora.torch.saving import DEALT, Saving
@@ -33,63 +31,10 @@ from remora.torch.settings import (
     needed,
 )
 from remora.torch.state import LoopState, Progress, Stateful
-
-#: Newest reports that every rank keeps; more than a supervisor holds back to send them together.
-REPORTS_KEPT = 256
-#: Numbers beside the loss that `backward` averages over the shards.
-MOST_METRICS = 15
-
-#: Returns the mean loss of a batch, alone or with other means by name.
-Compute = Callable[[torch.nn.Module, Any], torch.Tensor | tuple[torch.Tensor, Mapping[str, Any]]]
+from remora.torch.step import MOST_METRICS, Compute, Step, moved, outcome
 
 
-class Trains(Protocol):
-    """What a step needs of its loop."""
-
-    def _run(self, step: Step, compute: Compute) -> torch.Tensor: ...
-
-    def _report(self, step: Step, metrics: Mapping[str, Any]) -> None: ...
-
-
-class Step:
-    """One step of training, from its first forward pass to the user's `optimizer.step()`."""
-
-    def __init__(self, loop: Trains, number: int, position: Position) -> None:
-        self._loop = loop
-        #: Steps from the job's begin, from 1.
-        self.number = number
-        #: From 0.
-        self.epoch = position.epoch
-        #: Place among the steps of the epoch, from 0.
-        self.place = position.place
-        #: Means over the whole global batch that the function given to `backward` returned beside the loss.
-        self.metrics: dict[str, float] = {}
-        #: Numbers of the samples that this worker trained in this step, by shard.
-        self.samples: dict[int, list[int]] = {}
-        self.is_done = False
-
-    def backward(self, compute: Compute) -> torch.Tensor:
-        """Forward and backward passes of this worker's shards, and the mean gradient over the whole global batch.
-
-        `compute(model, batch)` returns the mean loss of a batch, or that and a dictionary of other means.  It is called
-        once for each micro-batch, and again when a peer is lost meanwhile.  Gradients begin at zero.
-        Returns the mean loss over the global batch, without a graph, the same on every worker.
-        """
-        if self.is_done:
-            raise RuntimeError("backward is called once per step; sum several losses inside its function")
-        loss = self._loop._run(self, compute)
-        self.is_done = True
-        return loss
-
-    def report(self, **metrics: Any) -> None:
-        """Report this step's metrics, once for the job whatever the number of workers; those of `compute` are added.
-
-        Values need `float()` to work on them, which waits for the GPU.
-        """
-        self._loop._report(self, {**self.metrics, **metrics})
-
-
-class Loop:
+class Loop(ElasticLoop):
     """A training loop whose result does not depend on how many workers carry it, nor on how often that changed.
 
         loop = Loop(model, optimizer, data=dataset, global_batch=96, shards=12, total_steps=1000)
@@ -138,40 +83,26 @@ class Loop:
     ) -> None:
         exactness = cast("Exactness", agreed("exactness", exactness, str) or "sample-exact")
         global_batch, shards = needed("global_batch", global_batch), needed("shards", shards)
-        self._settings = settings = Settings(
+        settings = Settings(
             global_batch, shards, micro_batch, seed, shuffle, drop_last, exactness, epochs, total_steps
         )
         check_model(model)
         if exactness == "bitwise":
             make_deterministic()
+        parameters = [one for one in model.parameters() if one.requires_grad]
+        super().__init__(settings, parameters[0].device, data, collate_fn, num_workers)
         self._model = model
         self._optimizer = optimizer
-        self._data = data
-        self._collate = collate_fn
-        self._num_workers = num_workers
         self._scaler = scaler
-        parameters = [one for one in model.parameters() if one.requires_grad]
-        self._device = parameters[0].device
         self._buffers = Buffers(model)
         notes = 1 + MOST_METRICS + self._buffers.width
         kind = Bitwise if exactness == "bitwise" else SampleExact
         self._reduction = kind(parameters, shards, notes)
         self._state = LoopState(_parts(model, optimizer, scheduler, scaler, state), settings.of_the_order())
-        self._progress = Progress(0, 0, 0)
-        self._link = training.open_link()
         self._members = Membership(self._link, shards, self._reduction, self._buffers, self._device)
-        self._own_time = OwnTime(self._device, self._tell_own_time)
         self._saving = Saving(model, optimizer, self._device)
         self._fingerprint = fingerprint(settings, parameters)
-        self._feed = Feed(iter(()))
-        #: The step that the script is in.
-        self._step: Step | None = None
         self._metric_names: tuple[str, ...] = ()
-        #: What was reported last, kept on every rank: the one who told it may die before it was heard.
-        self._reports: deque[tuple[int, dict[str, float]]] = deque(maxlen=REPORTS_KEPT)
-        self._was_rank_0 = False
-        #: Step of the newest checkpoint of the present group.
-        self._saved_step: int | None = None
 
     @property
     def steps_done(self) -> int:
@@ -179,9 +110,17 @@ class Loop:
         return self._reached().step
 
     @property
-    def world(self) -> training.World:
-        """This worker's place in the present worker group."""
-        return training.world()
+    def _rank(self) -> int:
+        return self._members.group.rank
+
+    @property
+    def _generation(self) -> int:
+        return self._members.generation
+
+    @property
+    def _own_shards(self) -> range:
+        group = self._members.group
+        return shards_of(group.rank, group.world_size, self._settings.shards)
 
     def save(self, folder: Path) -> None:
         """Write the state of training into a folder that is there; one worker is enough.
@@ -201,32 +140,7 @@ class Loop:
         """Go on from a folder that `save` or a checkpoint has written; raises CheckpointUnusable."""
         self._progress = self._state.restore(states.read(folder))
 
-    def __iter__(self) -> Iterator[Step]:
-        """The steps that are left, each to be done by one call of its `backward`."""
-        self._begin()
-        while True:
-            for step in self._steps():
-                try:
-                    yield step
-                except GeneratorExit:
-                    # The script leaves the loop; its end shall not meet a collective under way.
-                    with contextlib.suppress(PeerLost):
-                        self._reduction.await_confirmation()
-                    raise
-                if not step.is_done:
-                    raise RuntimeError("call step.backward(...) once in every step of the loop")
-                self._end_step(step)
-            if self._settle():
-                break
-        self._checkpoint(is_last=True)
-        self._saving.wait()
-
     # --- steps ------------------------------------------------------------------------------------------------------
-
-    def _steps(self) -> Iterator[Step]:
-        while (parcel := self._feed.peek()) is not None:
-            self._step = Step(self, self._progress.step + 1, parcel.position)
-            yield self._step
 
     def _run(self, step: Step, compute: Compute) -> torch.Tensor:
         while True:
@@ -305,7 +219,6 @@ class Loop:
                 self._change("the supervisor said that the group is to be left")
 
     def _settle(self) -> bool:
-        """Make sure that all workers have the last step; False when the group changed and there may be more to do."""
         try:
             self._reduction.confirm()
             self._reduction.await_confirmation()
@@ -313,6 +226,15 @@ class Loop:
             self._change(str(lost))
             return False
         return True
+
+    def _finish(self) -> None:
+        self._checkpoint(is_last=True)
+        self._saving.wait()
+
+    def _break_off(self) -> None:
+        # Its end shall not meet a collective under way.
+        with contextlib.suppress(PeerLost):
+            self._reduction.await_confirmation()
 
     # --- the group and the state -----------------------------------------------------------------------------------
 
@@ -333,11 +255,7 @@ class Loop:
         self._saved_step = None
         standing = Standing(self._progress.step, False, self._fingerprint)
         was_delivered = self._members.change(standing, why, self._capture, self._restore)
-        rank = self._members.group.rank
-        if rank == 0 and not self._was_rank_0 and self._link is not None:
-            for number, values in self._reports:
-                self._link.report(number, values, self._settings.total_steps, is_again=True)
-        self._was_rank_0 = rank == 0
+        self._tell_again()
         self._open_feed()
         if was_delivered:
             # The step under way needs no batches any more.
@@ -358,25 +276,6 @@ class Loop:
         self._reports.clear()
         self._reports.extend((number, dict(values)) for number, values in captured["reports"])
 
-    def _open_feed(self) -> None:
-        """Batches of this worker's shards from the present position on."""
-        settings, progress = self._settings, self._progress
-        group = self._members.group
-        left = None if settings.total_steps is None else max(0, settings.total_steps - progress.step)
-        plan = Plan(
-            global_batch=settings.global_batch,
-            shards=settings.shards,
-            micro_batch=settings.micro_batch,
-            seed=settings.seed,
-            shuffle=settings.shuffle,
-            drop_last=settings.drop_last,
-            epochs=settings.epochs,
-            steps=left,
-            own=shards_of(group.rank, group.world_size, settings.shards),
-            start=Position(progress.epoch, progress.place),
-        )
-        self._feed = Feed(deliveries(self._data, plan, self._collate, self._num_workers))
-
     def _checkpoint(self, *, is_last: bool) -> None:
         """Write what is asked for, in the background unless this process is about to end."""
         step = self._progress.step
@@ -387,22 +286,6 @@ class Loop:
         writer = Writer(place.rank, place.world_size, self._members.generation)
         state = self._state.capture(self._progress, None if place.rank == 0 else DEALT)
         self._saving.save(step, state, writer, in_background=not (is_last or self._link.stops))
-
-    def _report(self, step: Step, metrics: Mapping[str, Any]) -> None:
-        if self._link is None:
-            return
-        values = {name: float(value) for name, value in metrics.items()}
-        self._reports.append((step.number, values))
-        if self._members.group.rank == 0:
-            training.report(step.number, values, total_steps=self._settings.total_steps)
-
-    def _tell_own_time(self, own_s: float) -> None:
-        group = self._members.group
-        shards = len(shards_of(group.rank, group.world_size, self._settings.shards))
-        if self._link is not None:
-            self._link.send(
-                {"type": "pace", "generation": self._members.generation, "own_s": own_s, "shards": shards}
-            )
 
     def _number(self, value: Any) -> torch.Tensor:
         return torch.as_tensor(value, dtype=torch.float32, device=self._device).detach().reshape(())
@@ -425,31 +308,3 @@ def _parts(
             raise ValueError(f"state[{name!r}] needs the methods state_dict() and load_state_dict()")
         parts[name] = part
     return parts
-
-
-def outcome(returned: Any) -> tuple[torch.Tensor, Mapping[str, Any]]:
-    """Loss and metrics that the function given to `backward` returned; raises TypeError and ValueError for others."""
-    loss, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not isinstance(metrics, Mapping):
-        raise TypeError(
-            "the function given to backward returns the mean loss of its batch, a tensor of one element, "
-            "or a tuple of that and a dictionary of metrics"
-        )
-    if not loss.requires_grad:
-        raise TypeError("the loss has no graph: compute it from the model's output, and not under no_grad()")
-    if len(metrics) > MOST_METRICS:
-        raise ValueError(f"backward averages at most {MOST_METRICS} metrics, and got {len(metrics)}")
-    return loss.reshape(()), metrics
-
-
-def moved(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on the device; tuples, lists and dictionaries keep their shape."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: moved(one, device) for key, one in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(moved(one, device) for one in batch))
-    if type(batch) in (list, tuple):
-        return type(batch)(moved(one, device) for one in batch)
-    return batch

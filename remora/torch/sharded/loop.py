@@ -6,7 +6,7 @@ import copy
 import gc
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,9 @@ import torch.distributed as dist
 
 from remora import training
 from remora.torch.buffers import Buffers
-from remora.torch.feed import Feed, Plan, deliveries
+from remora.torch.elastic import REPORTS_KEPT, ElasticLoop
 from remora.torch.group import PeerLost
-from remora.torch.loop import REPORTS_KEPT, Compute, Step
-from remora.torch.order import Position, shards_of
-from remora.torch.own_time import OwnTime
+from remora.torch.order import shards_of
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.settings import Settings, agreed, fingerprint, needed
 from remora.torch.sharded import durable
@@ -32,6 +30,7 @@ from remora.torch.sharded.mesh import Carried, open_mesh
 from remora.torch.sharded.snapshots import Snapshots, lost_text
 from remora.torch.sharded.trial import Trial, forget_optimizers, full
 from remora.torch.state import LoopState, Progress
+from remora.torch.step import Compute, Step
 
 log = logging.getLogger("remora.torch")
 
@@ -47,7 +46,7 @@ class _Letter:
     held: list[Held]
 
 
-class ShardedLoop:
+class ShardedLoop(ElasticLoop):
     """`Loop` for a model that no worker holds as a whole: FSDP and tensor parallelism cut it, and its optimizer.
 
         def build(mesh):
@@ -106,32 +105,21 @@ class ShardedLoop:
             raise ValueError("leave out init_process_group: ShardedLoop forms the process group itself")
         agreed("exactness", "sample-exact", str)  # raises when the job asks for more
         global_batch, shards = needed("global_batch", global_batch), needed("shards", shards)
-        self._settings = Settings(
+        settings = Settings(
             global_batch, shards, micro_batch, seed, shuffle, drop_last, "sample-exact", epochs, total_steps
         )
+        super().__init__(settings, _device(), data, collate_fn, num_workers)
         self._parallel = Parallel(shard, tensor)
         self._build = build
         self._scaler = scaler
-        self._data = data
-        self._collate = collate_fn
-        self._num_workers = num_workers
         self._every = snapshot_every
-        self._device = _device()
-        self._link = training.open_link()
         self._snapshots = Snapshots(self._device)
-        self._own_time = OwnTime(self._device, self._tell_own_time)
         self._trial = Trial(self._settings, self._device, data, collate_fn, scaler, self._own_time)
         self._meeting = Meeting(self._link, self._device, self._resume, self._standing)
         self._built: Built | None = None
         self._carried: Carried | None = None
         self._state: LoopState | None = None
-        self._progress = Progress(0, 0, 0)
         self._is_new = not self._meeting.is_joiner
-        self._feed = Feed(iter(()))
-        self._step: Step | None = None
-        self._reports: deque[tuple[int, dict[str, float]]] = deque(maxlen=REPORTS_KEPT)
-        self._was_rank_0 = False
-        self._saved_step: int | None = None
 
     # --- what scripts use -------------------------------------------------------------------------------------------
 
@@ -156,28 +144,26 @@ class ShardedLoop:
         return self._progress.step
 
     @property
-    def world(self) -> training.World:
-        """This worker's place in the present worker group."""
-        return training.world()
+    def _rank(self) -> int:
+        return self._meeting.group.rank
 
-    def __iter__(self) -> Iterator[Step]:
-        """The steps that are left, each to be done by one call of its `backward`."""
-        self._meeting.begin()
-        while True:
-            while (parcel := self._feed.peek()) is not None:
-                self._step = step = Step(self, self._progress.step + 1, parcel.position)
-                yield step
-                if not step.is_done:
-                    raise RuntimeError("call step.backward(...) once in every step of the loop")
-                self._end_step(step)
-            if self._end():
-                return
+    @property
+    def _generation(self) -> int:
+        return self._meeting.generation
+
+    @property
+    def _own_shards(self) -> range:
+        grid = self._present.grid
+        return shards_of(grid.reader_of(self._rank), grid.readers, self._settings.shards)
 
     @property
     def _present(self) -> Built:
         if self._built is None:
             raise RuntimeError("the model is built when the loop begins: use it inside `for step in loop`")
         return self._built
+
+    def _begin(self) -> None:
+        self._meeting.begin()
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -240,8 +226,7 @@ class ShardedLoop:
         else:
             self._meeting.check()
 
-    def _end(self) -> bool:
-        """Make sure that all workers have the last step; False when there is more to do after all."""
+    def _settle(self) -> bool:
         try:
             self._snapshots.wait()
             self._confirm()
@@ -276,7 +261,8 @@ class ShardedLoop:
         meeting, settings = self._meeting, self._settings
         group, ring = meeting.group, meeting.ring
         grid = self._parallel.arrange(group.world_size)
-        own = shards_of(grid.reader_of(group.rank), grid.readers, settings.shards)
+        # Raises where there are more readers than shards.
+        shards_of(grid.reader_of(group.rank), grid.readers, settings.shards)
         self._built = self._state = None
         gc.collect()
         forget_optimizers(self._scaler, self._device)
@@ -306,7 +292,7 @@ class ShardedLoop:
         self._confirm()
         self._is_new = False
         self._tell_again()
-        self._open_feed(own)
+        self._open_feed()
         return self._progress.step
 
     def _start(self) -> None:
@@ -340,23 +326,6 @@ class ShardedLoop:
         label = Label(self._progress.step, self._meeting.generation)
         self._snapshots.take(label, self._present.sharded, whole)
 
-    def _open_feed(self, own: range) -> None:
-        settings, progress = self._settings, self._progress
-        left = None if settings.total_steps is None else max(0, settings.total_steps - progress.step)
-        plan = Plan(
-            global_batch=settings.global_batch,
-            shards=settings.shards,
-            micro_batch=settings.micro_batch,
-            seed=settings.seed,
-            shuffle=settings.shuffle,
-            drop_last=settings.drop_last,
-            epochs=settings.epochs,
-            steps=left,
-            own=own,
-            start=Position(progress.epoch, progress.place),
-        )
-        self._feed = Feed(deliveries(self._data, plan, self._collate, self._num_workers))
-
     def _checkpoint(self) -> None:
         """Write this rank's part of the state to the storage; raises PeerLost."""
         step, sharded = self._progress.step, self._present.sharded
@@ -373,28 +342,11 @@ class ShardedLoop:
             raise PeerLost("a peer was lost while a checkpoint was written") from error
         self._saved_step = step
 
-    def _tell_again(self) -> None:
-        """Who becomes rank 0 reports what the one before may not have told."""
-        is_first = self._meeting.group.rank == 0
-        if is_first and not self._was_rank_0 and self._link is not None:
-            for number, values in self._reports:
-                self._link.report(number, values, self._settings.total_steps, is_again=True)
-        self._was_rank_0 = is_first
+    def _has_heard(self) -> bool:
+        return not self._is_broken()
 
-    def _report(self, step: Step, metrics: Mapping[str, Any]) -> None:
-        if self._link is None or self._is_broken():
-            return
-        values = {name: float(full(value)) for name, value in metrics.items()}
-        self._reports.append((step.number, values))
-        if self._meeting.group.rank == 0:
-            training.report(step.number, values, total_steps=self._settings.total_steps)
-
-    def _tell_own_time(self, own_s: float) -> None:
-        grid = self._present.grid
-        shards = len(shards_of(grid.reader_of(self._meeting.group.rank), grid.readers, self._settings.shards))
-        if self._link is not None:
-            generation = self._meeting.generation
-            self._link.send({"type": "pace", "generation": generation, "own_s": own_s, "shards": shards})
+    def _value(self, value: Any) -> float:
+        return float(full(value))
 
     def _is_broken(self) -> bool:
         try:

@@ -9,7 +9,6 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from remora.torch.feed import Feed, is_stream
-from remora.torch.loop import MOST_METRICS, Compute, Step, moved, outcome
 from remora.torch.own_time import OwnTime
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.settings import Settings
@@ -17,6 +16,7 @@ from remora.torch.sharded.building import Built
 from remora.torch.sharded.cuts import passes
 from remora.torch.sharded.meeting import Meeting
 from remora.torch.sharded.mesh import Carried
+from remora.torch.step import MOST_METRICS, Compute, Step, moved, outcome
 
 
 class Trial:

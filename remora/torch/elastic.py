@@ -1,0 +1,166 @@
+"""What all elastic loops have in common: steps from a feed, reports that survive their teller, and one shape."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from remora import training
+from remora.torch.feed import Feed, Plan, deliveries
+from remora.torch.order import Position
+from remora.torch.own_time import OwnTime
+from remora.torch.settings import Settings
+from remora.torch.state import Progress
+from remora.torch.step import Compute, Step
+
+#: Newest reports that every rank keeps; more than a supervisor holds back to send them together.
+REPORTS_KEPT = 256
+
+
+class ElasticLoop(ABC):
+    """A loop that begins, does steps, and goes over into other groups until all workers have the last step."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        device: torch.device,
+        data: Any,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        num_workers: int,
+    ) -> None:
+        self._settings = settings
+        self._device = device
+        self._data = data
+        self._collate = collate_fn
+        self._num_workers = num_workers
+        self._link = training.open_link()
+        self._own_time = OwnTime(device, self._tell_own_time)
+        self._progress = Progress(0, 0, 0)
+        self._feed = Feed(iter(()))
+        #: The step that the script is in.
+        self._step: Step | None = None
+        #: What was reported last, kept on every rank: the one who told it may die before it was heard.
+        self._reports: deque[tuple[int, dict[str, float]]] = deque(maxlen=REPORTS_KEPT)
+        self._was_rank_0 = False
+        #: Step of the newest checkpoint of the present group.
+        self._saved_step: int | None = None
+
+    @property
+    def world(self) -> training.World:
+        """This worker's place in the present worker group."""
+        return training.world()
+
+    def __iter__(self) -> Iterator[Step]:
+        """The steps that are left, each to be done by one call of its `backward`."""
+        self._begin()
+        while True:
+            while (parcel := self._feed.peek()) is not None:
+                self._step = step = Step(self, self._progress.step + 1, parcel.position)
+                try:
+                    yield step
+                except GeneratorExit:
+                    self._break_off()
+                    raise
+                if not step.is_done:
+                    raise RuntimeError("call step.backward(...) once in every step of the loop")
+                self._end_step(step)
+            if self._settle():
+                break
+        self._finish()
+
+    # --- what each loop does in its own way -------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def _rank(self) -> int:
+        """This worker's rank in the present group."""
+
+    @property
+    @abstractmethod
+    def _generation(self) -> int:
+        """Number of the present group."""
+
+    @property
+    @abstractmethod
+    def _own_shards(self) -> range:
+        """Shards that this worker carries."""
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Form the first group, come to a common state, and open the feed."""
+
+    @abstractmethod
+    def _run(self, step: Step, compute: Compute) -> torch.Tensor:
+        """The body of `step.backward`."""
+
+    @abstractmethod
+    def _end_step(self, step: Step) -> None:
+        """The script is through with a step: note it, and do what was decided for its end."""
+
+    @abstractmethod
+    def _settle(self) -> bool:
+        """Make sure that all workers have the last step; False when the group changed and there may be more to do."""
+
+    def _finish(self) -> None:  # noqa: B027 - nothing by default
+        """Training is over."""
+
+    def _break_off(self) -> None:  # noqa: B027 - nothing by default
+        """The script leaves the loop in the middle of it."""
+
+    def _has_heard(self) -> bool:
+        """Whether what the script computes counts; false in a group that broke."""
+        return True
+
+    def _value(self, value: Any) -> float:
+        return float(value)
+
+    # --- what they share --------------------------------------------------------------------------------------------
+
+    def _open_feed(self) -> None:
+        """Batches of this worker's shards from the present position on."""
+        settings, progress = self._settings, self._progress
+        left = None if settings.total_steps is None else max(0, settings.total_steps - progress.step)
+        plan = Plan(
+            global_batch=settings.global_batch,
+            shards=settings.shards,
+            micro_batch=settings.micro_batch,
+            seed=settings.seed,
+            shuffle=settings.shuffle,
+            drop_last=settings.drop_last,
+            epochs=settings.epochs,
+            steps=left,
+            own=self._own_shards,
+            start=Position(progress.epoch, progress.place),
+        )
+        self._feed = Feed(deliveries(self._data, plan, self._collate, self._num_workers))
+
+    def _report(self, step: Step, metrics: Mapping[str, Any]) -> None:
+        if self._link is None or not self._has_heard():
+            return
+        values = {name: self._value(value) for name, value in metrics.items()}
+        self._reports.append((step.number, values))
+        if self._rank == 0:
+            training.report(step.number, values, total_steps=self._settings.total_steps)
+
+    def _tell_again(self) -> None:
+        """Who becomes rank 0 reports what the one before may not have told."""
+        is_first = self._rank == 0
+        if is_first and not self._was_rank_0 and self._link is not None:
+            for number, values in self._reports:
+                self._link.report(number, values, self._settings.total_steps, is_again=True)
+        self._was_rank_0 = is_first
+
+    def _tell_own_time(self, own_s: float) -> None:
+        if self._link is not None:
+            self._link.send(
+                {
+                    "type": "pace",
+                    "generation": self._generation,
+                    "own_s": own_s,
+                    "shards": len(self._own_shards),
+                }
+            )
