@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 #: Seconds that bulk messages (lines, reports) wait for others to travel with.
-_GATHER_S = 0.1
+_GATHER_S = 0.25
 #: Bytes of lines that wait for the driver before the script's own writes have to wait.
 _BACKLOG_BYTES = 8 << 20
 
@@ -39,7 +39,7 @@ class Outbox:
         with self._changed:
             self._messages.append(message)
             self._is_urgent = self._is_urgent or message["type"] != "report"
-            self._changed.notify_all()
+            self._wake_pump()
 
     def put_line(self, stream: str, text: str) -> None:
         """Send a line of output; waits while too much is under way."""
@@ -50,6 +50,11 @@ class Outbox:
                 return
             self._messages.append({"type": "log", "stream": stream, "text": text})
             self._bytes += len(text) + 1
+            self._wake_pump()
+
+    def _wake_pump(self) -> None:
+        # Not for every report of a script that makes hundreds of steps a second: it gathers them anyway.
+        if self._is_urgent or len(self._messages) == 1:
             self._changed.notify_all()
 
     def close(self) -> None:
