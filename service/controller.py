@@ -89,6 +89,8 @@ class Controller:
             ("sweep", lambda: sweep(turn, launcher)),
             # 5. Jobs whose turn it is.
             ("dispatch", lambda: dispatch(turn, launcher)),
+            # 6. What makes the next start faster.
+            ("prepare", launcher.prepare),
         )
         for name, loop in loops:
             try:

@@ -92,6 +92,9 @@ class FakeLauncher:
         self.drivers[plan.attempt_id] = FakeDriver(plan)
         self.history.append(self.drivers[plan.attempt_id])
 
+    def prepare(self) -> None:
+        pass
+
     def poll(self, attempt_ids: list[str], after: dict[str, int]) -> dict[str, list[Record] | DriverGone]:
         self._maybe_fail("poll")
         answers: dict[str, list[Record] | DriverGone] = {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
+import uuid
 from typing import Any
 
 import ray
@@ -26,11 +28,16 @@ _ON_HEAD = {"node:__internal_head__": 0.001}
 #: Records fetched from one driver at once.
 _LIMIT = 2000
 _KV_NAMESPACE = b"remora"
+#: Where the name of the driver that waits for an attempt is kept.
+_SPARE = b"driver-spare"
+#: Seconds after the last start before a driver is started for the next one: that costs a core for seconds.
+_SPARE_AFTER_S = 10.0
 
 
 class RayLauncher:
-    """Drivers as detached actors, named by their attempt; needs `ray.init(..., namespace="remora")` before.
+    """Drivers as detached actors; needs `ray.init(..., namespace="remora")` before.
 
+    Ray's internal store says under which name the driver of an attempt runs, and which one waits for the next attempt.
     Nothing here waits for a driver longer than `timeout_s`.
     """
 
@@ -38,23 +45,43 @@ class RayLauncher:
         self._timeout_s = timeout_s
         self._handles: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}
+        #: When something was started last, by `time.monotonic`.
+        self._started_at = time.monotonic()
+        self._has_spare = False
 
     def start(self, plan: AttemptPlan) -> None:
         """Start the attempt's driver unless it runs already; returns before it is up."""
-        internal_kv._internal_kv_put(_key(plan.attempt_id), b"started", namespace=_KV_NAMESPACE)
-        actor = ray.remote(Driver).options(
-            name=_name(plan.attempt_id),
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            resources=_ON_HEAD,
-            label_selector=_HEAD,
-            max_concurrency=1000,
-        )
-        handle = actor.remote(plan)
+        self._started_at = time.monotonic()
+        name = _read(_key(plan.attempt_id)) or self._take_spare() or f"driver-{plan.attempt_id}"
+        _write(_key(plan.attempt_id), name)
+        handle = _driver(name)
         self._handles[plan.attempt_id] = handle
-        handle.start.remote()
+        handle.start.remote(plan)
+
+    def prepare(self) -> None:
+        """When nothing was started for a while, have a driver wait for the next attempt."""
+        if self._has_spare or time.monotonic() - self._started_at < _SPARE_AFTER_S:
+            return
+        self._has_spare = True
+        if _read(_SPARE) is not None:
+            return
+        name = f"driver-spare-{uuid.uuid4().hex}"
+        _write(_SPARE, name)
+        _driver(name)
+
+    def _take_spare(self) -> str | None:
+        """Name of a driver that waits, which nobody else gets any more."""
+        name = _read(_SPARE)
+        if name is None:
+            return None
+        # First this: a crash between here and the attempt's entry costs a process, and never two attempts one driver.
+        internal_kv._internal_kv_del(_SPARE, namespace=_KV_NAMESPACE)
+        self._has_spare = False
+        try:
+            ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            return None
+        return name
 
     def poll(self, attempt_ids: list[str], after: dict[str, int]) -> dict[str, list[Record] | DriverGone]:
         """New records of each attempt, or how its driver is gone; an attempt without an answer yet is left out."""
@@ -118,15 +145,36 @@ class RayLauncher:
 
     def _handle(self, attempt_id: str) -> Any:
         if attempt_id not in self._handles:
+            name = _read(_key(attempt_id))
             try:
-                self._handles[attempt_id] = ray.get_actor(_name(attempt_id), namespace=NAMESPACE)
+                self._handles[attempt_id] = ray.get_actor(name or "", namespace=NAMESPACE)
             except ValueError:
                 return None
         return self._handles[attempt_id]
 
 
-def _name(attempt_id: str) -> str:
-    return f"driver-{attempt_id}"
+def _driver(name: str) -> Any:
+    """The driver of that name, which is started if there is none; returns before it is up."""
+    actor = ray.remote(Driver).options(
+        name=name,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        resources=_ON_HEAD,
+        label_selector=_HEAD,
+        max_concurrency=1000,
+    )
+    return actor.remote()
+
+
+def _read(key: bytes) -> str | None:
+    value = internal_kv._internal_kv_get(key, namespace=_KV_NAMESPACE)
+    return value.decode() if value else None
+
+
+def _write(key: bytes, name: str) -> None:
+    internal_kv._internal_kv_put(key, name.encode(), namespace=_KV_NAMESPACE)
 
 
 def _key(attempt_id: str) -> bytes:

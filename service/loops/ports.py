@@ -22,6 +22,10 @@ class Launcher(Protocol):
         """Start the driver and return without waiting for its workers; idempotent by `plan.attempt_id`."""
         ...
 
+    def prepare(self) -> None:
+        """Use a quiet moment to make the next start faster; called at every tick."""
+        ...
+
     def poll(
         self, attempt_ids: list[str], after: dict[str, int]
     ) -> Mapping[str, Sequence[Record] | DriverGone]:

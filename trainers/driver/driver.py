@@ -50,24 +50,33 @@ _START_PAUSE_CAP_S = 5.0
 
 
 class Driver:
-    """One attempt; see `trainers.launch` for how it is started, polled and ended."""
+    """One attempt; see `trainers.launch` for how it is started, polled and ended.
 
-    def __init__(self, plan: AttemptPlan) -> None:
+    A new one has no attempt yet: it may wait for one with everything imported, which takes longer than all the rest.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._has_attempt = asyncio.Event()
+        self._is_over = asyncio.Event()
+
+    def take(self, plan: AttemptPlan) -> None:
+        """Be the driver of this attempt from now on."""
         self._plan = plan
         self._account = Account(plan.log_limit_bytes)
         self._crew = Crew(RayCalls())
         self._attempt = Attempt(plan, self._account, self._crew)
         self._in_place = InPlace(self._attempt)
         self._standstill = Standstill(self._attempt, self._in_place)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_over = asyncio.Event()
+        self._has_attempt.set()
 
     # --- called by the launcher ------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Begin; called again it changes nothing."""
+    async def start(self, plan: AttemptPlan) -> None:
+        """Take the attempt and begin; called again it changes nothing."""
         if self._loop is not None:
             return
+        self.take(plan)
         self._loop = asyncio.get_running_loop()
         self._account.event("attempt.driver_started", "The driver of this attempt runs.")
         self._attempt.spawn(self._watch_the_clock())
@@ -75,10 +84,13 @@ class Driver:
 
     async def poll(self, after: int, limit: int) -> list[Record]:
         """Records after that number; those up to it are forgotten."""
+        if not self._has_attempt.is_set():
+            return []
         return self._account.records(after, limit)
 
     async def stop(self, reason: EndReason) -> None:
         """End the attempt for that reason; its last record says when it has."""
+        await self._has_attempt.wait()
         if self._attempt.stop_reason is not None or self._is_over.is_set():
             return
         self._attempt.stop_reason = reason

@@ -27,6 +27,7 @@ class Outbox:
         self._messages: list[dict[str, Any]] = []
         self._bytes = 0
         self._is_urgent = False
+        self._has_reported = False
         self._is_closed = False
         self._is_dead = False
         self._drops_lines = False
@@ -38,7 +39,9 @@ class Outbox:
         """Send a message soon; anything but a report goes at once."""
         with self._changed:
             self._messages.append(message)
-            self._is_urgent = self._is_urgent or message["type"] != "report"
+            # The first report says that training runs, and is awaited.
+            self._is_urgent = self._is_urgent or message["type"] != "report" or not self._has_reported
+            self._has_reported = self._has_reported or message["type"] == "report"
             self._wake_pump()
 
     def put_line(self, stream: str, text: str) -> None:

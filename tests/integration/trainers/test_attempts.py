@@ -9,10 +9,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray
 
 from remora.states import EndReason
 from tests.integration.trainers.lab import Lab, Running, processes_of, until
 from tests.integration.trainers.scripts import COLLECTIVE, DAEMON, ENDLESS, LOCKSTEP, LOUD
+from trainers.launch import RayLauncher
 from trainers.plan import DriverGone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -38,6 +40,31 @@ def test_a_command_runs_to_its_end_on_two_nodes(lab: Lab) -> None:
     assert run.world_sizes == [2]
     assert len(run.events("worker_group.started")[0]["data"]["nodes"]) == 2
     until(lambda: lab.work_folders() == [], "the supervisors cleaned up", 10.0)
+
+
+def test_an_attempt_gets_the_driver_that_waits_and_nobody_else_does(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainers.launch._SPARE_AFTER_S", 0.0)
+    lab.nodes(2)
+    RayLauncher().prepare()
+    RayLauncher().prepare()
+    (spare,) = drivers()
+    first, second = (
+        lab.run({"train.py": "print('done')"}, "python", "train.py", min_workers=1, max_workers=1)
+        for _ in range(2)
+    )
+    assert drivers() == {spare, f"driver-{second.plan.attempt_id}"}
+    for run in (first, second):
+        assert run.end()["end_reason"] == "completed"
+        assert run.text("stdout") == "done"
+    first.close()
+    assert drivers() == {f"driver-{second.plan.attempt_id}"}
+
+
+def drivers() -> set[str]:
+    """Names of the drivers that live."""
+    return {name for name in ray.util.list_named_actors() if name.startswith("driver-")}
 
 
 @pytest.mark.parametrize(

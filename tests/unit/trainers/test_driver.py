@@ -18,7 +18,8 @@ class Desk:
 
     def __init__(self, workers: int = 2) -> None:
         self.stage = Stage(workers)
-        self.driver = Driver(self.stage.attempt.plan)
+        self.driver = Driver()
+        self.driver.take(self.stage.attempt.plan)
         self.driver._account = self.stage.account
         self.driver._crew = self.stage.crew
         self.driver._attempt = self.stage.attempt
