@@ -17,10 +17,12 @@ from typing import Any, TypeVar
 from remora import requests
 from remora.bundle import pack
 from remora.checkpoint_files import extract
-from remora.errors import ApiError, NotFound
+from remora.errors import ApiError, NotFound, SpecError, SpecProblem
+from remora.foreign import translate
 from remora.received_files import check, new_folder, place_for
 from remora.requests import Request
-from remora.spec import JobSpec
+from remora.spec import MAX_SPEC_BYTES, JobSpec
+from remora.spec_problems import read_spec_file
 from remora.views import Checkpoint, Event, Job, LogLine, MetricPoint, ModelVersion, OutputFile, Page
 
 T = TypeVar("T")
@@ -60,7 +62,18 @@ def submit(job: JobSpec | Mapping[str, Any] | str | Path, idempotency_key: str |
 def _spec_of(job: JobSpec | Mapping[str, Any] | str | Path) -> JobSpec:
     if isinstance(job, JobSpec):
         return job
-    return JobSpec.from_mapping(job) if isinstance(job, Mapping) else JobSpec.from_yaml(Path(job))
+    if isinstance(job, Mapping):
+        return JobSpec.from_mapping(job)
+    return _spec_of_file(Path(job))
+
+
+def _spec_of_file(path: Path) -> JobSpec:
+    """The specification in a file; what was written for others is refused, because its losses would go unseen."""
+    raw = read_spec_file(path, MAX_SPEC_BYTES)
+    if isinstance(raw, dict) and (found := translate(raw, path.resolve().parent)) is not None:
+        text = f"{path.name} is {found.source}; `remora submit` takes it, or give submit the specification of"
+        raise SpecError([SpecProblem("", f"{text} remora.foreign.translate, which names what is lost")])
+    return JobSpec.from_mapping(raw)
 
 
 def all_pages(page: Callable[[str | None], Request[Page[T]]], limit: int | None = None) -> Flow[list[T]]:

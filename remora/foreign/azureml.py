@@ -17,6 +17,8 @@ from remora.spec import refuses_variable
 
 _SCHEMA = re.compile(r"azureml.*/(\w+)\.schema\.json$", re.IGNORECASE)
 _EXPRESSION = re.compile(r"\$\{\{\s*([^{}]*?)\s*\}\}")
+#: The folder that Azure ML collects without being asked.
+_DEFAULT_OUTPUTS = re.compile(r"(?<![\w./-])(?:\./)?outputs/")
 _SCRIPT = re.compile(r"([A-Za-z0-9][\w.-]*)\.(?:py|sh)\b")
 _DATA = re.compile(r"(inputs|outputs)\.([A-Za-z_]\w*)(?:\.path)?")
 #: What to do with the types of job that are more than one command.
@@ -139,6 +141,10 @@ def _command(draft: Draft, fields: Fields, values: dict[str, str], outputs: set[
         draft.refuse("command", f"the command line cannot be split into words: {error}")
     else:
         draft.put("command", words, "command")
+        if any(_DEFAULT_OUTPUTS.search(word) for word in words):
+            draft.leave(
+                "command", "./outputs is not collected; write to ${{outputs.NAME}} or $REMORA_OUTPUTS_DIR"
+            )
         if "name" not in draft.spec and (script := _SCRIPT.search(words[-1])) and words[0] == "bash":
             draft.put("name", slug(script.group(1)), "command")
 

@@ -252,7 +252,7 @@ class Driver:
         catalog = Catalog(storage, plan.job_id)
         self._attempt.commits.catalog = self._attempt.relay.catalog = catalog
         catalog.fence(plan.attempt)
-        self._attempt.outputs.open(OutputsCatalog(storage, plan.job_id), catalog)
+        self._open_outputs(OutputsCatalog(storage, plan.job_id), catalog)
         with tempfile.TemporaryDirectory(prefix="ray-train-", dir=work_root()) as folder:
             return ray_train.run_to_end(
                 supervisor.supervise,
@@ -262,6 +262,12 @@ class Driver:
                 resources=plan.resources,
                 storage_path=str(Path(folder)),
             )
+
+    def _open_outputs(self, catalog: OutputsCatalog, checkpoints: Catalog) -> None:
+        damage = self._attempt.outputs.open(catalog, checkpoints)
+        if damage is not None:
+            text = f"The outputs of earlier attempts cannot be read and are left where they are: {damage}."
+            self._call(self._account.event, "attempt.outputs_damaged", text[:1000], folder=catalog.location)
 
     async def _end(self, error: Exception | None) -> None:
         self._in_place.leave()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from trainers.checkpoints.catalog import Catalog
 from trainers.driver.account import Account
-from trainers.outputs.catalog import OutputsCatalog
+from trainers.outputs.catalog import OutputsCatalog, OutputsDamaged
 from trainers.outputs.manifest import Changes, OutputFile, merge
 from trainers.plan import AttemptPlan
 from trainers.storage import StorageError
@@ -33,11 +33,15 @@ class Outputs:
         self._loose: list[OutputFile] = []
         self._under_way: asyncio.Task[None] | None = None
 
-    def open(self, catalog: OutputsCatalog, checkpoints: Catalog) -> None:
-        """Begin with what earlier attempts left.  Raises StorageError."""
+    def open(self, catalog: OutputsCatalog, checkpoints: Catalog) -> str | None:
+        """Begin with what earlier attempts left; returns why it cannot be read, if so.  Raises StorageError."""
         self._catalog, self._checkpoints = catalog, checkpoints
-        self.files = self._committed = catalog.newest()
+        try:
+            self.files = self._committed = catalog.newest()
+        except OutputsDamaged as error:
+            return str(error)
         catalog.sweep(self.files)
+        return None
 
     def hear(self, changes: Changes) -> None:
         """A worker has stored or removed files."""

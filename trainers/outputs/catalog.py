@@ -9,8 +9,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trainers.outputs.manifest import MANIFEST_NAME, OutputFile, from_json, outputs_folder, to_json
-from trainers.storage import Storage, StorageError
+from trainers.storage import Storage
 from trainers.supervisor.environment import Place
+
+
+class OutputsDamaged(Exception):
+    """The list of a job's outputs cannot be read; the message says why."""
 
 
 class OutputsCatalog:
@@ -51,13 +55,13 @@ class OutputsCatalog:
         )
 
     def newest(self) -> dict[str, OutputFile]:
-        """The committed files by name.  Raises StorageError for a manifest that cannot be read."""
+        """The committed files by name.  Raises OutputsDamaged for a manifest that cannot be read, and StorageError."""
         try:
             return from_json(self._storage.read_bytes(f"{self._folder}/{MANIFEST_NAME}"))
         except FileNotFoundError:
             return {}
         except ValueError as error:
-            raise StorageError(f"the outputs of {self._job_id} are damaged: {error}") from error
+            raise OutputsDamaged(str(error)) from error
 
     def commit(self, files: Mapping[str, OutputFile], attempt: int, now: float) -> None:
         """Make these files the job's outputs.  Raises StorageError."""

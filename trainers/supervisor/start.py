@@ -53,8 +53,12 @@ def prepare_start(
     environment.update(plan.elastic_variables)
     environment["REMORA_SCRATCH_DIR"] = str(scratch)
     environment["REMORA_OUTPUTS_DIR"] = str(outputs)
-    # Only where nobody else says where it goes.  https://mlflow.org/docs/latest/ml/tracking/
-    environment.setdefault("MLFLOW_TRACKING_URI", (outputs / "mlruns").as_uri())
+    if "MLFLOW_TRACKING_URI" not in environment:
+        # One for each worker group: MLflow writes absolute paths into it.
+        group = f"{place.attempt}-{place.generation}"
+        environment["MLFLOW_TRACKING_URI"] = (outputs / "mlruns" / group).as_uri()
+        # Else MLflow 3.17 refuses a folder; a database would leave the artifacts outside of it.
+        environment["MLFLOW_ALLOW_FILE_STORE"] = "true"
     if room is not None:
         environment.update(room.variables())
     if is_joining:

@@ -256,6 +256,15 @@ def test_a_bad_archive_leaves_nothing(
     assert list(tmp_path.rglob("*")) == [tmp_path / "here"]
 
 
+def test_a_job_written_for_others_is_refused_with_what_to_do(
+    service: FakeService, call: Call, tmp_path: Path
+) -> None:
+    (tmp_path / "job.yml").write_text("type: command\ncommand: python train.py\ncompute: azureml:x\n")
+    with pytest.raises(SpecError, match=r"job.yml is an Azure ML command job; `remora submit` takes it"):
+        call("submit", tmp_path / "job.yml")
+    assert not service.jobs
+
+
 def test_outputs_and_models_become_folders(service: FakeService, call: Call, tmp_path: Path) -> None:
     job = service.add_job()
     with pytest.raises(NotFound, match="no outputs yet"):

@@ -193,7 +193,7 @@ class Head:
         self.outputs = Outputs(replace(PLAN, attempt=attempt), self.account)
         checkpoints = Catalog(storage, "job_1")
         checkpoints.fence(attempt)
-        self.outputs.open(self.catalog, checkpoints)
+        self.damage = self.outputs.open(self.catalog, checkpoints)
 
     def hear(self, *all_changes: Changes) -> None:
         async def play() -> None:
@@ -234,6 +234,20 @@ def test_an_attempt_that_was_replaced_changes_nothing(tmp_path: Path) -> None:
     assert old.bodies("output") == []
     assert Head(tmp_path, attempt=3).outputs.files == {}
     assert stored(tmp_path) == [], "what nobody names is swept when an attempt begins"
+
+
+def test_outputs_that_cannot_be_read_are_left_where_they_are(tmp_path: Path) -> None:
+    head, worker = Head(tmp_path), Worker(tmp_path)
+    worker.write("snapshot", "1")
+    worker.collecting.finish(was_killed=False)
+    head.hear(worker.told[0])
+    before = stored(tmp_path)
+    Storage(tmp_path / "storage").write_bytes("jobs/job_1/outputs/remora-outputs.json", b"torn")
+    after = Head(tmp_path)
+    assert after.outputs.files == {}
+    assert after.damage is not None
+    assert after.damage.startswith("not a manifest of outputs")
+    assert stored(tmp_path) == before
 
 
 def test_a_storage_that_fails_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -112,6 +113,7 @@ def test_a_checkpoint_of_a_rank_reaches_the_storage(stage: Stage) -> None:
 
 KILLED = """
 import os
+import sys
 from remora import training
 with training.checkpoint(7, size_bytes=100) as folder:
     (folder / 'part').write_text('x')
@@ -302,6 +304,35 @@ def test_a_script_goes_on_when_its_planned_end_is_called_off(stage: Stage) -> No
     running.instruct({"type": "release", "token": 1})
     assert stage.driver.wait_for("report", 2)["step"] == 6
     assert stage.end()["exit_code"] == 0
+
+
+WRITES = """
+import os, pathlib, sys
+folder = pathlib.Path(os.environ["REMORA_OUTPUTS_DIR"])
+assert sys.argv[1] == str(folder / "final")
+(folder / "final" / "weights").write_text("w")
+print(os.environ["MLFLOW_TRACKING_URI"].removeprefix(folder.as_uri()))
+sys.exit(3)
+"""
+
+
+def test_outputs_are_stored_before_the_end_is_told(stage: Stage) -> None:
+    command = [sys.executable, "train.py", "${{outputs.final}}"]
+    stage.start(WRITES, command=command, outputs=("final",))
+    assert stage.end()["exit_code"] == 3
+    kinds = [message["type"] for message in stage.driver.messages]
+    assert kinds.index("outputs") < kinds.index("exit")
+    (file,) = stage.driver.all("outputs")[0]["changes"].written
+    assert (file.name, file.rank) == ("final/weights", 1)
+    assert stage.storage.read_bytes(f"jobs/job_1/outputs/{file.stored}") == b"w"
+    assert "/mlruns/1-1" in [message["text"] for message in stage.driver.all("log")]
+
+
+def test_where_mlflow_logs_to_is_the_jobs_own_affair(stage: Stage) -> None:
+    says = "import os; print(os.environ['MLFLOW_TRACKING_URI'], 'MLFLOW_ALLOW_FILE_STORE' in os.environ)"
+    stage.start(says, variables={"MLFLOW_TRACKING_URI": "https://example.org"})
+    stage.end()
+    assert stage.driver.all("log")[0]["text"] == "https://example.org False"
 
 
 def test_a_planned_end_that_is_called_off_before_its_step_lets_the_script_go_on(stage: Stage) -> None:
