@@ -46,7 +46,8 @@ _NODES: Mapping[NodeState, str] = {
 _REASONS: Mapping[EndReason, str] = {
     EndReason.COMPLETED: "every rank returned 0",
     EndReason.EXIT_CODE: "some rank returned another exit code",
-    EndReason.SIGNAL: "some rank was ended by a signal",
+    EndReason.SIGNAL: "some rank was ended by a signal; for a script that uses `remora.torch` a single SIGKILL is no"
+    " end, as long as others hold the state",
     EndReason.START_FAILED: "the command could not be started, or the code bundle is unusable",
     EndReason.SUPERVISOR_LOST: "the supervisor of some rank died while its node lived",
     EndReason.DRIVER_LOST: "the driver died, or could not be started within a minute",
