@@ -85,9 +85,9 @@ class InPlace:
         others = crew.present - {slot}
         if slot not in crew.present or not others or not others <= crew.elastic or not self._may_lose:
             return
-        if not self._kills.forgive(slot, attempt.progress.step or 0, attempt.now()):
-            return
         rank = crew.ranks[slot]
+        if not self._kills.forgive(slot, rank, attempt.progress.step or 0, attempt.now()):
+            return
         text = f"The command of rank {rank} got SIGKILL, as from a kernel without memory; the others go on without it."
         attempt.account.event("worker.killed", text, rank=rank)
         self._go_on_without({slot})
@@ -121,7 +121,9 @@ class InPlace:
         lost, staying = gone & crew.present, crew.present - gone
         if attempt.group is None or attempt.stop_reason is not None or attempt.verdict is not None:
             return set()
-        self._kills.take_back(gone)
+        if ranks := self._kills.take_back(gone):
+            # Their scripts were the first of their nodes to die.
+            self._tell_lost(ranks)
         if not staying or not staying <= crew.elastic or not failed <= gone | crew.left | crew.unranked:
             return set()
         # Ranks that are through cannot take part in another group; and a group that is being ended needs none.
@@ -193,10 +195,12 @@ class InPlace:
         lost = slots & crew.present
         if not lost:
             return
-        ranks = sorted(crew.ranks_of(lost))
+        self._tell_lost(sorted(crew.ranks_of(lost)))
+        self._go_on_without(lost)
+
+    def _tell_lost(self, ranks: list[int]) -> None:
         names = ", ".join(map(str, ranks))
         self._attempt.account.event("node.lost", f"The workers of rank {names} were lost.", ranks=ranks)
-        self._go_on_without(lost)
 
     def _go_on_without(self, lost: set[int]) -> None:
         self._crew.left |= lost

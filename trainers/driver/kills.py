@@ -17,6 +17,7 @@ REMEMBERED_S = 3600.0
 @dataclass(frozen=True)
 class _Kill:
     slot: int
+    rank: int
     #: Newest step when it happened.
     step: int
     #: Seconds since 1970.
@@ -29,14 +30,16 @@ class Kills:
     def __init__(self) -> None:
         self._kills: list[_Kill] = []
 
-    def forgive(self, slot: int, step: int, now: float) -> bool:
-        """Take note that the script of a slot was killed; True when the others may go on without it."""
+    def forgive(self, slot: int, rank: int, step: int, now: float) -> bool:
+        """Take note that the script of a slot was killed, in that rank; True when the others may go on without it."""
         self._kills = [one for one in self._kills if now - one.at < REMEMBERED_S or step <= one.step]
         if len(self._kills) >= MOST_KILLS:
             return False
-        self._kills.append(_Kill(slot, step, now))
+        self._kills.append(_Kill(slot, rank, step, now))
         return True
 
-    def take_back(self, slots: set[int]) -> None:
-        """These scripts died with their supervisor or node, which is nobody's fault."""
+    def take_back(self, slots: set[int]) -> list[int]:
+        """These slots died as a whole, so their scripts' kills do not count; returns the ranks of those that had."""
+        taken = [one for one in self._kills if one.slot in slots]
         self._kills = [one for one in self._kills if one.slot not in slots]
+        return sorted(one.rank for one in taken)

@@ -11,7 +11,7 @@ from trainers.driver.kills import MOST_KILLS, REMEMBERED_S, Kills
 
 def test_so_many_kills_are_forgiven_and_no_more() -> None:
     kills = Kills()
-    assert [kills.forgive(slot, 10 * slot, 60.0 * slot) for slot in range(MOST_KILLS + 2)] == [
+    assert [kills.forgive(slot, 0, 10 * slot, 60.0 * slot) for slot in range(MOST_KILLS + 2)] == [
         *[True] * MOST_KILLS, False, False,
     ]  # fmt: skip
 
@@ -27,17 +27,17 @@ def test_kills_of_long_ago_are_forgotten_once_training_got_on(
 ) -> None:
     kills = Kills()
     for slot in range(MOST_KILLS):
-        kills.forgive(slot, 10, 0.0)
-    assert kills.forgive(7, step, later_s) is is_forgiven
+        kills.forgive(slot, slot, 10, 0.0)
+    assert kills.forgive(7, 0, step, later_s) is is_forgiven
 
 
 def test_who_died_with_its_node_was_not_killed_alone() -> None:
     kills = Kills()
     for slot in range(MOST_KILLS):
-        kills.forgive(slot, 10, 0.0)
-    kills.take_back({1})
-    assert kills.forgive(8, 10, 0.0)
-    assert not kills.forgive(9, 10, 0.0)
+        kills.forgive(slot, 5 + slot, 10, 0.0)
+    assert kills.take_back({1, 7}) == [6], "whose loss is to be told"
+    assert kills.forgive(8, 0, 10, 0.0)
+    assert not kills.forgive(9, 0, 10, 0.0)
 
 
 @scene
@@ -101,6 +101,7 @@ async def test_a_script_that_dies_with_its_node_is_a_lost_node_however_it_is_tol
         await stage.settled()
         assert stage.kill(victim) == {victim}
     assert len(stage.events("worker.killed")) == MOST_KILLS + 1
+    assert stage.events("node.lost") == [{"ranks": [0]}] * (MOST_KILLS + 1)
     assert len(stage.order) == 2
 
 
