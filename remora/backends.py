@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 #: `trainers/backends/` has a module for each that needs more than torchrun's environment.
-BackendName = Literal["ddp", "fsdp", "command"]
+BackendName = Literal["ddp", "fsdp", "mpi", "command"]
 
 BACKENDS: tuple[str, ...] = get_args(BackendName)
 #: What a later version will have.
-LATER_BACKENDS = ("deepspeed", "tensorflow", "mpi", "horovod")
+LATER_BACKENDS = ("deepspeed", "tensorflow", "horovod")
 #: `BACKENDS` as a sentence has them.
 BACKEND_WORDS = f"{', '.join(BACKENDS[:-1])} or {BACKENDS[-1]}"

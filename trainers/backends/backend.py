@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from trainers.checkpoints.manifest import Manifest
 from trainers.plan import AttemptPlan
@@ -23,6 +24,8 @@ class Start:
     place: Place
     #: The unpacked code bundle; the command's working directory, shared by the workers of a node.
     code: Path
+    #: A folder of all workers of this worker group on this node, gone with the last of them.
+    shared: Path
     #: A folder of this worker alone, gone when it ends.
     scratch: Path
     #: What is written here is kept with the job (`REMORA_OUTPUTS_DIR`); it has the job's files so far.
@@ -35,12 +38,30 @@ class Start:
     environment: Mapping[str, str]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Companion:
+    """A process that stands beside a worker's command, e.g. a launcher of the framework.
+
+    It starts before the command, in the same folder, under a keeper of its own; what it prints goes to the log as
+    Remora's words.  When the command fails or is stopped it is killed, and when the command returns 0 the worker is
+    over once the companion has ended by itself.  When it fails, the command is ended.
+    """
+
+    command: list[str]
+    environment: Mapping[str, str]
+
+
 class Backend:
     """A framework that needs nothing but what every worker gets; others change what they need.
 
-    The supervisor of each worker calls the three methods in their order, and starts the command then.  Every one of
-    them may raise BackendUnusable, which ends the attempt with `start_failed` and the message.
+    The supervisor of each worker calls `prepare`, `variables`, `command` and `companion` in this order, and starts the
+    command then.  Every one of them may raise BackendUnusable, which ends the attempt with `start_failed` and the
+    message.
     """
+
+    #: True when every worker needs an address of its own (`Place.peers`) and the key of the worker group.  Such
+    #: workers are wired together at their start: their worker group never changes in place.
+    needs_ports: ClassVar[bool] = False
 
     def prepare(self, start: Start) -> None:
         """Act on the folders before the command starts, e.g. turn a checkpoint into one for this world size."""
@@ -52,3 +73,14 @@ class Backend:
     def command(self, start: Start) -> list[str]:
         """Argument list of this rank's process, run without a shell.  Pure."""
         return list(start.plan.command)
+
+    def companion(self, start: Start) -> Companion | None:  # noqa: ARG002 - for those who override it
+        """What shall stand beside this rank's process, if anything.  Pure."""
+        return None
+
+    def has_started(self, start: Start) -> bool:  # noqa: ARG002 - for those who override it
+        """False while the command waits for its companion; looked at when the companion fails."""
+        return True
+
+    def returned(self, start: Start) -> None:
+        """Act on the command's exit code 0, before its companion is waited for."""

@@ -67,3 +67,15 @@ def master_port(members: list[ray_train.Member]) -> tuple[str, int]:
     """Address and free port of rank 0, where a new worker group meets; blocks.  Raises RayError."""
     master = next(member for member in members if member.rank == 0)
     return master.address, ray.get(master.call(supervisor.free_port), timeout=_PREPARE_S)
+
+
+def free_ports(members: list[ray_train.Member]) -> tuple[str, ...]:
+    """A free `address:port` for every member, in the order of ranks; blocks.  Raises RayError."""
+    ordered = sorted(members, key=lambda member: member.rank)
+    found: tuple[str, ...] = ()
+    # Workers of one node may be given the same port, for each draws it by chance.
+    while len(set(found)) < len(ordered):
+        drawn: list[Any] = [member.call(supervisor.free_port) for member in ordered]
+        ports = ray.get(drawn, timeout=_PREPARE_S)
+        found = tuple(f"{one.address}:{port}" for one, port in zip(ordered, ports, strict=True))
+    return found

@@ -6,8 +6,9 @@ A worker has a *slot*, its name for its whole life; its rank is dealt anew with 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from remora import channel
 from trainers.driver.calls import Calls
@@ -147,10 +148,22 @@ class Crew:
         return await self._calls.find_dead(members) if members else set()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Where the workers of a worker group find each other."""
+
+    #: Of rank 0.
+    address: str
+    port: int
+    #: `address:port` of every rank, in their order; empty when the backend does not ask for them.
+    peers: tuple[str, ...] = ()
+    key: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+
+
 def place_of(
-    plan: AttemptPlan, member: Member, members: list[Member], generation: int, meeting: tuple[str, int]
+    plan: AttemptPlan, member: Member, members: list[Member], generation: int, meeting: Meeting
 ) -> Place:
-    """The place in which a worker starts, in a worker group of `members` that meets at an address and a port."""
+    """The place in which a worker starts, in a worker group of `members`."""
     return Place(
         job_id=plan.job_id,
         attempt_id=plan.attempt_id,
@@ -162,6 +175,8 @@ def place_of(
         local_world_size=member.local_world_size,
         node_rank=member.node_rank,
         num_nodes=len({one.ray_node_id for one in members}),
-        master_addr=meeting[0],
-        master_port=meeting[1],
+        master_addr=meeting.address,
+        master_port=meeting.port,
+        peers=meeting.peers,
+        key=meeting.key,
     )

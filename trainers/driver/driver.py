@@ -20,12 +20,13 @@ import ray
 
 from remora.states import EndReason
 from trainers import ray_train
+from trainers.backends import backend_of
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
 from trainers.driver.account import Account
 from trainers.driver.attempt import Attempt
-from trainers.driver.calls import RayCalls, master_port, prepare
-from trainers.driver.crew import Crew, place_of
+from trainers.driver.calls import RayCalls, free_ports, master_port, prepare
+from trainers.driver.crew import Crew, Meeting, place_of
 from trainers.driver.in_place import TURNS, InPlace
 from trainers.driver.standstill import Standstill
 from trainers.driver.verdict import Verdict
@@ -63,6 +64,7 @@ class Driver:
     def take(self, plan: AttemptPlan) -> None:
         """Be the driver of this attempt from now on."""
         self._plan = plan
+        self._backend = backend_of(plan.backend)
         self._account = Account(plan.log_limit_bytes)
         self._crew = Crew(RayCalls())
         self._attempt = Attempt(plan, self._account, self._crew)
@@ -123,6 +125,9 @@ class Driver:
     def _receive(self, generation: int, slot: int, message: dict[str, Any]) -> None:
         attempt, crew, kind = self._attempt, self._crew, message["type"]
         is_member = attempt.group is not None and slot in crew.present
+        if kind == "elastic" and self._backend.needs_ports:
+            # Its workers are wired together when they start; a change takes a new worker group.
+            return
         if kind in TURNS:
             self._in_place.hear(slot, message)
         elif kind == "outputs":
@@ -154,7 +159,9 @@ class Driver:
                 step=damage.step,
                 folder=damage.folder,
             )
-        meeting = master_port(members)
+        address, port = master_port(members)
+        peers = free_ports(members) if self._backend.needs_ports else ()
+        meeting = Meeting(address=address, port=port, peers=peers)
         generation = self._call(self._attempt.open_group, members, resume)
         prepare(members, self._assignments(members, generation, meeting, resume, is_joining=False))
         self._call(self._attempt.group_started)
@@ -171,7 +178,7 @@ class Driver:
         """Give workers that join their assignment; they take part when their script has loaded."""
         generation = self._call(self._in_place.expect, members)
         # Where they meet the others they hear when they take part.
-        meeting = (members[0].address, 0)
+        meeting = Meeting(address=members[0].address, port=0)
         try:
             prepare(members, self._assignments(members, generation, meeting, None, is_joining=True))
         except ray.exceptions.RayError:
@@ -211,7 +218,7 @@ class Driver:
         self,
         members: list[ray_train.Member],
         generation: int,
-        meeting: tuple[str, int],
+        meeting: Meeting,
         resume: Manifest | None,
         *,
         is_joining: bool,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 #: Variables of ours and of Ray that a user's process must not see.
 _HIDDEN_PREFIXES = ("RAY_", "REMORA_", "PYTHONPATH")
@@ -28,6 +28,10 @@ class Place:
     num_nodes: int
     master_addr: str
     master_port: int
+    #: Address and port of every rank, in their order, for backends that ask for them; each was free on its node.
+    peers: tuple[str, ...] = ()
+    #: Known to the workers of this worker group alone.
+    key: str = field(default="", repr=False)
 
 
 def child_environment(

@@ -73,6 +73,7 @@ def prepare_start(
         plan=plan,
         place=place,
         code=code,
+        shared=folder,
         scratch=scratch,
         outputs=outputs,
         resume=fetched,

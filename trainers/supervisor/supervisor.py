@@ -24,7 +24,7 @@ from remora import channel
 from remora.errors import BundleError
 from remora.expressions import with_outputs
 from trainers.backends import backend_of
-from trainers.backends.backend import BackendUnusable
+from trainers.backends.backend import BackendUnusable, Start
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
 from trainers.outputs.catalog import OutputsCatalog
@@ -34,6 +34,7 @@ from trainers.storage import Storage, StorageError
 from trainers.supervisor.child import Child
 from trainers.supervisor.code import shared_folder, sweep_folders
 from trainers.supervisor.collecting import Collecting
+from trainers.supervisor.companion import Beside
 from trainers.supervisor.environment import Place
 from trainers.supervisor.fork_server_client import node_fork_server
 from trainers.supervisor.outbox import Outbox
@@ -142,7 +143,12 @@ class Supervisor:
         self._resume = assignment.resume
         self._is_joining = assignment.is_joining
         self._outbox = Outbox(assignment.driver, assignment.place.generation, assignment.slot, self._cut_off)
+        self._backend = backend_of(assignment.plan.backend)
         self._child: Child | None = None
+        self._companion: Beside | None = None
+        self._companion_failure: str | None = None
+        #: True once the command is over, or will not be started.
+        self._is_over = False
         self._stop_requested = False
         self._stop_is_near = False
         self._driver = assignment.driver
@@ -176,7 +182,17 @@ class Supervisor:
         own = f"{name}-{place.rank}-{os.getpid()}"
         with shared_folder(name) as folder, snapshot_room(own, place.local_world_size) as self._room:
             try:
-                child = self._start(folder)
+                collecting = self._fill_outputs(folder / f"outputs-{place.rank}")
+                start = prepare_start(
+                    self._plan,
+                    place,
+                    folder,
+                    resume=self._resume,
+                    outputs=collecting.folder,
+                    room=self._room,
+                    is_joining=self._is_joining,
+                )
+                child = self._start(start, folder, collecting)
             except CommandUnusable as error:
                 self._finish({"start_failed": str(error)})
             except (StorageError, OSError) as error:
@@ -185,7 +201,10 @@ class Supervisor:
             except (BundleError, BackendUnusable) as error:
                 self._finish({"start_failed": str(error)})
             else:
-                self._finish(child.wait())
+                self._finish(self._wait(child, start))
+            finally:
+                if self._companion is not None:
+                    self._companion.stop()
 
     def _tell_trouble(self, why: str) -> None:
         """What keeps this worker from going on, when it is not the command's own end."""
@@ -215,6 +234,8 @@ class Supervisor:
             if child is not None and kind != "stop":
                 # Under the lock, so that a `taken` decided before a `release` cannot overtake it.
                 child.send(message)
+            if self._companion is not None and kind == "stop" and self._is_over:
+                self._companion.stop()
         if child is not None and kind == "stop":
             child.stop(at_once=bool(message.get("at_once")))
 
@@ -233,21 +254,43 @@ class Supervisor:
         self._stop_is_near = False
         self._outbox.generation = self._place.generation
 
-    def _start(self, folder: Path) -> Child:
+    def _wait(self, child: Child, start: Start) -> dict[str, object]:
+        """Wait for the end of the command, and of its companion when both end well; returns how the command ended."""
+        status = child.wait()
+        with self._lock:
+            self._is_over = True
+            is_well = status.get("exit_code") == 0 and not self._stop_requested
+        if is_well:
+            self._backend.returned(start)
+            if self._companion is not None:
+                self._companion.finish()
+        if self._companion_failure is not None and not self._backend.has_started(start):
+            return {"start_failed": self._companion_failure}
+        return status
+
+    def _give_up(self, why: str) -> None:
+        """The companion failed; a command that it serves cannot go on."""
+        self._outbox.put_line("remora", why)
+        with self._lock:
+            self._companion_failure = why
+            child = self._child
+        if child is not None:
+            child.stop(at_once=True)
+
+    def _start(self, start: Start, folder: Path, collecting: Collecting) -> Child:
         plan, place = self._plan, self._place
         self._staging = folder / f"staging-{place.rank}"
         self._staging.mkdir()
-        collecting = self._fill_outputs(folder / f"outputs-{place.rank}")
-        start = prepare_start(
-            plan,
-            place,
-            folder,
-            resume=self._resume,
-            outputs=collecting.folder,
-            room=self._room,
-            is_joining=self._is_joining,
-        )
-        command = with_outputs(backend_of(plan.backend).command(start), str(collecting.folder))
+        command = with_outputs(self._backend.command(start), str(collecting.folder))
+        companion = self._backend.companion(start)
+        if companion is not None:
+            self._companion = Beside(
+                companion,
+                folder=start.code,
+                line_bytes=plan.log_line_bytes,
+                on_line=lambda text: self._outbox.put_line("remora", text),
+                on_failure=self._give_up,
+            )
         # Under the lock, so that the child's first message finds somebody who can answer.
         with self._lock:
             try:
@@ -267,7 +310,7 @@ class Supervisor:
                 if error.errno != errno.E2BIG:
                     raise
                 raise CommandUnusable("its arguments and environment variables are too long") from error
-            stop_requested = self._stop_requested
+            stop_requested = self._stop_requested or self._companion_failure is not None
         collecting.start()
         self._outbox.put({"type": "started", "pid": child.pid, "is_warm": child.is_warm})
         if stop_requested:

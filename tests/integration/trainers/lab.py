@@ -128,7 +128,8 @@ class Running:
     def keepers(self) -> dict[int, psutil.Process]:
         """Keeper of each rank."""
         found = [one for one in processes_of(self.plan.attempt_id) if "keeper.py" in " ".join(one.cmdline())]
-        return {int(one.environ()["RANK"]): one for one in found}
+        # What stands beside a command has a keeper, but no rank.
+        return {int(one.environ()["RANK"]): one for one in found if "RANK" in one.environ()}
 
     def child(self, rank: int) -> psutil.Process:
         """The user's own process of a rank."""

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import remora
+from remora.backends import BACKEND_WORDS
 from remora.errors import SpecError
 from remora.quantities import format_duration, format_size, parse_duration, parse_size
 from remora.refusals import REFUSED
@@ -196,7 +197,7 @@ def test_all_problems_are_told_at_once_each_with_field_value_and_expectation() -
             {"backend": "fsdp", "elastic": {"exactness": "bitwise"}},
             "backend is fsdp and elastic.exactness is bitwise; the sums of sharded gradients",
         ),
-        ({"backend": "spark"}, "backend: 'spark' given, expected ddp, fsdp or command"),
+        ({"backend": "spark"}, f"backend: 'spark' given, expected {BACKEND_WORDS}"),
         ({"zzz": 1}, "zzz: unknown key; known are name, project"),
         ({1: 2}, "1: keys must be texts"),
     ],

@@ -1,0 +1,102 @@
+"""What stands between mpirun and a supervisor: places go through pipes, commands only through a door with the key."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainers.backends.mpi import _doors, _hosts
+from trainers.backends.mpi.rank import tell_over
+from trainers.supervisor.supervisor import free_port
+
+HERE = Path(__file__).parents[3] / "trainers" / "backends" / "mpi"
+KEY = "00ff00ff"
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes of a test; none is left after it."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def start(
+    started: list[subprocess.Popen[str]], program: str, *words: str, **variables: str
+) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-E", str(HERE / program), *words],
+        env={"PATH": os.environ["PATH"], **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    started.append(process)
+    return process
+
+
+def test_a_command_gets_the_place_that_mpirun_dealt(
+    tmp_path: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    show = "import os; print(*(os.environ[n] for n in ('PMIX_RANK', 'OMPI_MCA_btl', 'RANK')), 'SECRET' in os.environ)"
+    taker = start(
+        started, "rank.py", "take", "1", sys.executable, "-c", show,
+        REMORA_MPI_FOLDER=str(tmp_path), RANK="1", OMPI_MCA_btl="mine",
+    )  # fmt: skip
+    giver = start(
+        started, "rank.py", "give", REMORA_MPI_FOLDER=str(tmp_path),
+        OMPI_COMM_WORLD_RANK="1", PMIX_RANK="1", OMPI_MCA_btl="of mpirun's node", SECRET="x",
+    )  # fmt: skip
+    assert taker.communicate()[0].split() == ["1", "mine", "1", "False"]
+    assert taker.returncode == 0
+    assert giver.poll() is None, "mpirun must not end before the supervisor says that the command returned 0"
+    tell_over(str(tmp_path), 1)
+    assert giver.wait() == 0
+
+
+def test_the_word_that_a_rank_is_over_needs_nobody_who_hears_it(tmp_path: Path) -> None:
+    tell_over(str(tmp_path), 0)
+
+
+@pytest.mark.parametrize(("key", "code", "ran"), [(KEY, 7, True), ("00aa00aa", 1, False)])
+def test_a_door_opens_for_the_key_of_its_group_only(
+    tmp_path: Path, started: list[subprocess.Popen[str]], key: str, code: int, ran: bool
+) -> None:
+    port = free_port()
+    doors = json.dumps({"doors": {"node-b": ["127.0.0.1", port]}, "key": key})
+    start(started, "door.py", "127.0.0.1", str(port), REMORA_MPI_KEY=KEY)
+    said = tmp_path / "said"
+    agent = start(
+        started,
+        "agent.py",
+        "node-b",
+        "echo",
+        "$REMORA_MPI_KEY",
+        f">{said};",
+        "exit",
+        "7",
+        REMORA_MPI_DOORS=doors,
+    )
+    _, errors = agent.communicate()
+    assert agent.returncode == code, errors
+    assert said.exists() == ran
+    if ran:
+        assert said.read_text() == "\n", "what mpirun starts does not see the key"
+    else:
+        assert "node node-b did not run its part of mpirun" in errors
+
+
+def test_rank_0s_node_has_the_name_by_which_mpirun_knows_itself() -> None:
+    peers = ("10.0.0.1:20001", "10.0.0.1:20002", "10.0.0.2:20003", "10.0.0.2:20004")
+    here = socket.gethostname()
+    assert _hosts(peers) == [here, here, "10.0.0.2", "10.0.0.2"]
+    assert _doors(peers)["10.0.0.2"] == ("10.0.0.2", 20003)

@@ -1,0 +1,130 @@
+"""MPI: Open MPI's own mpirun inside the worker group, each rank run by its own supervisor, no ssh.
+
+Rank 0's node runs mpirun, every other node a door behind which mpirun's daemon starts; both stand beside the first
+worker of their node.  `docs/decisions/0043-mpirun-deals-places.md` says why.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+from trainers.backends.backend import Backend, BackendUnusable, Companion, Start
+from trainers.backends.mpi.rank import make_pipes, place_pipe, tell_over
+
+_HERE = Path(__file__).parent
+#: Folder in which the ranks of a node share memory.
+_SHARED_MEMORY = "OMPI_MCA_btl_vader_backing_directory"
+#: How every process of ours that stands between is started: the service's interpreter, standard library only.
+_PYTHON = [sys.executable, "-S", "-E"]
+
+
+class Mpi(Backend):
+    """One MPI rank per worker; RANK is its rank in MPI_COMM_WORLD."""
+
+    needs_ports: ClassVar[bool] = True
+
+    def prepare(self, start: Start) -> None:
+        """Check that MPI is on this node, and make the pipes through which the rank gets its place."""
+        path = start.environment.get("PATH")
+        program = "mpirun" if start.place.rank == 0 else "orted"
+        if _is_lead(start) and shutil.which(program, path=path) is None:
+            raise BackendUnusable(
+                f"this node has no {program} in its PATH; install Open MPI 4 on the nodes (Debian: openmpi-bin),"
+                " or write a PATH that has it into environment.variables"
+            )
+        make_pipes(str(start.shared), start.place.rank)
+
+    def variables(self, start: Start) -> dict[str, str]:
+        """Where the rank finds its place, and settings of Open MPI that the job's own variables may override."""
+        # Nodes that share a machine must not share Open MPI's shared memory; and this one goes with the supervisor.
+        memory = Path(start.environment.get("REMORA_MEMORY_DIR", start.scratch)).parent
+        settings = {**_settings(start), _SHARED_MEMORY: str(memory)}
+        defaults = {name: value for name, value in settings.items() if name not in start.environment}
+        return {**defaults, "REMORA_MPI_FOLDER": str(start.shared)}
+
+    def command(self, start: Start) -> list[str]:
+        """The command, once mpirun has dealt the rank its place."""
+        command = super().command(start)
+        if shutil.which(command[0], path=start.environment.get("PATH")) is None and "/" not in command[0]:
+            raise BackendUnusable(f"{command[0]}: No such file or directory")
+        return [*_PYTHON, str(_HERE / "rank.py"), "take", str(start.place.rank), *command]
+
+    def companion(self, start: Start) -> Companion | None:
+        """On the node of rank 0 mpirun; on every other node the door through which mpirun reaches it."""
+        place = start.place
+        if not _is_lead(start):
+            return None
+        if place.rank == 0:
+            hosts = start.shared / "mpi-hosts"
+            hosts.write_text("".join(f"{host}\n" for host in _hosts(place.peers)))
+            mpirun = ["mpirun", "--hostfile", str(hosts), "--map-by", "seq", "-n", str(place.world_size)]
+            doors = {"REMORA_MPI_DOORS": json.dumps({"doors": _doors(place.peers), "key": place.key})}
+            return Companion(
+                command=[*mpirun, *_PYTHON, str(_HERE / "rank.py"), "give"],
+                environment={**_without_ranks(start), **doors},
+            )
+        return Companion(
+            command=[*_PYTHON, str(_HERE / "door.py"), *place.peers[place.rank].rsplit(":", 1)],
+            environment={**_without_ranks(start), "REMORA_MPI_KEY": place.key},
+        )
+
+    def has_started(self, start: Start) -> bool:
+        """True once the rank has its place."""
+        return not Path(place_pipe(str(start.shared), start.place.rank)).exists()
+
+    def returned(self, start: Start) -> None:
+        """Let mpirun count this rank as ended."""
+        tell_over(str(start.shared), start.place.rank)
+
+
+def _without_ranks(start: Start) -> dict[str, str]:
+    """What mpirun and its daemons see: they are no rank, and what they keep goes with the worker group."""
+    hidden = {name for name in start.environment if name.endswith("RANK")} | {_SHARED_MEMORY}
+    seen = {name: value for name, value in start.environment.items() if name not in hidden}
+    return {**seen, "TMPDIR": str(start.shared)}
+
+
+def _is_lead(start: Start) -> bool:
+    return start.place.local_rank == 0
+
+
+def _hosts(peers: tuple[str, ...]) -> list[str]:
+    """The node of each rank as mpirun shall call it: its own one by its name, which it knows to be here."""
+    addresses = [peer.rsplit(":", 1)[0] for peer in peers]
+    here = socket.gethostname()
+    return [here if address == addresses[0] else address for address in addresses]
+
+
+def _doors(peers: tuple[str, ...]) -> dict[str, tuple[str, int]]:
+    """Node -> where its door is: at the port of the first of its ranks."""
+    doors: dict[str, tuple[str, int]] = {}
+    for peer in peers:
+        address, _, port = peer.rpartition(":")
+        doors.setdefault(address, (address, int(port)))
+    return doors
+
+
+def _settings(start: Start) -> dict[str, str]:
+    """Open MPI's parameters as variables: https://www.open-mpi.org/doc/v4.1/man1/mpirun.1.php"""
+    settings = {
+        # A node's processes all run as one user, which in a container is root.
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_plm": "rsh",
+        "OMPI_MCA_plm_rsh_agent": " ".join([*_PYTHON, str(_HERE / "agent.py")]),
+        "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
+        "OMPI_MCA_orte_leave_session_attached": "1",
+        # Workers of several jobs may share a node, and each would be bound to the same first core.
+        "OMPI_MCA_hwloc_base_binding_policy": "none",
+        # A rank that waits would else keep its supervisor from the CPU.
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+    }
+    if start.place.peers[0].startswith("127."):
+        # By itself Open MPI leaves loopback addresses out.
+        settings |= {f"OMPI_MCA_{name}_tcp_if_include": "127.0.0.0/8" for name in ("btl", "oob")}
+    return settings
