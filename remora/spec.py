@@ -34,6 +34,7 @@ from pydantic import (
 from remora.backends import BACKEND_WORDS, BackendName
 from remora.errors import SpecError, SpecProblem
 from remora.expressions import outputs_in
+from remora.launchers import check_launcher, unwrap
 from remora.quantities import DURATION_FORM, SIZE_FORM, parse_duration, parse_size
 from remora.refusals import refusals, without_refused
 from remora.spec_problems import problems_of, read_spec_file, read_yaml, section_of
@@ -341,7 +342,13 @@ class JobSpec(Section):
     def _has_program(cls, value: list[str]) -> list[str]:
         if not value[0].strip():
             raise ValueError("the first word of the command is empty; write the program to run")
+        unwrap(value)
         return value
+
+    @model_validator(mode="after")
+    def _launcher_agrees(self) -> Self:
+        check_launcher(self.command, self.backend, self.workers.min, self.workers.max)
+        return self
 
     @model_validator(mode="after")
     def _everybody_has_a_shard(self) -> Self:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from remora.launchers import unwrap
 from trainers.checkpoints.manifest import Manifest
 from trainers.plan import AttemptPlan
 from trainers.supervisor.environment import Place
@@ -71,8 +72,8 @@ class Backend:
         return {}
 
     def command(self, start: Start) -> list[str]:
-        """Argument list of this rank's process, run without a shell.  Pure."""
-        return list(start.plan.command)
+        """Argument list of this rank's process, run without a shell: what a launcher in it would start.  Pure."""
+        return unwrap(start.plan.command).for_worker(start.place.local_rank)
 
     def companion(self, start: Start) -> Companion | None:  # noqa: ARG002 - for those who override it
         """What shall stand beside this rank's process, if anything.  Pure."""

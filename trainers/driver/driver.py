@@ -18,6 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import ray
 
+from remora.launchers import describe, unwrap
 from remora.states import EndReason
 from trainers import ray_train
 from trainers.backends import backend_of
@@ -81,6 +82,15 @@ class Driver:
         self.take(plan)
         self._loop = asyncio.get_running_loop()
         self._account.event("attempt.driver_started", "The driver of this attempt runs.")
+        unwrapped = unwrap(self._plan.command)
+        if unwrapped.launcher is not None:
+            self._account.event(
+                "attempt.launcher_left_out",
+                describe(unwrapped),
+                launcher=unwrapped.launcher,
+                command=unwrapped.command,
+                ignored=list(unwrapped.ignored),
+            )
         self._attempt.spawn(self._watch_the_clock())
         threading.Thread(target=self._train, name="train-controller", daemon=True).start()
 

@@ -11,6 +11,7 @@ import psutil
 import ray
 
 from remora.errors import BundleError
+from remora.launchers import unwrap
 from trainers.backends import backend_of
 from trainers.backends.backend import Start
 from trainers.checkpoints.catalog import Catalog
@@ -44,7 +45,7 @@ def prepare_start(
     scratch.mkdir()
     environment = child_environment(
         os.environ,
-        plan.variables,
+        {**unwrap(plan.command).variables, **plan.variables},
         place,
         cpus=plan.resources.get("CPU", 1.0),
         interface=_interface_of(ray.util.get_node_ip_address()),
