@@ -71,7 +71,7 @@ class Parallel:
             ]
             raise ValueError(
                 f"{world_size} workers cannot be arranged with {' and '.join(asked)}: "
-                f"their number has to be a multiple of {multiple}"
+                f"write workers.multiple_of: {multiple} into the job, or start a multiple of {multiple}"
             )
         copies = world_size // multiple
         names = ((REPLICATE,) if self.shard else ()) + (SHARD,) + ((TENSOR,) if self.tensor else ())

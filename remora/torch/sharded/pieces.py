@@ -108,14 +108,22 @@ class Sharded:
         return {"scalars": scalars, "groups": groups, "buffers": buffers}
 
     def load_state_dict(self, whole: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Take over what `state_dict` returned; raises ValueError for that of another optimizer."""
+        groups = self.optimizer.param_groups
+        if len(whole["groups"]) != len(groups):
+            raise ValueError(
+                f"its optimizer has {len(whole['groups'])} groups of parameters, and the script's has {len(groups)}"
+            )
+        unknown = [key for saved in whole["groups"] for key in saved if key not in groups[0]]
+        if unknown:
+            raise ValueError(f"its optimizer has {unknown[0]}, and {type(self.optimizer).__name__} has not")
         parameters = self.parameters
         for name, values in whole["scalars"].items():
             state = self.optimizer.state[parameters[name]] if values else {}
             for key, value in values.items():
                 on_device = isinstance(value, torch.Tensor) and value.dim() > 0
                 state[key] = value.to(parameters[name].device) if on_device else _copied(value)
-        for group, saved in zip(self.optimizer.param_groups, whole["groups"], strict=True):
+        for group, saved in zip(groups, whole["groups"], strict=True):
             group.update({key: _copied(value) for key, value in saved.items()})
         for name, buffer in self.model.named_buffers():
             buffer.detach().copy_(whole["buffers"][name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +16,11 @@ from torch.utils.data import TensorDataset
 
 from remora.torch import Loop
 from remora.torch.randomness import derive, seed_everything
-from remora.torch.sharded import ShardedLoop
+from remora.torch.sharded import ShardedLoop, durable, snapshots
 from remora.torch.sharded.mesh import close_mesh
+from remora.torch.sharded.pieces import Places
+from remora.torch.sharded.trial import all_finite, spoil
+from remora.torch.state import CheckpointUnusable, Progress
 
 DATA = TensorDataset(torch.arange(48.0).view(12, 4) / 48, torch.arange(12) % 3)
 ARGUMENTS: dict[str, Any] = {"data": DATA, "global_batch": 4, "shards": 2, "total_steps": 5, "seed": 3}
@@ -89,3 +93,80 @@ def test_a_script_with_a_process_group_of_its_own_is_refused() -> None:
             ShardedLoop(build, **ARGUMENTS)
     finally:
         dist.destroy_process_group()
+
+
+def build_wider(mesh: Any) -> Any:
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3))
+    fully_shard(model, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def build_deeper(mesh: Any) -> Any:
+    model = nn.Sequential(*network(), nn.Linear(3, 3))
+    fully_shard(model, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def build_with_sgd(mesh: Any) -> Any:
+    model, _ = build(mesh)
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (build_wider, "the saved model/0.weight does not fit the script's model"),
+        (build_deeper, "the checkpoint holds no 4.weight: it is one of another model"),
+        (build_with_sgd, "its optimizer has betas, and SGD has not"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused_in_one_sentence(
+    other: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = ShardedLoop(build, **ARGUMENTS)
+    step = next(iter(loop))
+    step.backward(compute)
+    loop.optimizer.step()
+    assert loop._state is not None
+    durable.save(tmp_path, loop._present.sharded, loop._state.capture(Progress(1, 0, 1)))
+    close_mesh()
+    monkeypatch.setenv("REMORA_RESUME_DIR", str(tmp_path))
+    resumed = ShardedLoop(build, **ARGUMENTS)
+    assert next(iter(resumed)).number == 2
+    close_mesh()
+    with pytest.raises(CheckpointUnusable, match=said):
+        next(iter(ShardedLoop(other, **ARGUMENTS)))
+
+
+def test_a_number_of_workers_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"1 workers cannot be arranged with tensor=2: write workers\.multiple_of: 2"
+    ):
+        next(iter(ShardedLoop(build, tensor=2, **ARGUMENTS)))
+
+
+def test_infinite_gradients_of_one_rank_are_found_by_all() -> None:
+    model = network()
+    compute(model, DATA[:4]).backward()
+    assert all_finite(model.parameters())
+    spoil(model.parameters())
+    assert not all_finite(model.parameters())
+
+
+def test_a_large_snapshot_is_copied_beside_the_step_and_holds_the_state_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(snapshots, "SMALL_BYTES", 0)
+    loop = ShardedLoop(build, **ARGUMENTS)
+    before: dict[str, torch.Tensor] = {}
+    for step in loop:
+        loop._snapshots.wait()
+        (*_, newest) = loop._snapshots._taken
+        assert newest.label.step == step.number - 1
+        if before:
+            places = Places(newest.layout, 0)
+            for name, value in before.items():
+                assert torch.equal(places.view(newest.pieces[0], f"model/{name}"), value)
+        step.backward(compute)
+        loop.optimizer.step()
+        before = {name: one.full_tensor().detach().clone() for name, one in loop.model.named_parameters()}

@@ -89,7 +89,11 @@ def test_ranks_count_the_workers_of_a_layer_first_and_copies_last() -> None:
 @pytest.mark.parametrize(
     ("parallel", "workers", "said"),
     [
-        (Parallel(tensor=2), 3, "3 workers cannot be arranged with tensor=2: .* a multiple of 2$"),
+        (
+            Parallel(tensor=2),
+            3,
+            "3 workers cannot be arranged with tensor=2: write workers.multiple_of: 2 .* a multiple of 2$",
+        ),
         (Parallel(shard=2, tensor=2), 6, "6 workers cannot be arranged with shard=2 and tensor=2: .* of 4$"),
     ],
 )
