@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TORCH_INDEX ?=
 
-.PHONY: setup demo demo-elastic demo-bytegpt test test-fast chaos check format bench bench-elastic lock clean
+.PHONY: setup demo demo-elastic demo-bytegpt test test-fast chaos check format bench bench-elastic bench-backends backends-table lock clean
 
 setup: $(STAMP)
 
@@ -56,6 +56,14 @@ bench: setup
 
 bench-elastic: setup
 	PYTHONPATH=. $(BIN)/python -m benchmarks elastic
+
+bench-backends: setup
+	PYTHONPATH=. $(BIN)/python -m benchmarks backends
+
+# What each backend can do, by the tests that show it: runs them, and writes docs/backends.md.
+backends-table: setup
+	-$(BIN)/python -m pytest -q -m backend --junitxml=.pytest_cache/backends.xml
+	$(BIN)/python -m tests.backends.table --report .pytest_cache/backends.xml
 
 # Exact versions and hashes, without any URL; PyTorch stands alone in requirements/torch.txt.
 lock: setup

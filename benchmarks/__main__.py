@@ -1,4 +1,4 @@
-"""Runs one benchmark, or all of them: `make bench` or `make bench-elastic`."""
+"""Runs one benchmark, or all of them: `make bench`, `make bench-elastic` or `make bench-backends`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import elastic
+from benchmarks import backends, elastic
 
 OUT = Path(__file__).parent / "out"
-BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {"elastic": elastic.run}
+BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {"elastic": elastic.run, "backends": backends.run}
 
 
 def main() -> int:

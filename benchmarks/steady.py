@@ -75,13 +75,13 @@ def pack_code(folder: Path) -> None:
 
 
 @contextmanager
-def torchrun(folder: Path, words: list[str]) -> Iterator[None]:
-    """Plain DDP as its manual starts it, with one thread per worker as Remora's workers of one CPU have."""
+def torchrun(folder: Path, words: list[str], script: str = SCRIPT.name) -> Iterator[None]:
+    """A script as its manual starts it, with one thread per worker as Remora's workers of one CPU have."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "REMORA_", "PYTHONPATH"))}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    with (folder.parent / "torchrun.log").open("wb") as log:
+    with (folder.parent / f"torchrun-{words[0]}.log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, SCRIPT.name, *words],
+            [*command, script, *words],
             cwd=folder,
             env={**kept, "OMP_NUM_THREADS": "1"},
             stdout=log,

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.backend("ddp", "unmodified script")
 def test_an_unmodified_torchrun_script_trains_on_two_workers(service: Embedded, client: Client) -> None:
     script = EXAMPLES / "torchrun"
     assert "remora" not in (script / "train.py").read_text().split("import argparse")[1]
@@ -35,6 +36,7 @@ def test_an_unmodified_torchrun_script_trains_on_two_workers(service: Embedded, 
     assert any("Training snapshot saved at snapshot.pt" in line.text for line in lines if line.rank == 0)
 
 
+@pytest.mark.backend("ddp", "runs")
 def test_a_byte_level_gpt_trains_and_its_checkpoint_is_kept(
     service: Embedded, client: Client, tmp_path: Path
 ) -> None:

@@ -56,9 +56,10 @@ def test_a_failing_script_is_tried_again_as_often_as_asked_and_its_traceback_is_
         assert "RuntimeError: the loss is infinite" in printed.out
 
 
+@pytest.mark.backend("command", "unmodified script")
 def test_a_loud_script_is_kept_within_limits(service: Embedded, client: Client, folder: Path) -> None:
     (folder / "train.py").write_text(LOUD)
-    job_id = submit(service, folder, "--", "python", "train.py")
+    job_id = submit(service, folder, "--backend", "command", "--", "python", "train.py")
     assert client.wait(job_id, PATIENCE_S).state is JobState.SUCCEEDED
     long, odd, last = text(client, job_id, "stdout").splitlines()
     assert long.startswith("x" * 10_000)

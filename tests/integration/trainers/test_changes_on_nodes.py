@@ -67,6 +67,7 @@ def test_a_group_that_began_small_grows_in_place_and_leaves_nothing_behind(lab: 
     lab.nodes(2)
 
 
+@pytest.mark.backend("ddp", "silent death")
 def test_one_of_three_is_enough_to_go_on(
     lab: Lab, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:

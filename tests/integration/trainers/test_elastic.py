@@ -18,7 +18,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 def lockstep(lab: Lab, steps: int, **fields: Any) -> Running:
     """Steps of 50 ms, from one worker up to as many as there are nodes."""
-    return lab.run({"train.py": LOCKSTEP}, "python", "train.py", str(steps), "0.05", **fields)
+    return lab.run(
+        {"train.py": LOCKSTEP}, "python", "train.py", str(steps), "0.05", backend="command", **fields
+    )
 
 
 def steps_of(run: Running) -> list[int]:
@@ -33,6 +35,9 @@ def finished_right(run: Running, steps: int) -> None:
     assert len(steps_of(run)) - steps == run.progress["repeated_steps"]
 
 
+@pytest.mark.backend("command", "runs")
+@pytest.mark.backend("command", "silent death")
+@pytest.mark.backend("command", "resumes other size")
 def test_a_lost_node_costs_seconds_and_a_new_one_costs_no_step(
     lab: Lab, record_property: pytest.RecordProperty
 ) -> None:
@@ -71,6 +76,7 @@ def test_a_lost_node_costs_seconds_and_a_new_one_costs_no_step(
     run.close()
 
 
+@pytest.mark.backend("command", "notice")
 def test_a_drained_node_is_left_at_a_checkpoint_before_its_deadline(lab: Lab) -> None:
     lab.nodes(2)
     steps = 250
@@ -107,6 +113,7 @@ def test_files_that_would_come_too_late_leave_the_machine_through_the_driver(lab
     run.close()
 
 
+@pytest.mark.backend("command", "resumes same size")
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(lab: Lab) -> None:
     lab.nodes(1)
     first = lockstep(lab, 250, min_workers=1, max_workers=1, checkpoint_interval_s=0.5, checkpoint_keep=4)
@@ -122,7 +129,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(lab: Lab) -> N
     plan = first.plan
     second = lab.run(
         {}, *plan.command, bundle=plan.bundle, job_id=plan.job_id, attempt=2, previous_step=first.step,
-        min_workers=1, max_workers=1, checkpoint_interval_s=0.5, checkpoint_keep=1,
+        backend="command", min_workers=1, max_workers=1, checkpoint_interval_s=0.5, checkpoint_keep=1,
     )  # fmt: skip
     second.until(lambda: second.checkpoints, "it trains on")
     (damage,) = second.events("checkpoint.damaged")
@@ -139,7 +146,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(lab: Lab) -> N
     second.close()
     third = lab.run(
         {}, *plan.command, bundle=plan.bundle, job_id=plan.job_id, attempt=3, previous_step=second.step,
-        min_workers=1, max_workers=1,
+        backend="command", min_workers=1, max_workers=1,
     )  # fmt: skip
     finished = third.end()
     assert finished["end_reason"] == "completed"

@@ -34,6 +34,7 @@ print("resumed", resumed is not None, "after", os.environ.get("REMORA_RESUME_STE
 """
 
 
+@pytest.mark.backend("ddp", "resumes same size")
 def test_a_script_that_is_killed_after_the_hand_over_resumes_from_that_very_step(lab: Lab) -> None:
     lab.nodes(1)
     first = lab.run({"train.py": SUDDEN}, "python", "train.py", min_workers=1, max_workers=1)
@@ -63,6 +64,7 @@ LONG = (
 )
 
 
+@pytest.mark.backend("ddp", "resumes other size")
 def test_what_two_workers_wrote_in_parts_one_worker_resumes_from(lab: Lab) -> None:
     lab.nodes(2)
     first = lab.run({"train.py": LONG}, "python", "train.py", "1000000", checkpoint_interval_s=0.2)

@@ -22,6 +22,7 @@ def notice(node_id: str, seconds: float) -> float:
     return deadline_at
 
 
+@pytest.mark.backend("ddp", "notice")
 def test_two_notices_at_once_and_rank_0_is_among_them(lab: Lab, tmp_path: Path) -> None:
     lab.nodes(3)
     training = Training(lab, tmp_path, min_workers=1, max_workers=3)

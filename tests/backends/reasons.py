@@ -1,0 +1,10 @@
+"""Why a cell of the table is empty; a reason for the whole backend has no case."""
+
+from __future__ import annotations
+
+REASONS: dict[str | tuple[str, str], str] = {
+    "deepspeed": "this version has no such backend yet",
+    "tensorflow": "this version has no such backend yet",
+    "mpi": "no test is marked for it yet",
+    "horovod": "no release builds against the PyTorch of today; scripts run with `ddp` once they use torch.distributed",
+}
