@@ -164,12 +164,20 @@ class Workers(Section):
         return self
 
 
+Device = Literal["auto", "cpu", "cuda", "xpu"]
+Precision = Literal["full", "bf16"]
+
+
 class Resources(Section):
     """What one worker needs."""
 
     gpus: Number = Field(0, ge=0, le=1024, description="0, a share below 1, or a whole number of GPUs")
     cpus: Number = Field(1, gt=0, le=4096, description="a number of CPUs above 0")
     memory: Size | None = Field(None, description=SIZE_FORM)
+    #: What the command must find on its node; `auto` asks for nothing.
+    device: Device = Field("auto", description="auto, cpu, cuda or xpu")
+    #: How exactly processors multiply: `bf16` lets oneDNN round the factors.
+    precision: Precision = Field("full", description="full or bf16")
 
     @field_validator("gpus")
     @classmethod
@@ -177,6 +185,19 @@ class Resources(Section):
         if value > 1 and not value.is_integer():
             raise ValueError
         return value
+
+    @model_validator(mode="after")
+    def _device_fits(self) -> Self:
+        if self.device == "cpu" and self.gpus:
+            raise ValueError(f"device is cpu and gpus is {self.gpus:g}; write gpus: 0, or another device")
+        if self.device in ("cuda", "xpu") and not self.gpus:
+            raise ValueError(f"device is {self.device} and gpus is 0; write gpus: 1, or leave device out")
+        if self.precision == "bf16" and self.gpus:
+            raise ValueError(
+                f"precision is bf16, which is for processors, and gpus is {self.gpus:g}; "
+                "use torch.autocast in the script instead"
+            )
+        return self
 
 
 class Environment(Section):

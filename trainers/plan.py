@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from remora.backends import BackendName
+from remora.spec import Device, Precision
 from remora.states import EndReason
 from remora.worker_sizes import WorkerSizes
 
@@ -42,6 +43,10 @@ class AttemptPlan:
     dealt: int | None = None
     #: Ray resources of one worker, e.g. {"CPU": 1.0, "GPU": 1.0, "memory": 1e9}.
     resources: dict[str, float]
+    #: What the command must find on its node.
+    device: Device = "auto"
+    #: How exactly its processor multiplies.
+    precision: Precision = "full"
     #: The user's environment variables.
     variables: dict[str, str] = field(default_factory=dict)
     #: Variables of ours that tell the script what its job asks of an elastic loop (`REMORA_EXACTNESS`, ...).

@@ -13,7 +13,7 @@ from remora import training
 from remora.torch.feed import Feed, Plan, deliveries
 from remora.torch.order import Position
 from remora.torch.own_time import OwnTime
-from remora.torch.settings import Settings
+from remora.torch.settings import Settings, use_told_precision
 from remora.torch.state import Progress
 from remora.torch.step import Compute, Step
 
@@ -32,6 +32,7 @@ class ElasticLoop(ABC):
         collate_fn: Callable[[list[Any]], Any] | None,
         num_workers: int,
     ) -> None:
+        use_told_precision()
         self._settings = settings
         self._device = device
         self._data = data

@@ -91,6 +91,11 @@ def check_model(model: torch.nn.Module) -> None:
         raise ValueError("the model has no parameter to train")
     if any(type(one).__name__ == "DTensor" for one in model.parameters()):
         raise ValueError("the model is sharded (FSDP): Loop trains models that every worker holds as a whole")
+    if any(one.device.type not in ("cpu", "cuda") for one in parameters):
+        raise ValueError(
+            f"the model lies on {parameters[0].device}: Loop trains on processors and NVIDIA GPUs; on others use "
+            "DistributedDataParallel with the backend that REMORA_COLLECTIVES names"
+        )
     if len({one.device for one in parameters}) > 1:
         raise ValueError("the parameters lie on several devices: Loop trains models that fit on one")
     for name, module in model.named_modules():
@@ -100,6 +105,15 @@ def check_model(model: torch.nn.Module) -> None:
                 f"{name or 'the model'} is a SyncBatchNorm, which meets other workers in the middle of a shard: "
                 "use BatchNorm, whose statistics follow shard 0"
             )
+
+
+def use_told_precision() -> None:
+    """Let matrix products on processors round their factors to bfloat16 where the job says so.
+
+    The environment variable of oneDNN that says it too does not reach them: torch asks for each of them by itself.
+    """
+    if os.environ.get("REMORA_PRECISION") == "bf16":
+        torch.set_float32_matmul_precision("medium")
 
 
 def make_deterministic() -> None:

@@ -42,6 +42,8 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         multiple_of=spec.worker_sizes.multiple_of,
         dealt=spec.worker_sizes.dealt,
         resources=spec.ray_resources(),
+        device=spec.resources.device,
+        precision=spec.resources.precision,
         variables=dict(spec.environment.variables),
         outputs=tuple(spec.outputs),
         elastic_variables=spec.elastic.variables(),

@@ -19,6 +19,7 @@ from trainers.checkpoints.manifest import Manifest
 from trainers.plan import AttemptPlan
 from trainers.storage import Storage
 from trainers.supervisor.code import unpack_once
+from trainers.supervisor.device import device_variables, devices_of_node
 from trainers.supervisor.environment import Place, child_environment
 from trainers.supervisor.snapshots import SnapshotRoom
 
@@ -43,14 +44,19 @@ def prepare_start(
         raise BundleError(f"the code bundle {plan.bundle} is not in the storage any more") from error
     scratch = folder / f"scratch-{place.rank}"
     scratch.mkdir()
+    interface = _interface_of(ray.util.get_node_ip_address())
     environment = child_environment(
         os.environ,
         {**unwrap(plan.command).variables, **plan.variables},
         place,
         cpus=plan.resources.get("CPU", 1.0),
-        interface=_interface_of(ray.util.get_node_ip_address()),
+        interface=interface,
         python_folder=str(Path(sys.executable).parent),
     )
+    gpus = plan.resources.get("GPU", 0.0)
+    told = device_variables(plan.device, plan.precision, gpus, devices_of_node(), place, interface)
+    # The user's own word on how to compute wins.
+    environment.update({name: value for name, value in told.items() if name not in plan.variables})
     environment.update(plan.elastic_variables)
     environment["REMORA_SCRATCH_DIR"] = str(scratch)
     environment["REMORA_OUTPUTS_DIR"] = str(outputs)

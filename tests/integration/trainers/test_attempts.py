@@ -13,9 +13,10 @@ import ray
 
 from remora.states import EndReason
 from tests.integration.trainers.lab import Lab, Running, processes_of, until
-from tests.integration.trainers.scripts import COLLECTIVE, DAEMON, ENDLESS, LOCKSTEP, LOUD
+from tests.integration.trainers.scripts import COLLECTIVE, DAEMON, ENDLESS, LOCKSTEP, LOUD, ROUNDED
 from trainers.launch import RayLauncher
 from trainers.plan import DriverGone
+from trainers.supervisor.device import devices_of_node
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -65,6 +66,24 @@ def test_an_attempt_gets_the_driver_that_waits_and_nobody_else_does(
 def drivers() -> set[str]:
     """Names of the drivers that live."""
     return {name for name in ray.util.list_named_actors() if name.startswith("driver-")}
+
+
+def test_a_device_that_no_node_has_ends_the_attempt_with_a_sentence(lab: Lab) -> None:
+    lab.nodes(1)
+    run = lab.run({"train.py": ""}, "python", "train.py", min_workers=1, max_workers=1, device="xpu")
+    end = run.end()
+    assert end["end_reason"] == "start_failed"
+    assert "asks for an Intel GPU (resources.device: xpu) and this node has none" in end["message"]
+
+
+def test_bfloat16_on_processors_rounds_products_or_is_refused(lab: Lab) -> None:
+    lab.nodes(1)
+    run = lab.run({"train.py": ROUNDED}, "python", "train.py", min_workers=1, max_workers=1, precision="bf16")
+    end = run.end()
+    if devices_of_node().has_bf16:
+        assert run.text("stdout") == "the product is rounded: True"
+    else:
+        assert "let it run on newer processors" in end["message"]
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
         "command": ["python", "train.py", "--name", "mine"],
         "backend": "command",
         "workers": {"min": 1, "max": 3, "multiple_of": 1},
-        "resources": {"gpus": 0.5, "cpus": 2.0, "memory": 2**30},
+        "resources": {"gpus": 0.5, "cpus": 2.0, "memory": 2**30, "device": "auto", "precision": "full"},
         "environment": {"variables": {"A": "1", "B": "x=y"}},
         "outputs": {},
         "elastic": {"exactness": "none", "global_batch": None, "shards": None},
