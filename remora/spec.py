@@ -14,7 +14,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -311,6 +311,17 @@ class Output(Section):
     """A folder that the script fills."""
 
     model: Name | None = Field(None, description=_NAME_FORM)
+    path: Text | None = Field(None, description="a folder below the one in which the command runs")
+
+    @field_validator("path")
+    @classmethod
+    def _inside(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        path = PurePosixPath(value)
+        if path.is_absolute() or not path.parts or ".." in path.parts:
+            raise ValueError(f"{value[:80]!r} is no folder below the one in which the command runs")
+        return str(path)
 
 
 def _output(value: object) -> object:
@@ -341,7 +352,7 @@ class JobSpec(Section):
     resources: Resources = Field(Resources(), description="keys gpus, cpus, memory")
     environment: Environment = Field(Environment(), description="the key variables")
     #: Folders below `REMORA_OUTPUTS_DIR`, by name.
-    outputs: Outputs = Field({}, description="names, each with {} or {model: a name}")
+    outputs: Outputs = Field({}, description="names, each with {} or the keys model, path")
     elastic: Elastic = Field(Elastic(), description="keys exactness, global_batch, shards")
     checkpoint: CheckpointPolicy = Field(CheckpointPolicy(), description="keys interval, keep, best, store")
     priority: Whole = Field(50, ge=0, le=100, description="a whole number from 0 to 100")
@@ -405,6 +416,10 @@ class JobSpec(Section):
         models = [output.model for output in value.values() if output.model is not None]
         if doubled := next((name for name in models if models.count(name) > 1), None):
             raise ValueError(f"two outputs become the model {doubled}; give them different names")
+        paths = [PurePosixPath(output.path) for output in value.values() if output.path is not None]
+        for one, other in itertools.permutations(paths, 2):
+            if one.is_relative_to(other):
+                raise ValueError(f"the folders {other} and {one} of two outputs lie in each other")
         return value
 
     @model_validator(mode="after")

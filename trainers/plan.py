@@ -53,6 +53,8 @@ class AttemptPlan:
     elastic_variables: dict[str, str] = field(default_factory=dict)
     #: Names of the job's outputs: folders that the script finds in its outputs folder.
     outputs: tuple[str, ...] = ()
+    #: Folders below the command's working folder that are outputs, with their names.
+    output_paths: dict[str, str] = field(default_factory=dict)
     #: Seconds between periodic checkpoints that scripts are asked for; None asks only before planned stops.
     checkpoint_interval_s: float | None = 60.0
     #: The interval follows what checkpoints cost and how often workers are lost; it begins with the one above.

@@ -17,8 +17,8 @@ from remora.spec import refuses_variable
 
 _SCHEMA = re.compile(r"azureml.*/(\w+)\.schema\.json$", re.IGNORECASE)
 _EXPRESSION = re.compile(r"\$\{\{\s*([^{}]*?)\s*\}\}")
-#: The folder that Azure ML collects without being asked.
-_DEFAULT_OUTPUTS = re.compile(r"(?<![\w./-])(?:\./)?outputs/")
+#: What Azure ML collects without being asked, and its name for it.
+_DEFAULT_OUTPUT, _DEFAULT_FOLDER = "default", "outputs"
 _SCRIPT = re.compile(r"([A-Za-z0-9][\w.-]*)\.(?:py|sh)\b")
 _DATA = re.compile(r"(inputs|outputs)\.([A-Za-z_]\w*)(?:\.path)?")
 #: What to do with the types of job that are more than one command.
@@ -71,6 +71,8 @@ def translate(raw: Mapping[Any, Any], folder: Path, inputs: Mapping[str, str]) -
     code = _code(draft, fields)
     values = read_inputs(draft, fields.section("inputs"), folder, code, inputs)
     outputs = read_outputs(draft, fields.section("outputs"))
+    if _DEFAULT_OUTPUT not in outputs:
+        draft.put(f"outputs.{_DEFAULT_OUTPUT}", {"path": _DEFAULT_FOLDER}, f"./{_DEFAULT_FOLDER}")
     _command(draft, fields, values, outputs)
     _workers(draft, fields)
     _variables(draft, fields)
@@ -141,10 +143,6 @@ def _command(draft: Draft, fields: Fields, values: dict[str, str], outputs: set[
         draft.refuse("command", f"the command line cannot be split into words: {error}")
     else:
         draft.put("command", words, "command")
-        if any(_DEFAULT_OUTPUTS.search(word) for word in words):
-            draft.leave(
-                "command", "./outputs is not collected; write to ${{outputs.NAME}} or $REMORA_OUTPUTS_DIR"
-            )
         if "name" not in draft.spec and (script := _SCRIPT.search(words[-1])) and words[0] == "bash":
             draft.put("name", slug(script.group(1)), "command")
 

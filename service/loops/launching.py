@@ -46,6 +46,7 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         precision=spec.resources.precision,
         variables=dict(spec.environment.variables),
         outputs=tuple(spec.outputs),
+        output_paths={one.path: name for name, one in spec.outputs.items() if one.path is not None},
         elastic_variables=spec.elastic.variables(),
         checkpoint_interval_s=FIRST_S if spec.checkpoint.is_interval_auto else spec.checkpoint.interval_s,
         is_interval_auto=spec.checkpoint.is_interval_auto,

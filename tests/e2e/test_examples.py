@@ -78,8 +78,8 @@ def test_an_azure_ml_job_trains_as_it_is_and_its_output_becomes_a_model(
         ]
     (accuracy,) = [float(text.split()[1]) for text in printed if text.startswith("accuracy ")]
     assert accuracy > 0.85
-    (output,) = client.outputs(job["id"])
-    assert output.name == "model/snapshot.pt"
+    other, output = client.outputs(job["id"])
+    assert (other.name, output.name) == ("default/accuracy.json", "model/snapshot.pt")
     model = client.model_versions("digits")[0]
     assert (model.job_id, model.output, model.code) == (job["id"], "model", job["spec"]["code"])
     fetched = service.remora("models", "download", "digits", str(tmp_path / "model"))

@@ -48,7 +48,7 @@ class Collecting:
 
     def fill(self, files: Mapping[str, OutputFile], outputs: Iterable[str]) -> None:
         """Make the folder, with the job's files and a folder for each named output.  Raises StorageError."""
-        self.folder.mkdir()
+        self.folder.mkdir(exist_ok=True)
         self._catalog.fetch(files.values(), self.folder)
         for name in outputs:
             (self.folder / name).mkdir(exist_ok=True)

@@ -37,6 +37,7 @@ from trainers.supervisor.collecting import Collecting
 from trainers.supervisor.companion import Beside
 from trainers.supervisor.environment import Place
 from trainers.supervisor.fork_server_client import node_fork_server
+from trainers.supervisor.links import link_outputs, own_outputs, unlinked
 from trainers.supervisor.outbox import Outbox
 from trainers.supervisor.parcels import Parcel, send, size_of
 from trainers.supervisor.snapshots import SnapshotRoom, snapshot_room
@@ -182,7 +183,7 @@ class Supervisor:
         own = f"{name}-{place.rank}-{os.getpid()}"
         with shared_folder(name) as folder, snapshot_room(own, place.local_world_size) as self._room:
             try:
-                collecting = self._fill_outputs(folder / f"outputs-{place.rank}")
+                collecting = self._fill_outputs(own_outputs(folder, place))
                 start = prepare_start(
                     self._plan,
                     place,
@@ -281,6 +282,7 @@ class Supervisor:
         plan, place = self._plan, self._place
         self._staging = folder / f"staging-{place.rank}"
         self._staging.mkdir()
+        link_outputs(start.code, folder, place, plan.output_paths, is_joining=self._is_joining)
         command = with_outputs(self._backend.command(start), str(collecting.folder))
         companion = self._backend.companion(start)
         if companion is not None:
@@ -312,6 +314,8 @@ class Supervisor:
                 raise CommandUnusable("its arguments and environment variables are too long") from error
             stop_requested = self._stop_requested or self._companion_failure is not None
         collecting.start()
+        for path in unlinked(start.code, plan.output_paths):
+            self._outbox.put_line("remora", f"{path} is in the code, so what is written there is not kept")
         self._outbox.put({"type": "started", "pid": child.pid, "is_warm": child.is_warm})
         if stop_requested:
             child.stop(at_once=True)

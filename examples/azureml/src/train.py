@@ -62,6 +62,9 @@ def main():
         with torch.no_grad():
             accuracy = (net(images).argmax(1) == labels).float().mean().item()
         print(f"accuracy {accuracy:.3f}")
+        os.makedirs("outputs", exist_ok=True)
+        with open("outputs/accuracy.json", "w") as file:
+            json.dump({"accuracy": accuracy}, file)
     dist.destroy_process_group()
 
 

@@ -357,6 +357,13 @@ def test_outputs_are_folders_by_name_that_may_become_models() -> None:
         ({"outputs": {"..": {}}}, "outputs: '..' is no name of an output"),
         ({"outputs": {"a": {"model": "x"}, "b": {"model": "x"}}}, "outputs: two outputs become the model x"),
         ({"outputs": {"a": {"modell": "x"}}}, "outputs.a.modell: unknown key"),
+        ({"outputs": {"a": {"path": "../x"}}}, "outputs.a.path: '../x' is no folder below"),
+        ({"outputs": {"a": {"path": "/x"}}}, "outputs.a.path: '/x' is no folder below"),
+        ({"outputs": {"a": {"path": "./"}}}, "outputs.a.path: './' is no folder below"),
+        (
+            {"outputs": {"a": {"path": "x"}, "b": {"path": "x/y"}}},
+            "outputs: the folders x and x/y of two outputs",
+        ),
         ({"outputs": {"a": "x"}}, "outputs.a: 'x' given, expected"),
         ({"command": "x ${{outputs.a}}"}, "the command names ${{outputs.a}}, which is not among the outputs"),
     ],

@@ -328,6 +328,41 @@ def test_outputs_are_stored_before_the_end_is_told(stage: Stage) -> None:
     assert "/mlruns/1-1" in [message["text"] for message in stage.driver.all("log")]
 
 
+ALWAYS_THERE = """
+import pathlib
+pathlib.Path("runs/deep").mkdir(parents=True, exist_ok=True)
+pathlib.Path("runs/deep/a").write_text("a")
+"""
+
+
+def test_a_folder_that_the_script_always_writes_to_is_an_output(stage: Stage) -> None:
+    stage.start(
+        ALWAYS_THERE, outputs=("results", "code"), output_paths={"runs": "results", "train.py": "code"}
+    )
+    assert stage.end()["exit_code"] == 0
+    (file,) = stage.driver.all("outputs")[0]["changes"].written
+    assert file.name == "results/deep/a"
+    assert [message["text"] for message in stage.driver.all("log")] == [
+        "train.py is in the code, so what is written there is not kept"
+    ]
+
+
+def test_a_notice_has_outputs_stored_at_once(stage: Stage) -> None:
+    writes = (
+        "import os, pathlib, threading\n"
+        "path = pathlib.Path(os.environ['REMORA_OUTPUTS_DIR'], 'snapshot')\n"
+        "path.write_text('s')\n"
+        "os.utime(path, (1e9, 1e9))\n"
+        "print('written')\n"
+        "threading.Event().wait()\n"
+    )
+    supervisor = stage.start(writes)
+    stage.driver.wait_for("log")
+    supervisor.instruct({"type": "preemption", "deadline_at": None})
+    (file,) = stage.driver.wait_for("outputs")["changes"].written
+    assert file.name == "snapshot"
+
+
 def test_where_mlflow_logs_to_is_the_jobs_own_affair(stage: Stage) -> None:
     says = "import os; print(os.environ['MLFLOW_TRACKING_URI'], 'MLFLOW_ALLOW_FILE_STORE' in os.environ)"
     stage.start(says, variables={"MLFLOW_TRACKING_URI": "https://example.org"})

@@ -1,0 +1,45 @@
+"""Folders of the code that are outputs: links to where a worker's outputs are collected.
+
+The working folder belongs to all workers of a node, so what they write below such a path is the first one's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from trainers.supervisor.environment import Place
+
+
+def own_outputs(folder: Path, place: Place) -> Path:
+    """A worker's outputs folder, below its node's folder for the worker group."""
+    return _outputs_of(folder, place.local_rank)
+
+
+def _outputs_of(folder: Path, local_rank: int) -> Path:
+    return folder / f"outputs-{local_rank}"
+
+
+def link_outputs(
+    code: Path, folder: Path, place: Place, paths: Mapping[str, str], *, is_joining: bool
+) -> None:
+    """Make each path below `code` a link to the output of that name, unless another worker did or it is code.
+
+    Workers that join a group lead themselves: the group's first worker of this node has another folder.
+    """
+    leader = place.local_rank if is_joining else 0
+    with (folder / "links.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for path, name in paths.items():
+            link, target = code / path, _outputs_of(folder, leader) / name
+            if link.is_symlink() or link.exists():
+                continue
+            target.mkdir(parents=True, exist_ok=True)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(target)
+
+
+def unlinked(code: Path, paths: Iterable[str]) -> list[str]:
+    """Paths that are part of the code, and so no outputs."""
+    return [path for path in paths if not (code / path).is_symlink()]
