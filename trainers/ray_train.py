@@ -327,8 +327,16 @@ def _worker_group_type(name: str, owner: Owner) -> type[WorkerGroup]:
             if not extra.wait(_EXTEND_TIMEOUT_S):
                 remove_placement_group(extra)
                 raise TimeoutError(f"no resources for {count} more workers after all")
+            self._drop_idle_placements()
             self._extra_placements.append(extra)
             self._start_joiners(extra, list(range(count)))
+
+        def _drop_idle_placements(self) -> None:
+            """Ask no longer for nodes in place of lost ones by which it had grown: it has found others."""
+            taken = {self._seat(worker)[0] for worker in self.get_workers()}
+            for idle in [one for one in self._extra_placements if one not in taken]:
+                self._extra_placements.remove(idle)
+                remove_placement_group(idle)
 
         def _start_joiners(self, group: Any, bundles: list[int]) -> None:
             present = self.get_workers()

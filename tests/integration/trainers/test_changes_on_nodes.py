@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ray.util.placement_group import placement_group_table
 
 from cluster.drain import drain
 from cluster.membership import RayMembership
@@ -60,6 +61,14 @@ def test_a_group_that_began_small_grows_in_place_and_leaves_nothing_behind(lab: 
     lab.add_node()
     training.trains(2)
     assert training.regrouped == [("grow", 2)]
+    (victim,) = training.kill(1)
+    lab.provider.delete(victim)
+    training.trains(1)
+    lab.add_node()
+    training.trains(2)
+    assert {one["state"] for one in placement_group_table().values()} <= {"CREATED", "REMOVED"}, (
+        "no node is asked for in vain"
+    )
     # The driver dies, and nobody but the launcher can free what the worker group had.
     lab.driver().kill()
     training.run.until(lambda: training.run.gone, "the driver is found dead")
