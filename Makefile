@@ -5,9 +5,10 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DEEPSPEED := $(VENV)/.installed-deepspeed
 TORCH_INDEX ?=
 
-.PHONY: setup demo demo-elastic demo-bytegpt test test-fast chaos check format bench bench-elastic bench-backends backends-table lock clean
+.PHONY: setup deepspeed demo demo-elastic demo-bytegpt test test-fast chaos check format bench bench-elastic bench-backends backends-table lock clean
 
 setup: $(STAMP)
 
@@ -17,6 +18,14 @@ $(STAMP): requirements/lock.txt requirements/torch.txt pyproject.toml deploy/mak
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	    $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r requirements/torch.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+# What only the tests and benchmarks of the DeepSpeed backend need; its kernels are compiled when a script uses them.
+deepspeed: $(DEEPSPEED)
+
+$(DEEPSPEED): $(STAMP) requirements/deepspeed.txt
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+	    --no-build-isolation -r requirements/deepspeed.txt
 	touch $@
 
 demo: setup
@@ -29,7 +38,7 @@ demo-bytegpt: setup
 	PYTHONPATH=. $(BIN)/python examples/demo.py --example bytegpt
 
 # Everything: seconds for what is pure, minutes for what starts real clusters.
-test: setup
+test: setup deepspeed
 	$(BIN)/python -m pytest -q -n 2 -m "not slow"
 	$(BIN)/python -m pytest -q -m slow --ignore=tests/e2e
 	$(BIN)/python -m pytest -q -m slow tests/e2e

@@ -14,6 +14,7 @@ Script to supervisor:
   `should_checkpoint()` was true before it.
 - `saving` `{step}`: the script begins to write its files of that checkpoint, which may take long.
 - `stalled` `{step, stall_s}`: the checkpoint of that step held this rank's training loop up for so many seconds.
+- `refused` `{message}`: the script ends because it cannot train as its job describes it; trying again is of no use.
 - `abandoned` `{step}`: the script raised inside `checkpoint(step)`; there will be no files.
 
 Supervisor to script:

@@ -431,6 +431,16 @@ class JobSpec(Section):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _some_size_is_allowed(self) -> Self:
+        sizes = self.worker_sizes
+        if not sizes.fit(sizes.max):
+            raise ValueError(
+                f"elastic.global_batch is {sizes.dealt}, which no number of workers from {sizes.min} to {sizes.max}"
+                " deals in equal parts; change one of them"
+            )
+        return self
+
     @field_validator("code")
     @classmethod
     def _digest_is_whole(cls, value: str | None) -> str | None:
@@ -508,7 +518,9 @@ class JobSpec(Section):
     def worker_sizes(self) -> WorkerSizes:
         """The sizes that a worker group may have."""
         workers = self.workers
-        return WorkerSizes(workers.min, workers.max, workers.multiple_of)
+        # DeepSpeed deals a batch in equal parts only.
+        dealt = self.elastic.global_batch if self.backend == "deepspeed" else None
+        return WorkerSizes(workers.min, workers.max, workers.multiple_of, dealt)
 
     def ray_resources(self) -> dict[str, float]:
         """What one worker asks of Ray, e.g. `{"CPU": 1.0, "GPU": 1.0, "memory": 1e9}`; zero ones left out."""

@@ -92,7 +92,9 @@ def report(step: int, metrics: Mapping[str, float] | None = None, *, total_steps
     A step that is done again after a loss replaces its earlier values.
     Raises ValueError for a step below 0 or above 2**53.
     """
+    global _reported
     step = _checked(step)
+    _reported = True
     link = open_link()
     if link is not None:
         link.report(step, metrics or {}, None if total_steps is None else _checked(total_steps))
@@ -164,6 +166,15 @@ def _checked(step: int) -> int:
     if not 0 <= number <= _MAX_STEP:
         raise ValueError(f"a step is a whole number from 0 to 2**53, not {number}")
     return number
+
+
+#: The script has called `report`.
+_reported = False
+
+
+def has_reported() -> bool:
+    """Whether the script itself tells its steps.  For `remora.deepspeed`, which tells them otherwise."""
+    return _reported
 
 
 _opened: Link | None = None

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 
 from remora.backends import BackendName
 from trainers.backends.backend import Backend
+from trainers.backends.deepspeed import DeepSpeed
 from trainers.backends.mpi import Mpi
 
 _BACKENDS: Mapping[BackendName, Backend] = {
     "ddp": Backend(),
     # The same environment: what the models are cut into, and how they are put together again, is the script's affair.
     "fsdp": Backend(),
+    "deepspeed": DeepSpeed(),
     "mpi": Mpi(),
     "command": Backend(),
 }

@@ -163,6 +163,8 @@ class Supervisor:
         self._collecting: Collecting | None = None
         #: Memory for checkpoints on their way; None where this node has none to give.
         self._room: SnapshotRoom | None = None
+        #: What the script said about why it cannot train at all.
+        self._refusal: str | None = None
         self._lock = threading.Lock()
 
     def run(self) -> None:
@@ -339,6 +341,8 @@ class Supervisor:
         """Take a message of the child."""
         if message["type"] in _FOR_DRIVER:
             self._outbox.put(message)
+        elif message["type"] == "refused":
+            self._refusal = str(message.get("message", ""))[:1000]
         elif message["type"] == "checkpoint":
             try:
                 step, folder = int(message["step"]), Path(message["folder"])
@@ -419,6 +423,8 @@ class Supervisor:
         if self._collecting is not None:
             self._collecting.finish(was_killed="exit_code" not in status)
         outlived = status.pop("outlived", 0)
+        if self._refusal is not None and status.get("exit_code") not in (None, 0):
+            status = {"start_failed": self._refusal}
         if outlived:
             self._outbox.put_line(
                 "remora", f"{outlived} processes that the command had left behind were ended"

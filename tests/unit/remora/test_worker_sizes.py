@@ -46,5 +46,9 @@ def test_a_size_is_allowed_and_there_is_no_larger_one(
 def test_a_specification_says_how_workers_hold_the_model_together() -> None:
     spec = JobSpec(command="train", workers={"min": 2, "max": 6, "multiple_of": 2})
     assert spec.worker_sizes == WorkerSizes(2, 6, multiple_of=2)
+    deepspeed = {"backend": "deepspeed", "elastic": {"global_batch": 16}}
+    assert JobSpec(command="train", workers={"min": 1, "max": 3}, **deepspeed).worker_sizes.fit(3) == 2
+    with pytest.raises(SpecError, match="global_batch is 16, which no number of workers from 3 to 3"):
+        JobSpec(command="train", workers=3, **deepspeed)
     with pytest.raises(SpecError, match="min is 3 and multiple_of is 2"):
         JobSpec(command="train", workers={"min": 3, "max": 4, "multiple_of": 2})

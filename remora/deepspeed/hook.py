@@ -1,0 +1,147 @@
+"""Wraps `deepspeed.initialize` as soon as a script imports it, however it does."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from remora.deepspeed.configuration import filled
+from remora.deepspeed.refusal import Refused, end_refused
+
+#: DeepSpeed's kernel for inference on CPUs; compiling it would cost each machine's first script a minute.
+_UNUSED_KERNEL = "deepspeed_shm_comm"
+
+
+def await_deepspeed() -> None:
+    """From now on an import of `deepspeed` is seen."""
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    """Finds `deepspeed` as everybody does, and has its loader tell when it is loaded."""
+
+    _is_asking = False
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002 - the protocol's
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
+        """The module's specification; None for all other modules."""
+        if fullname != "deepspeed" or self._is_asking:
+            return None
+        # Who only asks whether there is a DeepSpeed comes here too, so this finder stays.
+        self._is_asking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._is_asking = False
+        if spec is not None and spec.loader is not None:
+            _tell_when_loaded(spec.loader)
+        return spec
+
+
+def _tell_when_loaded(loader: Loader) -> None:
+    load = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        load(module)
+        wrap(module)
+
+    loader.exec_module = exec_module  # type: ignore[method-assign]
+
+
+def wrap(deepspeed: Any) -> None:
+    """Have engines of this `deepspeed` take part in Remora's checkpoints."""
+    if os.environ.get("DS_ACCELERATOR") == "cpu":
+        deepspeed.ops.__compatible_ops__[_UNUSED_KERNEL] = False
+    deepspeed.initialize = _initialize(deepspeed.initialize)
+    _refuse_half_pipelines(deepspeed.pipe.PipelineModule)
+
+
+def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def initialize(*arguments: Any, **named: Any) -> Any:
+        from remora.deepspeed.taking_part import copies_of, take_part
+
+        bound = signature.bind(*arguments, **named)
+        given = bound.arguments
+        try:
+            config = _config_of(given)
+            if config is not None:
+                copies = copies_of(given.get("model"), given.get("mpu"), config)
+                _give(given, filled(config, copies, _global_batch()))
+        except Refused as refused:
+            end_refused(refused)
+        made = original(*bound.args, **bound.kwargs)
+        take_part(made[0])
+        return made
+
+    return initialize
+
+
+def _config_of(given: dict[str, Any]) -> dict[str, Any] | None:
+    """The configuration that the script hands over; None for what only DeepSpeed can read."""
+    config = given.get("config") or given.get("config_params") or _named_by(given.get("args"))
+    if isinstance(config, dict):
+        return dict(config)
+    if not isinstance(config, str | os.PathLike) or not Path(config).is_file():
+        return None
+    try:
+        import hjson as reader
+    except ImportError:
+        reader = json
+    try:
+        content = reader.loads(Path(config).read_text())
+    except (ValueError, OSError) as error:
+        raise Refused(f"{config} is no DeepSpeed configuration: {str(error).splitlines()[0]}") from None
+    return dict(content)
+
+
+def _named_by(args: Any) -> Any:
+    return getattr(args, "deepspeed_config", None) or getattr(args, "deepscale_config", None)
+
+
+def _give(given: dict[str, Any], config: dict[str, Any]) -> None:
+    """Hand the configuration over in the one place that DeepSpeed then looks at."""
+    given["config"] = config
+    given.pop("config_params", None)
+    for name in ("deepspeed_config", "deepscale_config"):
+        if getattr(given.get("args"), name, None) is not None:
+            setattr(given["args"], name, None)
+
+
+def _global_batch() -> int | None:
+    asked = os.environ.get("REMORA_GLOBAL_BATCH")
+    return int(asked) if asked else None
+
+
+def _refuse_half_pipelines(pipeline: Any) -> None:
+    original = pipeline.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *arguments: Any, **named: Any) -> None:
+        stages, world_size = named.get("num_stages"), int(os.environ.get("WORLD_SIZE", "1"))
+        if isinstance(stages, int) and stages > 0 and world_size % stages:
+            end_refused(
+                Refused(
+                    f"the pipeline has {stages} stages, and {world_size} workers cannot be cut into whole pipelines;"
+                    f" write workers: {{multiple_of: {stages}}} into the job"
+                )
+            )
+        original(self, *arguments, **named)
+
+    pipeline.__init__ = init

@@ -1,0 +1,70 @@
+"""Cuts a DeepSpeed checkpoint anew where another number of workers reads it.
+
+ZeRO writes the part of the optimizer that each worker holds, which only as many workers can read.  DeepSpeed's
+universal checkpoint has every parameter whole; it is made when it is needed, once on each machine.  Why not after each
+checkpoint: `docs/decisions/0044-deepspeed-is-met-at-its-import.md`.
+
+Source: https://www.deepspeed.ai/tutorials/universal-checkpointing/
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from remora import training
+from remora.deepspeed.record import Record
+from remora.deepspeed.refusal import Refused
+
+#: Files by which ZeRO's parts of the optimizer are known.
+_PARTS = "*_optim_states.pt"
+
+
+def readable_by(resume: Path, record: Record, present: Record) -> tuple[Path, bool]:
+    """The folder from which the present workers can load, and whether its files are a universal checkpoint.
+
+    Every rank calls it.
+    """
+    if record.copies == present.copies or not any((resume / record.tag).glob(_PARTS)):
+        return resume, False
+    world = training.world()
+    target = Path(os.environ["REMORA_SCRATCH_DIR"]) / "universal"
+    if world.local_rank == 0:
+        convert(resume / record.tag, target / record.tag)
+    # Workers of one machine share what the first of them made.
+    made: list[Any] = [None] * world.world_size
+    dist.all_gather_object(made, (world.node_rank, world.local_rank, str(target)))
+    (shared,) = {folder for node, local, folder in made if node == world.node_rank and local == 0}
+    return Path(shared), True
+
+
+def convert(source: Path, target: Path) -> None:
+    """Write the universal form of a checkpoint's folder; raises Refused where DeepSpeed cannot."""
+    from deepspeed.checkpoint.ds_to_universal import main
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    wanted = argparse.Namespace(
+        input_folder=str(source),
+        output_folder=str(target),
+        # Worker processes would be forked from one that has threads of gloo or CUDA.
+        num_extract_workers=1,
+        num_merge_workers=1,
+        keep_temp_folder=False,
+        strict=True,
+        inject_missing_state=True,
+    )
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            main(wanted)
+    except (RuntimeError, ValueError, KeyError, IndexError, AssertionError, OSError) as error:
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        raise Refused(
+            f"DeepSpeed cannot cut this checkpoint anew for another number of workers: {type(error).__name__}: {why}"
+        ) from error

@@ -1,0 +1,229 @@
+"""A DeepSpeed engine that takes part in the checkpoints of its job.
+
+What the script saves with `engine.save_checkpoint` lies in the folder that it names, as ever, and is a checkpoint of
+the job besides: it outlives the machine.  The first `engine.load_checkpoint` of a script that goes on after a loss or
+another attempt reads the job's newest checkpoint, whatever number of workers wrote it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from remora import training
+from remora.deepspeed.record import Record, check_fits, digest_of, read, relative_folder, write
+from remora.deepspeed.refusal import Refused, end_refused
+from remora.deepspeed.resharding import readable_by
+
+
+def take_part(engine: Any) -> None:
+    """Have this engine save, load and step with Remora."""
+    part = TakingPart(engine)
+    engine.save_checkpoint = part.save
+    engine.load_checkpoint = part.load
+    for name in ("step", "train_batch"):
+        if hasattr(engine, name):
+            setattr(engine, name, part.counting(getattr(engine, name)))
+
+
+def copies_of(model: Any, mpu: Any, config: Mapping[str, Any]) -> int:
+    """How many copies of the model the workers train."""
+    world_size = training.world().world_size
+    if hasattr(model, "topology") and hasattr(model, "num_stages"):
+        return int(model.topology().get_dim("data") or 1)
+    if mpu is not None:
+        return int(mpu.get_data_parallel_world_size())
+    tensor_parallel = config.get("tensor_parallel")
+    parts = tensor_parallel.get("autotp_size", 1) if isinstance(tensor_parallel, Mapping) else 1
+    if world_size % max(1, parts):
+        raise Refused(
+            f"tensor_parallel.autotp_size is {parts} in the DeepSpeed configuration, and {world_size} workers cannot be"
+            f" cut into whole copies of the model; write workers: {{multiple_of: {parts}}} into the job"
+        )
+    return world_size // max(1, parts)
+
+
+class TakingPart:
+    """One engine's part."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._save, self._load = engine.save_checkpoint, engine.load_checkpoint
+        self._working_folder = Path.cwd()
+        self._resume = training.resume_from()
+        #: A step that was done and is not told yet: the script may tell it itself.
+        self._untold: int | None = None
+        #: The newest step whose files the job has.
+        self._kept: int | None = None
+        atexit.register(self._tell)
+
+    # --- steps
+
+    def counting(self, original: Any) -> Any:
+        """The engine's method, which tells each step when it is done."""
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            result = original(*arguments, **named)
+            step = int(self._engine.global_steps)
+            if step != self._untold:
+                self._tell()
+                self._untold = step
+                self._warn_of_forgotten_checkpoint()
+            return result
+
+        return counted
+
+    def _tell(self) -> None:
+        step, self._untold = self._untold, None
+        link = training.open_link()
+        if step and link is not None and not training.has_reported():
+            rates = self._engine.get_lr()
+            link.report(step, {"lr": rates[0]} if rates else {}, None)
+
+    def _warn_of_forgotten_checkpoint(self) -> None:
+        if self._resume is not None:
+            self._resume = None
+            if training.world().rank == 0:
+                print(
+                    "remora: this job has a checkpoint, and the script trains without having called"
+                    " engine.load_checkpoint; it begins anew",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+    # --- saving
+
+    def save(
+        self, save_dir: Any, tag: Any = None, client_state: Any = None, *arguments: Any, **named: Any
+    ) -> Any:
+        """As `engine.save_checkpoint`, and for the job too."""
+        step = int(self._engine.global_steps)
+        tag = str(tag) if tag is not None else f"global_step{step}"
+        client_state = {} if client_state is None else client_state
+        if _is_handed_over(Path(save_dir)):
+            return self._save_into(Path(save_dir), Path(save_dir), tag, client_state, *arguments, **named)
+        if step == self._kept:
+            return self._save(save_dir, tag, client_state, *arguments, **named)
+        self._tell()
+        # The ranks agree on a checkpoint by counting these calls, and this one is the script's own.
+        training.should_checkpoint()
+        with training.checkpoint(step) as folder:
+            result = self._save_into(folder, Path(save_dir), tag, client_state, *arguments, **named)
+            _show(folder, self._working_folder / save_dir)
+            self._kept = step
+        return result
+
+    def _save_into(
+        self, folder: Path, named_folder: Path, tag: str, client_state: Any, *arguments: Any, **named: Any
+    ) -> Any:
+        # Every rank has a folder of its own, and DeepSpeed makes one for all.
+        (folder / tag).mkdir(parents=True, exist_ok=True)
+        result = self._save(str(folder), tag, client_state, *arguments, **named)
+        if training.world().rank == 0:
+            shown_in = relative_folder(str(named_folder), self._working_folder)
+            write(self._record(tag, shown_in), folder)
+        return result
+
+    def _record(self, tag: str, folder: str | None) -> Record:
+        engine, parameters = self._engine, _shapes(self._engine.module)
+        return Record(
+            tag=tag,
+            world_size=training.world().world_size,
+            copies=_copies(engine),
+            stage=int(engine.zero_optimization_stage()),
+            global_batch=int(engine.train_batch_size()),
+            folder=folder,
+            parameters=_count(parameters),
+            model=digest_of(parameters),
+        )
+
+    # --- loading
+
+    def load(self, load_dir: Any, tag: Any = None, *arguments: Any, **named: Any) -> Any:
+        """As `engine.load_checkpoint`; the first whole load of a script that goes on reads the job's checkpoint."""
+        if (
+            self._resume is None
+            or named.get("load_module_only")
+            or not named.get("load_optimizer_states", True)
+        ):
+            return self._load(load_dir, tag, *arguments, **named)
+        resume, self._resume = self._resume, None
+        try:
+            return self._load_job(resume, *arguments, **named)
+        except Refused as refused:
+            end_refused(refused)
+
+    def _load_job(self, resume: Path, *arguments: Any, **named: Any) -> Any:
+        engine, step = self._engine, os.environ.get("REMORA_RESUME_STEP", "?")
+        record = read(resume, step)
+        present = self._record(record.tag, record.folder)
+        if training.world().rank == 0:
+            check_fits(record, present, step)
+        folder, is_universal = readable_by(resume, record, present)
+        engine._config.load_universal_checkpoint = is_universal
+        try:
+            found = self._load(str(folder), record.tag, *arguments, **named)
+        except (RuntimeError, KeyError, FileNotFoundError, AssertionError) as error:
+            why = next(iter(str(error).splitlines()), type(error).__name__)
+            raise Refused(f"the checkpoint of step {step} cannot be loaded: {why}"[:600]) from error
+        finally:
+            engine._config.load_universal_checkpoint = False
+        self._kept = int(engine.global_steps)
+        return found
+
+
+def _is_handed_over(folder: Path) -> bool:
+    """True for a folder that `training.checkpoint` gave the script."""
+    given = (os.environ.get("REMORA_SCRATCH_DIR"), os.environ.get("REMORA_MEMORY_DIR"))
+    return any(one and folder.is_relative_to(one) for one in given)
+
+
+def _copies(engine: Any) -> int:
+    return int(engine.dp_world_size)
+
+
+def _shapes(module: Any) -> list[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of all parameters, whole ones where ZeRO has cut them."""
+    return [
+        (name, tuple(getattr(parameter, "ds_shape", parameter.shape)))
+        for name, parameter in module.named_parameters()
+    ]
+
+
+def _count(shapes: list[tuple[str, tuple[int, ...]]]) -> int:
+    total = 0
+    for _, shape in shapes:
+        size = 1
+        for length in shape:
+            size *= length
+        total += size
+    return total
+
+
+def _show(folder: Path, target: Path) -> None:
+    """Have the script find what it saved in its own folder: large files are not copied where that can be."""
+    for source in folder.rglob("*"):
+        if not source.is_file():
+            continue
+        shown = target / source.relative_to(folder)
+        shown.parent.mkdir(parents=True, exist_ok=True)
+        draft = shown.with_name(f"{shown.name}.{os.getpid()}.tmp")
+        try:
+            if source.suffix != ".pt":
+                shutil.copy2(source, draft)
+            else:
+                try:
+                    os.link(source, draft)
+                except OSError:
+                    shutil.copy2(source, draft)
+            # What the script saved under this name before may still be on its way to the storage.
+            draft.replace(shown)
+        finally:
+            with suppress(FileNotFoundError):
+                draft.unlink()

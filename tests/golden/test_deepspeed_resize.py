@@ -1,0 +1,55 @@
+"""What two workers of DeepSpeed saved, one and three workers go on from, with equal losses in every stage of ZeRO."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import remora
+from trainers.supervisor.supervisor import free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+WORKER = Path(__file__).with_name("deepspeed_worker.py")
+SITE = Path(remora.__file__).parent / "deepspeed" / "site"
+STAGES = (0, 1, 2, 3)
+
+
+def run(out: Path, mode: str, workers: int) -> dict[int, dict[int, float]]:
+    """Losses by stage and step."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("REMORA_")}
+    environment = {
+        **kept, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SITE),
+        "WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+        "REMORA_GLOBAL_BATCH": "12", "STAGES": " ".join(map(str, STAGES)),
+    }  # fmt: skip
+    command = [sys.executable, str(WORKER), str(out), mode]
+    logs = [out / f"{mode}-{workers}-{rank}.log" for rank in range(workers)]
+    processes = []
+    for rank, log in enumerate(logs):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        with log.open("wb") as file:
+            processes.append(
+                subprocess.Popen(command, env={**environment, **place}, stdout=file, stderr=file)
+            )
+    codes = [process.wait() for process in processes]
+    assert codes == [0] * workers, "\n".join(log.read_text()[-2000:] for log in logs)
+    told = json.loads((out / f"losses-{mode}-{workers}.json").read_text())
+    return {int(stage): {int(step): loss for step, loss in losses.items()} for stage, losses in told.items()}
+
+
+def test_every_stage_goes_on_with_other_numbers_of_workers(tmp_path: Path) -> None:
+    undisturbed = run(tmp_path, "save", 2)
+    assert set(undisturbed) == set(STAGES)
+    for workers in (1, 3):
+        resumed = run(tmp_path, "resume", workers)
+        for stage in STAGES:
+            assert list(resumed[stage]) == [4, 5, 6], "it goes on after the step that was saved"
+            expected = {step: undisturbed[stage][step] for step in resumed[stage]}
+            assert resumed[stage] == pytest.approx(expected, rel=1e-6), f"stage {stage}, {workers} workers"
