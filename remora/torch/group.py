@@ -90,7 +90,14 @@ class Group:
     """
 
     def __init__(
-        self, place: Rendezvous, backend: Any, store: Any, *, on_cuda: bool, whole: Group | None = None
+        self,
+        place: Rendezvous,
+        backend: Any,
+        store: Any,
+        *,
+        on_cuda: bool,
+        whole: Group | None = None,
+        may_outlive: bool = False,
     ) -> None:
         self.place = place
         self.rank = place.rank
@@ -101,6 +108,9 @@ class Group:
         #: The group that this one is a part of; who is told to leave that one leaves this one too.
         self._whole = whole
         self._changed: threading.Condition = whole._changed if whole else threading.Condition()
+        #: A collective may be under way for ever once this was left, because a peer that lives never begins it; and
+        #: one that ends while the interpreter does must not ask for it.
+        self._may_outlive = may_outlive and not on_cuda
         self._why_broken: str | None = None
         self._under_way: list[Ticket] = []
         self._is_left = False
@@ -151,7 +161,9 @@ class Group:
         if ticket is None:
             return
         ticket.wait_briefly()
-        if not ticket.is_done:
+        while self._may_outlive and not ticket.is_done and self._why is None:
+            ticket.wait_briefly()
+        if not ticket.is_done and not self._may_outlive:
             ticket.watch()
             with self._changed:
                 self._changed.wait_for(lambda: ticket.is_done or self._why is not None)
@@ -183,10 +195,13 @@ class Group:
         self._under_way = [*(one for one in self._under_way if not one.is_done), ticket]
         return ticket
 
-    def part(self, members: Sequence[int], name: str, *, on_cuda: bool | None = None) -> Group:
+    def part(
+        self, members: Sequence[int], name: str, *, on_cuda: bool | None = None, may_outlive: bool = False
+    ) -> Group:
         """A group of some ranks for one errand; every member calls it, with the same members and name.
 
-        `on_cuda`: whether its tensors lie on GPUs, as those of this group unless it is said.
+        `on_cuda`: whether its tensors lie on GPUs, as those of this group unless it is said.  `may_outlive`: some of
+        its members may leave it before they begin a collective that others wait for, and live on.
         """
         on_cuda = self._on_cuda if on_cuda is None else on_cuda
         place = Rendezvous(
@@ -196,7 +211,7 @@ class Group:
         backend = None
         if len(members) > 1:
             backend = _in_background(lambda: _process_group(store, place, on_cuda), self.check)
-        return Group(place, backend, store, on_cuda=on_cuda, whole=self)
+        return Group(place, backend, store, on_cuda=on_cuda, whole=self, may_outlive=may_outlive)
 
     def abandon(self) -> None:
         """Leave the group for good."""
@@ -207,6 +222,9 @@ class Group:
         # Neither garbage collection nor the end of the interpreter may run its destructor, which joins threads that
         # may be blocked in a collective with a frozen peer.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._backend))
+        if self._may_outlive:
+            for ticket in self._under_way:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(ticket.work))
         # NCCL's kernels wait on the device until their communicator is aborted, gloo's threads for their peers.
         aborting = threading.Thread(target=self._backend.abort, daemon=True)
         aborting.start()
@@ -214,6 +232,8 @@ class Group:
 
     def let_go(self, give_up_at: float) -> None:
         """Wait until nothing is under way any more, until that time (of `time.monotonic`) at most."""
+        if self._may_outlive:
+            return
         for ticket in self._under_way:
             ticket.watch()
         with self._changed:

@@ -87,7 +87,7 @@ class Carried(dist.ProcessGroup):  # type: ignore[misc]  # torch is not checked
         """
         if self.rank() not in ranks:
             return None
-        part = Carried(self._group.part(list(ranks), f"part-{group_name}"))
+        part = Carried(self._group.part(list(ranks), f"part-{group_name}", may_outlive=True))
         part._set_group_name(group_name)
         self._parts.append(part)
         return part

@@ -52,6 +52,22 @@ def test_a_sharded_model_goes_on_from_memory_after_a_loss_and_leaves_a_node_in_t
     run.close()
 
 
+def test_of_three_that_are_left_two_go_on_with_one_copy_of_a_model_that_is_cut_over_two(lab: Lab) -> None:
+    lab.nodes(4)
+    run = lab.run(
+        {"train.py": SHARDED}, "python", "train.py", "150", "0.03", "2",
+        backend="fsdp", min_workers=2, max_workers=4, multiple_of=2,
+    )  # fmt: skip
+    run.until(lambda: run.step >= 5, "two copies on four nodes train")
+    lab.provider.kill(run.node_of(1))
+    assert run.end()["end_reason"] == "completed"
+    assert regrouped(run)[0] == ("loss", 2)
+    assert len(run.events("worker_group.started")) == 1, "nobody was started again"
+    assert run.progress["repeated_steps"] <= 2
+    assert steps_of(run)[-1] == 150
+    run.close()
+
+
 @pytest.mark.backend("fsdp", "resumes same size")
 @pytest.mark.backend("fsdp", "resumes other size")
 def test_a_sharded_checkpoint_resumes_with_as_many_and_with_more_workers(lab: Lab) -> None:
