@@ -1,18 +1,34 @@
-"""Expressions in a job's command that stand for what only its worker knows.  Pure."""
+"""Expressions in a job's command and variables: `${{...}}` stands for what only its worker knows.  Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
-_OUTPUT = re.compile(r"\$\{\{\s*outputs\.([^{}\s]*)\s*\}\}")
-
-
-def outputs_in(words: Iterable[str]) -> list[str]:
-    """Names of the outputs that a command names as `${{outputs.NAME}}`."""
-    return [name for word in words for name in _OUTPUT.findall(word)]
+_EXPRESSION = re.compile(r"\$\{\{\s*([^{}]*?)\s*\}\}")
+#: What a worker knows besides the paths of its outputs.
+KNOWN = ("job.id", "job.attempt", "master.address", "master.port")
 
 
-def with_outputs(words: Iterable[str], folder: str) -> list[str]:
-    """The command with the path of each output, below `folder`, in place of its expression."""
-    return [_OUTPUT.sub(lambda match: f"{folder}/{match.group(1)}", word) for word in words]
+def refuses_expressions(texts: Iterable[str], outputs: Collection[str]) -> str | None:
+    """Why the expressions in these texts cannot be understood; None when they can.  `outputs` are the job's."""
+    for text in texts:
+        for word in _EXPRESSION.findall(text):
+            kind, _, name = word.partition(".")
+            shown = f"${{{{{word[:80]}}}}}"
+            if kind == "outputs" and name not in outputs:
+                return f"{shown} is not among the job's outputs"
+            if kind != "outputs" and word not in KNOWN:
+                return f"{shown} stands for nothing; known are outputs.NAME, {', '.join(KNOWN)}"
+    return None
+
+
+def fill(text: str, values: Mapping[str, str], outputs: str) -> str:
+    """The text with values in place of its expressions; `outputs` is the folder in which outputs lie."""
+
+    def value(match: re.Match[str]) -> str:
+        word = match.group(1)
+        kind, _, name = word.partition(".")
+        return f"{outputs}/{name}" if kind == "outputs" else values.get(word, match.group())
+
+    return _EXPRESSION.sub(value, text)

@@ -33,7 +33,7 @@ from pydantic import (
 
 from remora.backends import BACKEND_WORDS, BackendName
 from remora.errors import SpecError, SpecProblem
-from remora.expressions import outputs_in
+from remora.expressions import refuses_expressions
 from remora.launchers import check_launcher, unwrap
 from remora.quantities import DURATION_FORM, SIZE_FORM, parse_duration, parse_size
 from remora.refusals import refusals, without_refused
@@ -423,12 +423,10 @@ class JobSpec(Section):
         return value
 
     @model_validator(mode="after")
-    def _fills_known_outputs(self) -> Self:
-        for name in outputs_in(self.command):
-            if name not in self.outputs:
-                raise ValueError(
-                    f"the command names ${{{{outputs.{name[:80]}}}}}, which is not among the outputs"
-                )
+    def _knows_its_expressions(self) -> Self:
+        texts = (*self.command, *self.environment.variables.values())
+        if refusal := refuses_expressions(texts, self.outputs):
+            raise ValueError(refusal)
         return self
 
     @model_validator(mode="after")

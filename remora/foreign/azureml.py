@@ -12,7 +12,7 @@ from typing import Any
 
 from remora.foreign.azureml_data import read_inputs, read_outputs
 from remora.foreign.shell_words import Value, argument_list, fill
-from remora.foreign.translation import Draft, Fields, Translation, scalar, slug
+from remora.foreign.translation import Draft, Fields, Remark, Translation, scalar, slug
 from remora.spec import refuses_variable
 
 _SCHEMA = re.compile(r"azureml.*/(\w+)\.schema\.json$", re.IGNORECASE)
@@ -20,6 +20,7 @@ _EXPRESSION = re.compile(r"\$\{\{\s*([^{}]*?)\s*\}\}")
 #: What Azure ML collects without being asked, and its name for it.
 _DEFAULT_OUTPUT, _DEFAULT_FOLDER = "default", "outputs"
 _SCRIPT = re.compile(r"([A-Za-z0-9][\w.-]*)\.(?:py|sh)\b")
+_INPUT = re.compile(r"\$\{\{\s*inputs\.([A-Za-z_]\w*)\s*\}\}")
 _DATA = re.compile(r"(inputs|outputs)\.([A-Za-z_]\w*)(?:\.path)?")
 #: What to do with the types of job that are more than one command.
 _OTHER_TYPES = {
@@ -75,7 +76,8 @@ def translate(raw: Mapping[Any, Any], folder: Path, inputs: Mapping[str, str]) -
         draft.put(f"outputs.{_DEFAULT_OUTPUT}", {"path": _DEFAULT_FOLDER}, f"./{_DEFAULT_FOLDER}")
     _command(draft, fields, values, outputs)
     _workers(draft, fields)
-    _variables(draft, fields)
+    _variables(draft, fields, values)
+    _told(draft)
     _limits(draft, fields)
     _rest(draft, fields)
     fields.close()
@@ -179,16 +181,29 @@ def _workers(draft: Draft, fields: Fields) -> None:
     draft.put("workers", workers, source)
 
 
-def _variables(draft: Draft, fields: Fields) -> None:
+def _variables(draft: Draft, fields: Fields, values: dict[str, str]) -> None:
     section = fields.section("environment_variables")
     for name, value in section.items():
         text = scalar(value)
+        if text is not None:
+            text = _INPUT.sub(lambda match: values.get(match.group(1), match.group()), text)
         if text is None:
             draft.refuse(section.name(name), "expected a text, a number or a boolean")
         elif refusal := refuses_variable(name):
             draft.leave(section.name(name), refusal)
         else:
             draft.put(f"environment.variables.{name}", text, section.name(name))
+
+
+def _told(draft: Draft) -> None:
+    """Variables that scripts know from Azure ML, as far as they mean something here; the job's own come first."""
+    known = {"AZUREML_RUN_ID": "${{job.id}}", "AZUREML_ROOT_RUN_ID": "${{job.id}}"}
+    if draft.spec.get("backend") != "command":
+        known["AZ_BATCH_MASTER_NODE"] = "${{master.address}}:${{master.port}}"
+        known["AZ_BATCHAI_MPI_MASTER_NODE"] = "${{master.address}}"
+    own = draft.spec.setdefault("environment", {}).setdefault("variables", {})
+    own.update({name: value for name, value in known.items() if name not in own})
+    draft.mapped.append(Remark("AZUREML_RUN_ID, ...", "environment.variables, as Azure ML sets them"))
 
 
 def _limits(draft: Draft, fields: Fields) -> None:

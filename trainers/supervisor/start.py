@@ -11,6 +11,7 @@ import psutil
 import ray
 
 from remora.errors import BundleError
+from remora.expressions import fill
 from remora.launchers import unwrap
 from trainers.backends import backend_of
 from trainers.backends.backend import Start
@@ -45,9 +46,10 @@ def prepare_start(
     scratch = folder / f"scratch-{place.rank}"
     scratch.mkdir()
     interface = _interface_of(ray.util.get_node_ip_address())
+    asked = {name: fill(value, told_by(place), str(outputs)) for name, value in plan.variables.items()}
     environment = child_environment(
         os.environ,
-        {**unwrap(plan.command).variables, **plan.variables},
+        {**unwrap(plan.command).variables, **asked},
         place,
         cpus=plan.resources.get("CPU", 1.0),
         interface=interface,
@@ -90,6 +92,16 @@ def prepare_start(
     backend = backend_of(plan.backend)
     backend.prepare(start)
     return dataclasses.replace(start, environment={**environment, **backend.variables(start)})
+
+
+def told_by(place: Place) -> dict[str, str]:
+    """Values of the expressions that a command and its variables may use; see `remora.expressions`."""
+    return {
+        "job.id": place.job_id,
+        "job.attempt": str(place.attempt),
+        "master.address": place.master_addr,
+        "master.port": str(place.master_port),
+    }
 
 
 def _interface_of(address: str) -> str | None:

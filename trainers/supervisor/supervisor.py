@@ -22,7 +22,7 @@ from typing import Any
 
 from remora import channel
 from remora.errors import BundleError
-from remora.expressions import with_outputs
+from remora.expressions import fill
 from trainers.backends import backend_of
 from trainers.backends.backend import BackendUnusable, Start
 from trainers.checkpoints.catalog import Catalog
@@ -42,7 +42,7 @@ from trainers.supervisor.outbox import Outbox
 from trainers.supervisor.parcels import Parcel, send, size_of
 from trainers.supervisor.snapshots import SnapshotRoom, snapshot_room
 from trainers.supervisor.stacks import stacks_below
-from trainers.supervisor.start import prepare_start
+from trainers.supervisor.start import prepare_start, told_by
 from trainers.supervisor.window import WriteSpeed, fits
 
 #: What a script may tell the driver; `checkpoint` is for the supervisor, and all else it does not know.
@@ -285,7 +285,8 @@ class Supervisor:
         self._staging = folder / f"staging-{place.rank}"
         self._staging.mkdir()
         link_outputs(start.code, folder, place, plan.output_paths, is_joining=self._is_joining)
-        command = with_outputs(self._backend.command(start), str(collecting.folder))
+        told = told_by(place)
+        command = [fill(word, told, str(collecting.folder)) for word in self._backend.command(start)]
         companion = self._backend.companion(start)
         if companion is not None:
             self._companion = Beside(

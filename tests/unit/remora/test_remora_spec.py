@@ -365,7 +365,11 @@ def test_outputs_are_folders_by_name_that_may_become_models() -> None:
             "outputs: the folders x and x/y of two outputs",
         ),
         ({"outputs": {"a": "x"}}, "outputs.a: 'x' given, expected"),
-        ({"command": "x ${{outputs.a}}"}, "the command names ${{outputs.a}}, which is not among the outputs"),
+        (
+            {"environment": {"variables": {"A": "${{job.name}}"}}},
+            "${{job.name}} stands for nothing; known are",
+        ),
+        ({"command": "x ${{outputs.a}}"}, "${{outputs.a}} is not among the job's outputs"),
     ],
 )
 def test_outputs_that_cannot_be_are_refused(raw: dict[str, Any], said: str) -> None:

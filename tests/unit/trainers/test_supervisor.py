@@ -363,6 +363,13 @@ def test_a_notice_has_outputs_stored_at_once(stage: Stage) -> None:
     assert file.name == "snapshot"
 
 
+def test_variables_are_told_what_only_the_worker_knows(stage: Stage) -> None:
+    variables = {"RUN": "${{job.id}}/${{ job.attempt }}", "AT": "${{master.address}}:${{master.port}}"}
+    stage.start("import os; print(os.environ['RUN'], os.environ['AT'])", variables=variables)
+    stage.end()
+    assert stage.driver.all("log")[0]["text"] == "job_1/1 127.0.0.1:29500"
+
+
 def test_where_mlflow_logs_to_is_the_jobs_own_affair(stage: Stage) -> None:
     says = "import os; print(os.environ['MLFLOW_TRACKING_URI'], 'MLFLOW_ALLOW_FILE_STORE' in os.environ)"
     stage.start(says, variables={"MLFLOW_TRACKING_URI": "https://example.org"})
