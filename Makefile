@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 DEEPSPEED := $(VENV)/.installed-deepspeed
 TORCH_INDEX ?=
 
-.PHONY: setup deepspeed demo demo-elastic demo-bytegpt test test-fast chaos check format bench bench-elastic bench-backends backends-table lock clean
+.PHONY: setup deepspeed demo demo-elastic demo-bytegpt test test-fast tensorflow chaos check format bench bench-elastic bench-backends backends-table lock clean
 
 setup: $(STAMP)
 
@@ -46,6 +46,15 @@ test: setup deepspeed
 test-fast: setup
 	$(BIN)/python -m pytest -q -n 2 -m "not slow"
 
+# TensorFlow is heavy: its tests run scripts in an environment of their own.
+tensorflow: .venv-tensorflow/.installed
+
+.venv-tensorflow/.installed: requirements/tensorflow.txt
+	$(PYTHON) -m venv .venv-tensorflow
+	.venv-tensorflow/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/tensorflow.txt
+	.venv-tensorflow/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
 # A real training under twenty seeds of faults; SEED=7 runs one of them again.
 chaos: setup
 	REMORA_CHAOS_SEEDS=$(or $(SEED),all) $(BIN)/python -m pytest -q -s tests/chaos
@@ -80,4 +89,4 @@ lock: setup
 	    --no-emit-index-url --python-version 3.11 -o requirements/lock.txt
 
 clean:
-	rm -rf $(VENV) .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-tensorflow .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -36,7 +36,7 @@ _PROGRAMS = {
 #: Launchers whose command line names a program, not a script of Python.
 _OF_PROGRAMS = ("mpirun", "horovodrun")
 #: Launchers that need a backend of their own; the others do with every backend.
-_BACKENDS = {"mpirun": ("mpi", "horovod"), "horovodrun": ("horovod",)}
+_BACKENDS = {"mpirun": "mpi", "horovodrun": "mpi"}
 _PYTHON = re.compile(r"python[0-9.]*")
 _SHELLS = ("sh", "bash", "dash", "zsh")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
@@ -111,8 +111,8 @@ def check_launcher(command: Sequence[str], backend: str, fewest: int, most: int)
     unwrapped = unwrap(command)
     launcher = unwrapped.launcher
     wanted = _BACKENDS.get(launcher or "")
-    if wanted is not None and backend not in wanted:
-        raise ValueError(f"it starts {launcher}, and backend is {backend}; write backend: {wanted[0]}")
+    if wanted is not None and backend != wanted:
+        raise ValueError(f"it starts {launcher}, and backend is {backend}; write backend: {wanted}")
     if unwrapped.processes is not None and unwrapped.processes != (fewest, most):
         asked, given = _span(*unwrapped.processes), _span(fewest, most)
         raise ValueError(

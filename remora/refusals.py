@@ -39,8 +39,8 @@ def refusals(spec: Mapping[str, Any]) -> list[SpecProblem]:
         problems.append(
             SpecProblem(
                 "backend",
-                f"this version has no {backend} backend yet; use ddp, or command for a script that needs"
-                " nothing around it",
+                f"this version has no {backend} backend of its own; build Horovod with MPI in the environment of"
+                " the command, and use mpi",
             )
         )
     return problems

@@ -8,12 +8,14 @@ from remora.backends import BackendName
 from trainers.backends.backend import Backend
 from trainers.backends.deepspeed import DeepSpeed
 from trainers.backends.mpi import Mpi
+from trainers.backends.tensorflow import TensorFlow
 
 _BACKENDS: Mapping[BackendName, Backend] = {
     "ddp": Backend(),
     # The same environment: what the models are cut into, and how they are put together again, is the script's affair.
     "fsdp": Backend(),
     "deepspeed": DeepSpeed(),
+    "tensorflow": TensorFlow(),
     "mpi": Mpi(),
     "command": Backend(),
 }

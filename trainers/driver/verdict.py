@@ -7,10 +7,14 @@ processes the first one to end is the cause.
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass
 
 from remora.states import EndReason
+
+#: What Python says last when an import fails.
+_ABSENT_MODULE = re.compile(r"ModuleNotFoundError: No module named '[\w.]+'$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,8 @@ def _judge_exit(first: ChildExit) -> Verdict:
             message=f"The command of rank {first.rank} was ended by {_signal_name(first.signal)}.",
         )
     why = f": {first.last_words}" if first.last_words else "; its log says why."
+    if _ABSENT_MODULE.match(first.last_words):
+        why += ". Install it on the nodes in the environment whose `python` the command names, or put it into `code`."
     return Verdict(
         goes_on=False,
         end_reason=EndReason.EXIT_CODE,

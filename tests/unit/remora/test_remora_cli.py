@@ -124,7 +124,7 @@ def test_without_a_file_the_current_folder_is_the_code(
         (["submit", "--env", "A", "--", "x"], "expected NAME=VALUE"),
         (["submit", "--run-time", "long", "--", "x"], "--run-time 'long': expected a duration"),
         (["submit", "--code", "/nowhere", "--", "x"], "the code folder /nowhere does not exist"),
-        (["submit", "--backend", "horovod", "--", "x"], "this version has no horovod backend yet"),
+        (["submit", "--backend", "horovod", "--", "x"], "this version has no horovod backend of its own"),
         (["--server", "x", "list"], "No such option"),
         (["convert", "own.yaml"], "own.yaml is no job of Azure ML or Kubeflow"),
         (["convert", "sweep.yaml"], "type: Azure ML's sweep jobs are not taken; a sweep submits"),

@@ -129,8 +129,8 @@ def test_all_problems_are_told_at_once_each_with_field_value_and_expectation() -
         backend="horovod",
     )
     assert said.splitlines() == [
-        "backend: this version has no horovod backend yet; use ddp, or command for a script that needs"
-        " nothing around it",
+        "backend: this version has no horovod backend of its own; build Horovod with MPI in the environment of"
+        " the command, and use mpi",
         "workers: -1 given, expected a whole number from 1 to 4096, or {min: .., max: .., multiple_of: ..}",
         "resources.cpus: '4' given, expected a number of CPUs above 0",
         "resources.gpu: unknown key; did you mean resources.gpus?",

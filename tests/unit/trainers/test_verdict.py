@@ -26,6 +26,14 @@ ABSENT = left(1, 1.0, start_failed="trane: No such file or directory")
             False,
             "code 1: ValueError: 3",
         ),
+        (
+            GroupFailure(
+                exits=(left(0, 1.0, exit_code=1, last_words="ModuleNotFoundError: No module named 'torch'"),)
+            ),
+            "exit_code",
+            False,
+            "No module named 'torch'. Install it on the nodes in the environment whose `python` the command names",
+        ),
         (GroupFailure(exits=(ERROR, CRASH)), "signal", False, "rank 2 was ended by SIGKILL"),
         (GroupFailure(exits=(left(0, 1.0, signal=40),)), "signal", False, "signal 40"),
         (GroupFailure(exits=(ABSENT, ERROR)), "start_failed", False, "rank 1: trane: No such file"),

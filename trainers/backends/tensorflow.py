@@ -1,0 +1,25 @@
+"""TensorFlow: every worker is told where all of them are, as `MultiWorkerMirroredStrategy` wants to hear it."""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar
+
+from trainers.backends.backend import Backend, Start
+
+
+class TensorFlow(Backend):
+    """TF_CONFIG with one task of type `worker` per worker; worker 0 is the chief.
+
+    https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/TFConfigClusterResolver
+    """
+
+    needs_ports: ClassVar[bool] = True
+
+    def variables(self, start: Start) -> dict[str, str]:
+        """The cluster, and which of its tasks this worker is."""
+        place = start.place
+        cluster = {"worker": list(place.peers)}
+        return {
+            "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": place.rank}})
+        }
