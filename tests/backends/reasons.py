@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 REASONS: dict[str | tuple[str, str], str] = {
-    "deepspeed": "this version has no such backend yet",
+    "deepspeed": "no test is marked for it yet",
     "tensorflow": "no test is marked for it yet",
-    "mpi": "no test is marked for it yet",
+    ("mpi", "resumes same size"): "no test shows it by itself; checkpoints are those of `command`",
+    (
+        "mpi",
+        "notice",
+    ): "no test shows it by itself; its worker group stops at a checkpoint, as with `command`",
     "horovod": "no release builds against the PyTorch of today as it is; one built with MPI by hand runs with `mpi`",
 }

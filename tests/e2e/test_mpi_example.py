@@ -33,6 +33,7 @@ def test_plain_mpirun_trains_it() -> None:
     assert "5 steps, loss" in done.stdout
 
 
+@pytest.mark.backend("mpi", "runs")
 def test_a_job_trains_it(service: Embedded, client: Client, tmp_path: Path) -> None:
     text = (EXAMPLE / "job.yaml").read_text()
     text = text.replace("code: .", f"code: {EXAMPLE}").replace("train.py\n", "train.py --steps 20\n")

@@ -51,6 +51,7 @@ while True:
 """
 
 
+@pytest.mark.backend("mpi", "unmodified script")
 def test_an_all_reduce_over_three_workers_on_two_nodes(lab: Lab) -> None:
     lab.nodes(2)
     half = {"min_workers": 3, "max_workers": 3, "resources": {"CPU": 0.5}}
@@ -83,6 +84,8 @@ def test_a_stop_ends_all_ranks_and_mpirun(lab: Lab) -> None:
     assert processes_of(run.plan.attempt_id) == []
 
 
+@pytest.mark.backend("mpi", "resumes other size")
+@pytest.mark.backend("mpi", "silent death")
 def test_pytorch_that_bootstraps_over_mpi_goes_on_with_fewer_workers_after_a_loss(lab: Lab) -> None:
     lab.nodes(2)
     run = lab.run(
