@@ -25,6 +25,7 @@ from cluster.local.records import Machine
 from cluster.provider import ProviderError
 from service.settings import Settings
 from service.upkeep import Part
+from trainers.preloaded import PRELOAD_VARIABLE, PRELOADED
 
 #: Seconds that API and controller may take to end by themselves.
 _GRACE_S = 5.0
@@ -109,6 +110,8 @@ class ServicePart:
             REMORA_HOME=str(settings.home),
             REMORA_PORT=str(self._port),
             REMORA_RAY_ADDRESS=ray_address,
+            # The raylets of the nodes that the controller starts have it from there.
+            **{PRELOAD_VARIABLE: PRELOADED},
             REMORA_NODES=str(settings.nodes),
             REMORA_NODE_CPUS=str(settings.node_cpus),
             REMORA_NODE_GPUS=str(settings.node_gpus),

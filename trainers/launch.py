@@ -15,6 +15,7 @@ from remora.states import EndReason
 from trainers.driver.driver import Driver
 from trainers.plan import AttemptPlan, DriverGone, Record
 from trainers.ray_train import free_resources
+from trainers.ready_processes import ReadyProcesses
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ _KV_NAMESPACE = b"remora"
 _SPARE = b"driver-spare"
 #: Seconds after the last start before a driver is started for the next one: that costs a core for seconds.
 _SPARE_AFTER_S = 10.0
+#: Seconds between two looks for nodes that became free.
+_LOOK_S = 2.0
 
 
 class RayLauncher:
@@ -48,6 +51,8 @@ class RayLauncher:
         #: When something was started last, by `time.monotonic`.
         self._started_at = time.monotonic()
         self._has_spare = False
+        self._ready = ReadyProcesses()
+        self._looked_at = 0.0
 
     def start(self, plan: AttemptPlan) -> None:
         """Start the attempt's driver unless it runs already; returns before it is up."""
@@ -59,8 +64,14 @@ class RayLauncher:
         handle.start.remote(plan)
 
     def prepare(self) -> None:
-        """When nothing was started for a while, have a driver wait for the next attempt."""
-        if self._has_spare or time.monotonic() - self._started_at < _SPARE_AFTER_S:
+        """When nothing was started for a while, have a driver and worker processes wait for the next attempt."""
+        now = time.monotonic()
+        if now - self._started_at < _SPARE_AFTER_S:
+            return
+        if now - self._looked_at >= _LOOK_S:
+            self._looked_at = now
+            self._ready.look()
+        if self._has_spare:
             return
         self._has_spare = True
         if _read(_SPARE) is not None:

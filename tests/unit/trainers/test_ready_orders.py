@@ -1,0 +1,26 @@
+"""Which nodes are asked for waiting processes, and for how many."""
+
+from __future__ import annotations
+
+from trainers.ready_processes import NodeUse, orders
+
+
+def test_a_new_node_gets_one_for_each_worker_that_fits_and_no_more_later() -> None:
+    node = NodeUse("a", slots=4, free=4)
+    used, wanted = orders({}, [node])
+    assert wanted == {"a": 4}
+    assert orders(used, [node]) == ({"a": 0}, {})
+
+
+def test_a_node_that_works_is_left_alone_and_gets_back_what_was_taken_when_it_is_free() -> None:
+    used, wanted = orders({"a": 0}, [NodeUse("a", slots=4, free=1)])
+    assert wanted == {}
+    used, wanted = orders(used, [NodeUse("a", slots=4, free=2)])
+    assert wanted == {}
+    assert orders(used, [NodeUse("a", slots=4, free=4)]) == ({"a": 0}, {"a": 3})
+
+
+def test_a_big_node_gets_a_few_and_a_lost_one_is_forgotten() -> None:
+    used, wanted = orders({"gone": 2}, [NodeUse("big", slots=96, free=96)])
+    assert wanted == {"big": 8}
+    assert used == {"big": 0}
