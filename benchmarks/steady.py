@@ -70,6 +70,7 @@ def pack_code(folder: Path) -> None:
     """The script beside the examples that it takes models and data from."""
     folder.mkdir()
     shutil.copy(SCRIPT, folder)
+    shutil.copy(SCRIPT.with_name("turns.py"), folder)
     for example in ("elastic", "bytegpt"):
         shutil.copy(ROOT / "examples" / example / "train.py", folder / f"{example}_example.py")
 

@@ -8,10 +8,8 @@ usage: steady_train.py NAME plain|sample-exact|bitwise digits|gpt TURNS BLOCKS S
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from turns import Turns, wait_for
 
 WORKERS = 2
 
@@ -46,47 +45,6 @@ def loss_of(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
     """Mean cross entropy of classes, or of the next bytes."""
     logits = model(batch[0])
     return F.cross_entropy(logits.flatten(0, -2), batch[1].flatten())
-
-
-class Turns:
-    """Steps in blocks, each when its turn comes, with the seconds of every step."""
-
-    def __init__(self, name: str, folder: Path, blocks: int, steps: int) -> None:
-        self._name, self._folder = name, folder
-        self._blocks, self._steps = blocks, steps
-        self._done = 0
-        self._times: list[float] = []
-        self._last = 0.0
-
-    @property
-    def total(self) -> int:
-        """Steps of all blocks."""
-        return self._blocks * self._steps
-
-    def before(self) -> None:
-        """Called before each step."""
-        if self._done % self._steps == 0:
-            block = self._done // self._steps
-            wait_for(self._folder / f"{self._name}-{block}.go")
-        self._last = time.perf_counter()
-
-    def after(self, rank: int) -> None:
-        """Called after each step."""
-        self._times.append(time.perf_counter() - self._last)
-        self._done += 1
-        if self._done % self._steps == 0:
-            block = self._done // self._steps - 1
-            if rank == 0:
-                draft = self._folder / f"{self._name}-{block}.tmp"
-                draft.write_text(json.dumps(self._times))
-                draft.rename(self._folder / f"{self._name}-{block}.json")
-            self._times = []
-
-
-def wait_for(file: Path) -> None:
-    """Look again every few milliseconds: nobody else runs meanwhile who could be disturbed."""
-    while not file.exists():
-        time.sleep(0.005)
 
 
 def plain(model: nn.Module, data: Dataset, batch: int, turns: Turns) -> None:
