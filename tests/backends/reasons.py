@@ -4,7 +4,12 @@ from __future__ import annotations
 
 REASONS: dict[str | tuple[str, str], str] = {
     "deepspeed": "no test is marked for it yet",
-    "tensorflow": "no test is marked for it yet",
+    ("tensorflow", "resumes same size"): "no test shows it by itself; with another size one does",
+    (
+        "tensorflow",
+        "notice",
+    ): "no test shows it by itself; its worker group stops at a checkpoint, as with `command`",
+    ("tensorflow", "unmodified script"): "no test shows it yet",
     ("mpi", "resumes same size"): "no test shows it by itself; checkpoints are those of `command`",
     (
         "mpi",

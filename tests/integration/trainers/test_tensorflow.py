@@ -25,6 +25,9 @@ def python() -> str:
     return str(ROOT / ".venv-tensorflow" / "bin" / "python")
 
 
+@pytest.mark.backend("tensorflow", "runs")
+@pytest.mark.backend("tensorflow", "silent death")
+@pytest.mark.backend("tensorflow", "resumes other size")
 def test_a_job_loses_a_node_and_goes_on_with_fewer_workers_from_its_checkpoint(lab: Lab, python: str) -> None:
     lab.nodes(2)
     run = lab.run(
