@@ -75,11 +75,11 @@ bench: setup
 bench-elastic: setup
 	PYTHONPATH=. $(BIN)/python -m benchmarks elastic
 
-bench-backends: setup
+bench-backends: setup deepspeed
 	PYTHONPATH=. $(BIN)/python -m benchmarks backends
 
 # What each backend can do, by the tests that show it: runs them, and writes docs/backends.md.
-backends-table: setup
+backends-table: setup deepspeed
 	-$(BIN)/python -m pytest -q -m backend --junitxml=.pytest_cache/backends.xml
 	$(BIN)/python -m tests.backends.table --report .pytest_cache/backends.xml
 

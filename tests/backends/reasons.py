@@ -3,13 +3,6 @@
 from __future__ import annotations
 
 REASONS: dict[str | tuple[str, str], str] = {
-    (
-        "deepspeed",
-        "resumes same size",
-    ): "no test shows it by itself; the script loads its checkpoint as it is",
-    ("deepspeed", "resumes other size"): "its test had no result yet when this page was made",
-    ("deepspeed", "notice"): "its test had no result yet when this page was made",
-    ("deepspeed", "silent death"): "its test had no result yet when this page was made",
     ("tensorflow", "resumes same size"): "no test shows it by itself; with another size one does",
     (
         "tensorflow",

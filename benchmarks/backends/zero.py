@@ -1,0 +1,126 @@
+"""DeepSpeed (ZeRO) under Remora: its step time beside torchrun's, and what a change of the number of workers costs.
+
+`deepspeed_resize` is measured outside a cluster, with the hook that the backend gives every script: 50 million
+parameters that two workers saved are loaded by one and by three.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import remora
+from benchmarks.backends import FrameworkMissing
+from benchmarks.remora_cluster import Run, remora_cluster
+from benchmarks.steady import pack_code, take_turn, torchrun
+from trainers.supervisor.supervisor import free_port
+
+SCRIPT = Path(__file__).with_name("zero_train.py")
+SITE = Path(remora.__file__).parent / "deepspeed" / "site"
+#: Blocks, of which the first is thrown away, and steps of each.
+BLOCKS, STEPS = 5, 8
+STAGES = (0, 1, 2, 3)
+#: Relative difference of losses that counts as none.
+TOLERANCE = 1e-6
+
+
+def run(blocks: int = BLOCKS, steps: int = STEPS) -> dict[str, Any]:
+    """Its part of the document."""
+    if importlib.util.find_spec("deepspeed") is None:
+        raise FrameworkMissing("DeepSpeed is not installed: make deepspeed")
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    seconds = measure(blocks, steps)
+    return {
+        "steady_ratio": {"deepspeed": round(seconds["remora-deepspeed"] / seconds["torchrun-deepspeed"], 3)},
+        "deepspeed_resize": {str(stage): resize(stage) for stage in STAGES},
+    }
+
+
+def measure(blocks: int, steps: int) -> dict[str, float]:
+    """Median seconds of a step of one unmodified script under both, two workers each; they take turns."""
+    with (
+        tempfile.TemporaryDirectory(prefix="remora-backends-") as name,
+        remora_cluster(2) as cluster,
+        ExitStack() as running,
+    ):
+        turns, code = Path(name) / "turns", Path(name) / "code"
+        turns.mkdir()
+        pack_code(code)
+        shutil.copy(SCRIPT, code)
+
+        def words(contestant: str) -> list[str]:
+            return ["steady", contestant, str(turns), str(blocks), str(steps)]
+
+        running.enter_context(torchrun(code, words("torchrun-deepspeed"), script=SCRIPT.name))
+        attempt = Run(
+            cluster,
+            code,
+            ["python", SCRIPT.name, *words("remora-deepspeed")],
+            backend="deepspeed",
+            min_workers=2,
+            max_workers=2,
+            checkpoint_interval_s=None,
+        )
+        running.callback(attempt.close)
+        times: dict[str, list[float]] = {"torchrun-deepspeed": [], "remora-deepspeed": []}
+        for block in range(blocks):
+            for contestant, kept in times.items():
+                seconds = take_turn(turns, contestant, block)
+                if block > 0:
+                    kept.extend(seconds[1:])
+        (turns / "end").touch()
+        return {contestant: median(seconds) for contestant, seconds in times.items()}
+
+
+def resize(stage: int) -> dict[str, Any]:
+    """Seconds of the slower of two loads, and whether the losses after it are those of who never stopped."""
+    with tempfile.TemporaryDirectory(prefix="remora-resize-") as name:
+        out = Path(name)
+        undisturbed = train(out, "save", stage, 2)["losses"]
+        resumed = [train(out, "resume", stage, workers) for workers in (1, 3)]
+        return {
+            "seconds": round(max(one["seconds"] for one in resumed), 2),
+            "equal": all(
+                abs(mine - theirs) <= TOLERANCE * abs(theirs)
+                for one in resumed
+                for mine, theirs in zip(one["losses"], undisturbed, strict=True)
+            ),
+        }
+
+
+def train(out: Path, mode: str, stage: int, workers: int) -> dict[str, Any]:
+    """What rank 0 wrote."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("REMORA_", "RAY_"))}
+    shared = {
+        **kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SITE), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers),
+    }  # fmt: skip
+    processes = []
+    for rank in range(workers):
+        scratch = out / f"scratch-{workers}-{rank}"
+        scratch.mkdir(exist_ok=True)
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        if mode == "resume":
+            place |= {"REMORA_RESUME_DIR": str(out / f"saved-{stage}"), "REMORA_SCRATCH_DIR": str(scratch)}
+        command = [sys.executable, str(SCRIPT), "resize", str(out), mode, str(stage)]
+        with (out / f"{mode}-{workers}-{rank}.log").open("wb") as log:
+            processes.append(subprocess.Popen(command, env={**shared, **place}, stdout=log, stderr=log))
+    codes = [process.wait() for process in processes]
+    if any(codes):
+        logs = [file.read_text()[-2000:] for file in sorted(out.glob(f"{mode}-{workers}-*.log"))]
+        raise RuntimeError(f"stage {stage} with {workers} workers failed:\n" + "\n".join(logs))
+    told: dict[str, Any] = json.loads((out / f"{mode}-{stage}-{workers}.json").read_text())
+    return told
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(), indent=1))
