@@ -66,12 +66,11 @@ class RayLauncher:
     def prepare(self) -> None:
         """When nothing was started for a while, have a driver and worker processes wait for the next attempt."""
         now = time.monotonic()
-        if now - self._started_at < _SPARE_AFTER_S:
-            return
+        is_quiet = now - self._started_at >= _SPARE_AFTER_S
         if now - self._looked_at >= _LOOK_S:
             self._looked_at = now
-            self._ready.look()
-        if self._has_spare:
+            self._ready.look(is_quiet=is_quiet)
+        if self._has_spare or not is_quiet:
             return
         self._has_spare = True
         if _read(_SPARE) is not None:

@@ -39,16 +39,19 @@ class NodeUse:
     free: int
 
 
-def orders(used: Mapping[str, int], seen: Iterable[NodeUse]) -> tuple[dict[str, int], dict[str, int]]:
+def orders(
+    used: Mapping[str, int], seen: Iterable[NodeUse], *, is_quiet: bool
+) -> tuple[dict[str, int], dict[str, int]]:
     """What is to be remembered of the nodes and how many processes each free one shall start now; pure.
 
-    `used` says how many processes were taken on a node since it last got some.  A new node has none.
+    `used` says how many processes were taken on a node since it last got some.  A new node has none.  Nothing is
+    started but in quiet times.
     """
     remembered: dict[str, int] = {}
     wanted: dict[str, int] = {}
     for node in seen:
         taken = max(used.get(node.ray_node_id, node.slots), node.slots - node.free)
-        if node.free == node.slots and taken:
+        if is_quiet and node.free == node.slots and taken:
             wanted[node.ray_node_id] = min(taken, _MOST)
             taken = 0
         remembered[node.ray_node_id] = taken
@@ -63,15 +66,15 @@ class ReadyProcesses:
         #: Requests under way, with the channels that they need.
         self._asked: list[tuple[Any, Any]] = []
 
-    def look(self) -> None:
-        """See which nodes are free, and ask their raylets for what was taken there; waits for none of them."""
+    def look(self, *, is_quiet: bool) -> None:
+        """See which nodes are free and, in quiet times, ask their raylets for what was taken; waits for nobody."""
         nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"] and _slots(node["Resources"])}
         available = ray_state.available_resources_per_node()
         seen = [
             NodeUse(name, _slots(node["Resources"]), _slots(available.get(name, {})))
             for name, node in nodes.items()
         ]
-        self._used, wanted = orders(self._used, seen)
+        self._used, wanted = orders(self._used, seen, is_quiet=is_quiet)
         self._asked = [(call, channel) for call, channel in self._asked if not call.done()]
         for name, count in wanted.items():
             self._ask(f"{nodes[name]['NodeManagerAddress']}:{nodes[name]['NodeManagerPort']}", count)
