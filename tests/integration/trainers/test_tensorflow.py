@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.integration.trainers.lab import Lab
+from tests.integration.trainers.tensorflow_environment import tensorflow_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 
@@ -16,22 +16,13 @@ ROOT = Path(__file__).parents[3]
 EXAMPLE = (ROOT / "examples" / "tensorflow" / "train.py").read_text()
 
 
-@pytest.fixture(scope="module")
-def python() -> str:
-    """The interpreter of that environment; it is made once, and kept."""
-    made = subprocess.run(["make", "tensorflow"], cwd=ROOT, capture_output=True, text=True)
-    if made.returncode != 0:
-        pytest.skip(f"TensorFlow cannot be installed here: {made.stderr.strip().splitlines()[-1:]}")
-    return str(ROOT / ".venv-tensorflow" / "bin" / "python")
-
-
 @pytest.mark.backend("tensorflow", "runs")
 @pytest.mark.backend("tensorflow", "silent death")
 @pytest.mark.backend("tensorflow", "resumes other size")
-def test_a_job_loses_a_node_and_goes_on_with_fewer_workers_from_its_checkpoint(lab: Lab, python: str) -> None:
+def test_a_job_loses_a_node_and_goes_on_with_fewer_workers_from_its_checkpoint(lab: Lab) -> None:
     lab.nodes(2)
     run = lab.run(
-        {"train.py": EXAMPLE}, python, "train.py", "--steps", "1500",
+        {"train.py": EXAMPLE}, tensorflow_python(), "train.py", "--steps", "1500",
         backend="tensorflow", min_workers=1, max_workers=2, checkpoint_interval_s=1.0,
         variables={"CUDA_VISIBLE_DEVICES": "-1"},
     )  # fmt: skip

@@ -1,0 +1,20 @@
+"""An environment with TensorFlow, which is too heavy for ours."""
+
+from __future__ import annotations
+
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@cache
+def tensorflow_python() -> str:
+    """The interpreter of that environment; it is made once, and kept."""
+    made = subprocess.run(["make", "tensorflow"], cwd=ROOT, capture_output=True, text=True)
+    if made.returncode != 0:
+        pytest.skip(f"TensorFlow cannot be installed here: {made.stderr.strip().splitlines()[-1:]}")
+    return str(ROOT / ".venv-tensorflow" / "bin" / "python")
