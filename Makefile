@@ -51,8 +51,9 @@ tensorflow: .venv-tensorflow/.installed
 
 .venv-tensorflow/.installed: requirements/tensorflow.txt
 	$(PYTHON) -m venv .venv-tensorflow
-	.venv-tensorflow/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/tensorflow.txt
-	.venv-tensorflow/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	.venv-tensorflow/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	    -r requirements/tensorflow.txt
+	.venv-tensorflow/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 # A real training under twenty seeds of faults; SEED=7 runs one of them again.
