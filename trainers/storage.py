@@ -82,12 +82,10 @@ class Storage:
             if self.local_root is None:
                 self._fs.pipe_file(path, content)
                 return
-            temporary = f"{path}.{uuid.uuid4().hex}.tmp"
-            with Path(temporary).open("wb") as file:
+            with _beside(path) as temporary, temporary.open("wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            Path(temporary).replace(path)
             _sync_folder(Path(path).parent)
 
     def write_file(self, name: str, source: Path, *, move: bool = False) -> None:
@@ -104,10 +102,9 @@ class Storage:
                 _sync_file(source)
                 source.replace(path)
             else:
-                temporary = f"{path}.{uuid.uuid4().hex}.tmp"
-                shutil.copyfile(source, temporary)
-                _sync_file(Path(temporary))
-                Path(temporary).replace(path)
+                with _beside(path) as temporary:
+                    shutil.copyfile(source, temporary)
+                    _sync_file(temporary)
                 if move:
                     source.unlink()
             _sync_folder(Path(path).parent)
@@ -141,6 +138,18 @@ class Storage:
             raise
         except Exception as error:  # every fsspec filesystem has errors of its own kind
             raise StorageError(f"the storage {self.url!r} failed at {name!r}: {error}") from error
+
+
+@contextlib.contextmanager
+def _beside(path: str) -> Iterator[Path]:
+    """A name for a file that takes the place of `path` when it is written, and is gone when it could not be."""
+    temporary = Path(f"{path}.{uuid.uuid4().hex}.tmp")
+    try:
+        yield temporary
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _sync_file(path: Path) -> None:

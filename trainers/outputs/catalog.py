@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from trainers.outputs.manifest import MANIFEST_NAME, OutputFile, from_json, outputs_folder, to_json
-from trainers.storage import Storage
+from trainers.outputs.manifest import (
+    MANIFEST_NAME,
+    OutputFile,
+    from_json,
+    outputs_folder,
+    to_json,
+    without_clashes,
+)
+from trainers.storage import Storage, StorageError
 from trainers.supervisor.environment import Place
 
 
@@ -32,21 +40,28 @@ class OutputsCatalog:
 
     def put(self, path: Path, name: str, place: Place) -> OutputFile | None:
         """Store a file that a worker wrote; None when it was written to, or went, meanwhile.  Raises StorageError."""
-        stored = f"{uuid.uuid4().hex}/{name}"
+        version, file = uuid.uuid4().hex, None
         try:
-            before = path.stat()
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            self._storage.write_file(f"{self._folder}/{stored}", path)
-            after = path.stat()
-        except FileNotFoundError:
+            file = self._copy(path, name, f"{version}/{name}", place)
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        if _trace(before) != _trace(after):
-            self._storage.delete(f"{self._folder}/{stored.partition('/')[0]}")
+        finally:
+            if file is None:
+                # A full storage stays full when torn copies pile up in it.
+                with contextlib.suppress(StorageError):
+                    self._storage.delete(f"{self._folder}/{version}")
+        return file
+
+    def _copy(self, path: Path, name: str, stored: str, place: Place) -> OutputFile | None:
+        before = path.stat()
+        with path.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        self._storage.write_file(f"{self._folder}/{stored}", path)
+        if _trace(before) != _trace(path.stat()):
             return None
         return OutputFile(
             name=name,
-            size_bytes=after.st_size,
+            size_bytes=before.st_size,
             sha256=digest,
             stored=stored,
             rank=place.rank,
@@ -57,11 +72,12 @@ class OutputsCatalog:
     def newest(self) -> dict[str, OutputFile]:
         """The committed files by name.  Raises OutputsDamaged for a manifest that cannot be read, and StorageError."""
         try:
-            return from_json(self._storage.read_bytes(f"{self._folder}/{MANIFEST_NAME}"))
+            files = from_json(self._storage.read_bytes(f"{self._folder}/{MANIFEST_NAME}"))
         except FileNotFoundError:
             return {}
         except ValueError as error:
             raise OutputsDamaged(str(error)) from error
+        return without_clashes(files)
 
     def commit(self, files: Mapping[str, OutputFile], attempt: int, now: float) -> None:
         """Make these files the job's outputs.  Raises StorageError."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
 
 MANIFEST_NAME = "remora-outputs.json"
 
@@ -32,6 +33,11 @@ class OutputFile:
     rank: int
     attempt: int
     generation: int
+
+    @property
+    def folder(self) -> str:
+        """The folder of this version alone, relative to the folder of the job's outputs."""
+        return self.stored.partition("/")[0]
 
     @property
     def group(self) -> tuple[int, int]:
@@ -55,7 +61,7 @@ def merge(files: Mapping[str, OutputFile], changes: Changes) -> dict[str, Output
     """The outputs after one worker's changes.
 
     A name that several workers of a group write is the lowest rank's, and what a later group wrote stays.  A worker
-    takes back what it wrote, and rank 0 whatever it saw.
+    takes back what it wrote, and rank 0 whatever it saw.  Of a file and a folder of one name, the same rules decide.
     """
     merged = dict(files)
     for name in changes.removed:
@@ -66,7 +72,25 @@ def merge(files: Mapping[str, OutputFile], changes: Changes) -> dict[str, Output
         present = merged.get(file.name)
         if present is None or _weight(file) >= _weight(present):
             merged[file.name] = file
-    return merged
+    return without_clashes(merged)
+
+
+def without_clashes(files: Mapping[str, OutputFile]) -> dict[str, OutputFile]:
+    """The files that can lie in one folder: where one name is a folder of another one, the weightier file stays."""
+    if not any(above in files for name in files for above in _folders(name)):
+        return dict(files)
+    kept: dict[str, OutputFile] = {}
+    folders: set[str] = set()
+    for file in sorted(files.values(), key=_weight, reverse=True):
+        above = _folders(file.name)
+        if file.name not in folders and not any(name in kept for name in above):
+            kept[file.name] = file
+            folders.update(above)
+    return {name: kept[name] for name in files if name in kept}
+
+
+def _folders(name: str) -> list[str]:
+    return [str(above) for above in PurePosixPath(name).parents][:-1]
 
 
 def _weight(file: OutputFile) -> tuple[tuple[int, int], int]:

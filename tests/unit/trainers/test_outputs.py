@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import shutil
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +68,16 @@ def test_a_worker_takes_back_what_it_wrote_and_rank_0_whatever_it_saw() -> None:
     assert set(merge(files, Changes(rank=1, group=(1, 1), removed=("a", "b", "c")))) == {"a"}
     assert set(merge(files, Changes(rank=0, group=(1, 1), removed=("a", "b")))) == set()
     assert set(merge({"a": version("a", 1, 2)}, Changes(rank=0, group=(1, 1), removed=("a",)))) == {"a"}
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_of_a_file_and_a_folder_of_one_name_the_lower_rank_s_stays(turn: int) -> None:
+    files: dict[str, OutputFile] = {}
+    for file in [version("x", 0), version("x/y", 1), version("x/y/z", 2), version("xy", 2)][::turn]:
+        files = merge(files, wrote(file))
+    assert set(files) == {"x", "xy"}
+    files = merge(files, wrote(version("x/y", 1, generation=2)))
+    assert set(files) == {"x/y", "xy"}
 
 
 def test_a_manifest_comes_back_as_it_was_and_nonsense_is_refused() -> None:
@@ -158,12 +171,89 @@ def test_too_many_files_are_said_once(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     for number in range(MAX_FILES + 1):
         (worker.folder / f"{number:06d}").touch()
-    worker.collecting._known = {
-        name: (0, path.stat().st_mtime_ns) for name, path in worker.collecting._files()
-    }
+    worker.collecting._known = {name: trace for name, _, trace in worker.collecting._walk()}
+    (worker.folder / "000000").unlink()
+    for number in range(10):
+        (worker.folder / f"before-{number}").touch()
+        (worker.folder / f"-{number}").touch()
     worker.collecting.finish(was_killed=False)
     (complaint,) = worker.complaints
     assert complaint == f"more than {MAX_FILES} files are in the outputs folder; put them into an archive"
+    (changes,) = worker.told
+    assert changes == Changes(rank=0, group=(1, 1), removed=("000000",)), "what is behind the cut is not gone"
+
+
+def test_a_folder_that_vanishes_while_it_is_looked_through_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(tmp_path)
+    for name in ("a/1", "b/1", "c"):
+        worker.write(name, "x")
+    scan = os.scandir
+
+    def vanishing(path: str) -> Any:
+        for here, other in (("a", "b"), ("b", "a")):
+            if str(path) == str(worker.folder / here) and (worker.folder / here).exists():
+                shutil.rmtree(worker.folder / other)
+        return scan(path)
+
+    with monkeypatch.context() as racing:
+        racing.setattr(os, "scandir", vanishing)
+        worker.collecting.finish(was_killed=False)
+    assert worker.complaints == []
+    assert worker.written in (["a/1", "c"], ["b/1", "c"])
+
+
+def test_a_round_that_fails_is_said_and_the_next_one_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, said = Worker(tmp_path), threading.Event()
+    worker.write("a", "1")
+
+    def complain(sentence: str) -> None:
+        worker.complaints.append(sentence)
+        said.set()
+
+    worker.collecting._complain = complain
+    with monkeypatch.context() as broken:
+        broken.setattr(OutputsCatalog, "put", lambda *_: 1 / 0)
+        worker.collecting.start()
+        worker.collecting.hurry()
+        assert said.wait(30)
+    worker.collecting.finish(was_killed=False)
+    assert worker.written == ["a"]
+    assert worker.complaints == [
+        "the outputs folder could not be looked through: ZeroDivisionError('division by zero')"
+    ]
+
+
+def test_a_named_output_that_a_script_made_a_file_breaks_no_start(tmp_path: Path) -> None:
+    first = Worker(tmp_path)
+    (first.folder / "model").rmdir()
+    first.write("model", "weights")
+    first.collecting.finish(was_killed=False)
+    second = Worker(tmp_path, merge({}, first.told[0]), rank=1)
+    assert (second.folder / "model").read_text() == "weights"
+    assert second.complaints == ["the output model is a file: a script put it where its folder was"]
+
+
+def test_a_file_that_was_replaced_since_the_list_was_made_comes_in_its_newest_version(tmp_path: Path) -> None:
+    first = Worker(tmp_path)
+    first.write("snapshot", "1")
+    first.write("log", "1")
+    first.collecting.finish(was_killed=False)
+    listed = merge({}, first.told[0])
+    first.write("snapshot", "22")
+    (first.folder / "log").unlink()
+    first.collecting.finish(was_killed=False)
+    first.catalog.commit(merge(listed, first.told[1]), 1, 0.0)
+    for old in listed.values():
+        Storage(tmp_path / "storage").delete(f"jobs/job_1/outputs/{old.stored}")
+    second = Worker(tmp_path, listed, rank=1)
+    assert (second.folder / "snapshot").read_text() == "22"
+    assert not (second.folder / "log").exists()
+    second.collecting.finish(was_killed=False)
+    assert second.told == []
 
 
 def test_a_file_that_cannot_be_stored_is_said_and_tried_again(
@@ -175,12 +265,28 @@ def test_a_file_that_cannot_be_stored_is_said_and_tried_again(
         broken.setattr(Storage, "write_file", _refuse)
         worker.collecting.finish(was_killed=False)
     assert (worker.told, worker.complaints) == ([], ["the output a could not be stored: the disk is full"])
+    assert stored(tmp_path) == []
     worker.collecting.finish(was_killed=False)
     assert worker.written == ["a"]
 
 
 def _refuse(*_: Any, **__: Any) -> None:
     raise StorageError("the disk is full")
+
+
+def test_a_storage_that_fills_up_keeps_no_torn_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(tmp_path)
+    worker.write("a", "1")
+
+    def fill_up(_: Path, target: Path) -> None:
+        target.write_text("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copyfile", fill_up)
+    worker.collecting.finish(was_killed=False)
+    assert (worker.told, stored(tmp_path)) == ([], [])
 
 
 class Head:
