@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from remora.launcher_options import OPTIONS, Option
+from remora.started_commands import started_by
 
 #: Module that `python -m` starts -> the launcher that it is.
 _MODULES = {
@@ -37,14 +38,9 @@ _PROGRAMS = {
 _OF_PROGRAMS = ("mpirun", "horovodrun")
 #: Launchers that need a backend of their own; the others do with every backend.
 _BACKENDS = {"mpirun": "mpi", "horovodrun": "mpi"}
+#: One of them stands in every command that starts a launcher.
+_NAMES = (*_PROGRAMS, *_MODULES, "accelerate")
 _PYTHON = re.compile(r"python[0-9.]*")
-_SHELLS = ("sh", "bash", "dash", "zsh")
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-_LAUNCHER_IN_SHELL = re.compile(
-    r"(?:^|[;&|({\n])\s*(?:[A-Za-z_]\w*=\S*\s+|exec\s+|time\s+)*"
-    r"(?:\S*/)?(torchrun|deepspeed|accelerate\s+launch|mpirun|mpiexec|horovodrun"
-    r"|python[0-9.]*\s+-m\s+(?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch))(?=\s|$)"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +73,7 @@ class Unwrapped:
 def unwrap(command: Sequence[str]) -> Unwrapped:
     """The script and its arguments.  Raises ValueError with one sentence for what cannot be taken out."""
     words = list(command)
-    _refuse_shell(words)
+    _refuse_started(words)
     found = _launcher_of(words)
     if found is None:
         return Unwrapped(command=words)
@@ -125,14 +121,15 @@ def _span(fewest: int, most: int) -> str:
     return str(most) if fewest == most else f"{fewest} to {most}"
 
 
-def _refuse_shell(words: list[str]) -> None:
-    """A launcher inside a shell's line would start in every worker."""
-    if PurePath(words[0]).name in _SHELLS and len(words) > 2 and words[1] in ("-c", "-lc", "-ec"):
-        found = _LAUNCHER_IN_SHELL.search(words[2])
+def _refuse_started(words: list[str]) -> None:
+    """A launcher behind `env` or inside a shell's line would start in every worker."""
+    if not any(name in word for word in words for name in _NAMES):
+        return
+    for starter, command in started_by(words):
+        found = _launcher_of(command)
         if found is not None:
-            name = " ".join(found.group(1).split())
             raise ValueError(
-                f"the shell would start {name} in every worker; write the script's own command, as in"
+                f"{starter} would start {found[0]} in every worker; write the script's own command, as in"
                 " `python train.py`, and what stands before it as environment.variables"
             )
 

@@ -374,7 +374,9 @@ class JobSpec(Section):
     def _has_program(cls, value: list[str]) -> list[str]:
         if not value[0].strip():
             raise ValueError("the first word of the command is empty; write the program to run")
-        unwrap(value)
+        for name in unwrap(value).variables:
+            if refusal := refuses_variable(name):
+                raise ValueError(f"its launcher is told to set a variable: {refusal}")
         return value
 
     @model_validator(mode="after")

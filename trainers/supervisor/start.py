@@ -46,10 +46,11 @@ def prepare_start(
     scratch = folder / f"scratch-{place.rank}"
     scratch.mkdir()
     interface = _interface_of(ray.util.get_node_ip_address())
-    asked = {name: fill(value, told_by(place), str(outputs)) for name, value in plan.variables.items()}
+    written = {**unwrap(plan.command).variables, **plan.variables}
+    asked = {name: fill(value, told_by(place), str(outputs)) for name, value in written.items()}
     environment = child_environment(
         os.environ,
-        {**unwrap(plan.command).variables, **asked},
+        asked,
         place,
         cpus=plan.resources.get("CPU", 1.0),
         interface=interface,
@@ -58,7 +59,7 @@ def prepare_start(
     gpus = plan.resources.get("GPU", 0.0)
     told = device_variables(plan.device, plan.precision, gpus, devices_of_node(), place, interface)
     # The user's own word on how to compute wins.
-    environment.update({name: value for name, value in told.items() if name not in plan.variables})
+    environment.update({name: value for name, value in told.items() if name not in asked})
     environment.update(plan.elastic_variables)
     environment["REMORA_SCRATCH_DIR"] = str(scratch)
     environment["REMORA_OUTPUTS_DIR"] = str(outputs)

@@ -32,6 +32,9 @@ from remora.launchers import describe, unwrap
         ("python -m pkg.train", "python -m pkg.train"),
         ("accelerate config", "accelerate config"),
         ("bash -c 'python train.py --launcher torchrun'", "bash -c 'python train.py --launcher torchrun'"),
+        ("bash -ec 'python a.py 2> torchrun'", "bash -ec 'python a.py 2> torchrun'"),
+        ("bash run.sh -c torchrun", "bash run.sh -c torchrun"),
+        ("env A=1 python train.py torchrun", "env A=1 python train.py torchrun"),
     ],
 )
 def test_the_script_is_taken_out(command: str, script: str) -> None:
@@ -59,6 +62,28 @@ def test_options_become_variables_or_are_named() -> None:
     )
     accelerate = unwrap(shlex.split("accelerate launch --cpu --mixed_precision=bf16 train.py"))
     assert dict(accelerate.variables) == {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("bash -xc 'torchrun a.py'", "the shell would start torchrun"),
+        ("bash -e -c 'torchrun a.py'", "the shell would start torchrun"),
+        ("bash -euo pipefail -c 'cd src; torchrun a.py'", "the shell would start torchrun"),
+        ("bash -c 'if true; then torchrun a.py; fi'", "the shell would start torchrun"),
+        ("bash -c 'A=\"b c\" exec torchrun a.py'", "the shell would start torchrun"),
+        ("bash -c '# do not\norterun -n 2 a'", "the shell would start mpirun"),
+        ('bash -c "# don\'t\ntorchrun a.py"', "the shell would start torchrun"),
+        ("bash -c 'python3 -W ignore -m deepspeed.launcher.runner a.py'", "the shell would start deepspeed"),
+        ("bash -c 'sh -c \"torchrun a.py\"'", "the shell would start torchrun"),
+        ("env A=1 torchrun a.py", "env would start torchrun"),
+        ("env -u B nohup accelerate launch a.py", "nohup would start accelerate launch"),
+        ("env A=1 bash -c 'torchrun a.py'", "the shell would start torchrun"),
+    ],
+)
+def test_a_launcher_that_something_else_starts_is_refused(command: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        unwrap(shlex.split(command))
 
 
 @pytest.mark.parametrize(
@@ -93,6 +118,7 @@ def test_counts_that_agree_with_the_job_are_fine(command: str, fields: dict[str,
         ),
         ("mpirun -n 1 a : -n 1 b", {"backend": "mpi"}, "one command runs on every worker"),
         ("mpirun -x PATH python x.py", {"backend": "mpi"}, "-x PATH names no value"),
+        ("mpirun -x REMORA_JOIN=1 python x.py", {"backend": "mpi"}, "REMORA_JOIN is set by Remora"),
         ("torchrun --frobnicate train.py", {}, "torchrun's option --frobnicate is not known here"),
         ("torchrun --nproc-per-node", {}, "torchrun's option --nproc-per-node has no value"),
         ("torchrun", {}, "torchrun is given no script"),

@@ -370,6 +370,13 @@ def test_variables_are_told_what_only_the_worker_knows(stage: Stage) -> None:
     assert stage.driver.all("log")[0]["text"] == "job_1/1 127.0.0.1:29500"
 
 
+def test_what_a_launcher_exports_is_told_the_same(stage: Stage) -> None:
+    command = ["mpirun", "-x", "RUN=${{job.id}}", "-x", "OMP_NUM_THREADS=3", sys.executable, "train.py"]
+    stage.start("import os; print(os.environ['RUN'], os.environ['OMP_NUM_THREADS'])", command=command)
+    stage.end()
+    assert stage.driver.all("log")[0]["text"] == "job_1 3"
+
+
 def test_where_mlflow_logs_to_is_the_jobs_own_affair(stage: Stage) -> None:
     says = "import os; print(os.environ['MLFLOW_TRACKING_URI'], 'MLFLOW_ALLOW_FILE_STORE' in os.environ)"
     stage.start(says, variables={"MLFLOW_TRACKING_URI": "https://example.org"})
