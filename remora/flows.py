@@ -182,20 +182,32 @@ def download_outputs(job_id: str, target: Path) -> Flow[list[OutputFile]]:
 
 def download_model(name: str, target: Path, version: int | None) -> Flow[ModelVersion]:
     """Put a version of a model (the newest without `version`) into the folder `target`."""
-    versions: list[ModelVersion] = yield from all_pages(
-        lambda cursor: requests.list_model_versions(name, cursor)
-    )
-    found = [one for one in versions if version in (None, one.version)]
-    if not found:
-        hint = f"it has {', '.join(str(one.version) for one in versions[:10])}"
-        raise NotFound(404, "model_not_found", f"there is no version {version} of {name}", hint=hint)
-    model = found[0]
+    model = yield from _model_version(name, version)
     yield from _receive(
         model.files,
         target,
         lambda file, path: requests.get_model_file(name, model.version, file.name, path),
     )
     return model
+
+
+def _model_version(name: str, version: int | None) -> Flow[ModelVersion]:
+    """Asks for no more than it takes: a version may have thousands of files."""
+    seen: list[int] = []
+    cursor: str | None = None
+    while True:
+        page: Page[ModelVersion] = yield requests.list_model_versions(
+            name, cursor, limit=1 if version is None else None
+        )
+        for one in page.items:
+            if version in (None, one.version):
+                return one
+        seen += [one.version for one in page.items]
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    hint = f"it has {', '.join(map(str, seen[:10]))}"
+    raise NotFound(404, "model_not_found", f"there is no version {version} of {name}", hint=hint)
 
 
 def _receive(

@@ -226,12 +226,14 @@ def list_models(cursor: str | None = None) -> Request[Page[ModelVersion]]:
     )
 
 
-def list_model_versions(name: str, cursor: str | None = None) -> Request[Page[ModelVersion]]:
+def list_model_versions(
+    name: str, cursor: str | None = None, limit: int | None = None
+) -> Request[Page[ModelVersion]]:
     """One page of a model's versions, newest first.  Raises NotFound for a text that cannot be a name."""
     return Request(
         method="GET",
         path=f"{_model_path(name)}/versions",
-        params=_params(cursor=cursor),
+        params=_params(cursor=cursor, limit=limit),
         parse=_one(Page[ModelVersion]),
     )
 

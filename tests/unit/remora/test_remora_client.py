@@ -280,6 +280,8 @@ def test_outputs_and_models_become_folders(service: FakeService, call: Call, tmp
     assert [model.version for model in call("models")] == [2]
     assert [model.version for model in call("model_versions", "digits")] == [2, 1]
     assert call("download_model", "digits", tmp_path / "model").version == 2
+    assert [one.query.get("limit") for one in service.requests if one.path.endswith("/versions")][-1] == "1"
+    assert call("download_model", "digits", tmp_path / "first", version=1).version == 1
     assert (tmp_path / "model/sub/c").exists()
     with pytest.raises(NotFound, match="no version 3 of digits"):
         call("download_model", "digits", tmp_path / "other", version=3)
