@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from remora.foreign.azureml_data import read_inputs, read_outputs
+from remora.foreign.azureml_data import local_path, read_inputs, read_outputs
 from remora.foreign.shell_words import Value, argument_list, fill
 from remora.foreign.translation import Draft, Fields, Remark, Translation, scalar, slug
 from remora.spec import refuses_variable
@@ -74,6 +74,7 @@ def translate(raw: Mapping[Any, Any], folder: Path, inputs: Mapping[str, str]) -
     outputs = read_outputs(draft, fields.section("outputs"))
     if _DEFAULT_OUTPUT not in outputs:
         draft.put(f"outputs.{_DEFAULT_OUTPUT}", {"path": _DEFAULT_FOLDER}, f"./{_DEFAULT_FOLDER}")
+        outputs.add(_DEFAULT_OUTPUT)
     _command(draft, fields, values, outputs)
     _workers(draft, fields)
     _variables(draft, fields, values)
@@ -113,7 +114,7 @@ def _code(draft: Draft, fields: Fields) -> str | None:
     if re.match(r"[a-z+]+:", code) and not code.startswith("file:"):
         draft.refuse("code", f"{code[:80]} is no folder on this machine; name one")
         return None
-    path = code.removeprefix("file:")
+    path = local_path(code)
     draft.put("code", path, "code")
     return path
 
@@ -140,7 +141,12 @@ def _command(draft: Draft, fields: Fields, values: dict[str, str], outputs: set[
         return Value("")
 
     try:
-        words = argument_list(fill(template, _EXPRESSION, value))
+        filled = fill(template, _EXPRESSION, value)
+    except ValueError as error:
+        draft.refuse("command", str(error))
+        return
+    try:
+        words = argument_list(filled)
     except ValueError as error:
         draft.refuse("command", f"the command line cannot be split into words: {error}")
     else:
@@ -192,7 +198,7 @@ def _variables(draft: Draft, fields: Fields, values: dict[str, str]) -> None:
         elif refusal := refuses_variable(name):
             draft.leave(section.name(name), refusal)
         else:
-            draft.put(f"environment.variables.{name}", text, section.name(name))
+            draft.put_variable(name, text, section.name(name))
 
 
 def _told(draft: Draft) -> None:
@@ -210,7 +216,7 @@ def _limits(draft: Draft, fields: Fields) -> None:
     limits = fields.section("limits")
     timeout = limits.whole("timeout")
     if timeout is not None:
-        draft.put("limits.run_time", timeout, limits.name("timeout"), f"{timeout} s")
+        draft.put("limits.run_time", timeout, limits.name("timeout"), shown=f"{timeout} s")
     limits.close()
 
 

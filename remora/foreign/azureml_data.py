@@ -81,7 +81,7 @@ def _data(draft: Draft, fields: Fields, name: str, folder: Path, code: str | Non
             )
         draft.mapped.append(_used(fields.path, path))
         return path
-    local = _local(path.removeprefix("file://"), folder, code)
+    local = _local(local_path(path), folder, code)
     draft.mapped.append(_used(fields.path, local))
     if posixpath.isabs(local):
         draft.leave(
@@ -89,6 +89,11 @@ def _data(draft: Draft, fields: Fields, name: str, folder: Path, code: str | Non
             f"nothing is copied from outside the code folder: every node must be able to read {local[:120]}",
         )
     return local
+
+
+def local_path(text: str) -> str:
+    """A path that may be written as a URL (`file:///data`, `file:./data`), as a path."""
+    return text.removeprefix("file://" if text.startswith("file://") else "file:")
 
 
 def _local(path: str, folder: Path, code: str | None) -> str:
@@ -118,8 +123,14 @@ def read_outputs(draft: Draft, section: Fields) -> set[str]:
         fields.leave("version", "a model gets the next version of its name")
         fields.close()
         output = {"model": model} if model and kind.endswith("_model") else {}
+        if kind == "uri_file":
+            draft.refuse(
+                fields.name("type"),
+                "uri_file given, and every output is a folder; write uri_folder, and let the script write"
+                " its file into that folder",
+            )
         if model and not output:
             draft.leave(fields.name("name"), "no data asset is made of it")
-        draft.put(f"outputs.{name}", output, fields.path)
+        draft.put("outputs", output, fields.path, key=name)
         names.add(name)
     return names

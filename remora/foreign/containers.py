@@ -20,12 +20,21 @@ _IMAGE = "workers run without an image; install what it holds on the nodes, give
 
 
 @dataclass(frozen=True)
+class Command:
+    """An argument list of a manifest."""
+
+    words: list[str]
+    #: The same before values of variables, which may be passwords, were put in.
+    written: list[str]
+
+
+@dataclass(frozen=True)
 class Container:
     """What one container of a manifest says."""
 
     #: Dotted path in the manifest.
     path: str
-    command: list[str] | None
+    command: Command | None
     variables: dict[str, str]
     #: Its section `resources`, not read yet.
     resources: Fields
@@ -72,13 +81,13 @@ def read_environment(draft: Draft, fields: Fields) -> dict[str, str]:
             draft.leave(where, refusal)
         else:
             variables[name] = value or ""
-            draft.put(f"environment.variables.{name}", variables[name], where)
+            draft.put_variable(name, variables[name], where)
         entry.close()
     fields.leave("envFrom", "its values stand elsewhere; give them by --env")
     return variables
 
 
-def words_of(draft: Draft, fields: Fields, variables: dict[str, str]) -> list[str] | None:
+def words_of(draft: Draft, fields: Fields, variables: dict[str, str]) -> Command | None:
     """Take `command` and `args` as one argument list, with `$(NAME)` replaced as Kubernetes does; None without any."""
     words: list[str] = []
     for key in ("command", "args"):
@@ -93,7 +102,7 @@ def words_of(draft: Draft, fields: Fields, variables: dict[str, str]) -> list[st
     def value(match: re.Match[str]) -> str:
         return "$" if match.group() == "$$" else variables.get(match.group(1), match.group())
 
-    return [_REFERENCE.sub(value, word) for word in words] or None
+    return Command([_REFERENCE.sub(value, word) for word in words], words) if words else None
 
 
 def read_resources(draft: Draft, fields: Fields, workers: int) -> None:

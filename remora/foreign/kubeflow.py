@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from remora.foreign.containers import Container, read_container, read_environment, read_resources, words_of
-from remora.foreign.translation import Draft, Fields, Translation, slug
+from remora.foreign.translation import MOST, Draft, Fields, Translation, slug, text_of
 from remora.spec_problems import short
 
 #: Other kinds, and what to do instead.
@@ -79,7 +79,7 @@ def _train_job(draft: Draft, spec: Fields) -> None:
             "missing; what the runtime would start is not known here, so write it there",
         )
     else:
-        draft.put("command", command, trainer.name("command"))
+        draft.put("command", command.words, trainer.name("command"), shown=text_of(command.written))
     runtime = spec.section("runtimeRef")
     name = (runtime.text("name") or "").lower()
     runtime.drop("apiGroup", "kind")
@@ -108,7 +108,7 @@ def _train_job(draft: Draft, spec: Fields) -> None:
 def _deadline(draft: Draft, fields: Fields) -> None:
     seconds = fields.whole("activeDeadlineSeconds")
     if seconds is not None:
-        draft.put("limits.run_time", seconds, fields.name("activeDeadlineSeconds"), f"{seconds} s")
+        draft.put("limits.run_time", seconds, fields.name("activeDeadlineSeconds"), shown=f"{seconds} s")
 
 
 def _pytorch_job(draft: Draft, spec: Fields) -> None:
@@ -155,7 +155,8 @@ def _same_command(draft: Draft, groups: dict[str, tuple[int, str | None, Contain
             "missing; what the image would start is not known here, so write it there",
         )
     else:
-        draft.put("command", first.command, f"{first.path}.command")
+        written = text_of(first.command.written)
+        draft.put("command", first.command.words, f"{first.path}.command", shown=written)
     draft.put("backend", "ddp", "kind")
     for one in containers[1:]:
         if one.variables != first.variables:
@@ -172,7 +173,7 @@ def _pytorch_workers(
     common = spec.take("nprocPerNode")
     given = own if own is not None else common
     each = int(given) if isinstance(given, str) and given.isascii() and given[:9].isdecimal() else given
-    if each is not None and (type(each) is not int or each < 1):
+    if each is not None and (type(each) is not int or not 1 <= each < MOST):
         draft.leave(
             "spec.nprocPerNode", f"{short(given)} depends on the node: there is one worker for each replica"
         )

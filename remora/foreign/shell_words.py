@@ -11,6 +11,21 @@ from dataclasses import dataclass
 _SHELL = re.compile(r"[|&;<>()$`\\*?\[\]{}~#!\n]")
 _OURS = re.compile(r"\$\{\{outputs\.[\w.-]+\}\}")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+#: A text that means the same in every place of a command.
+_PLAIN = re.compile(r"[\w@%+=:,./-]*", re.ASCII)
+_UNCLEAR = "?"
+#: What changes the place, or is stepped over as a whole; simple substitutions are, which hold no quotes and no `case`.
+_WHOLE = r"\\.|\$\{[^{}'\"`\\$\n]*\}|\$\((?![^)]*\bcase\b)[^()'\"`\\#$<\n]*\)"
+_STEPS = {
+    "": re.compile(
+        rf"{_WHOLE}|<<<|(?P<unclear>\\\Z|`|\$[({{\['\"]|\$\Z|<<|\(\(|(?<=\\[\s;&|()<>])\#)"
+        r"|(?P<turn>['\"]|(?<![^\s;&|()<>])\#)",
+        re.DOTALL,
+    ),
+    '"': re.compile(rf"{_WHOLE}|(?P<unclear>\\\Z|`|\$[({{\[]|\$\Z)|(?P<turn>\")", re.DOTALL),
+    "'": re.compile("(?P<turn>')"),
+    "#": re.compile(r"(?P<turn>\n)"),
+}
 #: First words that no program stands for.
 _BUILTINS = frozenset(
     (
@@ -58,37 +73,43 @@ class Value:
 
 
 def fill(template: str, expression: re.Pattern[str], value: Callable[[re.Match[str]], Value]) -> str:
-    """Put values in place of expressions, quoted for the place where each stands: bare, in '' or in ""."""
+    """Put values in place of expressions, quoted for the place where each stands: bare, in '' or in "".
+
+    Raises ValueError with one sentence for a value that needs quotes in a place where none can be put safely.
+    """
     parts: list[str] = []
-    quote, at = "", 0
+    place, at = "", 0
     for match in expression.finditer(template):
-        between = template[at : match.start()]
-        quote = _quote_after(between, quote)
-        parts += [between, _quoted(value(match), quote)]
+        place = _place_after(template, at, match.start(), place)
+        parts += [template[at : match.start()], _quoted(value(match), place, match.group())]
         at = match.end()
     return "".join([*parts, template[at:]])
 
 
-def _quote_after(text: str, quote: str) -> str:
-    """The quote that is open behind the text, if one is."""
-    at = 0
-    while at < len(text):
-        letter = text[at]
-        if letter == "\\" and quote != "'":
-            at += 1
-        elif quote:
-            quote = "" if letter == quote else quote
-        elif letter in "'\"":
-            quote = letter
-        at += 1
-    return quote
+def _place_after(template: str, at: int, end: int, place: str) -> str:
+    """Where a shell is behind a part of a command: bare "", in a quote, in a comment #, or nobody can tell ?."""
+    while place != _UNCLEAR and (step := _STEPS[place].search(template, at, end)) is not None:
+        if step.lastgroup == "unclear":
+            place = _UNCLEAR
+        elif step.lastgroup == "turn":
+            place = step.group() if place == "" else ""
+        at = step.end()
+    return place
 
 
-def _quoted(value: Value, quote: str) -> str:
+def _quoted(value: Value, place: str, expression: str) -> str:
     text = value.text
-    if quote == '"':
+    if place in (_UNCLEAR, "#"):
+        if not value.is_expression and not _PLAIN.fullmatch(text):
+            raise ValueError(
+                f"{expression[:80]} has a value that needs quotes, and stands where they cannot be put: in a comment,"
+                " or in or behind $(...), `...`, ${...}, a heredoc or a backslash; write NAME=EXPRESSION at the"
+                ' beginning of the command, and "$NAME" there'
+            )
+        return text
+    if place == '"':
         return text if value.is_expression else re.sub(r'([\\"$`])', r"\\\1", text)
-    if quote == "'":
+    if place == "'":
         return f"'\"{text}\"'" if value.is_expression else text.replace("'", "'\"'\"'")
     return f'"{text}"' if value.is_expression else shlex.quote(text)
 

@@ -10,6 +10,9 @@ from typing import Any
 from remora.errors import SpecProblem
 from remora.spec_problems import short
 
+#: No number of a job is as big; the text of an integer of thousands of digits cannot even be made.
+MOST = 10**15
+
 
 @dataclass(frozen=True)
 class Remark:
@@ -46,14 +49,22 @@ class Draft:
         self.unhonoured: list[Remark] = []
         self.problems: list[SpecProblem] = []
 
-    def put(self, target: str, value: Any, source: str, shown: str | None = None) -> None:
-        """Set a dotted field of the specification; `shown` stands for the value in the remark."""
+    def put(
+        self, target: str, value: Any, source: str, *, key: str | None = None, shown: str | None = None
+    ) -> None:
+        """Set a dotted field of the specification, or `key` in it; `shown` stands for the value in the remark."""
         section = self.spec
-        *parents, last = target.split(".")
+        # A key is the file's own word, and may hold dots.
+        *parents, last = target.split(".") if key is None else (*target.split("."), key)
         for parent in parents:
             section = section.setdefault(parent, {})
         section[last] = value
-        self.mapped.append(Remark(source, f"{target}: {text_of(value) if shown is None else shown}"))
+        field = target if key is None else f"{target}.{key}"
+        self.mapped.append(Remark(source, f"{field}: {text_of(value) if shown is None else shown}"))
+
+    def put_variable(self, name: str, value: str, source: str) -> None:
+        """Set an environment variable; the remark does not show its value, which may be a password."""
+        self.put("environment.variables", value, source, key=name, shown="...")
 
     def leave(self, source: str, why: str) -> None:
         """Note what the job does not get."""
@@ -82,7 +93,7 @@ class Fields:
         self.path = path
         self._left: dict[str, Any] = {}
         if isinstance(raw, Mapping):
-            self._left = {str(key)[:200]: value for key, value in raw.items() if value is not None}
+            self._left = {_key(key): value for key, value in raw.items() if value is not None}
         elif raw is not None:
             draft.refuse(path, f"{short(raw)} given, expected a mapping of keys to values")
 
@@ -109,7 +120,7 @@ class Fields:
     def whole(self, key: str, least: int = 1) -> int | None:
         """A whole number, None without one; anything else is refused."""
         value = self.take(key)
-        if value is None or (type(value) is int and value >= least):
+        if value is None or (type(value) is int and least <= value < MOST):
             return value
         self.draft.refuse(self.name(key), f"{short(value)} given, expected a whole number from {least}")
         return None
@@ -133,6 +144,13 @@ class Fields:
         """Name the keys that nobody took."""
         for key, _ in self.items():
             self.draft.leave(self.name(key), "unknown key; nothing was done with it")
+
+
+def _key(key: object) -> str:
+    try:
+        return str(key)[:200]
+    except ValueError:  # an integer of thousands of digits has no decimal text
+        return short(key)
 
 
 def text_of(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from remora.errors import SpecError, SpecProblem
@@ -96,16 +96,109 @@ def test_a_command_gets_a_shell_only_when_it_needs_one() -> None:
 @given(
     value=st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0\r"), max_size=30),
     template=st.sampled_from(["{}", '"{}"', "'{}'", "x{}y", '"a {} b"', "'it'\"{}\"", '"\\"{}"']),
-    ending=st.sampled_from(["", " && true", "; true"]),
+    before=st.sampled_from(
+        ["", "# don't\n", 'X="$(date +%s)"; ', ": ${HOME} \\' a#'b'; ", "cat <<< '' > /dev/null; "]
+    ),
+    ending=st.sampled_from(["", " && true", "; true", " # isn't"]),
 )
+@example(value="a; $(b) 'c", template="{}", before="# don't\n", ending="")
+@example(value="a; $(b) 'c", template='"{}"', before=": ${HOME} \\' a#'b'; ", ending=" # isn't")
 @settings(max_examples=20, deadline=None)
 def test_a_value_arrives_as_it_is_whatever_quotes_stand_around_it(
-    value: str, template: str, ending: str
+    value: str, template: str, before: str, ending: str
 ) -> None:
-    words = command_of("printf %s " + template.format("${{inputs.value}}") + ending, value=value)
+    words = command_of(f"{before}printf %s " + template.format("${{inputs.value}}") + ending, value=value)
     printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     (expected,) = shlex.split(template.format("HERE")) or [""]
     assert printed == expected.replace("HERE", value)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        'x "$(echo ${{inputs.value}})"',
+        "x `echo ${{inputs.value}}`",
+        "cat <<END\n${{inputs.value}}\nEND",
+        "x # ${{inputs.value}}",
+        "x ${Y:-${{inputs.value}}}",
+        "x $(( ${{inputs.value}} ))",
+        "x $'${{inputs.value}}'",
+        'x "$${{inputs.value}}"',
+        "x \\${{inputs.value}}",
+        '"$(case a in a) echo ${{inputs.value}};; esac)"',
+    ],
+)
+def test_a_value_stands_in_a_place_without_quotes_only_when_it_needs_none(command: str) -> None:
+    raw = {"type": "command", "command": command, "inputs": {"value": "a; touch b"}}
+    translation = translate(raw, FOLDER)
+    assert translation is not None
+    (problem,) = translation.problems
+    assert "has a value that needs quotes" in problem.message
+    assert command_of(command, value="/mnt/x") == [
+        "bash",
+        "-c",
+        command.replace("${{inputs.value}}", "/mnt/x"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"type": "command", "command": "a", "environment_variables": {"HF_TOKEN": "hf_secret"}},
+        {
+            "apiVersion": "trainer.kubeflow.org/v1alpha1",
+            "kind": "TrainJob",
+            "spec": {
+                "trainer": {
+                    "command": ["a", "$(HF_TOKEN)"],
+                    "env": [{"name": "HF_TOKEN", "value": "hf_secret"}],
+                }
+            },
+        },
+    ],
+)
+def test_the_value_of_a_variable_is_not_told(raw: dict[str, Any]) -> None:
+    translation = translate(raw, FOLDER)
+    assert translation is not None
+    assert translation.spec["environment"]["variables"]["HF_TOKEN"] == "hf_secret"
+    told_remarks = [remark.text for remark in translation.mapped]
+    assert "environment.variables.HF_TOKEN: ..." in told_remarks
+    assert not any("secret" in text for text in told_remarks)
+
+
+def test_every_output_is_a_folder() -> None:
+    raw = {"type": "command", "command": "a", "outputs": {"report": {"type": "uri_file"}}}
+    translation = translate(raw, FOLDER)
+    assert translation is not None
+    (problem,) = translation.problems
+    assert str(problem).startswith("outputs.report.type: uri_file given, and every output is a folder")
+    assert command_of("a ${{outputs.default}}") == ["a", "${{outputs.default}}"]
+
+
+@pytest.mark.parametrize("path", ["file:./data", "file:data", "file:///jobs/here/data", "./data"])
+def test_a_path_may_be_written_as_a_url(path: str) -> None:
+    assert command_of("a ${{inputs.data}}", data={"path": path}) == ["a", "/jobs/here/data"]
+
+
+BIG = 10**5000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"limits": {"timeout": BIG}},
+        {"resources": {"instance_count": BIG}},
+        {"distribution": {"type": "tensorflow", "parameter_server_count": BIG}},
+        {"inputs": {BIG: {"path": "x"}}},
+        {BIG: 1},
+        {"outputs": {"x": {"type": "mlflow_model", "name": "m"}, "x.model.z": {}}},
+        {"environment_variables": {"a": "1", "a.b": "2"}},
+    ],
+)
+def test_odd_names_and_numbers_are_no_reason_to_break_off(body: dict[Any, Any]) -> None:
+    translation = translate({"type": "command", "command": "a", **body}, FOLDER)
+    assert translation is not None
+    assert told(translation)
 
 
 def test_what_an_expression_names_must_be_there() -> None:
