@@ -8,6 +8,7 @@ another attempt reads the job's newest checkpoint, whatever number of workers wr
 from __future__ import annotations
 
 import atexit
+import inspect
 import os
 import shutil
 import sys
@@ -21,10 +22,23 @@ from remora.deepspeed.record import Record, check_fits, digest_of, read, relativ
 from remora.deepspeed.refusal import Refused, end_refused
 from remora.deepspeed.resharding import readable_by
 
+#: The engine of this process that takes part; another one, as of a critic beside its actor, is the script's own.
+_taking_part: TakingPart | None = None
+
 
 def take_part(engine: Any) -> None:
-    """Have this engine save, load and step with Remora."""
-    part = TakingPart(engine)
+    """Have this engine save, load and step with Remora, if it is the first one of this process."""
+    global _taking_part
+    if _taking_part is not None:
+        if training.world().rank == 0:
+            print(
+                "remora: this script has another DeepSpeed engine; the first one takes part in the job's checkpoints,"
+                " and this one does not",
+                file=sys.stderr,
+                flush=True,
+            )
+        return
+    part = _taking_part = TakingPart(engine)
     engine.save_checkpoint = part.save
     engine.load_checkpoint = part.load
     for name in ("step", "train_batch"):
@@ -147,17 +161,22 @@ class TakingPart:
 
     def load(self, load_dir: Any, tag: Any = None, *arguments: Any, **named: Any) -> Any:
         """As `engine.load_checkpoint`; the first whole load of a script that goes on reads the job's checkpoint."""
-        if (
-            self._resume is None
-            or named.get("load_module_only")
-            or not named.get("load_optimizer_states", True)
-        ):
+        if self._resume is None or not self._is_whole(load_dir, tag, *arguments, **named):
             return self._load(load_dir, tag, *arguments, **named)
         resume, self._resume = self._resume, None
         try:
-            return self._load_job(resume, *arguments, **named)
+            return self._load_job(_asked_of(resume, load_dir), *arguments, **named)
         except Refused as refused:
             end_refused(refused)
+
+    def _is_whole(self, *arguments: Any, **named: Any) -> bool:
+        """True for a call that loads the state of the optimizer too."""
+        try:
+            given = inspect.signature(self._load).bind(*arguments, **named).arguments
+        except TypeError:
+            # DeepSpeed says itself what is wrong with such a call.
+            return False
+        return bool(given.get("load_optimizer_states", True) and not given.get("load_module_only"))
 
     def _load_job(self, resume: Path, *arguments: Any, **named: Any) -> Any:
         engine, step = self._engine, os.environ.get("REMORA_RESUME_STEP", "?")
@@ -182,6 +201,12 @@ def _is_handed_over(folder: Path) -> bool:
     """True for a folder that `training.checkpoint` gave the script."""
     given = (os.environ.get("REMORA_SCRATCH_DIR"), os.environ.get("REMORA_MEMORY_DIR"))
     return any(one and folder.is_relative_to(one) for one in given)
+
+
+def _asked_of(resume: Path, folder: Any) -> Path:
+    """The part of the checkpoint to resume from that the script names, else all of it."""
+    named = Path(str(folder))
+    return named if named.is_relative_to(resume) else resume
 
 
 def _copies(engine: Any) -> int:

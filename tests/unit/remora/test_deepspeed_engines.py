@@ -1,0 +1,89 @@
+"""Which engine takes part in a job's checkpoints, and which of its loads is the job's resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remora.deepspeed import taking_part
+from remora.deepspeed.taking_part import TakingPart, _asked_of, take_part
+
+
+class Engine:
+    """An engine with the signatures of DeepSpeed's own; keeps what it was asked to load."""
+
+    global_steps = 0
+
+    def __init__(self) -> None:
+        self.loaded: list[Any] = []
+
+    def save_checkpoint(self, save_dir: Any, tag: Any = None, client_state: Any = None) -> None:
+        """Nothing to keep."""
+
+    def load_checkpoint(
+        self,
+        load_dir: Any,
+        tag: Any = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+    ) -> str:
+        """Keep the call."""
+        self.loaded.append((load_dir, tag))
+        return "the script's own"
+
+
+@pytest.fixture(autouse=True)
+def first_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No engine of this process takes part yet, and nothing is left to be done at its end."""
+    monkeypatch.setattr(taking_part, "_taking_part", None)
+    monkeypatch.setattr(taking_part.atexit, "register", lambda _: None)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+
+
+def test_the_first_engine_of_a_script_takes_part_and_a_line_says_so_of_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    actor, critic = Engine(), Engine()
+    take_part(actor)
+    assert capsys.readouterr().err == ""
+    take_part(critic)
+    assert isinstance(actor.load_checkpoint.__self__, TakingPart)
+    assert critic.load_checkpoint.__self__ is critic
+    assert capsys.readouterr().err.count("another DeepSpeed engine") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "is_resume"),
+    [
+        (("there",), {}, True),
+        (("there", "best", True, True), {}, True),
+        (("there", "best", True, False), {}, False),
+        (("there",), {"load_optimizer_states": False}, False),
+        (("there", None, True, True, True, True), {}, False),
+        (("there",), {"load_module_only": True}, False),
+    ],
+)
+def test_a_load_without_the_optimizer_is_not_the_jobs_resume(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: tuple[Any, ...],
+    named: dict[str, Any],
+    is_resume: bool,
+) -> None:
+    monkeypatch.setattr(taking_part.training, "resume_from", lambda: tmp_path)
+    monkeypatch.setattr(TakingPart, "_load_job", lambda *_, **__: "the job's")
+    engine = Engine()
+    part = TakingPart(engine)
+    assert part.load(*arguments, **named) == ("the job's" if is_resume else "the script's own")
+    assert part.load("there") == ("the script's own" if is_resume else "the job's"), "resumed once"
+
+
+def test_a_script_with_several_engines_names_the_part_of_its_checkpoint_that_it_means(tmp_path: Path) -> None:
+    assert _asked_of(tmp_path, str(tmp_path / "actor")) == tmp_path / "actor"
+    assert _asked_of(tmp_path, "checkpoints") == tmp_path
+    assert _asked_of(tmp_path, None) == tmp_path
