@@ -45,7 +45,8 @@ class Companion:
 
     It starts before the command, in the same folder, under a keeper of its own; what it prints goes to the log as
     Remora's words.  When the command fails or is stopped it is killed, and when the command returns 0 the worker is
-    over once the companion has ended by itself.  When it fails, the command is ended.
+    over once the companion has ended by itself.  When it fails, the command is ended; and when the command had not
+    begun (`Backend.has_started`), that is trouble of the machines, which another attempt follows.
     """
 
     command: list[str]

@@ -157,7 +157,8 @@ class WorkerGroup:
                 yield from self._collect(rank, message, now)
             case "abandoned":
                 yield from self._abandon(rank, _step(message["step"]), now)
-            case "trouble":
+            # After the end of a command others have trouble because of it, e.g. with an mpirun that went with it.
+            case "trouble" if not any(one.is_failure for one in self.exits.values()):
                 self.troubles.setdefault(rank, str(message["message"]))
             case "exit":
                 yield from self._exit(rank, message, now)

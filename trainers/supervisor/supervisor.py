@@ -61,6 +61,10 @@ class CommandUnusable(Exception):
     """The command cannot be handed to the operating system as it is."""
 
 
+class CompanionFailed(Exception):
+    """What stands beside the command failed before the command had begun; the message says how."""
+
+
 class ChildFailed(Exception):
     """The command of this rank failed; the driver already knows how."""
 
@@ -204,10 +208,19 @@ class Supervisor:
             except (BundleError, BackendUnusable) as error:
                 self._finish({"start_failed": str(error)})
             else:
-                self._finish(self._wait(child, start))
+                self._conclude(child, start)
             finally:
                 if self._companion is not None:
                     self._companion.stop()
+
+    def _conclude(self, child: Child, start: Start) -> None:
+        try:
+            status = self._wait(child, start)
+        except CompanionFailed as error:
+            # What the job could be blamed for was looked at before: this is a port that is taken, a node that went.
+            self._tell_trouble(str(error))
+            raise ChildFailed(str(error)) from error
+        self._finish(status)
 
     def _tell_trouble(self, why: str) -> None:
         """What keeps this worker from going on, when it is not the command's own end."""
@@ -258,17 +271,22 @@ class Supervisor:
         self._outbox.generation = self._place.generation
 
     def _wait(self, child: Child, start: Start) -> dict[str, object]:
-        """Wait for the end of the command, and of its companion when both end well; returns how the command ended."""
+        """Wait for the end of the command, and of its companion when both end well; returns how the command ended.
+
+        Raises CompanionFailed.
+        """
         status = child.wait()
         with self._lock:
             self._is_over = True
-            is_well = status.get("exit_code") == 0 and not self._stop_requested
+            was_stopped = self._stop_requested
+            is_well = status.get("exit_code") == 0 and not was_stopped
         if is_well:
             self._backend.returned(start)
             if self._companion is not None:
                 self._companion.finish()
-        if self._companion_failure is not None and not self._backend.has_started(start):
-            return {"start_failed": self._companion_failure}
+        failure = None if was_stopped else self._companion_failure
+        if failure is not None and not self._backend.has_started(start):
+            raise CompanionFailed(failure)
         return status
 
     def _give_up(self, why: str) -> None:
@@ -442,6 +460,8 @@ class Supervisor:
         """The driver is gone: nobody wants this child's work any more."""
         with self._lock:
             self._stop_requested = True
-            child = self._child
+            child, companion = self._child, self._companion
         if child is not None:
             child.stop(at_once=True)
+        if companion is not None:
+            companion.stop()

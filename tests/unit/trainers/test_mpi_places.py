@@ -95,6 +95,39 @@ def test_a_door_opens_for_the_key_of_its_group_only(
         assert "node node-b did not run its part of mpirun" in errors
 
 
+def test_a_door_is_kept_by_nobody_who_only_knocks(started: list[subprocess.Popen[str]]) -> None:
+    port = free_port()
+    door = start(started, "door.py", "127.0.0.1", str(port), REMORA_MPI_KEY=KEY)
+    knocking = [_knock(port) for _ in range(3)]
+    doors = json.dumps({"doors": {"node-b": ["127.0.0.1", port]}, "key": KEY})
+    agent = start(started, "agent.py", "node-b", "exit", "3", REMORA_MPI_DOORS=doors)
+    assert (agent.wait(), door.wait()) == (3, 3)
+    for one in knocking:
+        one.close()
+
+
+def _knock(port: int) -> socket.socket:
+    """A connection that says nothing, as soon as somebody listens."""
+    while True:
+        try:
+            knocking = socket.create_connection(("127.0.0.1", port))
+        except ConnectionRefusedError:
+            continue
+        assert knocking.recv(1), "the door asks for the key"
+        return knocking
+
+
+def test_a_door_that_finds_its_port_taken_says_so(started: list[subprocess.Popen[str]]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        door = start(started, "door.py", "127.0.0.1", str(port), REMORA_MPI_KEY=KEY)
+        _, errors = door.communicate()
+    assert door.returncode == 1
+    assert errors.startswith("the door of this node cannot be opened: ")
+    assert "in use" in errors
+    assert len(errors.splitlines()) == 1
+
+
 def test_rank_0s_node_has_the_name_by_which_mpirun_knows_itself() -> None:
     peers = ("10.0.0.1:20001", "10.0.0.1:20002", "10.0.0.2:20003", "10.0.0.2:20004")
     here = socket.gethostname()

@@ -425,3 +425,10 @@ def test_the_first_trouble_of_a_rank_is_kept() -> None:
     scene.hear(1, type="trouble", message="disk full")
     scene.hear(1, type="trouble", message="later")
     assert scene.group.troubles == {1: "disk full"}
+
+
+def test_trouble_after_a_command_failed_is_of_its_making() -> None:
+    scene = Scene()
+    scene.hear(0, type="exit", exit_code=1)
+    scene.hear(1, type="trouble", message="mpirun went")
+    assert scene.group.troubles == {}

@@ -2,22 +2,26 @@
 
     python -S -E agent.py HOST WORD...
 
-The door of that node (`door.py`) takes the words only from who knows the key of the worker group.  Where doors are,
-and the key, stand in REMORA_MPI_DOORS: `{"doors": {host: [address, port]}, "key": hexadecimal}`.  Standard library
-only.  Ends when the command has ended, with its exit code.
+Waits for a door that is not there yet for as long as mpirun lives: the worker of that node may still fetch its code
+and a checkpoint, and whoever gives up on it ends mpirun.  The door of that node (`door.py`) takes the words only from
+who knows the key of the worker group.  Where doors are, and the key, stand in REMORA_MPI_DOORS:
+`{"doors": {host: [address, port]}, "key": hexadecimal}`.  Standard library only.  Ends when the command has ended, with
+its exit code.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
+import struct
 import sys
 import time
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-#: Seconds that a node gets to open its door: its worker unpacks code and a checkpoint first.
-_PATIENCE_S = 300.0
+#: Seconds for each word of the proof of the key: another program may have the port of the door.
+_PROOF_S = 30
 #: Seconds between two tries.
 _PAUSE_S = 0.1
 
@@ -34,20 +38,32 @@ def main(arguments: list[str]) -> int:
         with _reach((address, int(port)), bytes.fromhex(known["key"])) as door:
             door.send_bytes(" ".join(words).encode())
             return int(door.recv_bytes())
-    except (OSError, EOFError, AuthenticationError) as error:
+    except (OSError, EOFError, AuthenticationError, AssertionError) as error:
         print(f"node {host} did not run its part of mpirun: {error}", file=sys.stderr)
         return 1
 
 
 def _reach(address: tuple[str, int], key: bytes) -> Connection:
-    deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            return Client(address, authkey=key)
+            return _prove(socket.create_connection(address), key)
         except ConnectionRefusedError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(_PAUSE_S)
+            time.sleep(_PAUSE_S)
+
+
+def _prove(reached: socket.socket, key: bytes) -> Connection:
+    with reached:
+        reached.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _PROOF_S, 0))
+        door = Connection(os.dup(reached.fileno()))
+        try:
+            answer_challenge(door, key)
+            deliver_challenge(door, key)
+        except BaseException:
+            door.close()
+            raise
+        # The command may take as long as it likes.
+        reached.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+    return door
 
 
 if __name__ == "__main__":

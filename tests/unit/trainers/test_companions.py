@@ -1,0 +1,83 @@
+"""A process that stands beside the command: what follows when it fails, or when nobody wants it any more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.unit.trainers.supervisor_stage import Driver, Stage, without_ray
+from trainers.backends.backend import Backend, Companion, Start
+from trainers.supervisor import supervisor as module
+from trainers.supervisor.supervisor import ChildFailed
+
+
+class Accompanied(Backend):
+    """A command beside which a shell runs `script`."""
+
+    def __init__(self, script: str, *, begins: bool) -> None:
+        self.script = script
+        self.begins = begins
+        self.has_returned = threading.Event()
+
+    def companion(self, start: Start) -> Companion | None:
+        return Companion(command=["sh", "-c", self.script], environment=start.environment)
+
+    def has_started(self, start: Start) -> bool:
+        return self.begins
+
+    def returned(self, start: Start) -> None:
+        self.has_returned.set()
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Driver:
+    """The driver, reached without Ray."""
+    played = Driver()
+    without_ray(played, tmp_path, monkeypatch)
+    return played
+
+
+@pytest.fixture
+def stage(driver: Driver, tmp_path: Path) -> Iterator[Stage]:
+    played = Stage(driver, tmp_path)
+    yield played
+    played.close()
+
+
+def beside(monkeypatch: pytest.MonkeyPatch, script: str, *, begins: bool) -> Accompanied:
+    accompanied = Accompanied(script, begins=begins)
+    monkeypatch.setattr(module, "backend_of", lambda _: accompanied)
+    return accompanied
+
+
+def test_one_that_fails_before_the_command_began_is_trouble_and_not_the_jobs_fault(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside(monkeypatch, "echo the port is taken >&2; exit 1", begins=False)
+    stage.start(command=["sleep", "60"])
+    assert stage.end() == {"type": "trouble", "message": "sh ended with exit_code 1: the port is taken"}
+    assert isinstance(stage.outcome, ChildFailed)
+    assert stage.driver.all("exit") == []
+
+
+def test_one_that_fails_later_ends_the_command(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside(monkeypatch, "exit 1", begins=True)
+    stage.start(command=["sleep", "60"])
+    assert stage.end() == {"type": "exit", "stopped": False, "signal": 9}
+
+
+def test_one_that_never_ends_does_not_outlive_the_driver(
+    driver: Driver, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accompanied = beside(monkeypatch, "echo $$; exec sleep 60", begins=True)
+    running = stage.start(command=["true"])
+    pid = int(driver.wait_for("log")["text"])
+    assert accompanied.has_returned.wait(20.0)
+    driver.is_dead = True
+    running._outbox.put({"type": "hello"})
+    stage.end()
+    assert not psutil.pid_exists(pid)
