@@ -29,6 +29,8 @@ _LET_GO_S = 3.0
 _DEVICE_POLL_S = 2e-5
 #: How long a wait is deaf to the word to leave; less than a person, or a deadline, would notice.
 _BRIEFLY = datetime.timedelta(milliseconds=10)
+#: How gloo begins to say that it cannot send tensors of this type, size or device (torch's ProcessGroupGloo.cpp).
+_UNUSABLE = ("Invalid scalar type", "ProcessGroupGloo::")
 
 
 class PeerLost(RuntimeError):
@@ -169,6 +171,8 @@ class Group:
                 self._changed.wait_for(lambda: ticket.is_done or self._why is not None)
         self.check()
         if ticket.error is not None:
+            if _is_unusable(ticket.error):
+                raise ticket.error
             self.break_off(f"a peer was lost: {_first_line(ticket.error)}")
             self.check()
         if self._on_cuda:
@@ -190,6 +194,8 @@ class Group:
         try:
             ticket = Ticket(self._changed, start(), on_cuda=self._on_cuda)
         except RuntimeError as error:
+            if _is_unusable(error):
+                raise
             self.break_off(f"a peer was lost: {_first_line(error)}")
             raise PeerLost(self._why_broken) from error
         self._under_way = [*(one for one in self._under_way if not one.is_done), ticket]
@@ -327,6 +333,11 @@ def _process_group(store: Any, place: Rendezvous, on_cuda: bool) -> Any:
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = _COLLECTIVE_TIMEOUT
     return dist.ProcessGroupNCCL(store, place.rank, place.world_size, options)
+
+
+def _is_unusable(error: BaseException) -> bool:
+    """True when gloo refused a tensor before it sent any of it: no peer is lost, and the script has to be changed."""
+    return _first_line(error).startswith(_UNUSABLE)
 
 
 def _first_line(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from remora import channel
 from trainers.driver.attempt import Attempt
+from trainers.driver.breaks import Breaks
 from trainers.driver.kills import Kills
 from trainers.driver.regrouping import Deal, Regrouping, deal
 from trainers.ray_train import Member
@@ -46,6 +47,9 @@ class InPlace:
         self._asked_for = "grow"
         self._join_after = 0.0
         self._kills = Kills()
+        self._breaks = Breaks()
+        #: Number of the newest worker group whose scripts were told to park.
+        self._parted = 0
 
     @property
     def is_changing(self) -> bool:
@@ -102,6 +106,9 @@ class InPlace:
         if slot not in crew.present or generation != attempt.generation:
             return
         is_planned = why == "planned" and attempt.group is not None and attempt.group.wants_to_stop
+        # Before it works, a group may break because a member is slow; and who is told to park says nothing new.
+        if not is_planned and slot in self._joined and self._parted < generation:
+            self._breaks.hear(crew.ranks[slot], why)
         if self._change is None:
             self._begin(self._asked_for if is_planned else "loss")
         elif not is_planned:
@@ -285,6 +292,10 @@ class InPlace:
                 # 2. Nobody holds the state any more: only the storage has it.
                 if change.is_hopeless:
                     self._restart()
+                # They all hold it, and break at the same step every time.
+                elif verdict := self._breaks.judge(frozenset(change.staying), self._newest_step(change)):
+                    self._attempt.verdict = self._attempt.verdict or verdict
+                    self._restart()
                 # 3. Too few hold it: they wait for others, but not for ever.
                 elif change.is_short(self._attempt.plan.sizes):
                     await self._wait_for_more(change)
@@ -306,6 +317,7 @@ class InPlace:
             self._news.clear()
             if change.cause == "loss" and told != "part":
                 began, told = loop.time(), "part"
+                self._parted = change.generation
                 await self._lose_dead(change)
                 part = {"type": "part", "generation": change.generation}
                 self.lose(await self._crew.tell_slots(change.missing, part))
@@ -316,6 +328,9 @@ class InPlace:
                 self._give_up(change)
             elif not await self._hear_news(_QUIET_S):
                 await self._lose_dead(change)
+
+    def _newest_step(self, change: Regrouping) -> int:
+        return max(self._attempt.progress.step or 0, *change.parked.values(), 0)
 
     def _give_up(self, change: Regrouping) -> None:
         """Some do not park in time: after an agreement look for the cause, after a loss go on without them."""

@@ -128,6 +128,48 @@ async def test_a_group_that_needs_long_to_form_gets_longer_with_every_try() -> N
     assert took < 7 * JOIN_S + 10
 
 
+@scene
+async def test_a_group_that_breaks_at_one_step_again_and_again_ends_with_what_its_scripts_say() -> None:
+    stage = Stage(2)
+    stage.joined = lambda: stage.park(1, "a peer was lost: Invalid scalar type")
+    stage.park(1)
+    await stage.settled()
+    verdict = stage.attempt.verdict
+    assert verdict is not None
+    assert verdict.end_reason is EndReason.HANG
+    assert verdict.message == (
+        "The worker group broke 4 times after step 10 although none of its workers was lost;"
+        " rank 1 said: a peer was lost: Invalid scalar type."
+    )
+    assert stage.attempt.generation == 1 + 4
+    assert stage.messages("stop") == [0, 1]
+
+
+@scene
+async def test_a_group_that_gets_on_may_break_as_often_as_it_likes() -> None:
+    stage = Stage(2)
+
+    def get_on_and_break() -> None:
+        if stage.attempt.generation < 20:
+            stage.steps[0] += 1
+            stage.steps[1] += 1
+            stage.park(1)
+
+    stage.joined = get_on_and_break
+    stage.park(1)
+    await stage.settled()
+    assert (stage.attempt.verdict, stage.attempt.generation) == (None, 20)
+
+
+@scene
+async def test_breaks_of_which_each_costs_a_worker_end_nothing() -> None:
+    stage = Stage(8, max_workers=8)
+    stage.joined = lambda: stage.kill(max(stage.order)) and None if len(stage.order) > 1 else None
+    stage.kill(7)
+    await stage.settled()
+    assert (stage.order, stage.attempt.verdict) == ([0], None)
+
+
 # --- frozen and hanging workers
 
 

@@ -1,0 +1,44 @@
+"""When a worker group breaks again and again, and nobody is lost (pure).
+
+A collective fails when a peer vanishes; but one that the script uses wrongly fails just so, on all ranks, in the next
+group as in this one.
+"""
+
+from __future__ import annotations
+
+from remora.states import EndReason
+from trainers.driver.verdict import Verdict
+
+#: Groups of the same workers that may break after one another without a new step; the next one ends the attempt.
+MOST_BREAKS = 3
+
+
+class Breaks:
+    """The breaks of worker groups since the newest step, or since other workers are in them."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._before: tuple[frozenset[int], int] | None = None
+        #: What was first said about the newest break, that was not looked at yet.
+        self._said: str | None = None
+
+    def hear(self, rank: int, why: str) -> None:
+        """A script of a group that worked left it by itself."""
+        if self._said is None:
+            self._said = f"rank {rank} said: {why or 'nothing'}"[:500]
+
+    def judge(self, slots: frozenset[int], step: int) -> Verdict | None:
+        """Everybody is parked: what follows a break, when these slots go on from that step; None: the next group."""
+        said, self._said = self._said, None
+        if said is None:
+            return None
+        if (slots, step) != self._before:
+            self._before, self._count = (slots, step), 0
+        self._count += 1
+        if self._count <= MOST_BREAKS:
+            return None
+        text = (
+            f"The worker group broke {self._count} times after step {step} although none of its workers was lost;"
+            f" {said}."
+        )
+        return Verdict(goes_on=False, end_reason=EndReason.HANG, message=text)
