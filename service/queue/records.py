@@ -157,6 +157,8 @@ class Ended(Said):
     end_reason: EndReason
     message: Text = ""
     exit_code: Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER)] | None = None
+    #: False when its scripts stored outputs that the job's list does not name.
+    outputs_are_complete: bool = True
 
 
 class Unreadable(Said):

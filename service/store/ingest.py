@@ -36,6 +36,8 @@ class _Batch:
     checkpoints: dict[int, dict[str, Any] | None] = field(default_factory=dict)
     #: The job's outputs when they changed.
     outputs: dict[str, Any] | None = None
+    #: False when the driver could not bring that list up to date.
+    outputs_are_complete: bool = True
 
     def decide(self, decision: lifecycle.Decision) -> None:
         """Take over what the life cycle decided."""
@@ -121,6 +123,7 @@ def _take(batch: _Batch, record: Record) -> None:
         case records.Progress():
             batch.decide(lifecycle.observe(batch.job, batch.attempt, said, at))
         case records.Ended():
+            batch.outputs_are_complete = said.outputs_are_complete
             message = said.message or said.end_reason.value
             batch.decide(
                 lifecycle.end_attempt(
@@ -170,7 +173,9 @@ def _store(connection: sa.Connection, job: JobRow, attempt: AttemptRow, batch: _
     if batch.outputs is not None:
         outputs.save_outputs(connection, batch.outputs)
     if batch.job.state is JobState.SUCCEEDED:
-        batch.events += outputs.register_models(connection, batch.job, batch.now)
+        batch.events += outputs.register_models(
+            connection, batch.job, batch.now, is_complete=batch.outputs_are_complete
+        )
     decision = lifecycle.Decision(batch.job, batch.attempt, tuple(batch.events))
     batch.job = jobs.save(connection, job, decision, attempt)
 

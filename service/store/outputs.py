@@ -55,24 +55,40 @@ def get_outputs(connection: sa.Connection, job_id: str) -> OutputsRow | None:
     return None if row is None else OutputsRow(**row._mapping)
 
 
-def register_models(connection: sa.Connection, job: JobRow, now: float) -> list[NewEvent]:
-    """Make a new version of each model that the succeeded job asks for; returns what to tell."""
+def register_models(
+    connection: sa.Connection, job: JobRow, now: float, *, is_complete: bool = True
+) -> list[NewEvent]:
+    """Make a new version of each model that the succeeded job asks for; returns what to tell.
+
+    Unless the list of its outputs `is_complete`, none is made: older files would pass for the newest ones.
+    """
     kept = get_outputs(connection, job.id)
     events = []
     for model in models_of(job, kept.files if kept is not None else {}):
-        if kept is None or not model.files:
-            text = f"the output {model.output} holds no file, so there is no new version of the model {model.name}"
-            event = NewEvent(
-                at=now,
-                kind="job.model_missing",
-                message=text,
-                attempt=job.attempt,
-                data={"model": model.name, "output": model.output},
-            )
-            events.append(event)
-        else:
+        if is_complete and kept is not None and model.files:
             events.append(_register(connection, job, kept, model, now))
+        else:
+            events.append(_not_registered(job, model, now, is_complete=is_complete))
     return events
+
+
+def _not_registered(job: JobRow, model: NewModel, now: float, *, is_complete: bool) -> NewEvent:
+    effect = f"so there is no new version of the model {model.name}"
+    if not is_complete:
+        return NewEvent(
+            at=now,
+            kind="job.model_refused",
+            message=f"the list of the newest files of the output {model.output} could not be stored, {effect}",
+            attempt=job.attempt,
+            data={"model": model.name, "output": model.output},
+        )
+    return NewEvent(
+        at=now,
+        kind="job.model_missing",
+        message=f"the output {model.output} holds no file, {effect}",
+        attempt=job.attempt,
+        data={"model": model.name, "output": model.output},
+    )
 
 
 def _register(

@@ -36,10 +36,13 @@ class Account:
         """Something happened; `data` are its fields on the page of events."""
         self.put("event", {"kind": kind, "message": message, "data": data})
 
-    def put(self, kind: RecordKind, body: dict[str, Any]) -> None:
-        """A record whose body is made already; lines go through `line`."""
-        if not self._is_closed:
-            self._journal.append(self._now(), kind, body)
+    def put(self, kind: RecordKind, body: dict[str, Any]) -> int | None:
+        """A record whose body is made already; its number, or None when it is dropped.  Lines go through `line`."""
+        return None if self._is_closed else self._journal.append(self._now(), kind, body)
+
+    def is_stored(self, record: int) -> bool:
+        """True when the service has stored the record of that number."""
+        return self._journal.is_stored(record)
 
     def line(self, rank: int, stream: str, text: str) -> None:
         """A line of a worker's output, kept until the log is full; stream `remora` is for words of our own."""

@@ -147,6 +147,7 @@ class Attempt:
     def tick(self) -> None:
         """What time alone brings about."""
         passed_s, self._ticked_at = self.now() - self._ticked_at, self.now()
+        self.outputs.tick()
         if self.group is not None:
             self.cadence = self.cadence.work(passed_s, self.group.world_size)
         if self.group is not None and self.stop_reason is None:
@@ -338,7 +339,8 @@ class Attempt:
         if self.group is not None:
             self.apply(self.group, self.group.incomplete())
         self.group = None
-        self.account.ended(self._last_word(error))
+        incomplete = {} if self.outputs.is_complete else {"outputs_are_complete": False}
+        self.account.ended(self._last_word(error) | incomplete)
 
     def tell_totals(self) -> None:
         """Tell how far it is."""

@@ -16,19 +16,28 @@ class Journal:
         self._lock = threading.Lock()
         self._records: deque[Record] = deque()
         self._next = 1
+        self._stored = 0
 
-    def append(self, at: float, kind: RecordKind, body: dict[str, Any]) -> None:
-        """Add a record at the end."""
+    def append(self, at: float, kind: RecordKind, body: dict[str, Any]) -> int:
+        """Add a record at the end; returns its number."""
         with self._lock:
-            self._records.append(Record(seq=self._next, at=at, kind=kind, body=body))
+            seq = self._next
+            self._records.append(Record(seq=seq, at=at, kind=kind, body=body))
             self._next += 1
+            return seq
 
     def after(self, seq: int, limit: int) -> list[Record]:
         """The oldest `limit` records after `seq`; those up to it are stored elsewhere and are forgotten here."""
         with self._lock:
+            self._stored = max(self._stored, seq)
             while self._records and self._records[0].seq <= seq:
                 self._records.popleft()
             return [record for record, _ in zip(self._records, range(limit), strict=False)]
+
+    def is_stored(self, seq: int) -> bool:
+        """True when the record of that number was acknowledged."""
+        with self._lock:
+            return seq <= self._stored
 
     @property
     def is_drained(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -13,8 +14,10 @@ from trainers.outputs.manifest import Changes, OutputFile, merge
 from trainers.plan import AttemptPlan
 from trainers.storage import StorageError
 
-#: Seconds that a commit under way may take at the end of a worker group.
+#: Seconds that the last commit may take at the end of an attempt.
 _FINISH_S = 60.0
+#: Seconds before a refused commit is tried again at the end: at first, and at most.
+_PAUSE_S, _MAX_PAUSE_S = 0.25, 8.0
 
 
 class Outputs:
@@ -29,58 +32,118 @@ class Outputs:
         #: The newest files by name, and those that are committed.
         self.files: dict[str, OutputFile] = {}
         self._committed: dict[str, OutputFile] = {}
-        #: Versions of files that are not wanted any more, and may still be named by the manifest.
-        self._loose: list[OutputFile] = []
+        #: Folders of versions that the next list leaves out.
+        self._loose: set[str] = set()
+        #: Numbers of told lists, each with folders that it and all later ones leave out.
+        self._replaced: list[tuple[int, frozenset[str]]] = []
         self._under_way: asyncio.Task[None] | None = None
+        self._removal: asyncio.Task[None] | None = None
+        self._is_refused = False
+        self._is_fenced = False
+        self._is_ending = False
 
     def open(self, catalog: OutputsCatalog, checkpoints: Catalog) -> str | None:
-        """Begin with what earlier attempts left; returns why it cannot be read, if so.  Raises StorageError."""
+        """Begin with what earlier attempts left; returns why it cannot be read, if so.  Raises StorageError.
+
+        The list is told once more: an attempt that vanished may have committed it and not told it.
+        """
         self._catalog, self._checkpoints = catalog, checkpoints
+        damage = None
         try:
             self.files = self._committed = catalog.newest()
         except OutputsDamaged as error:
-            return str(error)
-        catalog.sweep(self.files)
-        return None
+            damage = str(error)
+            catalog.set_aside(self._plan.attempt)
+        left = catalog.unnamed(self.files)
+        if self.files or left:
+            self._tell(self.files, left)
+        return damage
+
+    @property
+    def is_complete(self) -> bool:
+        """True when everything that was heard is in the list that is committed."""
+        return self.files == self._committed
 
     def hear(self, changes: Changes) -> None:
         """A worker has stored or removed files."""
         before = self.files
         self.files = merge(before, changes)
-        known = (*before.values(), *changes.written)
-        kept = {file.stored for file in self.files.values()}
-        self._loose += [file for file in known if file.stored not in kept]
+        known = {file.folder for file in (*before.values(), *changes.written)}
+        self._loose |= known - {file.folder for file in self.files.values()}
+        self._begin_commit()
+
+    def tick(self) -> None:
+        """Remove versions that the service does not name any more either."""
+        if self._is_ending or (self._removal is not None and not self._removal.done()):
+            return
+        stored = [folders for seq, folders in self._replaced if self._account.is_stored(seq)]
+        if stored:
+            del self._replaced[: len(stored)]
+            folders = frozenset[str]().union(*stored) - {file.folder for file in self.files.values()}
+            self._removal = asyncio.ensure_future(asyncio.to_thread(self._remove, folders))
+
+    async def finish(self, within_s: float = _FINISH_S) -> None:
+        """Commit what is not committed yet, over and over for so many seconds; nothing is removed from now on."""
+        self._is_ending = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._commit_all()
+        if not self.is_complete and not self._is_fenced:
+            text = "The newest outputs could not be put into the job's list; it is the older one."
+            self._account.event("attempt.outputs_incomplete", text)
+
+    async def _commit_all(self) -> None:
+        pause_s = _PAUSE_S
+        while True:
+            if self._under_way is not None and not self._under_way.done():
+                # Waits without ending it: what is half written in a thread goes on anyway.
+                await asyncio.wait({self._under_way})
+            if self.is_complete or self._is_fenced:
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+            self._begin_commit()
+
+    def _begin_commit(self) -> None:
         if self._under_way is None or self._under_way.done():
             self._under_way = asyncio.ensure_future(self._commit())
 
-    async def finish(self) -> None:
-        """Let a commit under way finish."""
-        if self._under_way is not None:
-            await asyncio.wait({self._under_way}, timeout=_FINISH_S)
-
     async def _commit(self) -> None:
         while self.files != self._committed:
-            files, loose, self._loose = self.files, self._loose, []
+            files, loose = self.files, frozenset(self._loose)
             try:
-                if not await asyncio.to_thread(self._write, files, loose):
-                    return
-            except StorageError as error:
-                self._account.event(
-                    "attempt.outputs_refused", f"The outputs were not stored: {error}."[:1000]
-                )
+                self._is_fenced = not await asyncio.to_thread(self._write, files)
+            except (StorageError, OSError) as error:
+                self._tell_refused(error)
                 return
+            if self._is_fenced:
+                return
+            self._is_refused = False
             self._committed = files
-            self._tell(files)
+            self._loose -= loose
+            self._tell(files, loose)
 
-    def _write(self, files: dict[str, OutputFile], loose: list[OutputFile]) -> bool:
-        """Commit them, and remove what they replace; False when a newer attempt writes now."""
+    def _write(self, files: dict[str, OutputFile]) -> bool:
+        """Commit them; False when a newer attempt writes now."""
         if self._checkpoints.is_fenced(self._plan.attempt):
             return False
         self._catalog.commit(files, self._plan.attempt, self._now())
-        self._catalog.forget(loose)
         return True
 
-    def _tell(self, files: dict[str, OutputFile]) -> None:
+    def _remove(self, folders: frozenset[str]) -> None:
+        # What the storage does not remove now, the next attempt does.
+        with contextlib.suppress(StorageError, OSError):
+            if not self._checkpoints.is_fenced(self._plan.attempt):
+                self._catalog.forget(folders)
+
+    def _tell_refused(self, error: Exception) -> None:
+        if not self._is_refused:
+            self._is_refused = True
+            text = f"The outputs were not stored: {error}."
+            self._account.event("attempt.outputs_refused", text[:1000])
+
+    def _tell(self, files: dict[str, OutputFile], without: frozenset[str]) -> None:
+        """Tell the list, and remember what to remove when it has replaced the one before."""
         body = {
             "location": self._catalog.location,
             "committed_at": self._now(),
@@ -89,4 +152,6 @@ class Outputs:
                 for file in files.values()
             },
         }
-        self._account.put("output", body)
+        seq = self._account.put("output", body)
+        if seq is not None and without:
+            self._replaced.append((seq, without))

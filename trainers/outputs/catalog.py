@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trainers.outputs.manifest import (
+    DAMAGED_PREFIX,
     MANIFEST_NAME,
     OutputFile,
     from_json,
@@ -84,17 +85,23 @@ class OutputsCatalog:
         content = to_json(self._job_id, attempt, now, files.values())
         self._storage.write_bytes(f"{self._folder}/{MANIFEST_NAME}", content)
 
-    def forget(self, files: Iterable[OutputFile]) -> None:
-        """Remove versions of files that no manifest names any more."""
-        for file in files:
-            self._storage.delete(f"{self._folder}/{file.stored.partition('/')[0]}")
+    def set_aside(self, attempt: int) -> None:
+        """Give a manifest that cannot be read another name, so that the next commit does not replace it."""
+        name = f"{self._folder}/{MANIFEST_NAME}"
+        self._storage.write_bytes(f"{self._folder}/{DAMAGED_PREFIX}{attempt}", self._storage.read_bytes(name))
+        self._storage.delete(name)
 
-    def sweep(self, files: Mapping[str, OutputFile]) -> None:
-        """Remove what no manifest names; only while no worker runs."""
-        used = {file.stored.partition("/")[0] for file in files.values()} | {MANIFEST_NAME}
-        for name in self._storage.names(self._folder):
-            if name not in used:
-                self._storage.delete(f"{self._folder}/{name}")
+    def unnamed(self, files: Mapping[str, OutputFile]) -> frozenset[str]:
+        """What lies there besides these files, asked while no worker runs; nothing beside a damaged manifest."""
+        names = frozenset(self._storage.names(self._folder))
+        if any(name.startswith(DAMAGED_PREFIX) for name in names):
+            return frozenset()
+        return names - {file.folder for file in files.values()} - {MANIFEST_NAME}
+
+    def forget(self, folders: Iterable[str]) -> None:
+        """Remove folders of versions that nobody names any more.  Raises StorageError."""
+        for folder in folders:
+            self._storage.delete(f"{self._folder}/{folder}")
 
     def fetch(self, files: Iterable[OutputFile], target: Path) -> None:
         """Copy files into a folder of the local disk.  Raises StorageError, and FileNotFoundError for a lost one."""

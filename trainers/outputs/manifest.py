@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 
 MANIFEST_NAME = "remora-outputs.json"
+#: What a manifest that cannot be read is called from then on, before the number of the attempt that met it.
+DAMAGED_PREFIX = f"{MANIFEST_NAME}.damaged-"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -554,6 +554,18 @@ class TestOutputs:
         assert told["job.model_registered"] == "the output final is version 3 of the model digits"
         assert "the output other holds no file" in told["job.model_missing"]
 
+    def test_a_list_of_outputs_that_is_not_the_newest_makes_no_model(
+        self, client: TestClient, database: Database
+    ) -> None:
+        job = submit(client, outputs={"final": {"model": "digits"}})
+        file = {"size_bytes": 1, "sha256": "0" * 64, "stored": "v0/file"}
+        listed = {"location": "/kept", "committed_at": 1.0, "files": {"final/w.pt": file}}
+        last_word = {"end_reason": "completed", "exit_code": 0, "outputs_are_complete": False}
+        run_attempt(database, job.id, ("output", listed), ("ended", last_word))
+        assert client.get("/v1/models").json()["items"] == []
+        events = client.get(f"/v1/jobs/{job.id}/events").json()["items"]
+        assert "job.model_refused" in {event["kind"] for event in events}
+
     def test_a_job_that_failed_makes_no_model(
         self, client: TestClient, database: Database, tmp_path: Path
     ) -> None:

@@ -305,8 +305,27 @@ class Head:
         async def play() -> None:
             for changes in all_changes:
                 self.outputs.hear(changes)
-            await self.outputs.finish()
+                await asyncio.wait({self.outputs._under_way})
 
+        asyncio.run(play())
+
+    def finish(self, *all_changes: Changes, within_s: float = 30.0) -> None:
+        async def play() -> None:
+            for changes in all_changes:
+                self.outputs.hear(changes)
+            await self.outputs.finish(within_s)
+
+        asyncio.run(play())
+
+    def acknowledge(self, up_to: int = 1_000_000) -> None:
+        """The service has stored records up to that number, and the clock ticks."""
+
+        async def play() -> None:
+            self.outputs.tick()
+            if self.outputs._removal is not None:
+                await self.outputs._removal
+
+        self.account.records(up_to, 1)
         asyncio.run(play())
 
     def bodies(self, kind: str) -> list[dict[str, Any]]:
@@ -323,8 +342,13 @@ def test_what_is_committed_is_told_and_what_it_replaces_is_removed(tmp_path: Pat
         worker.write("snapshot", text * 3, age_s=10.0 - int(text))
         worker.collecting.finish(was_killed=False)
         head.hear(worker.told[-1])
-    assert len(stored(tmp_path)) == 2, "the newest version, and the manifest"
+    head.acknowledge(0)
+    assert len(stored(tmp_path)) == 4, (
+        "all versions, and the manifest: the service may still name any of them"
+    )
     newest = head.bodies("output")[-1]
+    head.acknowledge()
+    assert len(stored(tmp_path)) == 2, "the newest version, and the manifest"
     file = newest["files"]["snapshot"]
     assert (Path(newest["location"]) / file["stored"]).read_text() == "333"
     assert file["size_bytes"] == 3
@@ -339,7 +363,30 @@ def test_an_attempt_that_was_replaced_changes_nothing(tmp_path: Path) -> None:
     old.hear(worker.told[0])
     assert old.bodies("output") == []
     assert Head(tmp_path, attempt=3).outputs.files == {}
-    assert stored(tmp_path) == [], "what nobody names is swept when an attempt begins"
+    next_one = Head(tmp_path, attempt=4)
+    assert len(stored(tmp_path)) == 1
+    next_one.acknowledge()
+    assert stored(tmp_path) == [], "what nobody names is swept when an attempt has begun"
+    assert next_one.bodies("output") == []
+
+
+def test_an_attempt_tells_once_what_the_one_before_may_have_kept_to_itself(tmp_path: Path) -> None:
+    first, worker = Head(tmp_path), Worker(tmp_path)
+    assert first.bodies("output") == []
+    worker.write("snapshot", "1")
+    worker.collecting.finish(was_killed=False)
+    first.hear(worker.told[0])
+    worker.write("snapshot", "22")
+    worker.collecting.finish(was_killed=False)
+    first.finish(worker.told[1])
+    first.acknowledge()
+    assert len(stored(tmp_path)) == 3, "an attempt that ends removes nothing"
+    second = Head(tmp_path, attempt=2)
+    (told,) = second.bodies("output")
+    assert told["files"]["snapshot"]["size_bytes"] == 2
+    assert len(stored(tmp_path)) == 3
+    second.acknowledge()
+    assert len(stored(tmp_path)) == 2
 
 
 def test_outputs_that_cannot_be_read_are_left_where_they_are(tmp_path: Path) -> None:
@@ -353,13 +400,51 @@ def test_outputs_that_cannot_be_read_are_left_where_they_are(tmp_path: Path) -> 
     assert after.outputs.files == {}
     assert after.damage is not None
     assert after.damage.startswith("not a manifest of outputs")
-    assert stored(tmp_path) == before
+    worker.write("other", "2")
+    worker.collecting.finish(was_killed=False)
+    after.hear(worker.told[1])
+    after.acknowledge()
+    later = Head(tmp_path, attempt=2)
+    later.acknowledge()
+    assert set(later.outputs.files) == {"other"}
+    aside = "remora-outputs.json.damaged-1"
+    assert {*before, aside} <= set(stored(tmp_path)), "also after a change, and in later attempts"
+    assert Storage(tmp_path / "storage").read_bytes(f"jobs/job_1/outputs/{aside}") == b"torn"
 
 
 def test_a_storage_that_fails_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     head = Head(tmp_path)
-    monkeypatch.setattr(Storage, "write_bytes", _refuse)
-    head.hear(wrote(version("a", 0)))
+    with monkeypatch.context() as broken:
+        broken.setattr(Storage, "write_bytes", _refuse)
+        head.hear(wrote(version("a", 0)), wrote(version("b", 0)))
     (event,) = head.bodies("event")
     assert event["kind"] == "attempt.outputs_refused"
     assert event["message"] == "The outputs were not stored: the disk is full."
+    assert not head.outputs.is_complete
+    head.finish()
+    assert head.outputs.is_complete
+    assert set(head.bodies("output")[-1]["files"]) == {"a", "b"}
+
+
+def test_at_the_end_a_refused_list_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head, write, refusals = Head(tmp_path), Storage.write_bytes, [1, 2]
+
+    def fails_twice(storage: Storage, name: str, content: bytes) -> None:
+        if refusals:
+            refusals.pop()
+            _refuse()
+        write(storage, name, content)
+
+    monkeypatch.setattr(Storage, "write_bytes", fails_twice)
+    head.finish(wrote(version("a", 0)))
+    assert head.outputs.is_complete
+    assert [event["kind"] for event in head.bodies("event")] == ["attempt.outputs_refused"]
+
+
+def test_a_list_that_stays_the_older_one_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head(tmp_path)
+    monkeypatch.setattr(Storage, "write_bytes", _refuse)
+    head.finish(wrote(version("a", 0)), within_s=0.3)
+    assert not head.outputs.is_complete
+    kinds = [event["kind"] for event in head.bodies("event")]
+    assert kinds == ["attempt.outputs_refused", "attempt.outputs_incomplete"]
