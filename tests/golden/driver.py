@@ -19,11 +19,14 @@ from typing import Any
 import torch
 
 from remora import channel
+from tests.golden.gate import Gate
 from tests.golden.worker import Job, Mishap, work
 from trainers.driver.regrouping import Seat, deal
 
 #: Seconds that anything may take on a busy machine.
 PATIENCE_S = 60.0
+#: Steps that workers may be ahead of the one that the test waits for: it strikes in the middle of any of them.
+LEAD = 4
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["tests.golden.worker", "tests.golden.sharded_worker"])
@@ -73,6 +76,9 @@ class Driver:
         #: Slots that have written their files, by the checkpoint's step.
         self._written: dict[int, set[int]] = {}
         out.mkdir(exist_ok=True)
+        self._gate = Gate(out)
+        if mishap is None:
+            self._gate.limit = LEAD
 
     def __enter__(self) -> Driver:
         return self
@@ -143,17 +149,24 @@ class Driver:
             worker.heard.clear()
             worker.say("hold", token=1)
         boundary = 1 + max(int(self.hear(worker, "held")["boundary"]) for worker in living)
+        self._gate.limit = max(self._gate.limit, boundary + 1)
         for worker in living:
             worker.say("decide", token=1, boundary=boundary, action=action, stop=action == "regroup")
         return boundary
 
     def recover(self) -> None:
         """Let everybody park who can, and go on with them."""
+        self.part()
+        self.regroup()
+
+    def part(self) -> None:
+        """Tell everybody to leave the group, and wait until they have."""
         for worker in self.living:
             if worker.parked is None:
                 worker.say("part", generation=self.generation)
+        # Who stands at the gate parks before the next step.
+        self._gate.limit = max(self._gate.limit, self.step + 2 * LEAD)
         self.wait(lambda: all(worker.parked is not None for worker in self.living), "the living are parked")
-        self.regroup()
 
     def regroup(self) -> None:
         """The next group, of everybody who lives and is parked."""
@@ -176,6 +189,7 @@ class Driver:
 
     def finish(self) -> None:
         """Wait for the end of all workers."""
+        self._gate.open()
         for worker in self.living:
             worker.process.join(PATIENCE_S)
             assert worker.process.exitcode == 0, f"slot {worker.slot} ended with {worker.process.exitcode}"
@@ -188,6 +202,7 @@ class Driver:
 
     def reach(self, step: int) -> None:
         """Wait until a step was reported."""
+        self._gate.limit = step + LEAD
         self.wait(lambda: self.step >= step, f"step {step} is reported")
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from remora import channel
 from remora.torch.sharded import ShardedLoop
+from tests.golden.gate import Gate
 from tests.golden.subjects import Samples, Stream, network
 
 #: Step whose gradients are infinite when losses are scaled.
@@ -93,6 +94,7 @@ def train(job: ShardedJob, slot: int, out: Path) -> None:
         tensor=job.tensor,
         scaler=scaler,
     )
+    gate = Gate(out)
     with (out / f"samples-{slot}.jsonl").open("a") as record:
 
         def compute(model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -119,5 +121,6 @@ def train(job: ShardedJob, slot: int, out: Path) -> None:
                 scaler.update()
             loop.scheduler.step()
             step.report(loss=loss, norm=norm)
+            gate.stand(step.number)
     weights = {name: one.full_tensor() for name, one in loop.model.named_parameters()}
     torch.save(weights | dict(loop.model.named_buffers()), out / f"weights-{slot}.pt")

@@ -118,11 +118,7 @@ def test_two_lost_neighbours_leave_it_to_the_checkpoint(tmp_path: Path) -> None:
         driver.reach(5)
         driver.kill(1)
         driver.kill(2)
-        for worker in driver.living:
-            worker.say("part", generation=driver.generation)
-        driver.wait(
-            lambda: all(worker.parked is not None for worker in driver.living), "the living are parked"
-        )
+        driver.part()
         left = driver.deal()
         driver.wait(lambda: all(worker.parked is not None for worker in left), "they give up")
         assert [worker.parked for worker in left] == [-1, -1]

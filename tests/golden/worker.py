@@ -15,6 +15,7 @@ from torch.nn import functional
 from remora import channel
 from remora.torch import Loop
 from remora.torch.group import PeerLost
+from tests.golden.gate import Gate
 from tests.golden.subjects import Samples, Stream, network
 
 
@@ -83,6 +84,7 @@ def train(job: Job, slot: int, out: Path, mishap: Mishap | None) -> None:
     )
     if mishap is not None and mishap.slot == slot:
         _miss(loop, mishap.step)
+    gate = Gate(out)
     with (out / f"samples-{slot}.jsonl").open("a") as record:
         for step in loop:
             loss = step.backward(watched(record, step.number))
@@ -91,6 +93,7 @@ def train(job: Job, slot: int, out: Path, mishap: Mishap | None) -> None:
             scheduler.step()
             optimizer.zero_grad()
             step.report(loss=loss)
+            gate.stand(step.number)
     torch.save(model.state_dict(), out / f"weights-{slot}.pt")
 
 
