@@ -50,18 +50,29 @@ class RayLauncher:
         self._asked: dict[str, Any] = {}
         #: When something was started last, by `time.monotonic`.
         self._started_at = time.monotonic()
-        self._has_spare = False
+        #: Name of a driver that waits; only one that this process has started, because others may have other code.
+        self._spare: str | None = None
+        #: What drivers that were told their attempt have not answered yet.
+        self._starting: dict[str, Any] = {}
         self._ready = ReadyProcesses()
         self._looked_at = 0.0
 
     def start(self, plan: AttemptPlan) -> None:
         """Start the attempt's driver unless it runs already; returns before it is up."""
         self._started_at = time.monotonic()
-        name = _read(_key(plan.attempt_id)) or self._take_spare() or f"driver-{plan.attempt_id}"
-        _write(_key(plan.attempt_id), name)
+        name = _read(_key(plan.attempt_id))
+        if name is None:
+            found = self._take_spare() or f"driver-{plan.attempt_id}"
+            # Another controller may have been here meanwhile: the first word counts.
+            internal_kv._internal_kv_put(
+                _key(plan.attempt_id), found.encode(), overwrite=False, namespace=_KV_NAMESPACE
+            )
+            name = _read(_key(plan.attempt_id)) or found
+            if name != found:
+                _end_driver(found)
         handle = _driver(name)
         self._handles[plan.attempt_id] = handle
-        handle.start.remote(plan)
+        self._starting[plan.attempt_id] = handle.start.remote(plan)
 
     def prepare(self) -> None:
         """When nothing was started for a while, have a driver and worker processes wait for the next attempt."""
@@ -70,23 +81,23 @@ class RayLauncher:
         if now - self._looked_at >= _LOOK_S:
             self._looked_at = now
             self._ready.look(is_quiet=is_quiet)
-        if self._has_spare or not is_quiet:
+        if self._spare is not None or not is_quiet:
             return
-        self._has_spare = True
-        if _read(_SPARE) is not None:
-            return
-        name = f"driver-spare-{uuid.uuid4().hex}"
-        _write(_SPARE, name)
-        _driver(name)
+        left = _read(_SPARE)
+        if left is not None:
+            _end_driver(left)
+        self._spare = f"driver-spare-{uuid.uuid4().hex}"
+        _write(_SPARE, self._spare)
+        _driver(self._spare)
 
     def _take_spare(self) -> str | None:
         """Name of a driver that waits, which nobody else gets any more."""
-        name = _read(_SPARE)
-        if name is None:
+        name, self._spare = self._spare, None
+        if name is None or _read(_SPARE) != name:
             return None
-        # First this: a crash between here and the attempt's entry costs a process, and never two attempts one driver.
-        internal_kv._internal_kv_del(_SPARE, namespace=_KV_NAMESPACE)
-        self._has_spare = False
+        # Who deletes the entry has the driver.  A crash after that costs a process, and never gives it to two attempts.
+        if not internal_kv._internal_kv_del(_SPARE, namespace=_KV_NAMESPACE):
+            return None
         try:
             ray.get_actor(name, namespace=NAMESPACE)
         except ValueError:
@@ -126,10 +137,27 @@ class RayLauncher:
         self._forget(attempt_id)
 
     def _ask(self, attempt_id: str, after: int) -> DriverGone | None:
+        if why := self._why_not_started(attempt_id):
+            return DriverGone(EndReason.DRIVER_LOST, f"The driver of this attempt could not begin: {why}")
         handle = self._handle(attempt_id)
         if handle is None:
             return self._gone(attempt_id)
         self._asked[attempt_id] = handle.poll.remote(after, _LIMIT)
+        return None
+
+    def _why_not_started(self, attempt_id: str) -> str | None:
+        """Why a living driver did not take its attempt; else it would be asked for ever."""
+        started = self._starting.get(attempt_id)
+        if started is None or not ray.wait([started], timeout=0)[0]:
+            return None
+        del self._starting[attempt_id]
+        try:
+            ray.get(started)
+        except ray.exceptions.RayTaskError as error:
+            self.kill(attempt_id)
+            return str(error.cause)[:500]
+        except ray.exceptions.RayError:
+            pass  # it is dead, which the next question finds out
         return None
 
     def _take(self, attempt_id: str, reference: Any) -> list[Record] | DriverGone:
@@ -151,6 +179,7 @@ class RayLauncher:
     def _forget(self, attempt_id: str) -> None:
         self._handles.pop(attempt_id, None)
         self._asked.pop(attempt_id, None)
+        self._starting.pop(attempt_id, None)
         free_resources(attempt_id)
 
     def _handle(self, attempt_id: str) -> Any:
@@ -176,6 +205,12 @@ def _driver(name: str) -> Any:
         max_concurrency=1000,
     )
     return actor.remote()
+
+
+def _end_driver(name: str) -> None:
+    """End a driver that waits and that nobody wants; fine when there is none."""
+    with contextlib.suppress(ValueError, ray.exceptions.RayError):
+        ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
 
 
 def _read(key: bytes) -> str | None:

@@ -78,6 +78,8 @@ class Driver:
     async def start(self, plan: AttemptPlan) -> None:
         """Take the attempt and begin; called again it changes nothing."""
         if self._loop is not None:
+            if plan.attempt_id != self._plan.attempt_id:
+                raise RuntimeError(f"this driver has {self._plan.attempt_id} already")
             return
         self.take(plan)
         self._loop = asyncio.get_running_loop()

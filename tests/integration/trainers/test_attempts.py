@@ -48,19 +48,49 @@ def test_an_attempt_gets_the_driver_that_waits_and_nobody_else_does(
 ) -> None:
     monkeypatch.setattr("trainers.launch._SPARE_AFTER_S", 0.0)
     lab.nodes(2)
-    RayLauncher().prepare()
-    RayLauncher().prepare()
+    launcher = RayLauncher()
+    launcher.prepare()
+    launcher.prepare()
     (spare,) = drivers()
     first, second = (
-        lab.run({"train.py": "print('done')"}, "python", "train.py", min_workers=1, max_workers=1)
+        lab.plan({"train.py": "print('done')"}, "python", "train.py", min_workers=1, max_workers=1)
         for _ in range(2)
     )
+    launcher.start(first)
+    launcher.start(second)
+    assert drivers() == {spare, f"driver-{second.attempt_id}"}
+    # Starting again, by whomever, starts nothing.
+    first, second = lab.start(first), lab.start(second)
     assert drivers() == {spare, f"driver-{second.plan.attempt_id}"}
     for run in (first, second):
         assert run.end()["end_reason"] == "completed"
         assert run.text("stdout") == "done"
     first.close()
     assert drivers() == {f"driver-{second.plan.attempt_id}"}
+    # Who comes after a controller does not trust the driver that this one has left waiting.
+    launcher.prepare()
+    left = drivers()
+    RayLauncher().prepare()
+    until(lambda: not drivers() & (left - {f"driver-{second.plan.attempt_id}"}), "the old one is gone")
+
+
+def test_a_driver_that_cannot_take_its_attempt_is_told_of(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.nodes(1)
+    first, second = (
+        lab.plan({"train.py": ENDLESS}, "python", "train.py", min_workers=1, max_workers=1) for _ in range(2)
+    )
+    launcher = RayLauncher()
+    launcher.start(first)
+    # As if a crash had given one driver to two attempts.
+    monkeypatch.setattr(launcher, "_take_spare", lambda: f"driver-{first.attempt_id}")
+    launcher.start(second)
+
+    def gone_drivers() -> list[DriverGone]:
+        return [one for one in launcher.poll([second.attempt_id], {}).values() if isinstance(one, DriverGone)]
+
+    (gone,) = until(gone_drivers, "it is told")
+    assert f"has {first.attempt_id} already" in gone.message
+    launcher.kill(first.attempt_id)
 
 
 def drivers() -> set[str]:
