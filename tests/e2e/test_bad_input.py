@@ -30,7 +30,7 @@ def door(service: Embedded) -> Door:
         ("{command: python -V, priority: high}", "priority"),
         ("{command: python -V, workers: -2}", "workers"),
         ("{command: python -V, code: ./nowhere}", "nowhere"),
-        ("{command: python -V, backend: deepspeed}", "deepspeed"),
+        ("{command: python -V, backend: horovod}", "horovod"),
         ("{command: python -V, code: 'sha256:" + 64 * "0" + "'}", "no bundle"),
         ("- python", "mapping"),
         ("", "mapping"),
