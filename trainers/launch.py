@@ -12,7 +12,7 @@ import ray
 from ray.experimental import internal_kv
 
 from remora.states import EndReason
-from trainers.driver.driver import Driver
+from trainers.driver.driver import Driver, DriverTaken
 from trainers.plan import AttemptPlan, DriverGone, Record
 from trainers.ray_train import free_resources
 from trainers.ready_processes import ReadyProcesses
@@ -154,7 +154,9 @@ class RayLauncher:
         try:
             ray.get(started)
         except ray.exceptions.RayTaskError as error:
-            self.kill(attempt_id)
+            # The other attempt keeps its driver.
+            if not isinstance(error.cause, DriverTaken):
+                self.kill(attempt_id)
             return str(error.cause)[:500]
         except ray.exceptions.RayError:
             pass  # it is dead, which the next question finds out

@@ -51,6 +51,10 @@ _PROGRESS_S = 0.5
 _START_PAUSE_CAP_S = 5.0
 
 
+class DriverTaken(Exception):
+    """It has another attempt."""
+
+
 class Driver:
     """One attempt; see `trainers.launch` for how it is started, polled and ended.
 
@@ -79,7 +83,7 @@ class Driver:
         """Take the attempt and begin; called again it changes nothing."""
         if self._loop is not None:
             if plan.attempt_id != self._plan.attempt_id:
-                raise RuntimeError(f"this driver has {self._plan.attempt_id} already")
+                raise DriverTaken(f"this driver has {self._plan.attempt_id} already")
             return
         self.take(plan)
         self._loop = asyncio.get_running_loop()

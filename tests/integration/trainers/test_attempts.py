@@ -14,7 +14,7 @@ import ray
 from remora.states import EndReason
 from tests.integration.trainers.lab import Lab, Running, processes_of, until
 from tests.integration.trainers.scripts import COLLECTIVE, DAEMON, ENDLESS, LOCKSTEP, LOUD, ROUNDED
-from trainers.launch import RayLauncher
+from trainers.launch import NAMESPACE, RayLauncher
 from trainers.plan import DriverGone
 from trainers.supervisor.device import devices_of_node
 
@@ -71,7 +71,12 @@ def test_an_attempt_gets_the_driver_that_waits_and_nobody_else_does(
     launcher.prepare()
     left = drivers()
     RayLauncher().prepare()
-    until(lambda: not drivers() & (left - {f"driver-{second.plan.attempt_id}"}), "the old one is gone")
+    left.discard(f"driver-{second.plan.attempt_id}")
+    until(lambda: not drivers() & left, "the old one is gone")
+    second.close()
+    (spare,) = drivers()
+    ray.kill(ray.get_actor(spare, namespace=NAMESPACE))
+    until(lambda: not drivers(), "no driver waits for the tests that follow")
 
 
 def test_a_driver_that_cannot_take_its_attempt_is_told_of(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,9 +84,10 @@ def test_a_driver_that_cannot_take_its_attempt_is_told_of(lab: Lab, monkeypatch:
     first, second = (
         lab.plan({"train.py": ENDLESS}, "python", "train.py", min_workers=1, max_workers=1) for _ in range(2)
     )
-    launcher = RayLauncher()
-    launcher.start(first)
+    has_it = lab.start(first)
+    has_it.until(lambda: has_it.world_sizes, "it trains")
     # As if a crash had given one driver to two attempts.
+    launcher = RayLauncher()
     monkeypatch.setattr(launcher, "_take_spare", lambda: f"driver-{first.attempt_id}")
     launcher.start(second)
 
@@ -90,7 +96,9 @@ def test_a_driver_that_cannot_take_its_attempt_is_told_of(lab: Lab, monkeypatch:
 
     (gone,) = until(gone_drivers, "it is told")
     assert f"has {first.attempt_id} already" in gone.message
-    launcher.kill(first.attempt_id)
+    assert f"driver-{first.attempt_id}" in drivers(), "the one that has it keeps it"
+    lab.stop(has_it, EndReason.CANCELLED)
+    assert has_it.end()["end_reason"] == "cancelled"
 
 
 def drivers() -> set[str]:
