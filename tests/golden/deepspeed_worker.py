@@ -1,12 +1,13 @@
-"""A script of DeepSpeed as users write it, once for each stage of ZeRO in the same process; nothing of Remora in it.
+"""A script of DeepSpeed as users write it, in a process of its own for each stage of ZeRO; nothing of Remora in it.
 
-usage: deepspeed_worker.py OUT save|resume; STAGES names the stages.  Rank 0 writes the loss of every step into
-OUT/losses-MODE-WORLD_SIZE.json, by stage.
+usage: deepspeed_worker.py OUT save|resume; STAGES names the stages, and MASTER_PORTS a port for each.  Rank 0 writes
+the loss of every step into OUT/losses-MODE-WORLD_SIZE-STAGE.json.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -58,21 +59,31 @@ def train(stage: int, folder: Path) -> dict[int, float]:
     return losses
 
 
-def main() -> None:
-    out, mode = Path(sys.argv[1]), sys.argv[2]
-    losses = {}
-    for stage in map(int, os.environ["STAGES"].split()):
-        if mode == "resume":
-            # What a supervisor tells a script that goes on.
-            scratch = out / f"scratch-{os.environ['WORLD_SIZE']}-{os.environ['RANK']}-{stage}"
-            scratch.mkdir()
-            os.environ["REMORA_RESUME_DIR"] = str(out / f"saved-{stage}")
-            os.environ["REMORA_SCRATCH_DIR"] = str(scratch)
-        losses[stage] = train(stage, out / f"saved-{stage}")
+def run(out: Path, mode: str, stage: int, port: str) -> None:
+    os.environ["MASTER_PORT"] = port
+    if mode == "resume":
+        # What a supervisor tells a script that goes on.
+        scratch = out / f"scratch-{os.environ['WORLD_SIZE']}-{os.environ['RANK']}-{stage}"
+        scratch.mkdir()
+        os.environ["REMORA_RESUME_DIR"] = str(out / f"saved-{stage}")
+        os.environ["REMORA_SCRATCH_DIR"] = str(scratch)
+    losses = train(stage, out / f"saved-{stage}")
     if dist.get_rank() == 0:
-        file = out / f"losses-{mode}-{dist.get_world_size()}.json"
+        file = out / f"losses-{mode}-{dist.get_world_size()}-{stage}.json"
         file.write_text(json.dumps(losses))
     dist.destroy_process_group()
+
+
+def main() -> None:
+    out, mode = Path(sys.argv[1]), sys.argv[2]
+    stages, ports = os.environ["STAGES"].split(), os.environ["MASTER_PORTS"].split()
+    # Forked, so that DeepSpeed is imported once.
+    for stage, port in zip(stages, ports, strict=True):
+        script = multiprocessing.get_context("fork").Process(target=run, args=(out, mode, int(stage), port))
+        script.start()
+        script.join()
+        if script.exitcode:
+            sys.exit(1)
 
 
 if __name__ == "__main__":

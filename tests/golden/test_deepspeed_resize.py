@@ -26,7 +26,7 @@ def run(out: Path, mode: str, workers: int) -> dict[int, dict[int, float]]:
     environment = {
         **kept, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SITE),
         "WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORTS": " ".join(str(free_port()) for _ in STAGES),
         "REMORA_GLOBAL_BATCH": "12", "STAGES": " ".join(map(str, STAGES)),
     }  # fmt: skip
     command = [sys.executable, str(WORKER), str(out), mode]
@@ -40,8 +40,10 @@ def run(out: Path, mode: str, workers: int) -> dict[int, dict[int, float]]:
             )
     codes = [process.wait() for process in processes]
     assert codes == [0] * workers, "\n".join(log.read_text()[-2000:] for log in logs)
-    told = json.loads((out / f"losses-{mode}-{workers}.json").read_text())
-    return {int(stage): {int(step): loss for step, loss in losses.items()} for stage, losses in told.items()}
+    told = {
+        stage: json.loads((out / f"losses-{mode}-{workers}-{stage}.json").read_text()) for stage in STAGES
+    }
+    return {stage: {int(step): loss for step, loss in losses.items()} for stage, losses in told.items()}
 
 
 @pytest.mark.backend("deepspeed", "resumes same size")
