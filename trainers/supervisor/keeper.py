@@ -29,6 +29,8 @@ _PR_SET_PTRACER = 0x59616D61
 #: Signals that wake a keeper.
 WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1)
 _LIBC = ctypes.CDLL(None, use_errno=True)
+#: Seconds in which what a command left behind may end by itself, as Python's own trackers of semaphores do.
+_LAST_WORDS_S = 0.2
 
 
 def main(arguments: list[str]) -> None:
@@ -61,6 +63,8 @@ def reap_descendants() -> None:
 def keep(child: int, status_fd: int, grace_s: float, start_failed: str = "") -> None:
     """Wait for the command's own process, end what it left behind, and write how it ended."""
     status = _wait(child, grace_s)
+    if "exit_code" in status:
+        _let_descendants_end()
     outlived = _end_descendants()
     if start_failed:
         status = {"start_failed": start_failed}
@@ -128,6 +132,16 @@ def _reap(child: int) -> dict[str, object] | None:
                 if os.WIFSIGNALED(status)
                 else {"exit_code": os.WEXITSTATUS(status)}
             )
+
+
+def _let_descendants_end() -> None:
+    """Give a moment to what is ending by itself, because its parent ended."""
+    deadline = time.monotonic() + _LAST_WORDS_S
+    while _descendants() and (left_s := deadline - time.monotonic()) > 0:
+        received = signal.sigtimedwait(WATCHED, left_s)
+        _reap(-1)
+        if received is None or received.si_signo != signal.SIGCHLD:
+            return
 
 
 def _end_descendants() -> int:

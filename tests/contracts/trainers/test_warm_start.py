@@ -103,7 +103,7 @@ def meet(rank, file):
     dist.destroy_process_group()
 if __name__ == "__main__":
     other = mp.get_context("spawn").Process(target=meet, args=(1, os.path.abspath("meeting")))
-    other.start(); meet(0, os.path.abspath("meeting")); other.join(); os.unlink("meeting")
+    other.start(); meet(0, os.path.abspath("meeting")); other.join()
 """,
 }
 #: What keeps a script from being forked: how it is called, what it finds, what it is told.
