@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +13,23 @@ from hypothesis import HealthCheck, settings
 
 from service.store.database import Database
 from service.store.migrate import migrate
+from tests.needed import is_missing
 from tests.postgres import OwnServer, PostgresServer, binaries
 
 # How fast a busy machine makes examples says nothing about what they are examples of.
 settings.register_profile("remora", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("remora")
+
+
+def pytest_configure() -> None:
+    """Who ends a run with SIGTERM, as `timeout` does, has its clusters and servers ended as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def mpirun() -> str:
+    """The distribution's Open MPI."""
+    return shutil.which("mpirun") or is_missing("Open MPI is not installed: apt-get install openmpi-bin")
 
 
 @pytest.fixture(scope="session")
@@ -29,10 +43,7 @@ def postgres() -> Iterator[PostgresServer]:
         return
     folder = binaries()
     if folder is None:
-        missing = "PostgreSQL is not installed, so NOTHING IS TESTED ON IT: apt-get install postgresql"
-        if os.environ.get("CI"):
-            pytest.fail(missing)
-        pytest.skip(missing)
+        is_missing("PostgreSQL is not installed, so NOTHING IS TESTED ON IT: apt-get install postgresql")
     own = OwnServer(folder)
     try:
         yield PostgresServer(own.url)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ from tests.e2e.embedded import Embedded
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed (apt: openmpi-bin)"),
+    pytest.mark.usefixtures("mpirun"),
 ]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mpi"

@@ -6,7 +6,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-import pytest
+from tests.needed import is_missing
 
 ROOT = Path(__file__).parents[3]
 
@@ -16,5 +16,5 @@ def tensorflow_python() -> str:
     """The interpreter of that environment; it is made once, and kept."""
     made = subprocess.run(["make", "tensorflow"], cwd=ROOT, capture_output=True, text=True)
     if made.returncode != 0:
-        pytest.skip(f"TensorFlow cannot be installed here: {made.stderr.strip().splitlines()[-1:]}")
+        is_missing(f"TensorFlow cannot be installed here: {made.stderr.strip().splitlines()[-1:]}")
     return str(ROOT / ".venv-tensorflow" / "bin" / "python")

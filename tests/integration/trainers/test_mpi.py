@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from tests.integration.trainers.lab import Lab, processes_of, until
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed (apt: openmpi-bin)"),
+    pytest.mark.usefixtures("mpirun"),
 ]
 
 EXAMPLE = (Path(__file__).parents[3] / "examples" / "mpi" / "train.py").read_text()
