@@ -22,8 +22,12 @@ settings.load_profile("remora")
 
 
 def pytest_configure() -> None:
-    """Who ends a run with SIGTERM, as `timeout` does, has its clusters and servers ended as Ctrl-C does."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Who ends a run with SIGTERM, as `timeout` does, has its clusters and servers ended as Ctrl-C does.
+
+    A shell that starts a run in the background has it ignore SIGINT, and what the tests start would ignore it too.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
