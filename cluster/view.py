@@ -1,0 +1,149 @@
+"""Everything that a plan is made from, frozen (pure): what is wished for, what there is, what can be bought.
+
+Whoever plans for real makes a view of rows and of what the provider and Ray say; a replay makes it of a trace.
+Times are seconds since 1970, durations end in `_s`, money is USD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cluster.offerings import Offering
+from cluster.policies import BudgetStep, CapacityRule
+from remora.states import NodeState
+
+#: States in which nothing is left of a node; a view holds such nodes only as memories.
+ENDED = frozenset({NodeState.GONE, NodeState.FAILED})
+#: States of a node that goes and takes no more work.
+LEAVING = frozenset({NodeState.DRAINING, NodeState.TERMINATING})
+#: States of a node that Ray knew.
+JOINED = frozenset({NodeState.JOINED, NodeState.READY, NodeState.DRAINING})
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobDemand:
+    """A job that waits or runs, and what it would use.  How many workers it has is known from the nodes."""
+
+    id: str
+    project: str = "default"
+    #: It may start with so few, all at once.
+    min_workers: int
+    #: It can use so many.
+    max_workers: int
+    #: Its number of workers is a multiple of this.
+    multiple_of: int = 1
+    #: Ray resources of one worker, e.g. {"CPU": 1.0, "GPU": 1.0}.
+    worker_resources: Mapping[str, float]
+    #: Pools in order of preference; empty: every pool, in the order of the policies.
+    pools: tuple[str, ...] = ()
+    #: Zones that it accepts; empty: all.
+    zones: tuple[str, ...] = ()
+    #: Capacity types that it accepts; None: whatever its pool buys.
+    capacity: CapacityRule | None = None
+    #: All its workers have to be in one fabric domain.
+    needs_fabric: bool = False
+    #: 0 to 100; the highest comes first.
+    priority: int = 50
+    created_at: float = 0.0
+    #: Since when it has had fewer workers than `max_workers`; None: since `created_at`.
+    waiting_since: float | None = None
+    #: When it has to be done.
+    deadline_at: float | None = None
+    #: Seconds that it still has to train with `max_workers`, when somebody knows.
+    work_left_s: float | None = None
+    #: USD that it may still spend.
+    budget_left: float | None = None
+    #: Seconds of training that are lost when it is stopped without a notice.
+    since_checkpoint_s: float = 0.0
+    #: Seconds that it stands still when its workers change.
+    resume_s: float = 0.0
+    #: The last step of the cluster's budget that its owner was told of.
+    told: BudgetStep | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeView:
+    """A node's row together with what the provider and Ray say about it now."""
+
+    id: str
+    pool: str
+    state: NodeState
+    created_at: float
+    #: `Offering.id` of what it was bought as; empty when that is not known.
+    offering: str = ""
+    #: Ray resources that it brings, or will bring once it has joined.
+    resources: Mapping[str, float] = field(default_factory=dict)
+    #: Nodes with the same name here reach one another by InfiniBand; None: it has none.
+    fabric: str | None = None
+    #: Workers on it, by job id.
+    jobs: Mapping[str, int] = field(default_factory=dict)
+    #: Since when nothing has run on it; None while something does, and before it is ready.
+    idle_since: float | None = None
+    #: The provider lists it.
+    provided: bool = True
+    #: The provider says that its machine runs.
+    is_running: bool = True
+    #: Ray knows it and calls it alive.
+    is_member: bool = True
+    #: While draining: when it has to be gone.
+    deadline_at: float | None = None
+    #: When it was told to go, be it with a drain or at once; counts for the pace of returns.
+    leaving_since: float | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """It can take work, now or once it has joined."""
+        return self.state not in ENDED and self.state not in LEAVING
+
+    @property
+    def is_paid(self) -> bool:
+        """Its machine exists or is about to, so that it costs money and uses quota."""
+        return self.state not in ENDED or self.provided
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """The cloud had none of an offering.
+
+    Stays in the view for some time after its end: from when on it can be had again is known only so.
+    """
+
+    #: `Offering.id`
+    offering: str
+    #: It is not asked for before.
+    until: float
+    #: One sentence for people.
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spending:
+    """What was spent: in the running day and in the running month (UTC)."""
+
+    today: float = 0.0
+    this_month: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterView:
+    """Everything that a plan is made from, besides the policies and the time.
+
+    Nodes that ended within the last quarter of an hour belong into it: they are what slows a failing pool down, and
+    what the pace of launches and returns is counted from.
+    """
+
+    jobs: tuple[JobDemand, ...] = ()
+    nodes: tuple[NodeView, ...] = ()
+    #: All that the providers sell.
+    offerings: tuple[Offering, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    #: Units that the cloud still allows beyond all nodes of this view, by the offerings' name of the quota in lower
+    #: case; what is not named is not limited.
+    quota_left: Mapping[str, int] = field(default_factory=dict)
+    #: Of the whole cluster.
+    spent: Spending = Spending()
+    #: By project.
+    spent_by_project: Mapping[str, Spending] = field(default_factory=dict)
+    #: The furthest step of the budget that an earlier plan reached in this day or month: it holds until that ends.
+    budget_step: BudgetStep | None = None
