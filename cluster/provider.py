@@ -11,16 +11,23 @@ from typing import Protocol
 
 
 class ProviderError(Exception):
-    """Base of everything a provider may raise; the message is one sentence for people."""
+    """Base of everything a provider may raise; the message is one sentence for people.
+
+    `closes` are the ids of the offerings that need not be asked for before `until` (seconds since 1970).
+    """
+
+    def __init__(self, message: str, *, closes: tuple[str, ...] = (), until: float = 0.0) -> None:
+        super().__init__(message)
+        self.closes = closes
+        self.until = until
 
 
 class InsufficientCapacity(ProviderError):
     """The provider has no machine of this kind now; do not ask for it before `until` (seconds since 1970)."""
 
-    def __init__(self, message: str, *, offering: str, until: float) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, offering: str, until: float, closes: tuple[str, ...] = ()) -> None:
+        super().__init__(message, closes=closes or (offering,), until=until)
         self.offering = offering
-        self.until = until
 
 
 class QuotaExceeded(ProviderError):
@@ -33,6 +40,10 @@ class Throttled(ProviderError):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class Unanswered(Throttled):
+    """No clear answer came: what was asked for may have been done; asking again, or `list`, tells."""
 
 
 class InvalidRequest(ProviderError):
@@ -54,6 +65,8 @@ class NodeRequest:
     resources: dict[str, float]
     #: Labels of the Ray node.
     labels: dict[str, str] = field(default_factory=dict)
+    #: Id of the offering to buy, `<size>/<zone>/<capacity type>`; for providers that have more than one kind.
+    offering: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +82,8 @@ class ProvidedNode:
     created_at: float
     #: Why it is not running, for people.
     message: str | None = None
+    #: What `create` would have raised, had the provider known at once that it cannot make this machine.
+    refusal: ProviderError | None = None
 
 
 class Provider(Protocol):

@@ -1,0 +1,177 @@
+"""The body of the request that makes a machine: golden, and what must never be in it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.azure.body import DISK_PLACEMENT_LABEL, machine_body, machine_name
+from cluster.azure.settings import AzureSettings
+from cluster.offerings import CapacityType, Offering
+from cluster.provider import InvalidRequest, NodeRequest
+
+GROUP = "/subscriptions/s-1/resourceGroups/nodes/providers"
+SETTINGS = AzureSettings(
+    subscription="s-1",
+    resource_group="nodes",
+    region="eastus",
+    cluster="c1",
+    subnet=f"{GROUP}/Microsoft.Network/virtualNetworks/v/subnets/workers",
+    image=f"{GROUP}/Microsoft.Compute/galleries/remora/images/gpu/versions/2026.11.1",
+    node_identity=f"{GROUP}/Microsoft.ManagedIdentity/userAssignedIdentities/remora-node",
+    node_identity_client_id="11111111-2222",
+    vault="https://remora.vault.azure.net",
+    ssh_public_key="ssh-ed25519 AAAA operator",
+)
+SIZE = "Standard_NC24ads_A100_v4"
+WISH = NodeRequest(
+    node_id="node_01J", pool="a100", resources={"CPU": 24.0, "GPU": 1.0}, labels={"tier": "spot"}
+)
+NAME = "remora-c1-node-01j-ed970ae66d"
+TAGS = {
+    "remora:cluster": "c1",
+    "remora:node": "node_01J",
+    "remora:pool": "a100",
+    "remora:created-at": "12.5",
+    "remora:offering": f"{SIZE}/1/spot",
+}
+
+
+def offering(zone: str | None = "1", capacity: CapacityType = CapacityType.SPOT, **labels: str) -> Offering:
+    return Offering(
+        size=SIZE, zone=zone, capacity=capacity, resources={"GPU": 1.0}, price_per_hour=1.0, labels=labels
+    )
+
+
+def body(
+    offered: Offering | None = None, wish: NodeRequest = WISH, settings: AzureSettings = SETTINGS
+) -> dict[str, Any]:
+    return machine_body(settings, wish, offered or offering(), "10.1.0.4:6379", 12.5)
+
+
+def start_up(made: dict[str, Any]) -> str:
+    return base64.b64decode(made["properties"]["osProfile"]["customData"]).decode()
+
+
+def test_the_body_of_a_spot_machine() -> None:
+    made = body(offering(**{DISK_PLACEMENT_LABEL: "ResourceDisk"}))
+    made["properties"]["osProfile"].pop("customData")
+    assert made == {
+        "location": "eastus",
+        "zones": ["1"],
+        "tags": TAGS,
+        "identity": {"type": "UserAssigned", "userAssignedIdentities": {SETTINGS.node_identity: {}}},
+        "properties": {
+            "priority": "Spot",
+            "evictionPolicy": "Delete",
+            "billingProfile": {"maxPrice": -1.0},
+            "hardwareProfile": {"vmSize": SIZE},
+            "securityProfile": {"securityType": "Standard"},
+            "storageProfile": {
+                "imageReference": {"id": SETTINGS.image},
+                "osDisk": {
+                    "name": f"{NAME}-os",
+                    "createOption": "FromImage",
+                    "deleteOption": "Delete",
+                    "caching": "ReadOnly",
+                    "diskSizeGB": 128,
+                    "diffDiskSettings": {"option": "Local", "placement": "ResourceDisk"},
+                },
+            },
+            "osProfile": {
+                "computerName": NAME,
+                "adminUsername": "remora",
+                "linuxConfiguration": {
+                    "disablePasswordAuthentication": True,
+                    "provisionVMAgent": True,
+                    "ssh": {
+                        "publicKeys": [
+                            {
+                                "path": "/".join(["", "home", "remora", ".ssh", "authorized_keys"]),
+                                "keyData": SETTINGS.ssh_public_key,
+                            }
+                        ]
+                    },
+                },
+            },
+            "networkProfile": {
+                "networkApiVersion": "2022-11-01",
+                "networkInterfaceConfigurations": [
+                    {
+                        "name": f"{NAME}-nic",
+                        "tags": TAGS,
+                        "properties": {
+                            "primary": True,
+                            "deleteOption": "Delete",
+                            "enableAcceleratedNetworking": True,
+                            "ipConfigurations": [
+                                {
+                                    "name": "ip",
+                                    "properties": {"primary": True, "subnet": {"id": SETTINGS.subnet}},
+                                }
+                            ],
+                        },
+                    }
+                ],
+            },
+        },
+    }
+
+
+def test_an_on_demand_machine_without_a_zone_names_neither() -> None:
+    made = body(offering(zone=None, capacity=CapacityType.ON_DEMAND))
+    assert "zones" not in made
+    assert not {"priority", "evictionPolicy", "billingProfile"} & set(made["properties"])
+
+
+def test_without_a_local_placement_the_disk_is_a_managed_one_that_goes_with_the_machine() -> None:
+    disk = body()["properties"]["storageProfile"]["osDisk"]
+    assert disk["managedDisk"] == {"storageAccountType": "StandardSSD_LRS"}
+    assert disk["deleteOption"] == "Delete"
+
+
+def test_the_node_is_told_what_it_is_in_a_cloud_init_document() -> None:
+    text = start_up(body())
+    assert text.startswith("#cloud-config\n")
+    document = yaml.safe_load(text)
+    (file,) = document["write_files"]
+    assert file["path"] == "/etc/remora/node.json"
+    assert json.loads(file["content"]) == {
+        "cluster": "c1",
+        "node": "node_01J",
+        "pool": "a100",
+        "head": "10.1.0.4:6379",
+        "resources": {"CPU": 24.0, "GPU": 1.0},
+        "labels": {"remora-capacity": "spot", "tier": "spot"},
+        "vault": "https://remora.vault.azure.net",
+        "identity_client_id": "11111111-2222",
+    }
+    assert document["runcmd"] == [["systemctl", "enable", "--now", "remora-node.service"]]
+
+
+def test_no_secret_is_in_what_every_process_of_the_machine_can_read() -> None:
+    words = start_up(body()).lower()
+    assert not [word for word in ("token", "secret", "password", "accountkey", "sig=") if word in words]
+
+
+def test_start_up_data_that_azure_would_refuse_is_refused_here() -> None:
+    large = NodeRequest(node_id="node_a", pool="p", resources={}, labels={"x": "y" * 66_000})
+    with pytest.raises(InvalidRequest, match="too large"):
+        body(wish=large)
+
+
+def test_a_pool_whose_name_is_longer_than_a_tag_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="longer than"):
+        body(wish=NodeRequest(node_id="node_a", pool="p" * 257, resources={}))
+
+
+def test_names_differ_even_where_azure_would_not_see_the_difference() -> None:
+    ids = ["node_a", "node-a", "NODE_A", "node_" + "x" * 59, "node_" + "x" * 58 + "y"]
+    names = {machine_name("c1", one).lower() for one in ids}
+    assert len(names) == len(ids)
+    assert all(len(machine_name("c" * 20, one)) <= 64 for one in ids)
+    assert not [name for name in names if not name.replace("-", "").isalnum() or name.endswith("-")]
