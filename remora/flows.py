@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from remora import requests
-from remora.bundle import pack
+from remora.bundle import PackedBundle, pack
 from remora.checkpoint_files import extract
+from remora.code_checks import check_code
 from remora.errors import ApiError, NotFound, SpecError, SpecProblem
 from remora.foreign import translate
 from remora.received_files import check, new_folder, place_for
@@ -42,13 +43,13 @@ Flow = Generator[Request[Any] | Work, Any, T]
 
 
 def submit(job: JobSpec | Mapping[str, Any] | str | Path, idempotency_key: str | None) -> Flow[Job]:
-    """Check the specification, upload its code unless the service has it, create the job."""
+    """Check the specification against its code, upload that unless the service has it, create the job."""
     spec: JobSpec = yield Work(lambda: _spec_of(job))
     folder = spec.code_folder
     if folder is not None:
         with tempfile.TemporaryDirectory(prefix="remora-") as scratch:
             file = Path(scratch, "bundle.zip")
-            packed = yield Work(lambda: pack(folder, file))
+            packed = yield Work(lambda: _packed(spec, folder, file))
             known = yield requests.has_bundle(packed.digest)
             if not known:
                 yield requests.put_bundle(packed.digest, file)
@@ -57,6 +58,13 @@ def submit(job: JobSpec | Mapping[str, Any] | str | Path, idempotency_key: str |
         spec, uuid.uuid4().hex if idempotency_key is None else idempotency_key
     )
     return created
+
+
+def _packed(spec: JobSpec, folder: Path, file: Path) -> PackedBundle:
+    packed = pack(folder, file)
+    with file.open("rb") as bundle:
+        check_code(spec, bundle)
+    return packed
 
 
 def _spec_of(job: JobSpec | Mapping[str, Any] | str | Path) -> JobSpec:

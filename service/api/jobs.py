@@ -14,6 +14,7 @@ from fastapi import APIRouter, Query, Request
 from sqlalchemy.exc import IntegrityError
 from starlette.responses import Response
 
+from remora.code_checks import check_code, needs_code
 from remora.errors import SpecError
 from remora.spec import JobSpec
 from remora.states import JobState
@@ -82,11 +83,7 @@ async def _checked_spec(context: Context, body: Mapping[str, Any]) -> JobSpec:
     try:
         spec = JobSpec.from_mapping(body)
     except SpecError as error:
-        problems = [
-            FieldProblem(field=_utf8(one.field), message=_utf8(one.message)) for one in error.problems
-        ]
-        detail = _utf8(str(error.problems[0]) if error.problems else str(error))
-        raise ApiProblem(422, "invalid_spec", detail, errors=problems) from None
+        raise _invalid(error) from None
     if spec.code_folder is not None:
         message = "a folder on your machine is unknown here: upload it to /v1/bundles and give its digest"
         raise ApiProblem(
@@ -100,7 +97,23 @@ async def _checked_spec(context: Context, body: Mapping[str, Any]) -> JobSpec:
             f"there is no bundle {digest}",
             hint=f"PUT it to /v1/bundles/{digest} first",
         )
+    if digest is not None and needs_code(spec):
+        await asyncio.to_thread(_check_code, context, spec, digest)
     return spec
+
+
+def _check_code(context: Context, spec: JobSpec, digest: str) -> None:
+    try:
+        with context.storage.open_read(bundle_name(digest)) as bundle:
+            check_code(spec, bundle)
+    except SpecError as error:
+        raise _invalid(error) from None
+
+
+def _invalid(error: SpecError) -> ApiProblem:
+    problems = [FieldProblem(field=_utf8(one.field), message=_utf8(one.message)) for one in error.problems]
+    detail = _utf8(str(error.problems[0]) if error.problems else str(error))
+    return ApiProblem(422, "invalid_spec", detail, errors=problems)
 
 
 def _utf8(text: str) -> str:

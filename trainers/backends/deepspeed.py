@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from remora.deepspeed import record
-from remora.deepspeed.configuration import check
+from remora.deepspeed.named import check_named
 from remora.deepspeed.refusal import Refused
 from trainers.backends.backend import Backend, BackendUnusable, Start
 
 #: Interpreters that run `remora.deepspeed.site` before a script.
 _SITE = Path(record.__file__).parent / "site"
-_OPTIONS = ("--deepspeed_config", "--deepspeed-config")
 
 
 class DeepSpeed(Backend):
@@ -31,8 +28,8 @@ class DeepSpeed(Backend):
                 "DeepSpeed is not installed on the nodes; install it there: pip install deepspeed==0.19.8"
             )
         try:
-            for config in _configurations(start):
-                check(config, _global_batch(start.environment))
+            batch = _global_batch(start.environment)
+            check_named(start.plan.command, batch, lambda name: _text_of(start.code / name))
             if start.resume is not None and start.manifest is not None:
                 _show(record.read(start.resume, str(start.manifest.step)), start.resume, start.code)
         except Refused as refused:
@@ -47,25 +44,8 @@ class DeepSpeed(Backend):
         return variables
 
 
-def _configurations(start: Start) -> Iterator[Mapping[str, Any]]:
-    """Configurations that the command names; one that only DeepSpeed can read is judged by it."""
-    words = start.plan.command
-    for place, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        if option not in _OPTIONS:
-            continue
-        name = value if equals else "".join(words[place + 1 : place + 2])
-        file = start.code / name
-        if not name.endswith(".json"):
-            continue
-        if not file.is_file():
-            raise Refused(
-                f"the command names the DeepSpeed configuration {name}, and there is no such file in the code"
-            )
-        with contextlib.suppress(ValueError):
-            content = json.loads(file.read_text())
-            if isinstance(content, Mapping):
-                yield content
+def _text_of(file: Path) -> str | None:
+    return file.read_text(errors="replace") if file.is_file() else None
 
 
 def _global_batch(environment: Mapping[str, str]) -> int | None:

@@ -427,6 +427,20 @@ class TestBundles:
         assert list((settings.home / "uploads").iterdir()) == []
         assert client.head(f"/v1/bundles/{digest}").status_code == 404
 
+    def test_what_its_code_contradicts_is_refused_with_both_values(self, client: TestClient) -> None:
+        digest, content = make_bundle(**{"conf__ds.json": '{"train_batch_size": 64}'})
+        assert client.put(f"/v1/bundles/{digest}", content=content).status_code == 201
+        job = {
+            "command": "python train.py --deepspeed_config conf/ds.json",
+            "code": digest,
+            "backend": "deepspeed",
+        }
+        answer = client.post("/v1/jobs", json={**job, "elastic": {"global_batch": 96}})
+        found = problem(answer, 422, "invalid_spec")
+        assert "train_batch_size is 64" in found.detail
+        assert "elastic.global_batch is 96" in found.detail
+        submit(client, **job, workers=1, elastic={"global_batch": 64})
+
     def test_a_bundle_that_unpacks_to_too_much_is_refused(self, database_url: str, tmp_path: Path) -> None:
         limited = Settings(home=tmp_path / "home", database_url=database_url, max_unpacked_bytes=1000)
         digest, content = make_bundle(big="x" * 2000)

@@ -1,0 +1,71 @@
+"""Configurations that a command names, judged before anything runs: at submission, and once more on the nodes.
+
+A script may read its configuration in other ways, and only DeepSpeed knows all forms of one: what is not clear from the
+command and a JSON file in the code is left for the start.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any
+
+from remora.deepspeed.configuration import check
+from remora.deepspeed.refusal import Refused
+
+_OPTIONS = ("--deepspeed_config", "--deepspeed-config")
+#: Bytes of a configuration; what is larger is none.
+_MOST = 2**20
+
+
+def check_named(
+    command: Sequence[str], global_batch: int | None, read: Callable[[str], str | None]
+) -> None:
+    """Raise Refused when a configuration that the command names contradicts the job, or is not there.
+
+    `read` gives the text of a file by its normalized name below the code, and None where there is none.
+    """
+    for name in _names(command):
+        text = read(posixpath.normpath(name))
+        if text is None:
+            raise Refused(
+                f"the command names the DeepSpeed configuration {name}, and there is no such file in the code"
+            )
+        if (config := _mapping(text)) is not None:
+            check(config, global_batch)
+
+
+def check_bundle(bundle: IO[bytes], command: Sequence[str], global_batch: int | None) -> None:
+    """The same for a code bundle, of which only the configuration is read.  Raises Refused."""
+    with zipfile.ZipFile(bundle) as archive:
+
+        def read(name: str) -> str | None:
+            try:
+                entry = archive.getinfo(name)
+            except KeyError:
+                return None
+            return archive.read(entry).decode(errors="replace") if entry.file_size <= _MOST else ""
+
+        check_named(command, global_batch, read)
+
+
+def _names(command: Sequence[str]) -> Iterator[str]:
+    """JSON files below the code that the command names."""
+    for place, word in enumerate(command):
+        option, equals, value = word.partition("=")
+        if option not in _OPTIONS:
+            continue
+        name = value if equals else "".join(command[place + 1 : place + 2])
+        is_elsewhere = "$" in name or posixpath.normpath(name).startswith(("/", ".."))
+        if name.endswith(".json") and not is_elsewhere:
+            yield name
+
+
+def _mapping(text: str) -> Mapping[str, Any] | None:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, Mapping) else None
