@@ -75,7 +75,8 @@ class EndReason(StrEnum):
     EXIT_CODE = "exit_code"
     #: The process of some rank was ended by a signal (a crash, the kernel's OOM killer, a kill by hand).
     SIGNAL = "signal"
-    #: The command could not be started at all: not found, not executable, or the code bundle is unusable.
+    #: The command could not be started at all: not found, not executable, or the code bundle is unusable; or its ranks
+    #: wait for one that has ended well.
     START_FAILED = "start_failed"
     #: The supervisor of some rank died while its node lived.
     SUPERVISOR_LOST = "supervisor_lost"
@@ -85,7 +86,7 @@ class EndReason(StrEnum):
     HEAD_LOST = "head_lost"
     #: Nodes were lost and fewer than `workers.min` could be had again in time.
     NODE_LOST = "node_lost"
-    #: No step ended for far longer than the job's own history explains.
+    #: No step ended for far longer than the job's own history explains, or all ranks wait for each other.
     HANG = "hang"
     #: `limits.run_time` passed.
     RUN_TIME_EXCEEDED = "run_time_exceeded"

@@ -20,9 +20,7 @@ _OPTIONS = ("--deepspeed_config", "--deepspeed-config")
 _MOST = 2**20
 
 
-def check_named(
-    command: Sequence[str], global_batch: int | None, read: Callable[[str], str | None]
-) -> None:
+def check_named(command: Sequence[str], global_batch: int | None, read: Callable[[str], str | None]) -> None:
     """Raise Refused when a configuration that the command names contradicts the job, or is not there.
 
     `read` gives the text of a file by its normalized name below the code, and None where there is none.

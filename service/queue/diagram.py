@@ -48,14 +48,15 @@ _REASONS: Mapping[EndReason, str] = {
     EndReason.EXIT_CODE: "some rank returned another exit code",
     EndReason.SIGNAL: "some rank was ended by a signal; for a script that uses `remora.torch` a single SIGKILL is no"
     " end, as long as others hold the state",
-    EndReason.START_FAILED: "the command could not be started, or the code bundle is unusable",
+    EndReason.START_FAILED: "the command could not be started, the code bundle is unusable, or a rank ended with exit"
+    " code 0 while all others wait for it in PyTorch's rendezvous",
     EndReason.SUPERVISOR_LOST: "the supervisor of some rank died while its node lived, or something that it needs"
     " failed before the command began",
     EndReason.DRIVER_LOST: "the driver died, or could not be started within a minute",
     EndReason.HEAD_LOST: "the head of the Ray cluster died",
     EndReason.NODE_LOST: "nodes were lost and `workers.min` could not be had again in time",
     EndReason.HANG: "no step ended for far longer than the job's own steps take, or the worker group broke four times"
-    " at one step although no worker was lost",
+    " at one step although no worker was lost, or all ranks wait in PyTorch's rendezvous",
     EndReason.RUN_TIME_EXCEEDED: "`limits.run_time` passed",
     EndReason.CANCELLED: "the owner cancelled the job",
     EndReason.EVICTED: "the job's machines were taken by a decision of ours",

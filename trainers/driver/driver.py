@@ -28,7 +28,9 @@ from trainers.driver.account import Account
 from trainers.driver.attempt import Attempt
 from trainers.driver.calls import RayCalls, free_ports, master_port, prepare
 from trainers.driver.crew import Crew, Meeting, place_of
+from trainers.driver.gathering import Gathering
 from trainers.driver.in_place import TURNS, InPlace
+from trainers.driver.stacks import Stacks
 from trainers.driver.standstill import Standstill
 from trainers.driver.verdict import Verdict
 from trainers.outputs.catalog import OutputsCatalog
@@ -74,7 +76,9 @@ class Driver:
         self._crew = Crew(RayCalls())
         self._attempt = Attempt(plan, self._account, self._crew)
         self._in_place = InPlace(self._attempt)
-        self._standstill = Standstill(self._attempt, self._in_place)
+        self._stacks = Stacks(self._crew)
+        self._standstill = Standstill(self._attempt, self._in_place, self._stacks)
+        self._gathering = Gathering(self._attempt, self._in_place, self._stacks)
         self._has_attempt.set()
 
     # --- called by the launcher ------------------------------------------------------------------------------------
@@ -149,7 +153,7 @@ class Driver:
         elif kind == "outputs":
             attempt.outputs.hear(message["changes"])
         elif kind == "stack":
-            self._standstill.hear(slot, message)
+            self._stacks.hear(slot, message)
         elif is_member and (generation == attempt.generation or kind in ("exit", "trouble")):
             # An end is an end, whatever group the worker thought it was in.
             attempt.receive(crew.ranks[slot], message)
@@ -320,6 +324,7 @@ class Driver:
             self._attempt.tick()
             self._in_place.tick()
             self._standstill.tick()
+            self._gathering.tick()
             now = time.monotonic()
             if now - told_at >= _PROGRESS_S:
                 told_at = now

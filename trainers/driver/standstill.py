@@ -10,18 +10,15 @@ together, and those who do not are left behind.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Any
 
-from remora import channel
 from remora.states import EndReason
 from trainers.driver.attempt import Attempt
 from trainers.driver.hang import Overdue
 from trainers.driver.in_place import InPlace
+from trainers.driver.stacks import Stacks
 from trainers.driver.verdict import Verdict
 
-#: Seconds in which supervisors have to tell what their processes are doing.
-STACKS_S = 20.0
 #: Seconds between two looks at who is still there; who does not answer twice is lost.
 LOOK_PAUSE_S = 0.5
 #: Characters of a stack that are kept.
@@ -31,23 +28,13 @@ STACK_LENGTH = 16_000
 class Standstill:
     """Looks whether steps still end; touched on the driver's event loop only."""
 
-    def __init__(self, attempt: Attempt, in_place: InPlace) -> None:
+    def __init__(self, attempt: Attempt, in_place: InPlace, stacks: Stacks) -> None:
         self._attempt = attempt
         self._in_place = in_place
+        self._stacks = stacks
         self._task: asyncio.Task[Any] | None = None
         self._look: asyncio.Task[Any] | None = None
         self._look_again_at = 0.0
-        #: Ranks that were asked what they are doing, by slot.
-        self._asked: dict[int, int] = {}
-        self._told = asyncio.Event()
-
-    def hear(self, slot: int, message: channel.Message) -> None:
-        """A supervisor tells what the processes of its rank are doing."""
-        rank = self._asked.pop(slot, None)
-        if rank is not None:
-            self._tell(rank, str(message.get("text", "")))
-        if not self._asked:
-            self._told.set()
 
     def tick(self) -> None:
         """What time alone brings about."""
@@ -103,7 +90,8 @@ class Standstill:
     async def _end_it(self, overdue: Overdue) -> None:
         attempt = self._attempt
         # 1. Everybody tells what it is doing, while it still does it.
-        await self._ask()
+        for rank, stack in (await self._stacks.ask(attempt.crew.in_order())).items():
+            self._tell(rank, stack)
         # 2. A step may have ended meanwhile.
         if self._overdue() is None:
             return
@@ -121,20 +109,6 @@ class Standstill:
         attempt.verdict = verdict
         self._in_place.leave()
         attempt.end_group()
-
-    async def _ask(self) -> None:
-        crew = self._attempt.crew
-        self._asked = {slot: crew.ranks[slot] for slot in crew.in_order()}
-        self._told.clear()
-        silent = await crew.tell_slots(list(self._asked), {"type": "dump"})
-        for slot in silent & self._asked.keys():
-            self._tell(self._asked.pop(slot), "Nobody there answers: its node is frozen, or cut off.")
-        if self._asked:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._told.wait(), STACKS_S)
-        for rank in self._asked.values():
-            self._tell(rank, f"Its supervisor did not tell it within {STACKS_S:g} s.")
-        self._asked = {}
 
     def _tell(self, rank: int, stack: str) -> None:
         text = f"What rank {rank} was doing when no step ended."

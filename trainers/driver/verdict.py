@@ -65,14 +65,14 @@ class Verdict:
 def judge(failure: GroupFailure) -> Verdict:
     """Find the cause of a failure."""
     if failure.lost_nodes:
-        ranks = _ranks(failure.lost_nodes)
+        ranks = name_ranks(failure.lost_nodes)
         return Verdict(goes_on=True, end_reason=EndReason.NODE_LOST, message=f"The node of {ranks} was lost.")
     if failure.is_planned:
         return Verdict(
             goes_on=True, end_reason=EndReason.EVICTED, message="The worker group changes its size."
         )
     if failure.lost_supervisors:
-        ranks = _ranks(failure.lost_supervisors)
+        ranks = name_ranks(failure.lost_supervisors)
         return Verdict(
             goes_on=False, end_reason=EndReason.SUPERVISOR_LOST, message=f"The supervisor of {ranks} died."
         )
@@ -113,7 +113,8 @@ def _judge_exit(first: ChildExit) -> Verdict:
     )
 
 
-def _ranks(ranks: tuple[int, ...]) -> str:
+def name_ranks(ranks: tuple[int, ...]) -> str:
+    """The ranks for people."""
     names = ", ".join(str(rank) for rank in sorted(ranks))
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
 

@@ -26,6 +26,24 @@ def test_a_hang_ends_the_attempt_with_the_stack_of_every_rank(lab: Lab) -> None:
     assert "barrier (train.py" in stacks[0], "it waits for the one that hangs"
 
 
+#: A script that ends on all ranks but rank 0 before it has met the others.
+MEETS_NOBODY = """
+import os
+if os.environ["RANK"] == "0":
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+"""
+
+
+def test_a_rendezvous_to_which_nobody_can_come_any_more_ends_the_attempt(lab: Lab) -> None:
+    lab.nodes(2)
+    run = lab.run({"train.py": MEETS_NOBODY}, "python", "train.py")
+    ended = run.end()
+    assert ended["end_reason"] == "start_failed"
+    assert "Rank 1 ended with exit code 0" in ended["message"]
+    assert "(init_process_group) still keeps rank 0 waiting" in ended["message"]
+
+
 def test_a_script_that_can_go_on_leaves_the_one_that_hangs_behind(lab: Lab, tmp_path: Path) -> None:
     lab.nodes(2)
     finish = tmp_path / "finish"

@@ -1,0 +1,67 @@
+"""Looks at worker groups that have not told a step: a script may wait for ranks that never come."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from trainers.driver.attempt import Attempt
+from trainers.driver.group import WorkerGroup
+from trainers.driver.in_place import InPlace
+from trainers.driver.rendezvous import Absent, RendezvousWatch
+from trainers.driver.stacks import Stacks
+from trainers.driver.standstill import STACK_LENGTH
+
+
+class Gathering:
+    """Ends an attempt whose ranks wait for nobody; touched on the driver's event loop only."""
+
+    def __init__(self, attempt: Attempt, in_place: InPlace, stacks: Stacks) -> None:
+        self._attempt = attempt
+        self._in_place = in_place
+        self._stacks = stacks
+        self._group: WorkerGroup | None = None
+        self._watch = RendezvousWatch(0.0)
+        self._task: asyncio.Task[Any] | None = None
+
+    def tick(self) -> None:
+        """What time alone brings about."""
+        group = self._attempt.group
+        if group is None or self._is_held(group) or (self._task is not None and not self._task.done()):
+            return
+        if group is not self._group:
+            self._group, self._watch = group, RendezvousWatch(group.started_at)
+        if self._watch.is_due(self._attempt.now(), len(group.ended)):
+            self._task = self._attempt.spawn(self._look(group))
+
+    def _is_held(self, group: WorkerGroup) -> bool:
+        """True when this group is over its rendezvous, or has other worries."""
+        attempt = self._attempt
+        is_ending = attempt.stop_reason is not None or attempt.verdict is not None or group.wants_to_stop
+        return group.has_reported or is_ending or self._in_place.is_changing
+
+    async def _look(self, group: WorkerGroup) -> None:
+        attempt, crew = self._attempt, self._attempt.crew
+        living = crew.present - crew.slots_of(group.ended)
+        # 1. Everybody who runs tells what it is doing.
+        stacks = await self._stacks.ask(living)
+        # 2. A step, an end or a loss may have come meanwhile.
+        is_as_before = attempt.group is group and living == crew.present - crew.slots_of(group.ended)
+        if not is_as_before or self._is_held(group):
+            return
+        ended = {rank for rank, one in group.exits.items() if not one.is_failure}
+        found = self._watch.look(attempt.now(), stacks, ended, group.world_size)
+        # 3. Nobody can come any more, or somebody is late.
+        if isinstance(found, Absent):
+            self._tell(found, stacks)
+        elif found is not None:
+            attempt.verdict = found
+            self._in_place.leave()
+            attempt.end_group()
+
+    def _tell(self, absent: Absent, stacks: dict[int, str]) -> None:
+        event, (waiting, missing) = self._attempt.account.event, (absent.waiting, absent.missing)
+        event("worker_group.gathering", absent.message, waiting=list(waiting), missing=list(missing))
+        for rank in missing:
+            text = f"What rank {rank} was doing when others waited for it in the rendezvous."
+            event("worker.stack", text, rank=rank, stack=stacks[rank][:STACK_LENGTH])
