@@ -18,6 +18,8 @@ from trainers.storage import StorageError
 _FINISH_S = 60.0
 #: Seconds before a refused commit is tried again at the end: at first, and at most.
 _PAUSE_S, _MAX_PAUSE_S = 0.25, 8.0
+#: Names of outputs in an event, at most.
+_NAMES = 100
 
 
 class Outputs:
@@ -36,6 +38,9 @@ class Outputs:
         self._loose: set[str] = set()
         #: Numbers of told lists, each with folders that it and all later ones leave out.
         self._replaced: list[tuple[int, frozenset[str]]] = []
+        #: Names that the workers of this group could not store at their end.
+        self._unstored: set[str] = set()
+        self._unstored_by: tuple[int, int] = (0, 0)
         self._under_way: asyncio.Task[None] | None = None
         self._removal: asyncio.Task[None] | None = None
         self._is_refused = False
@@ -61,16 +66,42 @@ class Outputs:
 
     @property
     def is_complete(self) -> bool:
-        """True when everything that was heard is in the list that is committed."""
+        """True when everything that the newest worker group wrote is in the list that is committed."""
+        return self._is_committed and not self._unstored
+
+    @property
+    def _is_committed(self) -> bool:
         return self.files == self._committed
 
     def hear(self, changes: Changes) -> None:
-        """A worker has stored or removed files."""
+        """A worker has stored or removed files, or could not store some."""
+        self._note_unstored(changes)
         before = self.files
         self.files = merge(before, changes)
         known = {file.folder for file in (*before.values(), *changes.written)}
         self._loose |= known - {file.folder for file in self.files.values()}
         self._begin_commit()
+
+    def _note_unstored(self, changes: Changes) -> None:
+        if changes.group > self._unstored_by:
+            # What an earlier group could not leave, this one did not find, and has written anew if it matters.
+            self._unstored, self._unstored_by = set(), changes.group
+        if changes.group < self._unstored_by or not changes.unstored:
+            return
+        # Of a name that several workers write, only the lowest rank's counts.
+        present = {name: self.files.get(name) for name in changes.unstored}
+        self._unstored |= {
+            name
+            for name, file in present.items()
+            if file is None or (file.group, -file.rank) <= (changes.group, -changes.rank)
+        }
+        some = ", ".join(changes.unstored[:5]) + (", ..." if len(changes.unstored) > 5 else "")
+        text = (
+            f"Rank {changes.rank} ended, and the storage did not take {len(changes.unstored)} of its outputs ({some});"
+            " what the job has of them is older, or nothing."
+        )
+        names = list(changes.unstored[:_NAMES])
+        self._account.event("attempt.outputs_unstored", text[:1000], rank=changes.rank, names=names)
 
     def tick(self) -> None:
         """Remove versions that the service does not name any more either."""
@@ -88,7 +119,7 @@ class Outputs:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._commit_all()
-        if not self.is_complete and not self._is_fenced:
+        if not self._is_committed and not self._is_fenced:
             text = "The newest outputs could not be put into the job's list; it is the older one."
             self._account.event("attempt.outputs_incomplete", text)
 
@@ -98,7 +129,7 @@ class Outputs:
             if self._under_way is not None and not self._under_way.done():
                 # Waits without ending it: what is half written in a thread goes on anyway.
                 await asyncio.wait({self._under_way})
-            if self.is_complete or self._is_fenced:
+            if self._is_committed or self._is_fenced:
                 return
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)

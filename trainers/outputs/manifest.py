@@ -57,6 +57,8 @@ class Changes:
     written: tuple[OutputFile, ...] = ()
     #: Names that were there and are not any more.
     removed: tuple[str, ...] = ()
+    #: Names that the storage did not take although the worker ends: what it has of them is older, or nothing.
+    unstored: tuple[str, ...] = ()
 
 
 def merge(files: Mapping[str, OutputFile], changes: Changes) -> dict[str, OutputFile]:

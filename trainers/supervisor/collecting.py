@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from trainers.outputs.catalog import OutputsCatalog, OutputsDamaged
 from trainers.outputs.manifest import Changes, OutputFile
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 _EVERY_S = 10.0
 #: Seconds since its last change after which a file is taken for complete while its script runs, or was killed.
 _SETTLED_S = 2.0
+#: Seconds before each further try to store what the storage did not take when the worker ends.
+_PAUSES_S = (0.5, 2.0)
 #: Files of one rank; more of them belong into an archive.
 MAX_FILES = 5_000
 #: Characters of a file's name at most.
@@ -49,6 +52,8 @@ class Collecting:
         self._complain = complain
         self._known: dict[str, _Trace] = {}
         self._complained: set[str] = set()
+        #: Names that the storage did not take in the newest round.
+        self._unstored: set[str] = set()
         self._wake = threading.Event()
         self._is_over = False
         self._thread = threading.Thread(target=self._watch, name="outputs", daemon=True)
@@ -102,7 +107,14 @@ class Collecting:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._look(_SETTLED_S if was_killed else 0.0)
+        settled_s = _SETTLED_S if was_killed else 0.0
+        self._look(settled_s)
+        for pause_s in _PAUSES_S:
+            if self._unstored:
+                time.sleep(pause_s)
+                self._look(settled_s)
+        if self._unstored:
+            self._tell(self._changes(self._place(), unstored=tuple(sorted(self._unstored))))
 
     def _watch(self) -> None:
         while not self._is_over:
@@ -124,6 +136,7 @@ class Collecting:
         """Store files that changed and were left alone for so many seconds, and tell."""
         place, written, fresh = self._place(), [], {}
         settled_ns = time.time_ns() - int(settled_s * 1e9)
+        self._unstored.clear()
         for name, path, trace in self._files():
             if self._known.get(name) == trace or (settled_s and trace[1] > settled_ns):
                 continue
@@ -131,6 +144,7 @@ class Collecting:
                 file = self._catalog.put(path, name, place)
             except (StorageError, OSError) as error:
                 self._complain_once(f"the output {name} could not be stored: {error}")
+                self._unstored.add(name)
                 continue
             if file is not None:
                 fresh[name] = trace
@@ -138,11 +152,13 @@ class Collecting:
         # Not seen is not gone: the walk may have been cut, or a folder not readable for a moment.
         removed = tuple(sorted(name for name in self._known if _is_gone(self.folder / name)))
         if written or removed:
-            group = (place.attempt, place.generation)
-            self._tell(Changes(rank=place.rank, group=group, written=tuple(written), removed=removed))
+            self._tell(self._changes(place, written=tuple(written), removed=removed))
         self._known |= fresh
         for name in removed:
             self._known.pop(name, None)
+
+    def _changes(self, place: Place, **names: Any) -> Changes:
+        return Changes(rank=place.rank, group=(place.attempt, place.generation), **names)
 
     def _files(self) -> list[tuple[str, Path, _Trace]]:
         """Files below the folder by their names; links, what is no file and what is too much are left out."""

@@ -256,18 +256,28 @@ def test_a_file_that_was_replaced_since_the_list_was_made_comes_in_its_newest_ve
     assert second.told == []
 
 
-def test_a_file_that_cannot_be_stored_is_said_and_tried_again(
+def test_a_file_that_cannot_be_stored_at_the_end_is_tried_again_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = Worker(tmp_path)
+    monkeypatch.setattr("trainers.supervisor.collecting._PAUSES_S", (0.0, 0.0))
+    worker, write, refusals = Worker(tmp_path), Storage.write_file, [1, 2]
+
+    def fails_twice(storage: Storage, name: str, source: Path) -> None:
+        if refusals:
+            refusals.pop()
+            _refuse()
+        write(storage, name, source)
+
     worker.write("a", "1")
     with monkeypatch.context() as broken:
         broken.setattr(Storage, "write_file", _refuse)
         worker.collecting.finish(was_killed=False)
-    assert (worker.told, worker.complaints) == ([], ["the output a could not be stored: the disk is full"])
+    assert worker.told == [Changes(rank=0, group=(1, 1), unstored=("a",))]
+    assert worker.complaints == ["the output a could not be stored: the disk is full"]
     assert stored(tmp_path) == []
+    monkeypatch.setattr(Storage, "write_file", fails_twice)
     worker.collecting.finish(was_killed=False)
-    assert worker.written == ["a"]
+    assert (worker.written, worker.told[-1].unstored) == (["a"], ())
 
 
 def _refuse(*_: Any, **__: Any) -> None:
@@ -284,9 +294,10 @@ def test_a_storage_that_fills_up_keeps_no_torn_copies(
         target.write_text("half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    monkeypatch.setattr("trainers.supervisor.collecting._PAUSES_S", (0.0,))
     monkeypatch.setattr(shutil, "copyfile", fill_up)
     worker.collecting.finish(was_killed=False)
-    assert (worker.told, stored(tmp_path)) == ([], [])
+    assert (worker.written, stored(tmp_path)) == ([], [])
 
 
 class Head:
@@ -424,6 +435,34 @@ def test_a_storage_that_fails_is_an_event(tmp_path: Path, monkeypatch: pytest.Mo
     head.finish()
     assert head.outputs.is_complete
     assert set(head.bodies("output")[-1]["files"]) == {"a", "b"}
+
+
+def unstored(rank: int, generation: int, *names: str) -> Changes:
+    return Changes(rank=rank, group=(1, generation), unstored=names)
+
+
+def test_what_a_worker_could_not_leave_is_an_event_and_makes_the_outputs_incomplete(tmp_path: Path) -> None:
+    head = Head(tmp_path)
+    head.finish(wrote(version("weights", 0)), unstored(0, 1, "weights", "log"))
+    assert not head.outputs.is_complete
+    (event,) = head.bodies("event")
+    assert (event["kind"], event["data"]) == (
+        "attempt.outputs_unstored",
+        {"rank": 0, "names": ["weights", "log"]},
+    )
+    assert "did not take 2 of its outputs (weights, log)" in event["message"]
+
+
+def test_what_only_a_higher_rank_could_not_leave_is_not_missed(tmp_path: Path) -> None:
+    head = Head(tmp_path)
+    head.finish(wrote(version("weights", 0)), unstored(1, 1, "weights"))
+    assert head.outputs.is_complete
+
+
+def test_what_an_earlier_worker_group_could_not_leave_is_its_successors_affair(tmp_path: Path) -> None:
+    head = Head(tmp_path)
+    head.finish(unstored(0, 1, "weights"), wrote(version("weights", 0, generation=2)), unstored(1, 1, "log"))
+    assert head.outputs.is_complete
 
 
 def test_at_the_end_a_refused_list_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
