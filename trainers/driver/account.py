@@ -40,6 +40,10 @@ class Account:
         """A record whose body is made already; its number, or None when it is dropped.  Lines go through `line`."""
         return None if self._is_closed else self._journal.append(self._now(), kind, body)
 
+    def put_whole(self, kind: RecordKind, body: dict[str, Any]) -> int | None:
+        """The same for a record that says all that those of its kind before it said; they are forgotten if they can."""
+        return None if self._is_closed else self._journal.append(self._now(), kind, body, is_whole=True)
+
     def is_stored(self, record: int) -> bool:
         """True when the service has stored the record of that number."""
         return self._journal.is_stored(record)

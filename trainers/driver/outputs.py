@@ -183,6 +183,9 @@ class Outputs:
                 for file in files.values()
             },
         }
-        seq = self._account.put("output", body)
-        if seq is not None and without:
-            self._replaced.append((seq, without))
+        seq = self._account.put_whole("output", body)
+        if seq is None:
+            return
+        # What lists before this one left out may go when this one is stored: those may never be.
+        loose = without.union(*(folders for _, folders in self._replaced))
+        self._replaced = [(seq, loose)] if loose else []

@@ -35,3 +35,18 @@ def test_threads_do_not_disturb_the_numbering() -> None:
     for thread in threads:
         thread.join()
     assert [record.seq for record in journal.after(0, 1000)] == list(range(1, 801))
+
+
+def test_of_what_says_everything_only_the_newest_waits_to_be_asked_for() -> None:
+    journal = Journal()
+    for count in range(3):
+        journal.append(0.0, "output", {"files": count}, is_whole=True)
+        journal.append(0.0, "event", {})
+    assert [(one.kind, one.body) for one in journal.after(0, 10)] == [
+        ("progress", {}), ("event", {}), ("progress", {}), ("event", {}), ("output", {"files": 2}), ("event", {}),
+    ]  # fmt: skip
+    journal.append(0.0, "output", {"files": 3}, is_whole=True)
+    assert [one.body for one in journal.after(4, 10) if one.kind == "output"] == [
+        {"files": 2},
+        {"files": 3},
+    ], "what somebody was given stays as it is"
