@@ -46,7 +46,8 @@ class Companion:
     It starts before the command, in the same folder, under a keeper of its own; what it prints goes to the log as
     Remora's words.  When the command fails or is stopped it is killed, and when the command returns 0 the worker is
     over once the companion has ended by itself.  When it fails, the command is ended; and when the command had not
-    begun (`Backend.has_started`), that is trouble of the machines, which another attempt follows.
+    begun (`Backend.has_started`), that is trouble of the machines, which another attempt follows, unless
+    `Backend.blame` finds that it is the job's own.
     """
 
     command: list[str]
@@ -83,6 +84,13 @@ class Backend:
     def has_started(self, start: Start) -> bool:  # noqa: ARG002 - for those who override it
         """False while the command waits for its companion; looked at when the companion fails."""
         return True
+
+    def blame(self, start: Start) -> str | None:  # noqa: ARG002 - for those who override it
+        """What of the job keeps its companion from starting, in one sentence; None where nothing shows that it does.
+
+        Asked when the companion failed before the command began; may try things out for some seconds.
+        """
+        return None
 
     def returned(self, start: Start) -> None:
         """Act on the command's exit code 0, before its companion is waited for."""

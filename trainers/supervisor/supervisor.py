@@ -217,9 +217,12 @@ class Supervisor:
         try:
             status = self._wait(child, start)
         except CompanionFailed as error:
-            # What the job could be blamed for was looked at before: this is a port that is taken, a node that went.
-            self._tell_trouble(str(error))
-            raise ChildFailed(str(error)) from error
+            blame = self._backend.blame(start)
+            if blame is None:
+                # A port that is taken, a node that went.
+                self._tell_trouble(str(error))
+                raise ChildFailed(str(error)) from error
+            status = {"start_failed": blame}
         self._finish(status)
 
     def _tell_trouble(self, why: str) -> None:

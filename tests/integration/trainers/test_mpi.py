@@ -109,3 +109,12 @@ def test_a_node_without_mpi_says_what_to_do(lab: Lab) -> None:
     end = run.end()
     assert end["end_reason"] == "start_failed"
     assert "in its PATH; install Open MPI 4 on the nodes" in end["message"]
+
+
+def test_parameters_that_keep_mpirun_from_starting_are_named_and_not_tried_again(lab: Lab) -> None:
+    lab.nodes(2)
+    wrong = {"OMPI_MCA_oob_tcp_if_include": "eth99"}
+    run = lab.run({"train.py": ALL_REDUCE}, "python", "train.py", backend="mpi", variables=wrong)
+    end = run.end()
+    assert end["end_reason"] == "start_failed", end
+    assert "starts nothing with the job's OMPI_MCA_oob_tcp_if_include; correct that" in end["message"]

@@ -21,6 +21,8 @@ class Accompanied(Backend):
     def __init__(self, script: str, *, begins: bool) -> None:
         self.script = script
         self.begins = begins
+        #: What of the job is at fault when it fails at the start.
+        self.fault: str | None = None
         self.has_returned = threading.Event()
 
     def companion(self, start: Start) -> Companion | None:
@@ -28,6 +30,9 @@ class Accompanied(Backend):
 
     def has_started(self, start: Start) -> bool:
         return self.begins
+
+    def blame(self, start: Start) -> str | None:
+        return self.fault
 
     def returned(self, start: Start) -> None:
         self.has_returned.set()
@@ -62,6 +67,20 @@ def test_one_that_fails_before_the_command_began_is_trouble_and_not_the_jobs_fau
     assert stage.end() == {"type": "trouble", "message": "sh ended with exit_code 1: the port is taken"}
     assert isinstance(stage.outcome, ChildFailed)
     assert stage.driver.all("exit") == []
+
+
+def test_one_that_the_job_itself_keeps_from_starting_is_not_tried_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside(monkeypatch, "exit 1", begins=False).fault = "the job asks for a network that is not there"
+    stage.start(command=["sleep", "60"])
+    end = stage.end()
+    assert end == {
+        "type": "exit",
+        "stopped": False,
+        "start_failed": "the job asks for a network that is not there",
+    }
+    assert stage.driver.all("trouble") == []
 
 
 def test_one_that_fails_later_ends_the_command(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,16 +9,22 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import ClassVar
 
+from remora.launchers import unwrap
 from trainers.backends.backend import Backend, BackendUnusable, Companion, Start
 from trainers.backends.mpi.rank import make_pipes, place_pipe, tell_over
 
 _HERE = Path(__file__).parent
 #: Folder in which the ranks of a node share memory.
 _SHARED_MEMORY = "OMPI_MCA_btl_vader_backing_directory"
+#: How variables begin that set parameters of Open MPI and its parts.
+_PARAMETERS = ("OMPI_", "PMIX_", "ORTE_", "OPAL_")
+#: Seconds that mpirun may take to start one process on its own node.
+_TRY_S = 20.0
 #: How every process of ours that stands between is started: the service's interpreter, standard library only.
 _PYTHON = [sys.executable, "-S", "-E"]
 
@@ -77,9 +83,36 @@ class Mpi(Backend):
         """True once the rank has its place."""
         return not Path(place_pipe(str(start.shared), start.place.rank)).exists()
 
+    def blame(self, start: Start) -> str | None:
+        """The job's own parameters of Open MPI, when mpirun starts a process here without them and none with them."""
+        asked = {**unwrap(start.plan.command).variables, **start.plan.variables}
+        own = sorted(name for name in asked if name.startswith(_PARAMETERS))
+        seen = _without_ranks(start)
+        without = {name: value for name, value in seen.items() if name not in own}
+        if not own or _runs(seen) or not _runs({**_settings(start), **without}):
+            return None
+        return f"mpirun starts nothing with the job's {', '.join(own)[:300]}; correct that, or leave it out"
+
     def returned(self, start: Start) -> None:
         """Let mpirun count this rank as ended."""
         tell_over(str(start.shared), start.place.rank)
+
+
+def _runs(environment: dict[str, str]) -> bool:
+    """True when mpirun can start one process on this node."""
+    try:
+        ended = subprocess.run(
+            ["mpirun", "-n", "1", "true"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_TRY_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return ended.returncode == 0
 
 
 def _without_ranks(start: Start) -> dict[str, str]:
