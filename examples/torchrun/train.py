@@ -2,6 +2,7 @@
 
 torchrun --nproc-per-node 2 train.py
 remora submit --workers 2 -- python train.py
+remora submit job.yaml    # goes on from its snapshot with the workers that are left when a machine goes
 """
 
 import argparse
@@ -62,6 +63,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--save-every", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--snapshot", default="snapshot.pt")
     arguments = parser.parse_args()
     dist.init_process_group(backend="nccl" if torch.cuda.is_available() else "gloo")
     torch.manual_seed(1)
@@ -69,7 +71,7 @@ def main():
     model = torch.nn.Sequential(torch.nn.Linear(1, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
     loader = DataLoader(data, batch_size=arguments.batch_size, sampler=DistributedSampler(data))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    Trainer(model, loader, optimizer, "snapshot.pt").train(arguments.epochs, arguments.save_every)
+    Trainer(model, loader, optimizer, arguments.snapshot).train(arguments.epochs, arguments.save_every)
     dist.destroy_process_group()
 
 
