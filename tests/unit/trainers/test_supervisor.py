@@ -370,6 +370,21 @@ def test_variables_are_told_what_only_the_worker_knows(stage: Stage) -> None:
     assert stage.driver.all("log")[0]["text"] == "job_1/1 127.0.0.1:29500"
 
 
+@pytest.mark.parametrize("asked", [{}, {"TMPDIR": "/tmp/of-${{job.id}}"}])
+def test_what_tensorflow_leaves_in_its_temporary_folder_goes_with_the_worker(
+    stage: Stage, asked: dict[str, str]
+) -> None:
+    says = "import os; print(os.environ['TMPDIR'], os.path.isdir(os.environ['TMPDIR']))"
+    stage.start(says, backend="tensorflow", variables=asked)
+    stage.end()
+    folder, is_there = stage.driver.all("log")[0]["text"].split()
+    if asked:
+        assert folder == "/tmp/of-job_1"
+    else:
+        assert Path(folder).is_relative_to(stage.folder / "work")
+        assert is_there == "True"
+
+
 def test_what_a_launcher_exports_is_told_the_same(stage: Stage) -> None:
     command = ["mpirun", "-x", "RUN=${{job.id}}", "-x", "OMP_NUM_THREADS=3", sys.executable, "train.py"]
     stage.start("import os; print(os.environ['RUN'], os.environ['OMP_NUM_THREADS'])", command=command)
