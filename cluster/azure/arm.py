@@ -1,0 +1,263 @@
+"""The few requests to Azure Resource Manager that nodes need, with Azure's own client; every failure is an `ArmError`.
+
+Nothing here waits for an operation or tries again: a look at what there is says what became of a request, and when
+to ask again is decided by whoever asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from azure.core import MatchConditions
+from azure.core.credentials_async import AsyncTokenCredential
+from azure.core.exceptions import (
+    AzureError,
+    ClientAuthenticationError,
+    HttpResponseError,
+    ResourceNotFoundError,
+)
+from azure.core.pipeline.policies import ContentDecodePolicy, RequestIdPolicy, UserAgentPolicy
+from azure.core.rest import HttpRequest
+from azure.mgmt.compute.aio import ComputeManagementClient
+
+from cluster.azure.errors import CloudFailure
+from cluster.azure.identity import Bearer
+from cluster.azure.settings import AzureSettings
+
+_SCOPE = "https://management.azure.com/.default"
+#: Seconds for a connection, and for an answer: a PUT of the real one takes one to three.
+_CONNECT_S = 10
+_ANSWER_S = 60
+_NETWORK_VERSION = "2024-05-01"
+_DISK_VERSION = "2024-03-02"
+
+
+class ArmError(Exception):
+    """Azure refused, or did not answer."""
+
+    def __init__(self, failure: CloudFailure) -> None:
+        super().__init__(f"{failure.code}: {failure.message}")
+        self.failure = failure
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenMachine:
+    """A virtual machine as a list shows it."""
+
+    name: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+    #: Azure's word: `Creating`, `Succeeded`, `Failed`, `Deleting`, ...
+    state: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenResource:
+    """A network interface or a disk."""
+
+    id: str
+    name: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+    #: A machine has it.
+    is_attached: bool = False
+
+
+class Arm:
+    """Requests for one resource group; to be used and closed on one event loop."""
+
+    def __init__(self, settings: AzureSettings, credential: AsyncTokenCredential) -> None:
+        self._group = settings.resource_group
+        self._group_id = settings.group_id
+        self._endpoint = settings.endpoint.rstrip("/")
+        # The client's own policies would sleep as long as Azure says inside a call, try writes again, and register
+        # resource providers; with these a request is one request.
+        policies = [
+            RequestIdPolicy(),
+            UserAgentPolicy("remora"),
+            ContentDecodePolicy(),
+            Bearer(credential, _SCOPE, self._endpoint),
+        ]
+        self._client = ComputeManagementClient(
+            credential,
+            settings.subscription,
+            base_url=self._endpoint,
+            credential_scopes=[_SCOPE],
+            policies=policies,
+            connection_timeout=_CONNECT_S,
+            read_timeout=_ANSWER_S,
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.close()
+
+    async def put(self, name: str, body: dict[str, Any]) -> str | None:
+        """Ask for a machine that must not exist yet; returns the address of the operation, where there is one.
+
+        Raises ArmError, with status 412 when there is a machine of this name.
+        """
+        headers: dict[str, str] = {}
+
+        def keep(response: Any, _result: object, _headers: object) -> None:
+            headers.update(response.http_response.headers)
+
+        async with _Failures():
+            await self._client.virtual_machines.begin_create_or_update(
+                self._group,
+                name,
+                body,
+                match_condition=MatchConditions.IfMissing,
+                polling=False,
+                cls=keep,
+            )
+        return _header(headers, "Azure-AsyncOperation")
+
+    async def delete(self, name: str) -> None:
+        """Begin to delete a machine; fine when there is none."""
+        async with _Failures():
+            try:
+                await self._client.virtual_machines.begin_delete(
+                    self._group, name, force_deletion=True, polling=False
+                )
+            except ResourceNotFoundError as error:
+                if _failure(error).code == "ResourceGroupNotFound":
+                    raise
+
+    async def machines(self) -> list[SeenMachine]:
+        """All machines of the resource group, those of others too.  Raises ArmError when any page fails."""
+        async with _Failures():
+            return [_seen(one) async for one in self._client.virtual_machines.list(self._group)]
+
+    async def machine(self, name: str) -> SeenMachine | None:
+        """One machine, None when there is none."""
+        async with _Failures():
+            try:
+                return _seen(await self._client.virtual_machines.get(self._group, name))
+            except ResourceNotFoundError as error:
+                if _failure(error).code == "ResourceGroupNotFound":
+                    raise
+                return None
+
+    async def operation_failure(self, url: str) -> CloudFailure | None:
+        """What an operation failed with, None when it did not fail (yet)."""
+        document = await self._json("GET", urlsplit(url)._replace(scheme="", netloc="").geturl())
+        error = document.get("error")
+        if not error:
+            return None
+        return CloudFailure(code=error.get("code", ""), message=error.get("message", ""), status=200)
+
+    async def machine_failure(self, name: str) -> CloudFailure | None:
+        """What a machine says that its creation failed with, None when it does not say."""
+        async with _Failures():
+            view = await self._client.virtual_machines.instance_view(self._group, name)
+        for status in view.statuses or []:
+            if (status.code or "").startswith("ProvisioningState/failed/"):
+                code = status.code.rpartition("/")[2]
+                return CloudFailure(code=code, message=status.message or "", status=200)
+        return None
+
+    async def usages(self, region: str) -> dict[str, tuple[int, int]]:
+        """Used units and limit of every compute quota of a region, by its name in lower case."""
+        async with _Failures():
+            return {
+                str(one.name.value).lower(): (int(one.current_value), int(one.limit))
+                async for one in self._client.usage.list(region)
+            }
+
+    async def skus(self, region: str) -> list[dict[str, Any]]:
+        """Resource SKUs of a region in their wire form; some megabytes."""
+        async with _Failures():
+            listed = self._client.resource_skus.list(filter=f"location eq '{region}'")
+            return [one.as_dict() async for one in listed]
+
+    async def interfaces(self) -> list[SeenResource]:
+        """All network interfaces of the resource group."""
+        path = (
+            f"{self._group_id}/providers/Microsoft.Network/networkInterfaces?api-version={_NETWORK_VERSION}"
+        )
+        return [
+            _resource(one, "virtualMachine" in one.get("properties", {})) for one in await self._all(path)
+        ]
+
+    async def disks(self) -> list[SeenResource]:
+        """All managed disks of the resource group."""
+        path = f"{self._group_id}/providers/Microsoft.Compute/disks?api-version={_DISK_VERSION}"
+        return [_resource(one, bool(one.get("managedBy"))) for one in await self._all(path)]
+
+    async def delete_resource(self, resource: SeenResource) -> None:
+        """Delete a network interface or a disk; fine when it is gone."""
+        version = _DISK_VERSION if "/disks/" in resource.id else _NETWORK_VERSION
+        try:
+            await self._json("DELETE", f"{resource.id}?api-version={version}")
+        except ArmError as error:
+            if error.failure.status != 404:
+                raise
+
+    async def _all(self, path: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        while path:
+            page = await self._json("GET", path)
+            found += page.get("value", [])
+            path = page.get("nextLink") or ""
+        return found
+
+    async def _json(self, method: str, path: str) -> dict[str, Any]:
+        url = path if path.startswith("http") else self._endpoint + path
+        async with _Failures():
+            response = await self._client.send_request(HttpRequest(method, url))
+            if response.status_code >= 400:
+                raise HttpResponseError(response=response)
+            document: dict[str, Any] = response.json() if response.content else {}
+            return document
+
+
+def _seen(machine: Any) -> SeenMachine:
+    properties = machine.properties
+    state = (properties.provisioning_state if properties is not None else None) or ""
+    return SeenMachine(name=machine.name, tags=dict(machine.tags or {}), state=state)
+
+
+def _resource(document: Mapping[str, Any], is_attached: bool) -> SeenResource:
+    tags = document.get("tags") or {}
+    return SeenResource(id=document["id"], name=document["name"], tags=tags, is_attached=is_attached)
+
+
+class _Failures:
+    """Between its begin and its end, what Azure's client raises is raised as `ArmError`."""
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (AzureError, TimeoutError)):
+            raise ArmError(_failure(error)) from error
+
+
+def _failure(error: BaseException) -> CloudFailure:
+    """What an exception of Azure's client tells; its class is of no use, see `cluster.azure.errors`."""
+    if isinstance(error, HttpResponseError) and error.response is not None:
+        code = error.error.code if error.error is not None and error.error.code else type(error).__name__
+        message = error.error.message if error.error is not None else str(error)
+        return CloudFailure(
+            code=code,
+            message=message or "",
+            status=error.status_code,
+            retry_after_s=_seconds(_header(getattr(error.response, "headers", {}), "Retry-After")),
+        )
+    if isinstance(error, ClientAuthenticationError):
+        return CloudFailure(code="AuthenticationFailed", message=str(error), status=401)
+    return CloudFailure(code=type(error).__name__, message=str(error))
+
+
+def _header(headers: Mapping[str, str], name: str) -> str | None:
+    return next((value for key, value in headers.items() if key.lower() == name.lower()), None)
+
+
+def _seconds(text: str | None) -> float | None:
+    """A Retry-After in seconds; one that is a date, which Azure does not send here, counts as none."""
+    try:
+        return max(0.0, float(text)) if text is not None else None
+    except ValueError:
+        return None

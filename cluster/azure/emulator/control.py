@@ -1,0 +1,155 @@
+"""The emulator's control door, for tests and rehearsals: it needs no token, and it listens on the loopback only."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from cluster.azure.emulator.clock import Clock
+from cluster.azure.emulator.faults import Fault
+from cluster.azure.emulator.state import Cloud
+from cluster.azure.emulator.tokens import Tokens
+
+Document = TypeVar("Document", bound=BaseModel)
+
+
+class Room(BaseModel):
+    """How many machines there is room for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    size: str
+    #: Empty: without a zone.
+    zone: str = ""
+    capacity: str
+    machines: int = Field(ge=0)
+
+
+class Knobs(BaseModel):
+    """Settings that hold until they are set again; those that are left out stay."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    create_s: float | None = Field(default=None, ge=0)
+    delete_s: float | None = Field(default=None, ge=0)
+    page_size: int | None = Field(default=None, ge=1)
+    notice_s: float | None = Field(default=None, ge=0)
+    skew_s: float | None = None
+    #: Limits of vCPUs by quota name.
+    limits: dict[str, int] = Field(default_factory=dict)
+    room: list[Room] = Field(default_factory=list)
+    #: Every token that was given out becomes invalid.
+    forget_tokens: bool = False
+
+
+class MachineFailure(BaseModel):
+    """What a machine shall have failed with."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    code: str = "OSProvisioningTimedOut"
+    message: str = "OS Provisioning did not finish in the allotted time."
+
+
+class Control:
+    """Turns the knobs of one emulated cloud."""
+
+    def __init__(self, cloud: Cloud, tokens: Tokens, clock: Clock) -> None:
+        self._cloud = cloud
+        self._tokens = tokens
+        self._clock = clock
+
+    def routes(self) -> list[Route]:
+        """All below /control."""
+        return [
+            Route("/control/state", self._state),
+            Route("/control/faults", self._add_fault, methods=["POST"]),
+            Route("/control/faults", self._clear_faults, methods=["DELETE"]),
+            Route("/control/knobs", self._turn, methods=["POST"]),
+            Route("/control/machines/{name}/evict", self._evict, methods=["POST"]),
+            Route("/control/machines/{name}/fail", self._fail, methods=["POST"]),
+        ]
+
+    async def _state(self, _request: Request) -> Response:
+        """Everything that exists and every fault with how often it fired."""
+        now = self._clock()
+        self._cloud.advance(now)
+        used = dict(self._cloud.used_s)
+        for machine in self._cloud.machines.values():
+            used[machine.capacity] += now - machine.created_at
+        return JSONResponse(
+            {
+                "machines": {
+                    one.name: {
+                        "node": one.body.get("tags", {}).get("remora:node"),
+                        "state": one.state,
+                        "size": one.size,
+                        "zone": one.zone,
+                        "capacity": one.capacity,
+                    }
+                    for one in self._cloud.machines.values()
+                },
+                "interfaces": sorted(self._cloud.interfaces),
+                "disks": sorted(self._cloud.disks),
+                "faults": [fault.model_dump() for fault in self._cloud.faults.all],
+                "used_s": used,
+            }
+        )
+
+    async def _add_fault(self, request: Request) -> Response:
+        fault = _parsed(Fault, await request.json())
+        if isinstance(fault, Response):
+            return fault
+        self._cloud.faults.all.append(fault)
+        return JSONResponse(fault.model_dump(), status_code=201)
+
+    async def _clear_faults(self, _request: Request) -> Response:
+        self._cloud.faults.all.clear()
+        return Response(status_code=204)
+
+    async def _turn(self, request: Request) -> Response:
+        knobs = _parsed(Knobs, await request.json())
+        if isinstance(knobs, Response):
+            return knobs
+        for name in ("create_s", "delete_s", "page_size", "notice_s"):
+            if getattr(knobs, name) is not None:
+                setattr(self._cloud, name, getattr(knobs, name))
+        if knobs.skew_s is not None:
+            self._clock.skew_s = knobs.skew_s
+        if knobs.forget_tokens:
+            self._tokens.forget()
+        self._cloud.limits.update(knobs.limits)
+        self._cloud.room.update({(one.size, one.zone, one.capacity): one.machines for one in knobs.room})
+        return Response(status_code=204)
+
+    async def _evict(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name.lower() not in self._cloud.machines:
+            return _unknown(name)
+        self._cloud.evict(name, self._clock())
+        return Response(status_code=204)
+
+    async def _fail(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name.lower() not in self._cloud.machines:
+            return _unknown(name)
+        wish = _parsed(MachineFailure, await request.json())
+        if isinstance(wish, Response):
+            return wish
+        self._cloud.fail(name, wish.code, wish.message, self._clock())
+        return Response(status_code=204)
+
+
+def _unknown(name: str) -> Response:
+    return JSONResponse({"detail": f"there is no machine {name!r}"}, status_code=404)
+
+
+def _parsed(kind: type[Document], document: Any) -> Document | Response:
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        return JSONResponse({"detail": str(error)}, status_code=422)

@@ -1,0 +1,85 @@
+"""Knobs: what shall go wrong, where, and how often; every one counts how often it did."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Place(StrEnum):
+    """Where a request can meet a fault."""
+
+    CREATE = "create"
+    #: After a create was accepted: its operation fails and leaves the machine behind.
+    CREATE_LATER = "create-later"
+    DELETE = "delete"
+    #: After a delete was accepted: its operation fails and the machine stays.
+    DELETE_LATER = "delete-later"
+    GET = "get"
+    LIST = "list"
+    POLL = "poll"
+    USAGES = "usages"
+    SKUS = "skus"
+    TOKEN = "token"  # noqa: S105  # a word, not a token
+
+
+class Effect(StrEnum):
+    """What a fault does."""
+
+    #: An error is answered, and nothing is done.
+    REFUSE = "refuse"
+    #: It is done, and an error is answered.
+    DONE_BUT_REFUSE = "done-but-refuse"
+    #: It is done, and the connection breaks without an answer.
+    LOSE_ANSWER = "lose-answer"
+    #: A machine being created is taken back before it exists.
+    EVICT = "evict"
+    #: A machine goes, its network interface and disk stay.
+    LEAK = "leak"
+
+
+class Fault(BaseModel):
+    """One thing that goes wrong."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    at: Place
+    effect: Effect = Effect.REFUSE
+    status: int = 500
+    code: str = "InternalServerError"
+    message: str = "An internal error occurred."
+    #: Seconds of the Retry-After header; None sends none.
+    retry_after: float | None = None
+    #: How often it happens; 0: for ever.
+    times: int = Field(default=1, ge=0)
+    #: Only for this size, this zone ("" for none), this page of a list (the first is 1); None: for any.
+    size: str | None = None
+    zone: str | None = None
+    page: int | None = None
+    #: How often it happened.
+    fired: int = 0
+
+    def fits(self, at: Place, facts: dict[str, Any]) -> bool:
+        """True when it happens to this request."""
+        wanted = {
+            name: value for name in ("size", "zone", "page") if (value := getattr(self, name)) is not None
+        }
+        is_left = self.times == 0 or self.fired < self.times
+        return is_left and self.at is at and all(facts.get(name) == value for name, value in wanted.items())
+
+
+class Faults:
+    """All knobs that were turned, the oldest first."""
+
+    def __init__(self) -> None:
+        self.all: list[Fault] = []
+
+    def take(self, at: Place, **facts: Any) -> Fault | None:
+        """The first fault that this request meets, counted; `facts` are its size, zone and page, where it has any."""
+        for fault in self.all:
+            if fault.fits(at, facts):
+                fault.fired += 1
+                return fault
+        return None

@@ -1,0 +1,74 @@
+"""The emulator as a server on the loopback: Resource Manager, tokens, and the control door, on one port."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from types import TracebackType
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.types import ASGIApp
+
+from cluster.azure.emulator import arm
+from cluster.azure.emulator.clock import Clock
+from cluster.azure.emulator.control import Control
+from cluster.azure.emulator.state import Cloud
+from cluster.azure.emulator.tokens import Tokens
+
+SUBSCRIPTION = "00000000-0000-0000-0000-000000000000"
+GROUP = "remora-nodes"
+REGION = "eastus"
+#: Seconds that the server may take to end.
+_PATIENCE_S = 30.0
+
+
+def application(cloud: Cloud, clock: Clock, metadata: ASGIApp | None = None) -> Starlette:
+    """The emulator for one cloud; `metadata` answers below /metadata whatever is not about tokens."""
+    tokens = Tokens(cloud.faults, clock)
+    routes = [
+        *arm.routes(cloud, tokens, clock, GROUP, REGION),
+        tokens.route(),
+        *Control(cloud, tokens, clock).routes(),
+    ]
+    return Starlette(routes=[*routes, *([Mount("/metadata", metadata)] if metadata is not None else [])])
+
+
+class EmulatorServer:
+    """Runs in a thread of its own between `with` and its end; `url` is where it listens."""
+
+    def __init__(self, cloud: Cloud | None = None, port: int = 0, metadata: ASGIApp | None = None) -> None:
+        """`port` 0 takes one that is free."""
+        self.cloud = cloud or Cloud()
+        self.clock = Clock()
+        config = uvicorn.Config(
+            application(self.cloud, self.clock, metadata),
+            host="127.0.0.1",
+            port=port,
+            log_level="critical",
+            access_log=False,
+            lifespan="off",
+        )
+        self._server = uvicorn.Server(config)
+        self._sockets: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._run, name="azure-emulator", daemon=True)
+        self.url = ""
+
+    def __enter__(self) -> EmulatorServer:
+        listening = self._server.config.bind_socket()
+        # From here on whoever connects waits in the socket's queue until the server runs.
+        listening.listen(128)
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        self._sockets = [listening]
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.should_exit = True
+        self._thread.join(_PATIENCE_S)
+
+    def _run(self) -> None:
+        self._server.run(sockets=self._sockets)

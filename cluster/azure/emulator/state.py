@@ -1,0 +1,304 @@
+"""What exists in the emulated subscription, and how it changes with time.
+
+Nothing runs by itself: whoever asks says what time it is, and what was due until then happens.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cluster.azure.emulator.faults import Effect, Fault, Faults, Place
+
+Json = dict[str, Any]
+Key = tuple[str, str, str]
+
+SUCCEEDED, FAILED, CREATING, DELETING = "Succeeded", "Failed", "Creating", "Deleting"
+
+
+class Refused(Exception):
+    """An error as ARM tells it."""
+
+    def __init__(self, status: int, code: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.retry_after = retry_after
+
+    @classmethod
+    def by(cls, fault: Fault) -> Refused:
+        """The error that a knob asks for."""
+        return cls(fault.status, fault.code, fault.message, fault.retry_after)
+
+
+@dataclass
+class Operation:
+    """A long-running operation on one machine."""
+
+    id: str
+    machine: str
+    kind: str
+    due_at: float
+    started_at: float
+    #: What it will end with; None: success.
+    error: tuple[str, str] | None = None
+    evicts: bool = False
+    status: str = "InProgress"
+    ended_at: float | None = None
+
+
+@dataclass
+class Machine:
+    """A virtual machine with what hangs on it."""
+
+    name: str
+    #: What was put, as ARM echoes it: without the start-up data.
+    body: Json
+    custom_data: str
+    created_at: float
+    vcpus: int
+    family: str
+    vm_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    state: str = CREATING
+    error: tuple[str, str] | None = None
+    #: A fault leaves its network interface and disk behind.
+    leaks: bool = False
+
+    @property
+    def size(self) -> str:
+        """E.g. `Standard_D4s_v5`."""
+        return str(self.body["properties"]["hardwareProfile"]["vmSize"])
+
+    @property
+    def zone(self) -> str:
+        """Empty when none was asked for."""
+        return str((self.body.get("zones") or [""])[0])
+
+    @property
+    def capacity(self) -> str:
+        """`spot` or `on-demand`."""
+        return "spot" if self.body["properties"].get("priority") == "Spot" else "on-demand"
+
+    @property
+    def quotas(self) -> dict[str, str]:
+        """The quotas that it uses, and Azure's word for each in an error."""
+        if self.capacity == "spot":
+            return {"lowPriorityCores": "LowPriorityCores"}
+        return {"cores": "Total Regional Cores", self.family: f"{self.family} Cores"}
+
+    @property
+    def key(self) -> Key:
+        """Size, zone and capacity type."""
+        return (self.size, self.zone, self.capacity)
+
+
+def _nothing(_machine: Machine) -> None:
+    """What is done about a machine while nobody asked for more."""
+
+
+def _no_notice(_machine: Machine, _at: float) -> None:
+    """What is done about an eviction to come while nobody asked for more."""
+
+
+class Cloud:
+    """One subscription with one resource group; times are seconds since 1970."""
+
+    def __init__(self) -> None:
+        self.faults = Faults()
+        self.machines: dict[str, Machine] = {}
+        self.interfaces: dict[str, Json] = {}
+        self.disks: dict[str, Json] = {}
+        self.operations: dict[str, Operation] = {}
+        #: How many machines may exist of a size in a zone with a capacity type; what is not named is not limited.
+        self.room: dict[Key, int] = {}
+        #: Limits of vCPUs by quota name; what is not named is not limited.
+        self.limits: dict[str, int] = {}
+        #: Seconds from the request to the end of its operation.
+        self.create_s = 0.0
+        self.delete_s = 0.0
+        self.page_size = 50
+        #: Names of machines that exist and that lists lack, as happens to the real one's caches.
+        self.unlisted: set[str] = set()
+        #: Seconds between the notice of an eviction and the eviction.
+        self.notice_s = 30.0
+        #: Machines that will be evicted, and when.
+        self.evictions: dict[str, float] = {}
+        #: Machine-seconds of those that are gone, by capacity type.
+        self.used_s: dict[str, float] = {"spot": 0.0, "on-demand": 0.0}
+        #: Called with a machine that began to run, and with one that is gone.
+        self.on_start: Callable[[Machine], None] = _nothing
+        self.on_end: Callable[[Machine], None] = _nothing
+        #: Called with a machine that will be evicted, and when: whoever plays its metadata service tells it.
+        self.on_notice: Callable[[Machine, float], None] = _no_notice
+
+    def create(self, name: str, body: Json, now: float, vcpus: int, family: str) -> tuple[Machine, Operation]:
+        """Accept a machine.  Raises Refused, and ConnectionAbortedError when a fault takes the answer away."""
+        properties = dict(body["properties"])
+        system = dict(properties["osProfile"])
+        custom_data = system.pop("customData", "")
+        properties["osProfile"] = system
+        machine = Machine(name, {**body, "properties": properties}, custom_data, now, vcpus, family)
+        fault = self.faults.take(Place.CREATE, size=machine.size, zone=machine.zone)
+        if fault is not None and fault.effect is Effect.REFUSE:
+            raise Refused.by(fault)
+        self._check_quota(machine)
+        error = self._crowded(machine)
+        self.machines[name.lower()] = machine
+        self._attach(machine)
+        operation = self._operation(machine, "create", now, self.create_s)
+        operation.error = error
+        later = self.faults.take(Place.CREATE_LATER, size=machine.size, zone=machine.zone)
+        if later is not None:
+            operation.evicts = later.effect is Effect.EVICT
+            operation.error = None if operation.evicts else (later.code, later.message)
+        if fault is not None:
+            raise Refused.by(fault) if fault.effect is Effect.DONE_BUT_REFUSE else ConnectionAbortedError
+        return machine, operation
+
+    def delete(self, name: str, now: float) -> Operation | None:
+        """Begin to delete a machine; None when there is none.  Raises Refused."""
+        fault = self.faults.take(Place.DELETE)
+        if fault is not None and fault.effect is Effect.REFUSE:
+            raise Refused.by(fault)
+        machine = self.machines.get(name.lower())
+        if machine is None:
+            return None
+        for other in self.operations.values():
+            if other.machine == machine.name and other.status == "InProgress":
+                other.status, other.ended_at = "Canceled", now
+                other.error = (
+                    "OperationPreempted",
+                    "Operation execution has been preempted by a more recent operation.",
+                )
+        machine.state = DELETING
+        machine.leaks = machine.leaks or (fault is not None and fault.effect is Effect.LEAK)
+        operation = self._operation(machine, "delete", now, self.delete_s)
+        later = self.faults.take(Place.DELETE_LATER)
+        operation.error = (later.code, later.message) if later is not None else None
+        if fault is not None and fault.effect is Effect.DONE_BUT_REFUSE:
+            raise Refused.by(fault)
+        if fault is not None and fault.effect is Effect.LOSE_ANSWER:
+            raise ConnectionAbortedError
+        return operation
+
+    def advance(self, now: float) -> None:
+        """Let everything happen that was due until now."""
+        for operation in self.operations.values():
+            if operation.status == "InProgress" and operation.due_at <= now:
+                self._finish(operation, now)
+        for name, at in list(self.evictions.items()):
+            if at <= now:
+                del self.evictions[name]
+                if name in self.machines:
+                    self.evict(name, now)
+
+    def notice(self, name: str, now: float) -> None:
+        """Say that a machine will be evicted `notice_s` from now."""
+        machine = self.machines[name.lower()]
+        self.evictions[name.lower()] = now + self.notice_s
+        self.on_notice(machine, now + self.notice_s)
+
+    def evict(self, name: str, now: float) -> None:
+        """The cloud takes a machine back at once, with the eviction policy Delete."""
+        machine = self.machines[name.lower()]
+        machine.leaks = machine.leaks or self.faults.take(Place.DELETE) is not None
+        self._remove(machine, now)
+
+    def fail(self, name: str, code: str, message: str, now: float) -> None:
+        """Let a machine be one that failed, as if its operation had."""
+        machine = self.machines[name.lower()]
+        machine.state, machine.error = FAILED, (code, message)
+        for operation in self.operations.values():
+            if operation.machine == machine.name and operation.kind == "create":
+                operation.status, operation.error, operation.ended_at = FAILED, machine.error, now
+
+    def usages(self) -> dict[str, tuple[int, int]]:
+        """Used vCPUs and limit by quota name."""
+        return {name: (self._used(name), limit) for name, limit in self.limits.items()}
+
+    def _used(self, quota: str) -> int:
+        return sum(one.vcpus for one in self.machines.values() if quota in one.quotas)
+
+    def _check_quota(self, machine: Machine) -> None:
+        for name, word in machine.quotas.items():
+            limit, used = self.limits.get(name), self._used(name)
+            if limit is not None and used + machine.vcpus > limit:
+                raise Refused(
+                    409,
+                    "OperationNotAllowed",
+                    f"Operation could not be completed as it results in exceeding approved {word} quota. Additional "
+                    f"details - Deployment Model: Resource Manager, Location: {machine.body['location']}, Current "
+                    f"Limit: {limit}, Current Usage: {used}, Additional Required: {machine.vcpus}, (Minimum) New "
+                    f"Limit Required: {used + machine.vcpus}.",
+                )
+
+    def _crowded(self, machine: Machine) -> tuple[str, str] | None:
+        """Why there is no room for one more: told only after the request was accepted, as Azure does."""
+        room = self.room.get(machine.key)
+        held = sum(
+            1 for other in self.machines.values() if other.key == machine.key and other.state != FAILED
+        )
+        if room is None or held < room:
+            return None
+        said = "Allocation failed. We do not have sufficient capacity for the requested VM size in this "
+        return (
+            ("ZonalAllocationFailed", said + "zone.")
+            if machine.zone
+            else ("AllocationFailed", said + "region.")
+        )
+
+    def _operation(self, machine: Machine, kind: str, now: float, takes_s: float) -> Operation:
+        operation = Operation(str(uuid.uuid4()), machine.name, kind, now + takes_s, now)
+        self.operations[operation.id] = operation
+        return operation
+
+    def _attach(self, machine: Machine) -> None:
+        for inline in machine.body["properties"]["networkProfile"]["networkInterfaceConfigurations"]:
+            # The real name has a suffix; nobody may count on the one that was asked for.
+            name = f"{inline['name']}-{machine.vm_id[:8]}"
+            owned = {"virtualMachine": {"id": machine.name}}
+            self.interfaces[name] = {"name": name, "tags": inline.get("tags", {}), "properties": owned}
+        disk = machine.body["properties"]["storageProfile"]["osDisk"]
+        if "diffDiskSettings" not in disk:
+            name = disk.get("name") or f"{machine.name}_OsDisk_1_{machine.vm_id.replace('-', '')}"
+            self.disks[name] = {"name": name, "tags": machine.body.get("tags", {}), "managedBy": machine.name}
+
+    def _finish(self, operation: Operation, now: float) -> None:
+        operation.ended_at = now
+        operation.status = FAILED if operation.error else SUCCEEDED
+        machine = self.machines.get(operation.machine.lower())
+        if machine is None:
+            return
+        if operation.kind == "delete":
+            if operation.error:
+                machine.state, machine.error = FAILED, operation.error
+            else:
+                self._remove(machine, now)
+        elif operation.evicts:
+            self._remove(machine, now)
+        elif operation.error:
+            machine.state, machine.error = FAILED, operation.error
+        else:
+            machine.state = SUCCEEDED
+            self.on_start(machine)
+
+    def _remove(self, machine: Machine, now: float) -> None:
+        self.machines.pop(machine.name.lower(), None)
+        self.used_s[machine.capacity] += now - machine.created_at
+        properties = machine.body["properties"]
+        configurations = properties["networkProfile"]["networkInterfaceConfigurations"]
+        cascades = all(one["properties"].get("deleteOption") == "Delete" for one in configurations)
+        for name, interface in list(self.interfaces.items()):
+            if interface["properties"].get("virtualMachine", {}).get("id") == machine.name:
+                interface["properties"].pop("virtualMachine")
+                if cascades and not machine.leaks:
+                    del self.interfaces[name]
+        cascades = properties["storageProfile"]["osDisk"].get("deleteOption") == "Delete"
+        for name, disk in list(self.disks.items()):
+            if disk.get("managedBy") == machine.name:
+                disk.pop("managedBy")
+                if cascades and not machine.leaks:
+                    del self.disks[name]
+        self.on_end(machine)

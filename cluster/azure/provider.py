@@ -1,0 +1,382 @@
+"""Nodes that are single virtual machines of Azure, behind the synchronous door of `cluster.provider.Provider`.
+
+One node is one PUT: its network interface and its disk come and go with the machine.  Nothing waits for an operation;
+every look compares what was asked for with one list of the resource group, and asks about a machine by itself only
+where the list lacks one that it should have or shows one that failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from azure.core.credentials_async import AsyncTokenCredential
+
+from cluster.azure import quota
+from cluster.azure.arm import Arm, ArmError, SeenMachine
+from cluster.azure.body import (
+    CLUSTER_TAG,
+    CREATED_TAG,
+    NODE_TAG,
+    OFFERING_TAG,
+    POOL_TAG,
+    machine_body,
+    machine_name,
+)
+from cluster.azure.errors import CloudFailure, Reason, judge, to_error
+from cluster.azure.event_loop import EventLoopThread
+from cluster.azure.settings import AzureSettings
+from cluster.azure.sweep import orphans
+from cluster.offerings import CapacityType, Offering
+from cluster.provider import (
+    InvalidRequest,
+    NodeRequest,
+    ProvidedNode,
+    ProviderError,
+    QuotaExceeded,
+    Unanswered,
+)
+
+log = logging.getLogger(__name__)
+
+_NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+#: Seconds for which a deleted machine is not shown although Azure may still list it.
+_GOING_S = 300.0
+#: Seconds between two looks for what was left behind.
+_SWEEP_EVERY_S = 300.0
+#: Requests about single machines that are on their way at once.
+_AT_ONCE = 16
+
+Answer = TypeVar("Answer")
+
+
+@dataclass
+class _Wish:
+    """A machine that was asked for, as long as it is expected to be listed."""
+
+    request: NodeRequest
+    offering: Offering
+    created_at: float
+    #: Where its operation can be asked about; None when the answer was lost or another process asked.
+    operation: str | None = None
+
+
+@dataclass
+class _Memory:
+    """What one process knows beyond what Azure lists; losing it costs nothing but a look."""
+
+    #: By machine name.
+    wishes: dict[str, _Wish] = field(default_factory=dict)
+    #: Nodes seen in the last look, by machine name.
+    nodes: dict[str, ProvidedNode] = field(default_factory=dict)
+    #: When each machine was asked to go.
+    deleted: dict[str, float] = field(default_factory=dict)
+    #: What machines failed with.
+    refusals: dict[str, ProviderError] = field(default_factory=dict)
+    #: Before these times Azure is not asked to write, or to read.
+    not_before: dict[str, float] = field(default_factory=dict)
+    #: Interfaces and disks without a machine, and since when.
+    alone: dict[str, float] = field(default_factory=dict)
+    swept_at: float = -math.inf
+    quotas: quota.Reading | None = None
+
+
+class AzureProvider:
+    """`cluster.provider.Provider` whose machines are virtual machines of one resource group.
+
+    Any thread may call it; `close` ends its connections.
+    """
+
+    def __init__(
+        self,
+        settings: AzureSettings,
+        credential: AsyncTokenCredential,
+        head: str,
+        catalogue: Callable[[], Sequence[Offering]],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Machines join the Ray head at `head` (`host:port`); `catalogue` tells what can be bought."""
+        self._settings = settings
+        self._head = head
+        self._catalogue = catalogue
+        self._clock = clock
+        self._memory = _Memory()
+        self._thread = EventLoopThread("azure")
+        self._arm = self._thread.run(self._open(credential))
+        self._credential = credential
+
+    async def _open(self, credential: AsyncTokenCredential) -> Arm:
+        return Arm(self._settings, credential)
+
+    def close(self) -> None:
+        """Close all connections; machines live on."""
+        self._thread.run(self._arm.close())
+        self._thread.run(self._credential.close())
+        self._thread.close()
+
+    def create(self, request: NodeRequest) -> None:
+        """Ask for a machine and return when Azure has accepted it; raises what Azure refused it with.
+
+        What Azure refuses only later is the `refusal` of a listed node that does not run.
+        """
+        _check(request)
+        offering = next((one for one in self._catalogue() if one.id == request.offering), None)
+        if offering is None:
+            raise InvalidRequest(f"{request.offering!r} is not an offering of {self._settings.region}")
+        self._thread.run(self._create(request, offering))
+
+    def list(self) -> list[ProvidedNode]:
+        """Every machine with this cluster's tag, in order of creation; raises when any page of the list fails.
+
+        A machine that the list lacks although it was there, or was just asked for, is asked about by itself.
+        """
+        return list(self._thread.run(self._list()))
+
+    def delete(self, node_id: str) -> None:
+        """Ask Azure to delete the machine with all its parts; it is not listed any more from now on.
+
+        Should the deletion fail, the machine is listed again.
+        """
+        self._thread.run(self._delete(machine_name(self._settings.cluster, node_id)))
+
+    def quota_left(self) -> dict[str, int]:
+        """Units of each quota that are left, by its name in lower case; empty when Azure does not say."""
+        return self._thread.run(self._quota_left())
+
+    def sweep(self) -> tuple[str, ...]:
+        """Delete network interfaces and disks whose machine is gone for some minutes; returns their names.
+
+        Raises ProviderError when it is not sure what there is.
+        """
+        return self._thread.run(self._sweep())
+
+    async def _create(self, request: NodeRequest, offering: Offering) -> None:
+        name = machine_name(self._settings.cluster, request.node_id)
+        now = self._clock()
+        memory = self._memory
+        if name in memory.nodes and name not in memory.deleted:
+            return
+        await self._check_quota(offering)
+        body = machine_body(self._settings, request, offering, self._head, now)
+        wish = _Wish(request, offering, now)
+        try:
+            wish.operation = await self._asked("write", self._arm.put(name, body))
+        except ArmError as error:
+            if error.failure.status == 412:
+                # It exists: asked for before, by this process or another one.
+                memory.wishes.setdefault(name, wish)
+                return
+            refused = self._error(error.failure, offering)
+            if isinstance(refused, Unanswered):
+                # It may have been taken: the next look asks.
+                memory.wishes[name] = wish
+            elif isinstance(refused, QuotaExceeded):
+                memory.quotas = None
+            raise refused from error
+        memory.wishes[name] = wish
+        if memory.quotas is not None:
+            memory.quotas = memory.quotas.with_one_more(offering)
+
+    async def _list(self) -> tuple[ProvidedNode, ...]:
+        try:
+            listed = await self._asked("read", self._arm.machines())
+            ours = {one.name: one for one in listed if one.tags.get(CLUSTER_TAG) == self._settings.cluster}
+            now = self._clock()
+            self._forget(now)
+            missing = [
+                name
+                for name in {**self._memory.nodes, **self._memory.wishes}
+                if name not in ours and name not in self._memory.deleted
+            ]
+            found = await _gathered([self._asked("read", self._arm.machine(name)) for name in missing])
+            ours |= {one.name: one for one in found if one is not None}
+        except ArmError as error:
+            raise self._error(error.failure, None) from error
+        shown = {name: one for name, one in ours.items() if not self._is_going(one)}
+        await self._learn_failures([one for one in shown.values() if one.state in ("Failed", "Canceled")])
+        # Names that Azure writes in another case are still ours.
+        self._memory.nodes = {name: self._node(one) for name, one in shown.items()}
+        self._memory.wishes = {n: wish for n, wish in self._memory.wishes.items() if n in shown}
+        self._memory.refusals = {n: one for n, one in self._memory.refusals.items() if n in shown}
+        await self._sweep_when_due(now)
+        ordered = sorted(self._memory.nodes.values(), key=lambda node: (node.created_at, node.node_id))
+        return tuple(ordered)
+
+    async def _delete(self, name: str) -> None:
+        try:
+            await self._asked("write", self._arm.delete(name))
+        except ArmError as error:
+            raise self._error(error.failure, None) from error
+        self._memory.deleted[name] = self._clock()
+        self._memory.wishes.pop(name, None)
+        self._memory.nodes.pop(name, None)
+
+    async def _asked(self, kind: str, request: Coroutine[Any, Any, Answer]) -> Answer:
+        """Send a request unless Azure said not to ask before some time; raises ArmError."""
+        wait_s = self._memory.not_before.get(kind, -math.inf) - self._clock()
+        if wait_s > 0:
+            request.close()
+            said = "Azure asked for a pause"
+            raise ArmError(
+                CloudFailure(code="TooManyRequests", message=said, status=429, retry_after_s=wait_s)
+            )
+        try:
+            return await request
+        except ArmError as error:
+            verdict = judge(error.failure)
+            if verdict.reason is Reason.THROTTLED:
+                self._memory.not_before[kind] = self._clock() + verdict.memory_s
+            raise
+
+    def _error(self, failure: CloudFailure, offering: Offering | None) -> ProviderError:
+        return to_error(failure, self._clock(), offering, self._catalogue())
+
+    def _forget(self, now: float) -> None:
+        self._memory.deleted = {n: at for n, at in self._memory.deleted.items() if now - at < _GOING_S}
+
+    def _is_going(self, machine: SeenMachine) -> bool:
+        """It was asked to go, and did not fail to."""
+        return machine.name in self._memory.deleted and machine.state != "Failed"
+
+    async def _learn_failures(self, failed: Sequence[SeenMachine]) -> None:
+        """Find out why machines failed; what cannot be found out now is asked for at the next look."""
+        unknown = [one for one in failed if one.name not in self._memory.refusals]
+        told = await _gathered([self._reason_of(one) for one in unknown])
+        for machine, failure in zip(unknown, told, strict=True):
+            if failure is not None:
+                refusal = self._error(failure, self._offering_of(machine))
+                self._memory.refusals[machine.name] = refusal
+                if isinstance(refusal, QuotaExceeded):
+                    self._memory.quotas = None
+
+    async def _reason_of(self, machine: SeenMachine) -> CloudFailure | None:
+        wish = self._memory.wishes.get(machine.name)
+        try:
+            if wish is not None and wish.operation is not None:
+                failure = await self._asked("read", self._arm.operation_failure(wish.operation))
+                if failure is not None:
+                    return failure
+            return await self._asked("read", self._arm.machine_failure(machine.name))
+        except ArmError as error:
+            log.info("why %s failed is not known yet: %s", machine.name, error)
+            return None
+
+    def _offering_of(self, machine: SeenMachine) -> Offering | None:
+        wanted = machine.tags.get(OFFERING_TAG)
+        return next((one for one in self._catalogue() if one.id == wanted), None)
+
+    def _node(self, machine: SeenMachine) -> ProvidedNode:
+        has_failed = machine.state in ("Failed", "Canceled")
+        refusal = self._memory.refusals.get(machine.name)
+        message = "Azure is deleting it" if machine.state == "Deleting" else None
+        if has_failed:
+            message = str(refusal or "Azure could not make it")
+        return ProvidedNode(
+            node_id=machine.tags.get(NODE_TAG, machine.name),
+            pool=machine.tags.get(POOL_TAG, ""),
+            is_running=not has_failed,
+            # Only the machine itself knows: the body has none, and Ray tells it when the node joins.
+            address=None,
+            created_at=_number(machine.tags.get(CREATED_TAG)),
+            message=message,
+            refusal=refusal if has_failed else None,
+        )
+
+    async def _check_quota(self, offering: Offering) -> None:
+        """Raise QuotaExceeded when a quota certainly has no room."""
+        reading = await self._reading(quota.READ_EVERY_S)
+        if reading is not None and quota.full_quota(reading, offering) is not None:
+            reading = await self._reading(quota.READ_AGAIN_S)
+        full = quota.full_quota(reading, offering) if reading is not None else None
+        if full is not None:
+            failure = CloudFailure(code="QuotaExceeded", message=_as_azure_says(offering, full), status=409)
+            raise self._error(failure, offering)
+
+    async def _reading(self, good_for_s: float) -> quota.Reading | None:
+        now = self._clock()
+        known = self._memory.quotas
+        if known is None or now - known.read_at >= good_for_s:
+            try:
+                usages = await self._asked("read", self._arm.usages(self._settings.region))
+                self._memory.quotas = quota.Reading(read_at=now, usages=usages)
+            except ArmError as error:
+                # Azure itself refuses what is too much: not knowing is no reason to stop.
+                log.warning("quotas of %s cannot be read: %s", self._settings.region, error)
+                self._memory.quotas = quota.Reading(read_at=now, usages=known.usages if known else {})
+        return self._memory.quotas
+
+    async def _quota_left(self) -> dict[str, int]:
+        reading = await self._reading(quota.READ_EVERY_S)
+        return reading.left() if reading is not None else {}
+
+    async def _sweep_when_due(self, now: float) -> None:
+        if now - self._memory.swept_at >= _SWEEP_EVERY_S:
+            try:
+                await self._sweep()
+            except ProviderError as error:
+                log.warning("what machines left behind cannot be looked for, it is tried again: %s", error)
+
+    async def _sweep(self) -> tuple[str, ...]:
+        now = self._clock()
+        self._memory.swept_at = now
+        try:
+            resources = await self._asked("read", self._arm.interfaces())
+            resources += await self._asked("read", self._arm.disks())
+            # After the parts: a machine that is made meanwhile is in the list by then.
+            machines = [one.name for one in await self._asked("read", self._arm.machines())]
+            names = {*machines, *self._memory.wishes}
+            left, self._memory.alone = orphans(
+                self._settings.cluster, resources, names, self._memory.alone, now
+            )
+            for one in left:
+                log.warning("%s was left behind by a machine and is deleted", one.name)
+                await self._asked("write", self._arm.delete_resource(one))
+        except ArmError as error:
+            raise self._error(error.failure, None) from error
+        return tuple(one.name for one in left)
+
+
+def _check(request: NodeRequest) -> None:
+    if not _NODE_ID.fullmatch(request.node_id):
+        raise InvalidRequest(
+            f"{request.node_id!r} is not a node id: letters, digits, '_' and '-', at most 64"
+        )
+    for name, amount in request.resources.items():
+        if not math.isfinite(amount) or amount < 0:
+            raise InvalidRequest(f"{amount} of the resource {name!r} is impossible; give a number, 0 or more")
+
+
+def _as_azure_says(offering: Offering, full: str) -> str:
+    """The sentence with the word by which the table of errors knows what kind of quota it is."""
+    if f"{quota.REGION_QUOTA!r}" in full:
+        return f"Total Regional Cores: {full}"
+    return full if offering.capacity is CapacityType.SPOT else f"Family Cores: {full}"
+
+
+def _number(text: str | None) -> float:
+    """A time out of a tag; 0.0 when somebody wrote something else there."""
+    try:
+        return float(text or 0.0)
+    except ValueError:
+        return 0.0
+
+
+async def _gathered(work: Sequence[Coroutine[Any, Any, Answer]]) -> list[Answer]:
+    """The answers of all, in order, some at a time; raises the first error after all have ended."""
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(request: Coroutine[Any, Any, Answer]) -> Answer:
+        async with gate:
+            return await request
+
+    answers = await asyncio.gather(*(one(request) for request in work), return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return [answer for answer in answers if not isinstance(answer, BaseException)]

@@ -1,0 +1,57 @@
+"""What is left of the quotas of a region, so that what must be refused is not even asked for (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cluster.azure.catalogue import SPOT_QUOTA
+from cluster.offerings import CapacityType, Offering
+
+#: The quota of all on-demand machines of a region, which every on-demand machine uses besides its family's.
+REGION_QUOTA = "cores"
+#: A reading that says there is room is good for so long: errors correct it anyway.
+READ_EVERY_S = 600.0
+#: A reading that says there is no room is good for so long only: nodes that ended gave some back.
+READ_AGAIN_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What Azure said, and what was asked for since."""
+
+    read_at: float
+    #: Used units and limit by quota name in lower case.
+    usages: Mapping[str, tuple[int, int]]
+
+    def with_one_more(self, offering: Offering) -> Reading:
+        """The reading after one more machine was asked for."""
+        usages = dict(self.usages)
+        for name in _names(offering):
+            if name in usages:
+                used, limit = usages[name]
+                usages[name] = (used + offering.quota_units, limit)
+        return Reading(read_at=self.read_at, usages=usages)
+
+    def left(self) -> dict[str, int]:
+        """Units left by quota name in lower case; never below 0."""
+        return {name: max(0, limit - used) for name, (used, limit) in self.usages.items()}
+
+
+def full_quota(reading: Reading, offering: Offering) -> str | None:
+    """One sentence about the quota that has no room for one more machine of an offering, None when all have.
+
+    A quota that Azure does not tell of has room: Azure itself refuses where it has not.
+    """
+    for name in _names(offering):
+        if name in reading.usages:
+            used, limit = reading.usages[name]
+            if used + offering.quota_units > limit:
+                return f"the quota {name!r} has {limit} vCPUs, {used} are used and {offering.quota_units} are needed"
+    return None
+
+
+def _names(offering: Offering) -> tuple[str, ...]:
+    if offering.capacity is CapacityType.SPOT:
+        return (SPOT_QUOTA.lower(),)
+    return (offering.quota.lower(), REGION_QUOTA)

@@ -1,0 +1,36 @@
+"""Which network interfaces and disks were left behind by machines that are gone (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from cluster.azure.arm import SeenResource
+from cluster.azure.body import CLUSTER_TAG
+
+#: Seconds for which something has to be without a machine before it goes.  An interface exists for some seconds
+#: before its machine does, and a machine takes a minute or two to take its parts with it.
+GRACE_S = 300.0
+
+
+def orphans(
+    cluster: str,
+    resources: Iterable[SeenResource],
+    machines: Collection[str],
+    seen: Mapping[str, float],
+    now: float,
+) -> tuple[list[SeenResource], dict[str, float]]:
+    """What to delete, and since when (seconds since 1970) each thing without a machine has been seen so.
+
+    `seen` is what the last look returned.  Things of other clusters, attached ones, and those whose name begins with
+    that of a machine that exists are left alone.
+    """
+    lower = [name.lower() for name in machines]
+    alone = {
+        one.id.lower(): one
+        for one in resources
+        if one.tags.get(CLUSTER_TAG) == cluster
+        and not one.is_attached
+        and not any(one.name.lower().startswith(name) for name in lower)
+    }
+    since = {key: seen.get(key, now) for key in alone}
+    return [one for key, one in alone.items() if now - since[key] >= GRACE_S], since

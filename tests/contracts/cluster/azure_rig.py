@@ -1,0 +1,133 @@
+"""The Azure provider, with Azure's own clients, before an emulator on the loopback, with the emulator's knobs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import httpx2
+from azure.identity.aio import ManagedIdentityCredential
+
+from cluster.azure import catalogue
+from cluster.azure.body import machine_name
+from cluster.azure.emulator.server import GROUP, REGION, SUBSCRIPTION, EmulatorServer
+from cluster.azure.provider import AzureProvider
+from cluster.azure.settings import AzureSettings
+from cluster.offerings import Offering
+from cluster.provider import NodeRequest, ProvidedNode
+
+CPU_SIZE, A100 = "Standard_D4s_v5", "Standard_NC24ads_A100_v4"
+CLUSTER = "rig"
+_TOKENS = "AZURE_POD_IDENTITY_AUTHORITY_HOST"
+_PROVIDERS = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}/providers"
+
+
+def settings(endpoint: str, cluster: str = CLUSTER, **more: Any) -> AzureSettings:
+    """A cluster in the emulator's resource group."""
+    return AzureSettings(
+        **{
+            "subscription": SUBSCRIPTION,
+            "resource_group": GROUP,
+            "region": REGION,
+            "cluster": cluster,
+            "subnet": f"{_PROVIDERS}/Microsoft.Network/virtualNetworks/v/subnets/nodes",
+            "image": f"{_PROVIDERS}/Microsoft.Compute/galleries/remora/images/gpu/versions/1.0.0",
+            "ssh_public_key": "ssh-ed25519 AAAA rig",
+            "endpoint": endpoint,
+            **more,
+        }
+    )
+
+
+class RigClock:
+    """The provider's time; the rig moves it."""
+
+    def __init__(self) -> None:
+        self.passed_s = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.passed_s
+
+
+class AzureRig:
+    """`Provider` with `kill`, and what tests of Azure need besides; to be used as a context manager."""
+
+    def __init__(self) -> None:
+        self.clock = RigClock()
+        self.offerings: Sequence[Offering] = catalogue.offerings(REGION)
+
+    def __enter__(self) -> AzureRig:
+        self.server = EmulatorServer().__enter__()
+        self._before = os.environ.get(_TOKENS)
+        os.environ[_TOKENS] = self.server.url
+        self._http = httpx2.Client(base_url=self.server.url)
+        self._providers: list[AzureProvider] = []
+        self.azure = self.another()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for provider in self._providers:
+            provider.close()
+        self._http.close()
+        self.server.__exit__(None, None, None)
+        if self._before is None:
+            del os.environ[_TOKENS]
+        else:
+            os.environ[_TOKENS] = self._before
+
+    def another(self, **more: Any) -> AzureProvider:
+        """One more provider before the same cloud, as after a restart; `more` are its settings."""
+        provider = AzureProvider(
+            settings(**{"endpoint": self.server.url, **more}),
+            ManagedIdentityCredential(client_id="rig"),
+            "10.0.0.4:6379",
+            lambda: self.offerings,
+            self.clock,
+        )
+        self._providers.append(provider)
+        return provider
+
+    def create(self, request: NodeRequest) -> None:
+        self.azure.create(request)
+
+    def list(self) -> list[ProvidedNode]:
+        return self.azure.list()
+
+    def delete(self, node_id: str) -> None:
+        self.azure.delete(node_id)
+
+    def kill(self, node_id: str) -> None:
+        """The machine fails, and stays."""
+        self.control(f"machines/{machine_name(CLUSTER, node_id)}/fail", {})
+
+    def evict(self, node_id: str) -> None:
+        """The cloud takes the machine, and nothing of it is listed any more."""
+        self.control(f"machines/{machine_name(CLUSTER, node_id)}/evict", {})
+
+    def fault(self, at: str, **more: Any) -> None:
+        """Turn a knob: the next request of this kind goes wrong."""
+        self.control("faults", {"at": at, **more})
+
+    def knobs(self, **more: Any) -> None:
+        """Settings of the emulator."""
+        self.control("knobs", more)
+
+    def control(self, path: str, document: dict[str, Any]) -> None:
+        """A request to the emulator's control door."""
+        self._http.post(f"/control/{path}", json=document).raise_for_status()
+
+    def state(self) -> dict[str, Any]:
+        """Everything that exists, by the emulator's own books."""
+        found: dict[str, Any] = self._http.get("/control/state").raise_for_status().json()
+        return found
+
+    def left(self) -> int:
+        """How many resources exist."""
+        state = self.state()
+        return len(state["machines"]) + len(state["interfaces"]) + len(state["disks"])
+
+    def fired(self) -> list[int]:
+        """How often each fault that was set happened."""
+        return [fault["fired"] for fault in self.state()["faults"]]

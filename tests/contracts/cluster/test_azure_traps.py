@@ -1,0 +1,387 @@
+"""What real clouds do to those who ask them: each trap of Azure by name, before the emulator and its books."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.azure.body import machine_name
+from cluster.provider import (
+    InsufficientCapacity,
+    InvalidRequest,
+    NodeRequest,
+    ProvidedNode,
+    ProviderError,
+    QuotaExceeded,
+    Throttled,
+    Unanswered,
+    Unauthorized,
+)
+from tests.contracts.cluster.azure_rig import A100, CLUSTER, CPU_SIZE, AzureRig
+
+SPOT = f"{A100}/1/spot"
+ON_DEMAND = f"{A100}/1/on-demand"
+
+
+@pytest.fixture
+def rig() -> Iterator[AzureRig]:
+    with AzureRig() as rig:
+        yield rig
+
+
+def wish(node_id: str = "node_a", offering: str = SPOT) -> NodeRequest:
+    return NodeRequest(node_id=node_id, pool="gpu", resources={"GPU": 1.0}, offering=offering)
+
+
+def only(nodes: list[ProvidedNode]) -> ProvidedNode:
+    (node,) = nodes
+    return node
+
+
+def refusal(rig: AzureRig, request: NodeRequest | None = None) -> ProviderError:
+    with pytest.raises(ProviderError) as raised:
+        rig.create(request or wish())
+    return raised.value
+
+
+# Refused at once.
+
+
+def test_a_size_that_is_not_available_comes_as_resource_exists_and_closes_its_offering(rig: AzureRig) -> None:
+    rig.fault("create", status=409, code="SkuNotAvailable", message="Following SKUs have failed for Capacity")
+    error = refusal(rig)
+    assert type(error) is InsufficientCapacity
+    assert error.closes == (SPOT,)
+    assert error.until == pytest.approx(rig.clock() + 3600, abs=60)
+    assert rig.list() == []
+    assert rig.left() == 0
+
+
+def test_a_full_spot_quota_comes_as_resource_exists_and_closes_all_spot(rig: AzureRig) -> None:
+    rig.fault(
+        "create",
+        status=409,
+        code="OperationNotAllowed",
+        message="exceeding approved LowPriorityCores quota. Current Limit: 24, Current Usage: 24",
+    )
+    error = refusal(rig)
+    assert type(error) is QuotaExceeded
+    assert f"{CPU_SIZE}/any/spot" in error.closes
+    assert ON_DEMAND not in error.closes
+
+
+def test_a_quota_that_is_full_is_not_even_asked_for(rig: AzureRig) -> None:
+    rig.knobs(limits={"lowPriorityCores": 24})
+    rig.create(wish("node_a"))
+    rig.fault("create", times=0)
+    error = refusal(rig, wish("node_b"))
+    assert type(error) is QuotaExceeded
+    assert "24 are used" in str(error)
+    assert rig.fired() == [0], "no request was sent"
+
+
+def test_a_quota_is_read_again_after_a_node_gave_its_part_back(rig: AzureRig) -> None:
+    rig.knobs(limits={"lowPriorityCores": 24})
+    rig.create(wish("node_a"))
+    refusal(rig, wish("node_b"))
+    rig.delete("node_a")
+    rig.clock.passed_s = 31.0
+    rig.create(wish("node_b"))
+    assert only(rig.list()).node_id == "node_b"
+
+
+def test_a_quota_that_cannot_be_read_stops_nothing(rig: AzureRig) -> None:
+    rig.fault("usages", status=500, times=0)
+    rig.create(wish())
+    assert only(rig.list()).is_running
+    assert rig.azure.quota_left() == {}
+
+
+def test_azures_own_refusal_of_a_quota_is_heard_when_others_used_it_up(rig: AzureRig) -> None:
+    rig.knobs(limits={"lowPriorityCores": 48})
+    rig.create(wish("node_a"))
+    other = rig.another(cluster="other")
+    other.create(wish("node_x"))
+    # Our last reading is from before the other cluster's machine.
+    assert type(refusal(rig, wish("node_b"))) is QuotaExceeded
+
+
+@pytest.mark.parametrize("told", [None, 7.0])
+def test_throttling_is_waited_out_without_asking_again(rig: AzureRig, told: float | None) -> None:
+    rig.fault("create", status=429, code="OperationNotAllowed", message="too many requests", retry_after=told)
+    error = refusal(rig)
+    assert type(error) is Throttled
+    assert error.retry_after_s == (told or 60.0)
+    assert type(refusal(rig)) is Throttled, "the pause is kept without a request"
+    rig.clock.passed_s = error.retry_after_s + 1
+    rig.create(wish())
+    assert only(rig.list()).is_running
+
+
+def test_a_retry_after_on_a_refusal_is_not_slept_in_the_call(rig: AzureRig) -> None:
+    # The client's own policy would sleep an hour and then try again.
+    rig.fault("create", status=409, code="SkuNotAvailable", retry_after=3600.0)
+    assert type(refusal(rig)) is InsufficientCapacity
+    assert rig.fired() == [1]
+
+
+def test_a_provider_that_is_not_registered_is_not_registered_by_us(rig: AzureRig) -> None:
+    rig.fault(
+        "create",
+        status=409,
+        code="MissingSubscriptionRegistration",
+        message="The subscription is not registered to use namespace 'Microsoft.Compute'.",
+    )
+    error = refusal(rig)
+    assert type(error) is InvalidRequest
+    assert "az provider register" in str(error)
+    assert rig.fired() == [1]
+
+
+def test_a_missing_role_says_what_to_do(rig: AzureRig) -> None:
+    rig.fault("create", status=403, code="AuthorizationFailed", message="does not have authorization")
+    error = refusal(rig)
+    assert type(error) is Unauthorized
+    assert "role" in str(error)
+
+
+def test_no_token_is_unauthorized_and_no_traceback_of_the_identity(rig: AzureRig) -> None:
+    rig.fault("token", status=400, code="invalid_request", times=0)
+    with pytest.raises(Unauthorized):
+        rig.list()
+
+
+def test_a_resource_group_that_is_missing_is_not_an_empty_list(rig: AzureRig) -> None:
+    lost = rig.another(resource_group="gone")
+    with pytest.raises(InvalidRequest, match="resource group"):
+        lost.list()
+    with pytest.raises(InvalidRequest, match="resource group"):
+        lost.delete("node_a")
+
+
+def test_an_offering_that_is_not_sold_is_refused_before_anything_is_asked(rig: AzureRig) -> None:
+    assert type(refusal(rig, wish(offering="Standard_Nothing/1/spot"))) is InvalidRequest
+
+
+# No clear answer.
+
+
+@pytest.mark.parametrize("effect", ["done-but-refuse", "lose-answer"])
+def test_a_create_whose_answer_is_lost_is_listed_and_not_made_twice(rig: AzureRig, effect: str) -> None:
+    rig.fault("create", effect=effect, status=500)
+    assert type(refusal(rig)) is Unanswered
+    assert only(rig.list()).node_id == "node_a"
+    rig.create(wish())
+    assert len(rig.state()["machines"]) == 1
+
+
+def test_a_create_that_met_a_500_is_asked_for_again(rig: AzureRig) -> None:
+    rig.fault("create", status=500)
+    assert type(refusal(rig)) is Unanswered
+    assert rig.list() == []
+    rig.create(wish())
+    assert only(rig.list()).is_running
+
+
+def test_a_cloud_that_does_not_listen_is_unanswered(rig: AzureRig) -> None:
+    away = rig.another(endpoint="http://127.0.0.1:9")
+    with pytest.raises(Unanswered):
+        away.list()
+
+
+def test_the_same_node_asked_for_by_two_controllers_is_one_machine(rig: AzureRig) -> None:
+    rig.create(wish())
+    rig.another().create(wish(offering=f"{A100}/2/spot"))
+    (machine,) = rig.state()["machines"].values()
+    assert machine["zone"] == "1", "the second request changed nothing"
+
+
+# Refused later.
+
+
+def test_an_operation_that_fails_after_201_leaves_a_machine_that_is_shown_and_deleted(rig: AzureRig) -> None:
+    rig.fault("create-later", code="ZonalAllocationFailed", message="We do not have sufficient capacity")
+    rig.create(wish())
+    rig.list()
+    node = only(rig.list())
+    assert not node.is_running
+    assert isinstance(node.refusal, InsufficientCapacity)
+    assert set(node.refusal.closes) == {SPOT, ON_DEMAND}
+    assert "ZonalAllocationFailed" in str(node.message)
+    rig.delete("node_a")
+    assert rig.list() == []
+    assert rig.left() == 0
+
+
+def test_a_room_that_is_full_refuses_the_machine_too_many_only(rig: AzureRig) -> None:
+    rig.knobs(room=[{"size": A100, "zone": "1", "capacity": "spot", "machines": 2}])
+    for name in ("node_a", "node_b", "node_c"):
+        rig.create(wish(name))
+    rig.list()
+    assert [node.is_running for node in rig.list()] == [True, True, False]
+
+
+def test_a_controller_that_began_anew_still_learns_why_a_machine_failed(rig: AzureRig) -> None:
+    rig.fault("create-later", code="AllocationFailed", message="no capacity")
+    rig.create(wish())
+    rig.list()
+    node = only(rig.another().list())
+    assert isinstance(node.refusal, InsufficientCapacity)
+
+
+def test_a_poll_that_fails_is_made_up_for_by_what_the_machine_says(rig: AzureRig) -> None:
+    rig.fault("create-later", code="AllocationFailed", message="no capacity")
+    rig.fault("poll", status=500, times=0)
+    rig.fault("get", status=500)
+    rig.create(wish())
+    rig.list()
+    assert not only(rig.list()).is_running, "that it failed is known; why, is not yet"
+    assert isinstance(only(rig.list()).refusal, InsufficientCapacity)
+
+
+def test_a_machine_evicted_while_it_is_created_is_simply_gone(rig: AzureRig) -> None:
+    rig.fault("create-later", effect="evict")
+    rig.create(wish())
+    rig.list()
+    assert rig.list() == []
+    assert rig.left() == 0
+
+
+def test_a_delete_overtakes_a_create_that_is_not_finished(rig: AzureRig) -> None:
+    rig.knobs(create_s=1e6)
+    rig.create(wish())
+    rig.delete("node_a")
+    rig.list()
+    assert rig.left() == 0
+
+
+def test_a_delete_that_fails_later_is_shown_again(rig: AzureRig) -> None:
+    rig.create(wish())
+    rig.fault("delete-later", code="InternalOperationError", message="try again")
+    rig.delete("node_a")
+    rig.list()
+    assert not only(rig.list()).is_running
+    rig.delete("node_a")
+    rig.list()
+    assert rig.left() == 0
+
+
+# Lists.
+
+
+def test_a_list_that_fails_on_page_two_is_no_list(rig: AzureRig) -> None:
+    rig.knobs(page_size=2)
+    for name in ("node_a", "node_b", "node_c"):
+        rig.create(wish(name))
+    rig.fault("list", page=2, status=500)
+    with pytest.raises(Unanswered):
+        rig.list()
+    assert rig.fired() == [1]
+    assert len(rig.list()) == 3
+
+
+def test_a_throttled_list_is_no_list_and_is_not_asked_for_again_at_once(rig: AzureRig) -> None:
+    rig.create(wish())
+    rig.fault("list", status=429, code="TooManyRequests", retry_after=20.0)
+    for _ in range(2):
+        with pytest.raises(Throttled):
+            rig.list()
+    assert rig.fired() == [1]
+    rig.clock.passed_s = 21.0
+    assert only(rig.list()).is_running
+
+
+def test_machines_of_other_clusters_and_of_nobody_are_not_ours(rig: AzureRig) -> None:
+    other = rig.another(cluster="other")
+    other.create(wish("node_theirs"))
+    rig.create(wish("node_ours"))
+    assert only(rig.list()).node_id == "node_ours"
+    assert only(other.list()).node_id == "node_theirs"
+    rig.delete("node_theirs")
+    assert len(rig.state()["machines"]) == 2
+
+
+def test_a_machine_that_the_list_forgot_is_asked_about_before_it_is_given_up(rig: AzureRig) -> None:
+    rig.create(wish())
+    rig.list()
+    cloud = rig.server.cloud
+    hidden = cloud.machines[machine_name(CLUSTER, "node_a")]
+    cloud.unlisted.add(hidden.name)
+    assert only(rig.list()).node_id == "node_a"
+    rig.fault("get", status=500)
+    with pytest.raises(Unanswered):
+        rig.list()
+    rig.evict("node_a")
+    assert rig.list() == []
+
+
+def test_a_hundred_evictions_at_once_leave_nothing(rig: AzureRig) -> None:
+    names = [f"node_{number}" for number in range(100)]
+    for name in names:
+        rig.create(wish(name))
+    assert len(rig.list()) == 100
+    for name in names:
+        rig.evict(name)
+    assert rig.list() == []
+    assert rig.left() == 0
+
+
+def test_a_clock_that_is_wrong_does_not_age_machines(rig: AzureRig) -> None:
+    rig.knobs(skew_s=7200.0)
+    rig.create(wish())
+    assert only(rig.list()).created_at == pytest.approx(rig.clock(), abs=60)
+
+
+# What is left behind.
+
+
+def test_what_a_machine_left_behind_is_swept_after_a_while_and_nothing_else_is(rig: AzureRig) -> None:
+    other = rig.another(cluster="other")
+    for provider in (rig.azure, other):
+        provider.create(wish())
+    rig.create(wish("node_alive"))
+    rig.fault("delete", effect="leak", times=2)
+    rig.delete("node_a")
+    other.delete("node_a")
+    rig.list()
+    before = rig.state()
+    assert rig.azure.sweep() == (), "not at once: it may belong to a machine that is being made"
+    rig.clock.passed_s = 301.0
+    swept = rig.azure.sweep()
+    after = rig.state()
+    assert len(swept) == 1
+    assert set(before["interfaces"]) - set(after["interfaces"]) == set(swept)
+    assert all(name.startswith("remora-rig-node-a") for name in swept)
+
+
+def test_a_sweep_that_cannot_see_everything_deletes_nothing(rig: AzureRig) -> None:
+    rig.create(wish())
+    rig.fault("delete", effect="leak")
+    rig.delete("node_a")
+    rig.list()
+    rig.azure.sweep()
+    rig.clock.passed_s = 301.0
+    rig.fault("list", status=500)
+    with pytest.raises(Unanswered):
+        rig.azure.sweep()
+    assert len(rig.state()["interfaces"]) == 1
+
+
+# Identity.
+
+
+def test_a_token_that_was_taken_away_is_unauthorized(rig: AzureRig) -> None:
+    rig.create(wish())
+    rig.knobs(forget_tokens=True)
+    with pytest.raises(Unauthorized):
+        rig.list()
+
+
+def test_names_and_sizes_go_over_the_wire_as_they_are_meant(rig: AzureRig) -> None:
+    rig.create(wish(offering=ON_DEMAND))
+    (name,) = rig.state()["machines"]
+    machine = rig.state()["machines"][name]
+    assert name == machine_name(CLUSTER, "node_a")
+    assert (machine["size"], machine["zone"], machine["capacity"]) == (A100, "1", "on-demand")
+    assert machine["node"] == "node_a"

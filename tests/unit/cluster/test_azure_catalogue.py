@@ -1,0 +1,99 @@
+"""The catalogue: the table alone, and the table corrected by what Azure says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cluster.azure.catalogue import BY_NAME, SIZES, offerings, read_skus
+from cluster.offerings import CapacityType, Offering
+
+A100 = "Standard_NC24ads_A100_v4"
+SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
+
+
+def sku(name: str = A100, **more: Any) -> dict[str, Any]:
+    """A record as Azure gives it: this one is of `southcentralus`, shortened."""
+    capabilities = {
+        "vCPUs": "24",
+        "GPUs": "1",
+        "LowPriorityCapable": "True",
+        "EphemeralOSDiskSupported": "True",
+        "SupportedEphemeralOSDiskPlacements": "ResourceDisk,CacheDisk",
+    }
+    return {
+        "resourceType": "virtualMachines",
+        "name": name,
+        "family": "StandardNCADSA100v4Family",
+        "locations": ["southcentralus"],
+        "locationInfo": [{"location": "southcentralus", "zones": ["1", "3"]}],
+        "capabilities": [{"name": key, "value": value} for key, value in capabilities.items()],
+        "restrictions": [],
+        **more,
+    }
+
+
+def found(*records: dict[str, Any]) -> dict[str, Offering]:
+    return {one.id: one for one in offerings("southcentralus", read_skus(records, "southcentralus"))}
+
+
+def test_the_table_alone_offers_every_size_in_each_zone_and_without_one() -> None:
+    ids = {one.id for one in offerings("eastus")}
+    assert len(ids) == len(SIZES) * 4 * 2
+    assert {f"{A100}/any/spot", f"{A100}/3/on-demand"} <= ids
+
+
+def test_an_offering_of_the_table() -> None:
+    (one,) = [one for one in offerings("eastus") if one.id == f"{A100}/1/spot"]
+    assert one.resources == {"CPU": 24.0, "GPU": 1.0}
+    assert (one.price_per_hour, one.quota, one.quota_units) == (0.444, "lowPriorityCores", 24)
+    assert 0 < one.evictions_per_hour < 1
+
+
+def test_other_regions_cost_more_than_the_tables() -> None:
+    cost = {
+        region: offerings(region)[0].price_per_hour for region in ("eastus", "southcentralus", "elsewhere")
+    }
+    assert cost["southcentralus"] == pytest.approx(1.2 * cost["eastus"])
+    assert cost["elsewhere"] == pytest.approx(1.3 * cost["eastus"])
+
+
+def test_what_azure_says_decides_zones_quota_and_disk() -> None:
+    ids = found(sku())
+    assert set(ids) == {
+        f"{A100}/{zone}/{kind}" for zone in ("any", "1", "3") for kind in ("spot", "on-demand")
+    }
+    assert ids[f"{A100}/any/on-demand"].quota == "StandardNCADSA100v4Family"
+    assert ids[f"{A100}/any/spot"].labels["azure-disk-placement"] == "ResourceDisk"
+
+
+def test_a_size_that_is_closed_to_the_subscription_is_not_offered() -> None:
+    closed = {"type": "Location", "reasonCode": "NotAvailableForSubscription"}
+    assert found(sku(restrictions=[closed])) == {}
+
+
+def test_a_zone_that_is_closed_is_left_out() -> None:
+    closed = {"type": "Zone", "restrictionInfo": {"zones": ["3"]}}
+    assert {one.zone for one in found(sku(restrictions=[closed])).values()} == {None, "1"}
+
+
+def test_a_size_that_cannot_be_spot_is_offered_on_demand_only() -> None:
+    assert {one.capacity for one in found(sku(capabilities=[])).values()} == {ON_DEMAND}
+
+
+def test_sizes_that_the_table_does_not_know_and_things_that_are_no_machines_are_left_out() -> None:
+    assert found(sku("Standard_Unknown"), sku(resourceType="disks")) == {}
+
+
+def test_prices_and_evictions_that_azure_tells_replace_the_tables() -> None:
+    told = offerings("eastus", prices={(A100, SPOT): 0.5}, evictions={A100: 0.01})
+    by_id = {one.id: one for one in told}
+    assert by_id[f"{A100}/1/spot"].price_per_hour == 0.5
+    assert by_id[f"{A100}/1/spot"].evictions_per_hour == 0.01
+    assert by_id[f"{A100}/1/on-demand"].price_per_hour == BY_NAME[A100].on_demand_usd
+    assert by_id[f"{A100}/1/on-demand"].evictions_per_hour == 0.0
+
+
+def test_no_retired_size_is_in_the_table() -> None:
+    assert not [one.name for one in SIZES if one.name.endswith("_v3") and "T4" not in one.name]

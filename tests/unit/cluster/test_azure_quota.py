@@ -1,0 +1,56 @@
+"""Quotas: what is left, and when it is certain that one has no room."""
+
+from __future__ import annotations
+
+from cluster.azure.quota import Reading, full_quota
+from cluster.offerings import CapacityType, Offering
+
+
+def offering(capacity: CapacityType) -> Offering:
+    quota = "lowPriorityCores" if capacity is CapacityType.SPOT else "StandardNCADSA100v4Family"
+    return Offering(
+        size="a100",
+        zone=None,
+        capacity=capacity,
+        resources={},
+        price_per_hour=1.0,
+        quota=quota,
+        quota_units=24,
+    )
+
+
+SPOT, ON_DEMAND = offering(CapacityType.SPOT), offering(CapacityType.ON_DEMAND)
+FAMILY = "standardncadsa100v4family"
+
+
+def reading(**usages: tuple[int, int]) -> Reading:
+    return Reading(read_at=0.0, usages=usages)
+
+
+def test_spot_uses_the_one_quota_of_all_spot() -> None:
+    assert full_quota(reading(lowprioritycores=(24, 48), cores=(96, 96)), SPOT) is None
+    assert "lowprioritycores" in str(full_quota(reading(lowprioritycores=(25, 48)), SPOT))
+
+
+def test_on_demand_uses_its_familys_and_the_regions() -> None:
+    assert (
+        full_quota(reading(**{FAMILY: (0, 24), "cores": (0, 24), "lowprioritycores": (9, 9)}), ON_DEMAND)
+        is None
+    )
+    assert FAMILY in str(full_quota(reading(**{FAMILY: (1, 24), "cores": (0, 24)}), ON_DEMAND))
+    assert "'cores'" in str(full_quota(reading(**{FAMILY: (0, 24), "cores": (1, 24)}), ON_DEMAND))
+
+
+def test_a_quota_that_nobody_tells_of_has_room() -> None:
+    assert full_quota(reading(), SPOT) is None
+
+
+def test_what_was_asked_for_since_counts() -> None:
+    before = reading(**{FAMILY: (0, 48), "cores": (0, 100)})
+    after = before.with_one_more(ON_DEMAND)
+    assert after.left() == {FAMILY: 24, "cores": 76}
+    assert before.left() == {FAMILY: 48, "cores": 100}
+
+
+def test_a_quota_that_was_lowered_below_its_use_has_nothing_left() -> None:
+    assert reading(cores=(96, 48)).left() == {"cores": 0}
