@@ -1,7 +1,8 @@
 """The operators' policies as values (pure): what may be bought, for whom, where, and at what price.
 
-A document is checked by making a `Policies` of it; `pydantic.ValidationError` names every line that is wrong.
-Durations are in seconds, money in USD.
+A value of these types is well formed; whether it can be followed, `policy_conflicts` says.  `policy_documents` reads
+one from a document, with the lines of what is wrong.
+Durations are in seconds, and may be written `10m`; money is in USD.
 """
 
 from __future__ import annotations
@@ -9,11 +10,28 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-Seconds = Annotated[float, Field(ge=0, le=31_536_000)]
-Money = Annotated[float, Field(ge=0, le=1e9)]
-Count = Annotated[int, Field(ge=0, le=100_000)]
+from cluster.cron_fields import parse_cron
+from remora.quantities import parse_duration
+
+
+def _cron(value: str) -> str:
+    parse_cron(value)
+    return value
+
+
+def _zone(value: object) -> object:
+    return str(value) if type(value) is int else value
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+Seconds = Annotated[Duration, Field(le=31_536_000)]
+Number = Annotated[float, Field(strict=True)]
+Money = Annotated[Number, Field(ge=0, le=1e9)]
+Count = Annotated[int, Field(strict=True, ge=0, le=100_000)]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+Word = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 
 
 class _Policy(BaseModel):
@@ -36,8 +54,8 @@ class Window(_Policy):
     """A span of time that comes again and again, in UTC."""
 
     #: When it begins: five fields of cron.
-    begins: str
-    lasts_s: Annotated[float, Field(gt=0, le=2_678_400)]
+    begins: Annotated[Word, AfterValidator(_cron)]
+    lasts_s: Annotated[Duration, Field(gt=0, le=2_678_400)]
 
 
 class Schedule(_Policy):
@@ -53,9 +71,11 @@ class PoolPolicy(_Policy):
     """One node pool."""
 
     #: Sizes in order of preference, e.g. `Standard_NC24ads_A100_v4`.
-    sizes: tuple[str, ...] = Field(min_length=1, max_length=32)
+    sizes: tuple[Word, ...] = Field(min_length=1, max_length=32)
     #: Zones in order of preference; "any" leaves the choice to the cloud.
-    zones: tuple[str, ...] = ("any",)
+    zones: tuple[Annotated[Word, BeforeValidator(_zone)], ...] = Field(
+        default=("any",), min_length=1, max_length=32
+    )
     capacity: CapacityRule = CapacityRule.PREFER_SPOT
     #: Nodes that are never returned.
     min_nodes: Count = 0
@@ -65,8 +85,8 @@ class PoolPolicy(_Policy):
     #: A node that nobody used for so long is returned.
     idle_s: Seconds = 300.0
     #: Launches, and returns, per minute at most.
-    grow_per_minute: Annotated[float, Field(gt=0, le=10_000)] = 60.0
-    shrink_per_minute: Annotated[float, Field(gt=0, le=10_000)] = 60.0
+    grow_per_minute: Annotated[Number, Field(gt=0, le=10_000)] = 60.0
+    shrink_per_minute: Annotated[Number, Field(gt=0, le=10_000)] = 60.0
     #: Under `prefer-spot`: how long a demand waits for spot before on-demand is bought for it.
     patience_s: Seconds = 600.0
     #: Under `mixed`: nodes bought on demand before any spot.
@@ -74,9 +94,9 @@ class PoolPolicy(_Policy):
     #: On-demand nodes that stood in for spot are exchanged when spot has been available for so long; None: never.
     return_to_spot_s: Seconds | None = None
     #: A node that has not joined after so long is given up.
-    join_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 900.0
+    join_timeout_s: Annotated[Duration, Field(gt=0, le=86_400)] = 900.0
     #: Seconds that a node which is to be returned while it works is given.
-    drain_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
+    drain_s: Annotated[Duration, Field(gt=0, le=86_400)] = 120.0
     schedules: tuple[Schedule, ...] = Field(default=(), max_length=64)
     #: Nothing is launched, exchanged or returned within these, except what fails.
     maintenance: tuple[Window, ...] = Field(default=(), max_length=64)
@@ -86,7 +106,7 @@ class ProjectPolicy(_Policy):
     """What one project may use."""
 
     #: Weight against other projects that want more than there is.
-    share: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    share: Annotated[Number, Field(gt=0, le=1e6)] = 1.0
     gpus: Count | None = None
     usd_per_day: Money | None = None
     usd_per_month: Money | None = None
@@ -107,14 +127,14 @@ class BudgetPolicy(_Policy):
     usd_per_day: Money | None = None
     usd_per_month: Money | None = None
     #: Part of the budget at which each step begins, e.g. 0.8; steps that are not named begin at 1.0.
-    steps: dict[BudgetStep, Annotated[float, Field(gt=0, le=10)]] = Field(default_factory=dict)
+    steps: dict[BudgetStep, Annotated[Number, Field(gt=0, le=10)]] = Field(default_factory=dict)
 
 
 class Policies(_Policy):
     """One version of everything that operators decide."""
 
-    pools: dict[str, PoolPolicy] = Field(default_factory=dict, max_length=256)
-    projects: dict[str, ProjectPolicy] = Field(default_factory=dict, max_length=10_000)
+    pools: dict[Name, PoolPolicy] = Field(default_factory=dict, max_length=256)
+    projects: dict[Name, ProjectPolicy] = Field(default_factory=dict, max_length=10_000)
     budget: BudgetPolicy = BudgetPolicy()
     #: Names of site rules, entry points of the group `remora.rules`, asked in this order.
-    rules: tuple[str, ...] = ()
+    rules: tuple[Word, ...] = Field(default=(), max_length=64)

@@ -99,11 +99,19 @@ def _nearest(path: list[str], model: type[BaseModel]) -> str:
 def read_yaml(source: str | Path, limit_bytes: int) -> Any:
     """Parse YAML (or JSON) text, or the file at a `Path`.  Raises SpecError in one line, with the place."""
     where = str(source) if isinstance(source, Path) else "the specification"
+    return parse_yaml(source, limit_bytes, where)[0]
+
+
+def parse_yaml(source: str | Path, limit_bytes: int, where: str) -> tuple[Any, yaml.Node | None]:
+    """The data of a YAML (or JSON) text or file, and the node it was made from, which knows the lines.
+
+    `where` names the text for people.  Raises SpecError in one line, with the place.
+    """
     try:
         text = _read(source, limit_bytes) if isinstance(source, Path) else source
         if len(text) > limit_bytes:
             raise _refuse(f"{where} is bigger than {limit_bytes // 1024} KiB; put the data into files")
-        return yaml.load(text, _Loader)  # noqa: S506 - derived from SafeLoader
+        return _load(text)
     except yaml.YAMLError as error:
         raise _refuse(f"{where} is not YAML: {_one_line(error)}") from None
     except OSError as error:
@@ -114,6 +122,15 @@ def read_yaml(source: str | Path, limit_bytes: int) -> Any:
         raise _refuse(f"{where} is nested too deeply") from None
     except ValueError as error:  # PyYAML lets e.g. the month 13 through to datetime
         raise _refuse(f"{where} holds a value that YAML cannot mean: {str(error)[:100]}") from None
+
+
+def _load(text: str) -> tuple[Any, yaml.Node | None]:
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        return (None if node is None else loader.construct_document(node)), node
+    finally:
+        loader.dispose()
 
 
 def read_spec_file(path: Path, limit_bytes: int) -> Any:

@@ -1,0 +1,131 @@
+"""Policies against what there is: sizes, zones, prices and site rules that are known (pure)."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from cluster.offerings import CapacityType, Offering
+from cluster.policies import CapacityRule, Policies, PoolPolicy
+from cluster.policy_problems import Conflict, Path
+
+#: The word for "the cloud chooses".
+ANY_ZONE = "any"
+_DAY_HOURS = 24.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What a document can be held against; None: it is not known, so nothing is said about it."""
+
+    catalogue: tuple[Offering, ...] | None = None
+    #: Most nodes of a size that there can be, where that is known.
+    most_nodes: Mapping[str, int] = field(default_factory=dict)
+    #: Names of the site rules that are installed.
+    rules: frozenset[str] | None = None
+
+
+def catalogue_conflicts(policies: Policies, known: Known) -> Iterator[Conflict]:
+    """Every value that names something that is not there, or more of it than there is."""
+    if known.rules is not None:
+        yield from _unknown_rules(policies, known.rules)
+    for name, pool in policies.pools.items():
+        yield from _too_many(("pools", name), pool, known.most_nodes)
+    if known.catalogue is None:
+        return
+    unknown = [
+        conflict
+        for name, pool in policies.pools.items()
+        for conflict in _unknown_offerings(("pools", name), pool, known.catalogue)
+    ]
+    yield from unknown
+    if not unknown:
+        yield from _gpus_beyond(policies, known.catalogue)
+        yield from _never_affordable(policies, known.catalogue)
+
+
+def _unknown_rules(policies: Policies, rules: Collection[str]) -> Iterator[Conflict]:
+    for number, rule in enumerate(policies.rules):
+        if rule not in rules:
+            installed = f"installed are {', '.join(sorted(rules))}" if rules else "none is installed"
+            message = f"no rule {rule!r} is installed in the group remora.rules; {installed}"
+            yield Conflict((("rules", str(number)),), message)
+
+
+def _too_many(path: Path, pool: PoolPolicy, most_nodes: Mapping[str, int]) -> Iterator[Conflict]:
+    limits = [most_nodes[size] for size in pool.sizes if size in most_nodes]
+    if len(limits) < len(pool.sizes) or pool.max_nodes <= sum(limits):
+        return
+    message = f"max_nodes is {pool.max_nodes}, and of {' and '.join(pool.sizes)} there are {sum(limits)} nodes at most"
+    yield Conflict(((*path, "max_nodes"), (*path, "sizes")), message)
+
+
+def _unknown_offerings(path: Path, pool: PoolPolicy, catalogue: Collection[Offering]) -> Iterator[Conflict]:
+    sizes = {offering.size for offering in catalogue}
+    unknown = [number for number, size in enumerate(pool.sizes) if size not in sizes]
+    for number in unknown:
+        near = difflib.get_close_matches(pool.sizes[number], sorted(sizes), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(sizes)[:8])}"
+        yield Conflict(((*path, "sizes", str(number)),), f"no size {pool.sizes[number]!r} is known; {hint}")
+    if unknown:
+        return
+    offered = [offering for offering in catalogue if offering.size in pool.sizes]
+    zones = {offering.zone for offering in offered if offering.zone is not None}
+    for number, zone in enumerate(pool.zones):
+        if zone != ANY_ZONE and zone not in zones:
+            there = f"they are offered in {', '.join(sorted(zones))}" if zones else "write any"
+            message = f"none of the pool's sizes is offered in zone {zone}; {there}"
+            yield Conflict(((*path, "zones", str(number)), (*path, "sizes")), message)
+    capacities = {offering.capacity for offering in offered}
+    for capacity in _needed(pool.capacity):
+        if capacity not in capacities:
+            message = f"capacity is {pool.capacity}, and none of the pool's sizes is offered as {capacity}"
+            yield Conflict(((*path, "capacity"), (*path, "sizes")), message)
+
+
+def _needed(rule: CapacityRule) -> tuple[CapacityType, ...]:
+    """What must be on offer for a rule to buy anything; under `prefer-spot` either suffices."""
+    return {
+        CapacityRule.SPOT: (CapacityType.SPOT,),
+        CapacityRule.ON_DEMAND: (CapacityType.ON_DEMAND,),
+        CapacityRule.PREFER_SPOT: (),
+        CapacityRule.MIXED: (CapacityType.ON_DEMAND, CapacityType.SPOT),
+    }[rule]
+
+
+def most_of(pool: PoolPolicy) -> int:
+    """The highest number of nodes that any hour allows."""
+    return max([pool.max_nodes, *(one.max_nodes for one in pool.schedules if one.max_nodes is not None)])
+
+
+def _gpus_beyond(policies: Policies, catalogue: Collection[Offering]) -> Iterator[Conflict]:
+    gpus = {offering.size: int(offering.resources.get("GPU", 0)) for offering in catalogue}
+    most = sum(
+        most_of(pool) * max(gpus.get(size, 0) for size in pool.sizes) for pool in policies.pools.values()
+    )
+    for name, project in policies.projects.items():
+        if project.gpus is not None and project.gpus > most:
+            message = f"gpus is {project.gpus}, and all pools together have {most} GPUs at most"
+            yield Conflict((("projects", name, "gpus"), ("pools",)), message)
+
+
+def _never_affordable(policies: Policies, catalogue: Collection[Offering]) -> Iterator[Conflict]:
+    budget = policies.budget.usd_per_day
+    if budget is None:
+        return
+    floors = {name: _floor_per_day(pool, catalogue) for name, pool in policies.pools.items()}
+    total = sum(floors.values())
+    if total > budget:
+        name = max(floors, key=lambda one: (floors[one], one))
+        message = (
+            f"usd_per_day is {budget:g}, and the nodes of min_nodes alone cost {total:.2f} USD a day at the least"
+            f", most of it in the pool {name}"
+        )
+        yield Conflict((("budget", "usd_per_day"), ("pools", name, "min_nodes")), message)
+
+
+def _floor_per_day(pool: PoolPolicy, catalogue: Collection[Offering]) -> float:
+    prices = [offering.price_per_hour for offering in catalogue if offering.size in pool.sizes]
+    lows = [pool.min_nodes, *(one.min_nodes for one in pool.schedules if one.min_nodes is not None)]
+    return min(lows) * min(prices, default=0.0) * _DAY_HOURS

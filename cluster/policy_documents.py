@@ -1,0 +1,89 @@
+"""A policy document, YAML or JSON as operators write it, and the `Policies` it stands for (pure)."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from cluster.catalogue_conflicts import Known, catalogue_conflicts
+from cluster.policies import Policies
+from cluster.policy_conflicts import conflicts
+from cluster.policy_problems import Conflict, Path, PoliciesRefused, PolicyProblem, form_conflicts
+from remora.errors import SpecError
+from remora.spec_problems import parse_yaml
+
+#: Characters of a document.
+MAX_DOCUMENT = 512 * 1024
+#: Values in a document, those that stand behind an alias counted each time.
+_MAX_VALUES = 100_000
+_EMPTY = "the document is empty; write `pools: {}` if the cluster shall have no node at all"
+_TOP = "a policy document is a mapping with the keys pools, projects, budget and rules"
+
+
+def read_document(text: str, known: Known) -> Policies:
+    """The policies that a document means.  Raises PoliciesRefused with every problem that can be found at once."""
+    data, lines = _parse(text)
+    try:
+        policies = Policies.model_validate(data)
+    except ValidationError as error:
+        raise PoliciesRefused(_placed(form_conflicts(error), lines)) from None
+    found = [*conflicts(policies), *catalogue_conflicts(policies, known)]
+    if found:
+        raise PoliciesRefused(_placed(found, lines))
+    return policies
+
+
+def digest_of(text: str) -> str:
+    """`sha256:...` of a document's text."""
+    return f"sha256:{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()}"
+
+
+def _parse(text: str) -> tuple[Any, Mapping[Path, int]]:
+    try:
+        data, node = parse_yaml(text, MAX_DOCUMENT, "the document")
+    except SpecError as error:
+        raise PoliciesRefused(PolicyProblem("", one.message) for one in error.problems) from None
+    if data is None:
+        raise PoliciesRefused([PolicyProblem("", _EMPTY)])
+    if not isinstance(data, dict):
+        raise PoliciesRefused([PolicyProblem("", _TOP)])
+    try:
+        lines = dict(itertools.islice(_walk(node, ()), _MAX_VALUES + 1))
+    except RecursionError:  # an alias may stand inside what it means
+        raise PoliciesRefused([PolicyProblem("", "the document is nested too deeply")]) from None
+    if len(lines) > _MAX_VALUES:
+        raise PoliciesRefused([PolicyProblem("", f"the document has more than {_MAX_VALUES} values")])
+    return data, lines
+
+
+def _walk(node: yaml.Node | None, path: Path) -> Iterator[tuple[Path, int]]:
+    """Every value below a node with its line: that of its key, or of itself in a list."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                own = (*path, str(key.value))
+                yield own, key.start_mark.line + 1
+                yield from _walk(value, own)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            own = (*path, str(number))
+            yield own, value.start_mark.line + 1
+            yield from _walk(value, own)
+
+
+def _placed(found: Iterable[Conflict], lines: Mapping[Path, int]) -> list[PolicyProblem]:
+    problems = []
+    for conflict in found:
+        places = dict.fromkeys(line for path in conflict.paths if (line := _line(path, lines)) is not None)
+        problems.append(PolicyProblem(".".join(conflict.paths[0]), conflict.message, tuple(places)))
+    return sorted(problems, key=lambda problem: problem.lines[:1])
+
+
+def _line(path: Path, lines: Mapping[Path, int]) -> int | None:
+    """The line of a value, or of the nearest section around one that is not written down."""
+    return next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), None)

@@ -1,0 +1,245 @@
+"""Policy documents: what is read from them, and that every refusal names its lines."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.catalogue_conflicts import Known
+from cluster.offerings import CapacityType, Offering
+from cluster.policies import CapacityRule, Policies
+from cluster.policy_documents import read_document
+from cluster.policy_problems import PoliciesRefused, PolicyProblem
+
+A100, T4 = "Standard_NC24ads_A100_v4", "Standard_NC4as_T4_v3"
+
+
+def offering(size: str, zone: str | None, capacity: CapacityType, price: float, gpus: float = 1) -> Offering:
+    return Offering(size=size, zone=zone, capacity=capacity, resources={"GPU": gpus}, price_per_hour=price)
+
+
+CATALOGUE = tuple(
+    offering(size, zone, capacity, price)
+    for size, zones, prices in (
+        (A100, ("1", "2"), {CapacityType.SPOT: 1.0, CapacityType.ON_DEMAND: 4.0}),
+        (T4, ("1",), {CapacityType.ON_DEMAND: 0.5}),
+    )
+    for zone in zones
+    for capacity, price in prices.items()
+)
+NOTHING_KNOWN = Known()
+
+
+def refusals(text: str, known: Known = NOTHING_KNOWN) -> list[str]:
+    with pytest.raises(PoliciesRefused) as refused:
+        read_document(dedent(text), known)
+    return [str(problem) for problem in refused.value.problems]
+
+
+def pool(*lines: str) -> str:
+    """A document with one pool; the first of the lines is line 4."""
+    return "\n".join(["pools:", "  a:", "    sizes: [x]", *(f"    {line}" for line in lines)])
+
+
+def test_yaml_and_json_mean_the_same() -> None:
+    yaml = "pools: {a: {sizes: [x], zones: [1, any], idle_s: 10m, capacity: spot}}"
+    json = '{"pools": {"a": {"sizes": ["x"], "zones": ["1", "any"], "idle_s": 600, "capacity": "spot"}}}'
+    policies = read_document(yaml, NOTHING_KNOWN)
+    assert policies == read_document(json, NOTHING_KNOWN)
+    assert policies.pools["a"].idle_s == 600.0
+    assert policies.pools["a"].zones == ("1", "any")
+    assert policies.pools["a"].capacity is CapacityRule.SPOT
+    assert read_document("pools: {}", NOTHING_KNOWN) == Policies()
+
+
+def test_every_problem_is_told_in_one_answer() -> None:
+    assert refusals("""\
+        pools:
+          a:
+            sizes: [x]
+            min_node: 5
+            capacity: spt
+            idle_s: a while
+            share: 3
+        budgt: {}
+        """) == [
+        "pools.a.min_node (line 4): unknown key; did you mean min_nodes?",
+        "pools.a.capacity (line 5): 'spt' given, it should be 'spot', 'on-demand', 'prefer-spot' or 'mixed'",
+        "pools.a.idle_s (line 6): 'a while' given, expected a duration such as 30s, 5m or 1h30m,"
+        " or a number of seconds",
+        "pools.a.share (line 7): unknown key; share belongs into a project",
+        "budgt (line 8): unknown key; did you mean budget?",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (
+            ["max_nodes: 3", "min_nodes: 5"],
+            "pools.a.min_nodes (lines 5 and 4): min_nodes is 5 and max_nodes is 3",
+        ),
+        (["min_nodes: 11"], "pools.a.min_nodes (lines 4 and 2): min_nodes is 11 and max_nodes is 10"),
+        (["max_nodes: 2", "warm_nodes: 3"], "pools.a.warm_nodes (lines 5 and 4): warm_nodes is 3"),
+        (
+            ["capacity: mixed", "max_nodes: 2", "on_demand_core: 3"],
+            "pools.a.on_demand_core (lines 6 and 5): on_demand_core is 3 and max_nodes is 2",
+        ),
+        (
+            ["capacity: spot", "on_demand_core: 1"],
+            "pools.a.on_demand_core (lines 5 and 4): on_demand_core is 1 and capacity is spot",
+        ),
+        (
+            ["capacity: on-demand", "patience_s: 10m"],
+            "pools.a.patience_s (lines 5 and 4): patience_s is 600 and capacity is on-demand",
+        ),
+        (["zones: [1, 2, 1]"], "pools.a.zones.2 (line 4): '1' is there twice"),
+        (
+            ["maintenance:", "- {begins: 0 0 * * *, lasts_s: 24h}"],
+            "pools.a.maintenance (line 4): maintenance never ends",
+        ),
+        (
+            ["maintenance:", "- {begins: 0 0 30 2 *, lasts_s: 24h}"],
+            "pools.a.maintenance.0.begins (line 5): '0 0 30 2 *' never comes",
+        ),
+    ],
+)
+def test_a_pool_that_contradicts_itself(lines: list[str], expected: str) -> None:
+    (said,) = refusals(pool(*lines))
+    assert said.startswith(expected)
+
+
+NIGHTS = "- {window: {begins: 0 20 * * mon-fri, lasts_s: 12h}, "
+WEEKENDS = "- {window: {begins: 0 0 * * sat, lasts_s: 2d}, "
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([NIGHTS + "max_nodes: 2, min_nodes: 3}"], "pools.a.schedules.0.min_nodes (line 6): min_nodes is 3"),
+        ([NIGHTS + "max_nodes: 0}"], "pools.a.min_nodes (lines 4 and 6): min_nodes is 1 and max_nodes is 0"),
+        ([NIGHTS + "warm_nodes: 11}"], "pools.a.schedules.0.warm_nodes (lines 6 and 2): warm_nodes is 11"),
+        ([NIGHTS + "}"], "pools.a.schedules.0 (line 6): it changes nothing"),
+        (
+            [NIGHTS + "max_nodes: 20}", WEEKENDS + "max_nodes: 30}"],
+            "pools.a.schedules.0.max_nodes (lines 6 and 7): both windows are open on e.g. Saturday",
+        ),
+    ],
+)
+def test_schedules_that_cannot_be(lines: list[str], expected: str) -> None:
+    (said,) = refusals(pool("min_nodes: 1", "schedules:", *lines))
+    assert said.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [NIGHTS + "max_nodes: 20}", WEEKENDS + "max_nodes: 20}"],
+        [NIGHTS + "max_nodes: 20}", WEEKENDS + "warm_nodes: 2}"],
+        [NIGHTS + "max_nodes: 20}", "- {window: {begins: 0 8 * * *, lasts_s: 12h}, max_nodes: 5}"],
+    ],
+)
+def test_schedules_that_agree_or_never_meet_are_fine(lines: list[str]) -> None:
+    assert len(read_document(pool("schedules:", *lines), NOTHING_KNOWN).pools["a"].schedules) == 2
+
+
+def test_money_that_contradicts() -> None:
+    assert refusals("""\
+        projects:
+          vision: {usd_per_day: 30}
+          speech:
+            usd_per_day: 9
+            usd_per_month: 5
+        budget:
+          usd_per_day: 10
+          steps:
+            spot-only: 0.9
+            stop-growing: 0.95
+            shrink: 1.5
+        """) == [
+        "projects.vision.usd_per_day (lines 2 and 7): usd_per_day is 30, and usd_per_day of budget is 10;"
+        " it must not be more",
+        "projects.speech.usd_per_day (lines 4 and 5): usd_per_day is 9, and usd_per_month of the project is 5;"
+        " it must not be more",
+        "budget.steps.stop-growing (lines 10 and 9): stop-growing begins at 0.95 and spot-only at 0.9;"
+        " the milder step comes first",
+        "budget.steps.shrink (lines 11 and 8): shrink begins at 1.5 and pause at 1, as it is not named;"
+        " the milder step comes first",
+    ]  # fmt: skip
+    (said,) = refusals("budget: {steps: {shrink: 0.5, stop-growing: 0.1, spot-only: 0.2}}")
+    assert said.startswith("budget.steps (line 1): steps are parts of a budget, and there is none")
+
+
+class TestAgainstWhatThereIs:
+    known = Known(catalogue=CATALOGUE, rules=frozenset({"quiet-nights"}), most_nodes={T4: 4})
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            (f"pools: {{a: {{sizes: [{A100[:-1]}5]}}}}", f"did you mean {A100}?"),
+            (f"pools: {{a: {{sizes: [{A100}], zones: [3]}}}}", "they are offered in 1, 2"),
+            (f"pools: {{a: {{sizes: [{T4}], capacity: spot, max_nodes: 1}}}}", "is offered as spot"),
+            (f"pools: {{a: {{sizes: [{T4}], max_nodes: 5}}}}", "there are 4 nodes at most"),
+            ("rules: [quiet-night]", "no rule 'quiet-night' is installed"),
+            (
+                f"pools: {{a: {{sizes: [{A100}], max_nodes: 3}}}}\nprojects: {{p: {{gpus: 4}}}}",
+                "all pools together have 3 GPUs at most",
+            ),
+            (
+                f"pools: {{a: {{sizes: [{A100}], min_nodes: 5}}}}\nbudget: {{usd_per_day: 100}}",
+                "the nodes of min_nodes alone cost 120.00 USD a day",
+            ),
+        ],
+    )
+    def test_what_is_not_there_is_refused(self, text: str, expected: str) -> None:
+        (said,) = refusals(text, self.known)
+        assert expected in said
+
+    def test_what_is_there_is_taken(self) -> None:
+        text = f"""
+        pools: {{a: {{sizes: [{A100}, {T4}], zones: [2, 1, any], min_nodes: 1, max_nodes: 20}}}}
+        projects: {{p: {{gpus: 20}}}}
+        budget: {{usd_per_day: 100}}
+        rules: [quiet-nights]
+        """
+        assert read_document(text, self.known).rules == ("quiet-nights",)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "the document is empty"),
+        ("# nothing", "the document is empty"),
+        ("[]", "a policy document is a mapping"),
+        ("a: b: c", "the document is not YAML: mapping values are not allowed here (line 1, column 5)"),
+        ("pools: {}\npools: {}", "the key 'pools' is there twice (line 2, column 1)"),
+        ("pools: &a [*a]", "nested too deeply"),
+        ("pools: " + "[" * 5000, "nested too deeply"),
+        ("x: " + "y" * 600_000, "bigger than 512 KiB"),
+        ("pools: {1: {sizes: [y]}}", "pools.1 (line 1): keys must be texts"),
+        ("pools: {A b: {sizes: [y]}}", "'A b' is no name"),
+        ("a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "\n".join(
+            f"{new}: &{new} [{','.join(f'*{old}' for _ in range(10))}]"
+            for old, new in zip("abcdef", "bcdefg", strict=True)
+        ), "more than 100000 values"),
+    ],
+)  # fmt: skip
+def test_texts_that_are_no_document(text: str, expected: str) -> None:
+    (said,) = refusals(text)
+    assert expected in said
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_read_or_refused_in_words(text: str) -> None:
+    assert all(problem.message for problem in problems_of(f"pools: {{a: {{sizes: [x], {text}}}}}"))
+
+
+def problems_of(text: str) -> tuple[PolicyProblem, ...]:
+    try:
+        read_document(text, NOTHING_KNOWN)
+    except PoliciesRefused as refused:
+        return refused.problems
+    return ()
