@@ -20,6 +20,7 @@ from remora.spec import JobSpec
 from remora.views import (
     Attempt,
     Checkpoint,
+    ClusterEvent,
     Event,
     Health,
     Job,
@@ -28,6 +29,9 @@ from remora.views import (
     ModelVersion,
     Node,
     OutputFile,
+    Policy,
+    PolicyCheck,
+    PolicyVersion,
 )
 
 T = TypeVar("T")
@@ -153,6 +157,40 @@ class AsyncClient(Shell):
     async def nodes(self) -> list[Node]:
         """See `Client.nodes`."""
         return await self._run(flows.all_pages(requests.list_nodes))
+
+    async def policy(self, version: int | None = None) -> Policy:
+        """See `Client.policy`."""
+        return await self._send(requests.get_policy(version))
+
+    async def policy_versions(self) -> list[PolicyVersion]:
+        """See `Client.policy_versions`."""
+        return await self._run(flows.all_pages(requests.list_policies))
+
+    async def check_policy(self, document: str) -> PolicyCheck:
+        """See `Client.check_policy`."""
+        return await self._send(requests.check_policy(document))
+
+    async def apply_policy(
+        self, document: str, *, based_on: int, author: str = "", comment: str = ""
+    ) -> Policy:
+        """See `Client.apply_policy`."""
+        return await self._send(
+            requests.apply_policy(document, based_on=based_on, author=author, comment=comment)
+        )
+
+    async def roll_back_policy(
+        self, version: int, *, based_on: int, author: str = "", comment: str = ""
+    ) -> Policy:
+        """See `Client.roll_back_policy`."""
+        return await self._send(
+            requests.roll_back_policy(version, based_on=based_on, author=author, comment=comment)
+        )
+
+    async def cluster_events(self, *, after: int = 0) -> list[ClusterEvent]:
+        """See `Client.cluster_events`."""
+        return await self._run(
+            flows.all_pages(lambda cursor: requests.list_cluster_events(after=after, cursor=cursor))
+        )
 
     async def health(self) -> Health:
         """See `Client.health`."""

@@ -30,6 +30,7 @@ from remora.spec import JobSpec
 from remora.views import (
     Attempt,
     Checkpoint,
+    ClusterEvent,
     Event,
     Health,
     Job,
@@ -38,6 +39,9 @@ from remora.views import (
     ModelVersion,
     Node,
     OutputFile,
+    Policy,
+    PolicyCheck,
+    PolicyVersion,
 )
 
 __all__ = ["AsyncClient", "Client"]
@@ -172,6 +176,37 @@ class Client(Shell):
     def nodes(self) -> list[Node]:
         """The cluster's nodes."""
         return self._run(flows.all_pages(requests.list_nodes))
+
+    def policy(self, version: int | None = None) -> Policy:
+        """A version of the operators' policies, or the one in force.  Raises NotFound."""
+        return self._send(requests.get_policy(version))
+
+    def policy_versions(self) -> list[PolicyVersion]:
+        """Every version of the policies, newest first; the last one is made from the service's settings."""
+        return self._run(flows.all_pages(requests.list_policies))
+
+    def check_policy(self, document: str) -> PolicyCheck:
+        """What the service would say to a policy document (YAML or JSON text); nothing is stored."""
+        return self._send(requests.check_policy(document))
+
+    def apply_policy(self, document: str, *, based_on: int, author: str = "", comment: str = "") -> Policy:
+        """Put a policy document in force that was made from version `based_on`.
+
+        Raises Conflict when somebody else has changed the policies since, and Invalid with every problem.
+        """
+        return self._send(requests.apply_policy(document, based_on=based_on, author=author, comment=comment))
+
+    def roll_back_policy(self, version: int, *, based_on: int, author: str = "", comment: str = "") -> Policy:
+        """Put the document of an earlier version in force again, as a new version; raises as `apply_policy` does."""
+        return self._send(
+            requests.roll_back_policy(version, based_on=based_on, author=author, comment=comment)
+        )
+
+    def cluster_events(self, *, after: int = 0) -> list[ClusterEvent]:
+        """What happened to the cluster as a whole after an event's number, oldest first."""
+        return self._run(
+            flows.all_pages(lambda cursor: requests.list_cluster_events(after=after, cursor=cursor))
+        )
 
     def health(self) -> Health:
         """Whether the service answers."""

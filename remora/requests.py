@@ -20,6 +20,7 @@ from remora.spec import JobSpec
 from remora.views import (
     Attempt,
     Checkpoint,
+    ClusterEvent,
     Event,
     Health,
     Job,
@@ -29,6 +30,9 @@ from remora.views import (
     Node,
     OutputFile,
     Page,
+    Policy,
+    PolicyCheck,
+    PolicyVersion,
     Problem,
 )
 
@@ -270,6 +274,42 @@ def put_bundle(digest: str, file: Path) -> Request[None]:
 def list_nodes(cursor: str | None = None) -> Request[Page[Node]]:
     """One page of the cluster's nodes."""
     return Request(method="GET", path="/v1/nodes", params=_params(cursor=cursor), parse=_one(Page[Node]))
+
+
+def list_policies(cursor: str | None = None, limit: int | None = None) -> Request[Page[PolicyVersion]]:
+    """One page of the versions of the policies, newest first."""
+    params = _params(cursor=cursor, limit=limit)
+    return Request(method="GET", path="/v1/policies", params=params, parse=_one(Page[PolicyVersion]))
+
+
+def get_policy(version: int | None = None) -> Request[Policy]:
+    """One version of the policies; None: the one in force."""
+    path = f"/v1/policies/{'newest' if version is None else version}"
+    return Request(method="GET", path=path, parse=_one(Policy))
+
+
+def check_policy(document: str) -> Request[PolicyCheck]:
+    """What the service would say to a policy document; nothing is stored."""
+    body = {"document": document}
+    return Request(method="POST", path="/v1/policies/check", json=body, parse=_one(PolicyCheck))
+
+
+def apply_policy(document: str, *, based_on: int, author: str, comment: str) -> Request[Policy]:
+    """Put a policy document in force that was made from version `based_on`."""
+    body = {"document": document, "based_on": based_on, "author": author, "comment": comment}
+    return Request(method="POST", path="/v1/policies", json=body, parse=_one(Policy))
+
+
+def roll_back_policy(version: int, *, based_on: int, author: str, comment: str) -> Request[Policy]:
+    """Put the document of an earlier version in force again."""
+    body = {"restores": version, "based_on": based_on, "author": author, "comment": comment}
+    return Request(method="POST", path="/v1/policies", json=body, parse=_one(Policy))
+
+
+def list_cluster_events(*, after: int = 0, cursor: str | None = None) -> Request[Page[ClusterEvent]]:
+    """One page of the events of the whole cluster."""
+    params = _params(after=after, cursor=cursor)
+    return Request(method="GET", path="/v1/events", params=params, parse=_one(Page[ClusterEvent]))
 
 
 def get_health() -> Request[Health]:

@@ -186,12 +186,64 @@ class Node(View):
     ended_at: float | None = None
 
 
+class PolicyVersion(View):
+    """One version of the operators' policies."""
+
+    #: 1, 2, ...; 0 is made from the service's settings.
+    version: int
+    #: The version that its author had seen.
+    based_on: int
+    #: The version whose document it has, when it is a rollback.
+    restores: int | None = None
+    created_at: float
+    #: As the client told it; nobody checks it yet.
+    author: str = ""
+    comment: str = ""
+    #: `sha256:...`; equal for equal documents.
+    digest: str
+
+
+class Policy(PolicyVersion):
+    """A version with what it says."""
+
+    #: The YAML or JSON text as it was given.
+    document: str
+    #: The same with every default written out; None when this version of the service does not accept it any more.
+    policies: dict[str, Any] | None = None
+
+
+class ClusterEvent(View):
+    """Something that happened to the cluster as a whole."""
+
+    #: Grows with every event; there may be gaps.
+    seq: int
+    at: float
+    #: Past tense, dotted: `policies.applied`, ...
+    kind: str
+    #: One sentence for people.
+    message: str
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
 class FieldProblem(View):
     """One refused field."""
 
     #: Dotted path in the request, e.g. `workers.min`.
     field: str
     message: str
+    #: Where it stands in a document that was sent as text, 1 and up; two lines that contradict each other.
+    lines: list[int] = Field(default_factory=list)
+
+
+class PolicyCheck(View):
+    """What the service would say to a policy document."""
+
+    #: Every problem; empty when it can be applied.
+    problems: list[FieldProblem] = Field(default_factory=list)
+    #: The document with every default written out, unless there is a problem.
+    policies: dict[str, Any] | None = None
+    #: True when it is in force already.
+    is_in_force: bool = False
 
 
 class Problem(View):

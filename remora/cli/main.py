@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
-from remora.cli import cluster, conversion, jobs, models, results, streams, submission
+from remora.cli import cluster, conversion, jobs, models, policies, results, streams, submission
 from remora.cli.exits import HELP, ExitCode, code_of_error
 from remora.errors import RemoraError, SpecError
 
@@ -40,6 +40,7 @@ for command in (
 ):
     app.command("list" if command is jobs.list_jobs else None)(command)
 app.add_typer(models.app, name="models")
+app.add_typer(policies.app, name="policy")
 
 
 def run(arguments: Sequence[str] | None = None) -> None:

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 import remora
 from remora.views import Problem
-from service.api import bundles, checkpoints, cluster, jobs, outputs, problems, streams
+from service.api import bundles, checkpoints, cluster, jobs, outputs, policies, problems, streams
 from service.api.context import Context
 from service.api.feed import Feed
 from service.api.gate import Gate
@@ -71,6 +71,7 @@ def create_app(settings: Settings) -> FastAPI:
         outputs.router,
         bundles.router,
         cluster.router,
+        policies.router,
     )
     problems.install(app, [*app.routes, *(route for part in parts for route in part.routes)])
     for part in parts:

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from remora.states import JobState, NodeState
 from service.loops.launching import launch
+from service.loops.policies import policies_in_force
 from service.loops.ports import Launcher
 from service.loops.scale import pools
 from service.loops.turn import Turn
@@ -38,7 +39,10 @@ def dispatch(turn: Turn, launcher: Launcher) -> None:
     if not snapshot.queue:
         return
     # 2. Decide.
-    sizes = [PoolSize(pool.name, pool.size, pool.resources) for pool in pools(turn.settings)]
+    sizes = [
+        PoolSize(pool.name, pool.size, pool.resources)
+        for pool in pools(policies_in_force(turn), turn.settings)
+    ]
     admission = admit(snapshot.queue, snapshot.claims, snapshot.rooms, sizes)
     # 3. Apply: rows first, so that a crash before the driver runs is found and healed by `track`.
     started = [pair for job_id in admission.starts if (pair := _start(turn, job_id)) is not None]

@@ -14,8 +14,11 @@ from functools import partial
 import sqlalchemy as sa
 
 from cluster.planner import ClusterView, Launch, PlannedNode, PoolView, Terminate, plan
+from cluster.policies import Policies
 from cluster.provider import NodeRequest, ProvidedNode, Provider, ProviderError, Throttled
 from remora.states import NodeState
+from service.fixed_pool import local_offerings
+from service.loops.policies import policies_in_force
 from service.loops.ports import Member, Membership
 from service.loops.turn import Turn
 from service.queue import lifecycle
@@ -37,12 +40,13 @@ class Unseen(Exception):
     """The provider or Ray does not say what there is."""
 
 
-def pools(settings: Settings) -> tuple[PoolView, ...]:
-    """The node pools that the settings wish for."""
-    resources = {"CPU": float(settings.node_cpus)}
-    if settings.node_gpus:
-        resources["GPU"] = float(settings.node_gpus)
-    return (PoolView(name="local", size=settings.nodes, resources=resources),)
+def pools(policies: Policies, settings: Settings) -> tuple[PoolView, ...]:
+    """The node pools that the policies wish for; a local node costs nothing, so each pool is kept at its maximum."""
+    (local,) = local_offerings(settings)
+    return tuple(
+        PoolView(name=name, size=pool.max_nodes, resources=local.resources)
+        for name, pool in policies.pools.items()
+    )
 
 
 def scale(turn: Turn, provider: Provider, membership: Membership) -> None:
@@ -59,7 +63,8 @@ def scale(turn: Turn, provider: Provider, membership: Membership) -> None:
     rows = [_observe(turn, row, machines, members) for row in rows]
     # 4. Decide.
     view = ClusterView(
-        pools=pools(turn.settings), nodes=tuple(_planned(row, machines, members) for row in rows)
+        pools=pools(policies_in_force(turn), turn.settings),
+        nodes=tuple(_planned(row, machines, members) for row in rows),
     )
     actions = plan(view, turn.now)
     # 5. Carry it out.

@@ -222,6 +222,30 @@ node_events = sa.Table(
     sa.Column("message", sa.Text, nullable=False),
 )
 
+# Only ever appended to.
+policies = sa.Table(
+    "policies",
+    metadata,
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("based_on", sa.Integer, nullable=False),
+    sa.Column("restores", sa.Integer),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("author", sa.Text, nullable=False),
+    sa.Column("comment", sa.Text, nullable=False),
+    sa.Column("digest", sa.String(71), nullable=False),
+    sa.Column("document", sa.Text, nullable=False),
+)
+
+cluster_events = sa.Table(
+    "cluster_events",
+    metadata,
+    sa.Column("seq", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("data", sa.JSON, nullable=False),
+)
+
 idempotency = sa.Table(
     "idempotency",
     metadata,

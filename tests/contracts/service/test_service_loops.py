@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from cluster.policy_documents import digest_of
 from cluster.provider import InsufficientCapacity, ProviderError, QuotaExceeded
 from remora.states import AttemptState, EndReason, JobState, NodeState
+from service.fixed_pool import fixed_pool
 from service.loops import dispatch as dispatch_module
 from service.loops.turn import Turn
 from service.queue import lifecycle
+from service.queue.policy_versions import PolicyWish, follow
 from service.settings import Settings
-from service.store import jobs, leases, nodes, telemetry
+from service.store import jobs, leases, nodes, policies, telemetry
 from service.store.database import Database
 from service.store.errors import Fenced
 from service.store.ids import new_id
@@ -506,3 +509,47 @@ def test_any_order_of_repeated_records_leaves_one_copy(ready: World) -> None:
     lines = ready.database.query(lambda c: telemetry.page_of_logs(c, job_id, telemetry.LogFilter(), 0, 100))
     assert [line.text for line in lines] == list("012345")
     assert ready.attempts(job_id)[0].state is AttemptState.STARTING
+
+
+class TestPolicies:
+    """The controller follows the newest policies at every tick."""
+
+    def apply(self, world: World, document: str) -> None:
+        first = fixed_pool(Settings(home=Path("unused")))
+
+        def work(connection: sa.Connection) -> None:
+            newest = policies.newest_policies(connection) or first
+            wish = PolicyWish(document=document, digest=digest_of(document), based_on=newest.version)
+            policies.insert_policies(connection, follow(newest, wish, world.now))
+
+        world.database.transact(work)
+
+    def pools(self, world: World) -> list[str]:
+        return sorted(node.pool for node in world.nodes() if node.state is NodeState.READY)
+
+    def wait_for(self, world: World, pools: list[str]) -> None:
+        for _ in world.ticks_until(f"nodes of {pools}"):
+            if self.pools(world) == pools:
+                return
+
+    def test_without_any_the_settings_say_how_many(self, ready: World) -> None:
+        assert self.pools(ready) == ["local"] * 3
+
+    def test_another_maximum_changes_the_nodes(self, ready: World) -> None:
+        self.apply(ready, "pools: {local: {sizes: [local], max_nodes: 5}}")
+        self.wait_for(ready, ["local"] * 5)
+        self.apply(
+            ready, "pools: {local: {sizes: [local], max_nodes: 1}, more: {sizes: [local], max_nodes: 2}}"
+        )
+        self.wait_for(ready, ["local", "more", "more"])
+        self.apply(ready, "pools: {}")
+        self.wait_for(ready, [])
+
+    def test_a_version_that_is_not_accepted_any_more_is_passed_over(
+        self, ready: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        self.apply(ready, "pools: {local: {sizes: [local], max_nodes: 2}}")
+        kind = ready.database.url.get_backend_name()
+        self.apply(ready, f"pools: {{local: {{sizes: [local], a_key_of_later: {kind}}}}}")
+        self.wait_for(ready, ["local"] * 2)
+        assert caplog.text.count("version 2 of the policies is refused here, an earlier one is followed") == 1

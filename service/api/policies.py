@@ -1,0 +1,222 @@
+"""The operators' policies: show, check, apply, roll back; and events of the whole cluster."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, TypeVar
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Query, Request
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from sqlalchemy.exc import IntegrityError
+from starlette.responses import Response
+
+from cluster.policies import Policies
+from cluster.policy_documents import digest_of, read_document
+from cluster.policy_problems import PoliciesRefused
+from remora.views import ClusterEvent, FieldProblem, Page, Policy, PolicyCheck, PolicyVersion
+from service.api.bodies import read_object
+from service.api.context import Context, context_of
+from service.api.parameters import (
+    EventsParameters,
+    PageParameters,
+    Parameters,
+    make_cursor,
+    read_number_cursor,
+)
+from service.api.problems import ApiProblem
+from service.fixed_pool import fixed_pool, known
+from service.queue.policy_versions import PoliciesMoved, PolicyDecision, PolicyRow, PolicyWish, follow
+from service.store import policies as store
+
+router = APIRouter(prefix="/v1")
+
+BodyT = TypeVar("BodyT", bound="_Body")
+
+#: The version in a path that stands for the one in force.
+NEWEST = "newest"
+
+
+def _one_line(text: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in text).strip()
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Check(_Body):
+    document: str
+
+
+class _Change(_Body):
+    document: str | None = None
+    restores: int | None = Field(default=None, ge=0, le=2**31 - 1)
+    based_on: int = Field(ge=0, le=2**31 - 1)
+    author: Annotated[str, AfterValidator(_one_line)] = Field(default="", max_length=200)
+    comment: Annotated[str, AfterValidator(_one_line)] = Field(default="", max_length=2000)
+
+
+@router.get("/policies", operation_id="list_policies", response_model=Page[PolicyVersion])
+async def list_policies(request: Request, query: Annotated[PageParameters, Query()]) -> Page[PolicyVersion]:
+    """Versions of the policies, newest first; the last one is made from the settings."""
+    context = context_of(request)
+    before = read_number_cursor(query.cursor, 2**31 - 1)
+    rows = await context.database.read(
+        lambda connection: store.page_of_policies(connection, before=before, limit=query.limit)
+    )
+    is_last = len(rows) < query.limit
+    if is_last:
+        rows = [*rows, fixed_pool(context.settings)]
+    items = [PolicyVersion.model_validate(asdict(row)) for row in rows]
+    return Page[PolicyVersion](items=items, next_cursor=None if is_last else make_cursor(rows[-1].version))
+
+
+@router.post("/policies", status_code=201, operation_id="apply_policies", response_model=Policy)
+async def apply_policies(request: Request, _: Annotated[Parameters, Query()]) -> Response:
+    """Put a document (`document`), or that of an earlier version (`restores`), in force.
+
+    201 with the new version, 200 when that document is in force already.
+    """
+    context = context_of(request)
+    change = await _body(request, context, _Change)
+    if (change.document is None) is (change.restores is None):
+        raise ApiProblem(422, "invalid_parameter", "write either `document` or `restores`")
+    if change.restores is not None:
+        document = (await _version(context, str(change.restores))).document
+    else:
+        document = change.document or ""
+    policies = _checked(context, document)
+    wish = PolicyWish(
+        document=document,
+        digest=digest_of(document),
+        based_on=change.based_on,
+        restores=change.restores,
+        author=change.author,
+        comment=change.comment,
+    )
+    decision = await _store(context, wish)
+    view = _policy(decision.row, policies)
+    headers = {"Location": f"/v1/policies/{decision.row.version}"}
+    status = 200 if decision.event is None else 201
+    return Response(view.model_dump_json(), status, headers, media_type="application/json")
+
+
+@router.post("/policies/check", operation_id="check_policies", response_model=PolicyCheck)
+async def check_policies(request: Request, _: Annotated[Parameters, Query()]) -> PolicyCheck:
+    """What `POST /v1/policies` would say to a document; nothing is stored."""
+    context = context_of(request)
+    document = (await _body(request, context, _Check)).document
+    try:
+        policies = _read(context, document)
+    except PoliciesRefused as error:
+        return PolicyCheck(problems=_field_problems(error))
+    newest = await _version(context, NEWEST)
+    return PolicyCheck(
+        policies=policies.model_dump(mode="json"), is_in_force=digest_of(document) == newest.digest
+    )
+
+
+@router.get("/policies/{version}", operation_id="get_policies", response_model=Policy)
+async def get_policies(request: Request, version: str, _: Annotated[Parameters, Query()]) -> Policy:
+    """One version by its number, or the one in force by `newest`."""
+    context = context_of(request)
+    row = await _version(context, version)
+    try:
+        return _policy(row, _read(context, row.document))
+    except PoliciesRefused:
+        return _policy(row, None)
+
+
+@router.get("/events", operation_id="list_cluster_events", response_model=Page[ClusterEvent])
+async def list_cluster_events(
+    request: Request, query: Annotated[EventsParameters, Query()]
+) -> Page[ClusterEvent]:
+    """What happened to the cluster as a whole, oldest first."""
+    after = read_number_cursor(query.cursor, query.after)
+    rows = await context_of(request).database.read(
+        lambda connection: store.page_of_cluster_events(connection, after=after, limit=query.limit)
+    )
+    cursor = make_cursor(rows[-1].seq) if len(rows) == query.limit else None
+    items = [ClusterEvent.model_validate(row, from_attributes=True) for row in rows]
+    return Page[ClusterEvent](items=items, next_cursor=cursor)
+
+
+async def _body(request: Request, context: Context, kind: type[BodyT]) -> BodyT:
+    raw = await read_object(request, context.settings.max_body_bytes)
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        problems = [
+            FieldProblem(field=_printable(".".join(map(str, one["loc"]))), message=_printable(one["msg"]))
+            for one in error.errors(include_url=False)
+        ]
+    first = problems[0]
+    detail = f"{first.field}: {first.message}" if first.field else first.message
+    raise ApiProblem(422, "invalid_parameter", detail, errors=problems)
+
+
+def _read(context: Context, document: str) -> Policies:
+    return read_document(document, known(context.settings))
+
+
+def _checked(context: Context, document: str) -> Policies:
+    try:
+        return _read(context, document)
+    except PoliciesRefused as error:
+        problems = _field_problems(error)
+        first = _printable(str(error.problems[0]))
+        raise ApiProblem(422, "invalid_policies", first, errors=problems) from None
+
+
+def _field_problems(error: PoliciesRefused) -> list[FieldProblem]:
+    return [
+        FieldProblem(field=_printable(one.field), message=_printable(one.message), lines=list(one.lines))
+        for one in error.problems
+    ]
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")[:1000]
+
+
+async def _store(context: Context, wish: PolicyWish) -> PolicyDecision:
+    first, now = fixed_pool(context.settings), context.clock()
+
+    def work(connection: sa.Connection) -> PolicyDecision:
+        decision = follow(store.newest_policies(connection) or first, wish, now)
+        store.insert_policies(connection, decision)
+        return decision
+
+    try:
+        try:
+            return await context.database.write(work)
+        except IntegrityError:
+            # Somebody else stored that version at the same moment: now it is there to be seen.
+            return await context.database.write(work)
+    except PoliciesMoved as error:
+        hint = f"look at version {error.newest.version}, and make the change to that one"
+        raise ApiProblem(409, "policies_changed", str(error), hint=hint) from None
+
+
+async def _version(context: Context, version: str) -> PolicyRow:
+    row: PolicyRow | None = None
+    if version == NEWEST:
+        row = await context.database.read(store.newest_policies) or fixed_pool(context.settings)
+    elif version == "0":
+        row = fixed_pool(context.settings)
+    elif version.isascii() and version.isdecimal() and len(version) < 10:
+        number = int(version)
+        row = await context.database.read(lambda connection: store.get_policies(connection, number))
+    if row is None:
+        raise ApiProblem(
+            404,
+            "policies_not_found",
+            f"there is no version {_printable(version)[:80]!r} of the policies",
+            hint="`remora policy history` shows all versions",
+        )
+    return row
+
+
+def _policy(row: PolicyRow, policies: Policies | None) -> Policy:
+    return Policy(**asdict(row), policies=None if policies is None else policies.model_dump(mode="json"))

@@ -1,0 +1,73 @@
+"""Versions of the operators' policies, and events of the whole cluster; both are only appended to."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.queue.policy_versions import PolicyDecision, PolicyRow
+from service.queue.rows import NewEvent
+from service.store.tables import cluster_events, policies
+
+
+@dataclass(frozen=True)
+class ClusterEventRow:
+    """An event of the whole cluster."""
+
+    #: Grows with every event; there may be gaps.
+    seq: int
+    at: float
+    kind: str
+    message: str
+    data: dict[str, Any]
+
+
+def newest_policies(connection: sa.Connection) -> PolicyRow | None:
+    """The version in force; None before the first one."""
+    statement = sa.select(policies).order_by(policies.c.version.desc()).limit(1)
+    row = connection.execute(statement).first()
+    return None if row is None else PolicyRow(**row._mapping)
+
+
+def get_policies(connection: sa.Connection, version: int) -> PolicyRow | None:
+    """One version, or None."""
+    row = connection.execute(sa.select(policies).where(policies.c.version == version)).first()
+    return None if row is None else PolicyRow(**row._mapping)
+
+
+def page_of_policies(connection: sa.Connection, *, before: int, limit: int) -> list[PolicyRow]:
+    """Versions below `before`, newest first."""
+    statement = (
+        sa.select(policies)
+        .where(policies.c.version < before)
+        .order_by(policies.c.version.desc())
+        .limit(limit)
+    )
+    return [PolicyRow(**row._mapping) for row in connection.execute(statement)]
+
+
+def insert_policies(connection: sa.Connection, decision: PolicyDecision) -> None:
+    """Store a version with its event.  Raises IntegrityError when somebody else stored that version meanwhile."""
+    if decision.event is None:
+        return
+    connection.execute(sa.insert(policies).values(asdict(decision.row)))
+    append_cluster_event(connection, decision.event)
+
+
+def append_cluster_event(connection: sa.Connection, event: NewEvent) -> None:
+    """Store an event of the whole cluster."""
+    row = {"at": event.at, "kind": event.kind, "message": event.message, "data": dict(event.data)}
+    connection.execute(sa.insert(cluster_events).values(row))
+
+
+def page_of_cluster_events(connection: sa.Connection, *, after: int, limit: int) -> list[ClusterEventRow]:
+    """Events after a number, oldest first."""
+    statement = (
+        sa.select(cluster_events)
+        .where(cluster_events.c.seq > after)
+        .order_by(cluster_events.c.seq)
+        .limit(limit)
+    )
+    return [ClusterEventRow(**row._mapping) for row in connection.execute(statement)]

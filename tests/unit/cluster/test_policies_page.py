@@ -1,0 +1,60 @@
+"""`docs/policies.md`: its example can be applied, its rule can be followed, and it names every key."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from cluster.catalogue_conflicts import Known
+from cluster.offerings import CapacityType, Offering
+from cluster.policies import (
+    BudgetPolicy,
+    BudgetStep,
+    CapacityRule,
+    Policies,
+    PoolPolicy,
+    ProjectPolicy,
+    Schedule,
+    Window,
+)
+from cluster.policy_documents import read_document
+
+PAGE = (Path(__file__).parents[3] / "docs/policies.md").read_text()
+CATALOGUE = tuple(
+    Offering(size=size, zone=zone, capacity=capacity, resources={"GPU": gpus}, price_per_hour=1.0)
+    for size, gpus in {
+        "Standard_NC24ads_A100_v4": 1.0,
+        "Standard_NC48ads_A100_v4": 2.0,
+        "Standard_NC4as_T4_v3": 1.0,
+    }.items()
+    for zone in (None, "1", "2")
+    for capacity in CapacityType
+)
+
+
+def block(language: str) -> str:
+    found = re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    assert found
+    return found.group(1)
+
+
+def test_the_example_can_be_applied() -> None:
+    known = Known(catalogue=CATALOGUE, rules=frozenset({"no-launch-on-friday"}))
+    policies = read_document(block("yaml"), known)
+    assert set(policies.pools) == {"a100", "t4"}
+    assert policies.pools["a100"].zones == ("1", "2", "any")
+    assert set(policies.model_fields_set) == set(Policies.model_fields)
+
+
+@pytest.mark.parametrize("section", [Policies, PoolPolicy, ProjectPolicy, BudgetPolicy, Schedule, Window])
+def test_every_key_is_on_the_page(section: type[BaseModel]) -> None:
+    code = " ".join(re.findall(r"`[^`\n]+`", PAGE))
+    assert [key for key in section.model_fields if not re.search(rf"\b{key}\b", code)] == []
+
+
+@pytest.mark.parametrize("words", [CapacityRule, BudgetStep])
+def test_every_word_is_on_the_page(words: type[CapacityRule | BudgetStep]) -> None:
+    assert [word for word in words if f"`{word}`" not in PAGE] == []
