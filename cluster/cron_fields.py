@@ -40,7 +40,7 @@ class CronFields:
     days: frozenset[int]
     months: frozenset[int]
     weekdays: frozenset[int]
-    #: With both kinds of days restricted either suffices, as cron has it.
+    #: With both kinds of days restricted, neither by a field that begins with `*`, either suffices, as cron has it.
     either_day: bool
 
     def begins_on(self, day: dt.date) -> bool:
@@ -70,7 +70,7 @@ def parse_cron(text: str) -> CronFields:
         days=days,
         months=months,
         weekdays=frozenset(day % 7 for day in weekdays),
-        either_day=words[2] != "*" and words[4] != "*",
+        either_day=not words[2].startswith("*") and not words[4].startswith("*"),
     )
 
 

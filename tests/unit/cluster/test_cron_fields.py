@@ -51,6 +51,9 @@ def test_the_fields_mean_what_cron_means() -> None:
     assert friday_or_13th.begins_on(dt.date(2028, 1, 13))
     assert friday_or_13th.begins_on(dt.date(2028, 1, 14))
     assert not friday_or_13th.begins_on(dt.date(2028, 1, 15))
+    odd_fridays = parse_cron("0 0 */2 * fri")
+    assert odd_fridays.begins_on(dt.date(2028, 1, 7))
+    assert not odd_fridays.begins_on(dt.date(2028, 1, 14))
 
 
 def test_windows_that_touch_do_not_overlap() -> None:
