@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+import remora
 from cluster.local.environment import MACHINE_VARIABLE
 from cluster.local.folders import ClusterFolders
 from cluster.local.head import find_head
@@ -201,3 +202,31 @@ def test_down_ends_what_a_killed_service_left_behind(home: Path, start: Callable
     )  # fmt: skip
     assert "Ended 3 left-over machines" in answer.stdout
     assert_nothing_left(home, machines, url)
+
+
+def test_applied_policies_change_the_nodes(home: Path, start: Callable[[], Service]) -> None:
+    service = start()
+    service.said(r"nodes +2 ready")
+    first = running(home).keys()
+    with remora.Client(service.url()) as client:
+        assert client.policy().version == 0
+        client.apply_policy(policies_with(nodes=3), based_on=0)
+        until(lambda: len(ready(service.url())) == 3, "a third node is ready")
+        assert first < ready(service.url())
+
+        client.apply_policy(policies_with(nodes=1), based_on=1)
+        until(lambda: len(running(home)) == 1, "one node is left")
+
+        client.roll_back_policy(0, based_on=2)
+        until(lambda: len(ready(service.url()) & running(home).keys()) == 2, "two nodes are ready again")
+        assert [one.kind for one in client.cluster_events()] == [
+            "policies.applied",
+            "policies.applied",
+            "policies.rolled_back",
+        ]
+
+
+def policies_with(nodes: int) -> str:
+    return (
+        f"pools: {{local: {{sizes: [local], capacity: on-demand, min_nodes: {nodes}, max_nodes: {nodes}}}}}"
+    )

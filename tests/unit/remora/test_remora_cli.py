@@ -27,7 +27,7 @@ ROOT = Path(remora.__file__).parent.parent
 
 COMMANDS = (
     *("up", "down", "submit", "convert", "list", "show", "logs", "events", "metrics", "cancel", "wait"),
-    *("nodes", "checkpoints", "download", "outputs", "models", "version"),
+    *("nodes", "checkpoints", "download", "outputs", "models", "policy", "version"),
 )
 
 
