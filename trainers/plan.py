@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from remora.backends import BackendName
-from remora.spec import Device, Precision
+from remora.spec_sections import Device, Precision
 from remora.states import EndReason
 from remora.worker_sizes import WorkerSizes
 

@@ -13,7 +13,7 @@ from typing import Any
 from remora.foreign.azureml_data import local_path, read_inputs, read_outputs
 from remora.foreign.shell_words import Value, argument_list, fill
 from remora.foreign.translation import Draft, Fields, Remark, Translation, scalar, slug
-from remora.spec import refuses_variable
+from remora.spec_fields import refuses_variable
 
 _SCHEMA = re.compile(r"azureml.*/(\w+)\.schema\.json$", re.IGNORECASE)
 _EXPRESSION = re.compile(r"\$\{\{\s*([^{}]*?)\s*\}\}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remora.foreign.translation import Draft, Fields
-from remora.spec import refuses_variable
+from remora.spec_fields import refuses_variable
 from remora.spec_problems import short
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")

@@ -17,7 +17,8 @@ from remora.backends import BACKEND_WORDS
 from remora.errors import SpecError
 from remora.quantities import format_duration, format_size, parse_duration, parse_size
 from remora.refusals import REFUSED
-from remora.spec import MAX_SPEC_BYTES, Best, JobSpec
+from remora.spec import MAX_SPEC_BYTES, JobSpec
+from remora.spec_sections import Best
 
 
 def refusal(**fields: Any) -> str:
