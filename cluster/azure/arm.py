@@ -23,6 +23,7 @@ from azure.core.pipeline.policies import ContentDecodePolicy, RequestIdPolicy, U
 from azure.core.rest import HttpRequest
 from azure.mgmt.compute.aio import ComputeManagementClient
 
+from cluster.azure import evictions
 from cluster.azure.errors import CloudFailure
 from cluster.azure.identity import Bearer
 from cluster.azure.settings import AzureSettings
@@ -32,6 +33,7 @@ _SCOPE = "https://management.azure.com/.default"
 _CONNECT_S = 10
 _ANSWER_S = 60
 _NETWORK_VERSION = "2024-05-01"
+_GRAPH_VERSION = "2022-10-01"
 _DISK_VERSION = "2024-03-02"
 
 
@@ -68,6 +70,7 @@ class Arm:
     """Requests for one resource group; to be used and closed on one event loop."""
 
     def __init__(self, settings: AzureSettings, credential: AsyncTokenCredential) -> None:
+        self._subscription = settings.subscription
         self._group = settings.resource_group
         self._group_id = settings.group_id
         self._endpoint = settings.endpoint.rstrip("/")
@@ -172,6 +175,13 @@ class Arm:
             listed = self._client.resource_skus.list(filter=f"location eq '{region}'")
             return [one.as_dict() async for one in listed]
 
+    async def evictions(self, region: str) -> list[dict[str, Any]]:
+        """How often spot machines of each size are taken back, in the rows of `cluster.azure.evictions`."""
+        path = f"/providers/Microsoft.ResourceGraph/resources?api-version={_GRAPH_VERSION}"
+        question = {"subscriptions": [self._subscription], "query": evictions.query(region)}
+        rows: list[dict[str, Any]] = (await self._json("POST", path, question)).get("data", [])
+        return rows
+
     async def interfaces(self) -> list[SeenResource]:
         """All network interfaces of the resource group."""
         path = (
@@ -203,10 +213,10 @@ class Arm:
             path = page.get("nextLink") or ""
         return found
 
-    async def _json(self, method: str, path: str) -> dict[str, Any]:
+    async def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         url = path if path.startswith("http") else self._endpoint + path
         async with _Failures():
-            response = await self._client.send_request(HttpRequest(method, url))
+            response = await self._client.send_request(HttpRequest(method, url, json=body))
             if response.status_code >= 400:
                 raise HttpResponseError(response=response)
             document: dict[str, Any] = response.json() if response.content else {}

@@ -158,7 +158,7 @@ def offerings(
     """Everything that nodes of a region can be bought as: each size in each zone and in none, spot and on demand.
 
     `skus` of `read_skus`, `prices` in USD per hour by size and capacity type, and `evictions` in chances per hour by
-    size are what Azure said lately; where one is None, or lacks a size, the table stands in.
+    size in lower case are what Azure said lately; where one is None, or lacks a size, the table stands in.
     """
     found: list[Offering] = []
     for size in SIZES:
@@ -169,7 +169,7 @@ def offerings(
             if capacity is CapacityType.SPOT and not facts.spot:
                 continue
             price = (prices or {}).get((size.name, capacity)) or _price(size, capacity, region)
-            evicted = (evictions or {}).get(size.name, _UNKNOWN_EVICTIONS_PER_HOUR)
+            evicted = (evictions or {}).get(size.name.lower(), _UNKNOWN_EVICTIONS_PER_HOUR)
             for zone in (None, *sorted(facts.zones)):
                 found.append(_offering(size, facts, zone, capacity, price, evicted))
     return tuple(found)

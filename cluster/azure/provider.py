@@ -8,6 +8,7 @@ where the list lacks one that it should have or shows one that failed.
 from __future__ import annotations
 
 import asyncio
+import builtins
 import logging
 import math
 import re
@@ -155,6 +156,20 @@ class AzureProvider:
         Raises ProviderError when it is not sure what there is.
         """
         return self._thread.run(self._sweep())
+
+    def skus(self) -> builtins.list[dict[str, Any]]:
+        """Resource SKUs of the region in their wire form, for `cluster.azure.market`; raises ProviderError."""
+        return self._thread.run(self._told(self._arm.skus(self._settings.region)))
+
+    def evictions(self) -> builtins.list[dict[str, Any]]:
+        """Rows of the Resource Graph, for `cluster.azure.market`; raises ProviderError."""
+        return self._thread.run(self._told(self._arm.evictions(self._settings.region)))
+
+    async def _told(self, request: Coroutine[Any, Any, Answer]) -> Answer:
+        try:
+            return await self._asked("read", request)
+        except ArmError as error:
+            raise self._error(error.failure, None) from error
 
     async def _create(self, request: NodeRequest, offering: Offering) -> None:
         name = machine_name(self._settings.cluster, request.node_id)

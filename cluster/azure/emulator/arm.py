@@ -44,6 +44,7 @@ def routes(cloud: Cloud, tokens: Tokens, clock: Clock, group: str, region: str) 
         ("GET", f"{_COMPUTE}/locations/{{region}}/operations/{{id}}", arm.operation),
         ("GET", f"{_COMPUTE}/locations/{{region}}/usages", arm.usages),
         ("GET", f"{_COMPUTE}/skus", arm.skus),
+        ("POST", "/providers/Microsoft.ResourceGraph/resources", arm.resource_graph),
         ("GET", f"{_GROUP}/Microsoft.Network/networkInterfaces", arm.list_interfaces),
         ("DELETE", f"{_GROUP}/Microsoft.Network/networkInterfaces/{{name}}", arm.delete_interface),
         ("GET", f"{_GROUP}/Microsoft.Compute/disks", arm.list_disks),
@@ -200,6 +201,11 @@ class _Arm:
     async def skus(self, _request: Request) -> Response:
         self._fault(Place.SKUS)
         return JSONResponse({"value": [self._sku(name) for name in BY_NAME]})
+
+    async def resource_graph(self, _request: Request) -> Response:
+        self._fault(Place.EVICTIONS)
+        rows = [{"skuName": name.lower(), "evictionRate": "5-10"} for name in BY_NAME]
+        return JSONResponse({"totalRecords": len(rows), "count": len(rows), "data": rows})
 
     async def list_interfaces(self, request: Request) -> Response:
         return JSONResponse(

@@ -22,6 +22,8 @@ class Place(StrEnum):
     POLL = "poll"
     USAGES = "usages"
     SKUS = "skus"
+    EVICTIONS = "evictions"
+    PRICES = "prices"
     TOKEN = "token"  # noqa: S105  # a word, not a token
 
 

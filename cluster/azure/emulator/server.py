@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp
 
-from cluster.azure.emulator import arm
+from cluster.azure.emulator import arm, retail
 from cluster.azure.emulator.clock import Clock
 from cluster.azure.emulator.control import Control
 from cluster.azure.emulator.state import Cloud
@@ -30,6 +30,7 @@ def application(cloud: Cloud, clock: Clock, metadata: ASGIApp | None = None) -> 
     routes = [
         *arm.routes(cloud, tokens, clock, GROUP, REGION),
         tokens.route(),
+        retail.route(cloud.faults, REGION),
         *Control(cloud, tokens, clock).routes(),
     ]
     return Starlette(routes=[*routes, *([Mount("/metadata", metadata)] if metadata is not None else [])])

@@ -87,7 +87,7 @@ def test_sizes_that_the_table_does_not_know_and_things_that_are_no_machines_are_
 
 
 def test_prices_and_evictions_that_azure_tells_replace_the_tables() -> None:
-    told = offerings("eastus", prices={(A100, SPOT): 0.5}, evictions={A100: 0.01})
+    told = offerings("eastus", prices={(A100, SPOT): 0.5}, evictions={A100.lower(): 0.01})
     by_id = {one.id: one for one in told}
     assert by_id[f"{A100}/1/spot"].price_per_hour == 0.5
     assert by_id[f"{A100}/1/spot"].evictions_per_hour == 0.01

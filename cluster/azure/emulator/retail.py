@@ -1,0 +1,57 @@
+"""The list of retail prices as Azure gives it: by pages, to anybody, and with kinds of prices that nobody wants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from cluster.azure.catalogue import SIZES, Size
+from cluster.azure.emulator.faults import Faults, Place
+
+_PAGE = 20
+#: The emulator's prices are those of the table times this, so that it can be seen whose price was used.
+FACTOR = 0.5
+
+
+def route(faults: Faults, region: str) -> Route:
+    """GET /api/retail/prices"""
+
+    async def answer(request: Request) -> Response:
+        fault = faults.take(Place.PRICES)
+        if fault is not None:
+            return JSONResponse({"error": fault.message}, status_code=fault.status)
+        if f"armRegionName eq '{region}'" not in request.query_params.get("$filter", ""):
+            return JSONResponse({"Items": [], "NextPageLink": None, "Count": 0})
+        skip = int(request.query_params.get("$skip", "0"))
+        items = [item for size in SIZES for item in _items(size)]
+        is_last = skip + _PAGE >= len(items)
+        following = None if is_last else str(request.url.include_query_params(**{"$skip": str(skip + _PAGE)}))
+        page = items[skip : skip + _PAGE]
+        return JSONResponse({"Items": page, "NextPageLink": following, "Count": len(page)})
+
+    return Route("/api/retail/prices", answer)
+
+
+def _items(size: Size) -> list[dict[str, Any]]:
+    spot = size.spot_usd if size.spot_usd is not None else 0.3 * size.on_demand_usd
+    kinds = [
+        ("", "", size.on_demand_usd),
+        (" Spot", "", spot),
+        (" Low Priority", "", 0.9 * size.on_demand_usd),
+    ]
+    kinds.append(("", " Windows", 1.5 * size.on_demand_usd))
+    return [
+        {
+            "currencyCode": "USD",
+            "retailPrice": FACTOR * price,
+            "armSkuName": size.name,
+            "meterName": f"{size.name.removeprefix('Standard_')}{meter}",
+            "productName": f"Virtual Machines{product}",
+            "unitOfMeasure": "1 Hour",
+            "type": "Consumption",
+        }
+        for meter, product, price in kinds
+    ]

@@ -1,0 +1,92 @@
+"""What can be bought now: the built-in catalogue, corrected by whatever of Azure answers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.azure.catalogue import SkuFacts, offerings, read_skus
+from cluster.azure.evictions import read_evictions
+from cluster.azure.prices import Prices
+from cluster.offerings import Offering
+
+log = logging.getLogger(__name__)
+
+HOUR_S = 3600.0
+#: Sizes change when Azure opens or closes one for a region or a subscription; the answer has megabytes.
+SKUS_EVERY_S = 24 * HOUR_S
+#: Spot prices change a few times a month.
+PRICES_EVERY_S = 12 * HOUR_S
+#: The rates are those of the last 28 days.
+EVICTIONS_EVERY_S = 12 * HOUR_S
+#: A source that did not answer is asked again after so long.
+AGAIN_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """Where to ask; each raises whatever it raises when it does not answer."""
+
+    #: Resource SKUs of the region in their wire form.
+    skus: Callable[[], list[dict[str, Any]]]
+    prices: Callable[[], Prices]
+    #: Rows of the Resource Graph.
+    evictions: Callable[[], list[dict[str, Any]]]
+
+
+class Market:
+    """The catalogue of one region; call it for what can be bought."""
+
+    def __init__(self, region: str, sources: Sources, clock: Callable[[], float] = time.time) -> None:
+        self._region = region
+        self._sources = sources
+        self._clock = clock
+        self._skus: dict[str, SkuFacts] | None = None
+        self._prices: Prices | None = None
+        self._evictions: dict[str, float] | None = None
+        self._due = {"skus": 0.0, "prices": 0.0, "evictions": 0.0}
+        self._offerings = offerings(region)
+
+    def __call__(self) -> tuple[Offering, ...]:
+        """Everything that can be bought, as far as it is known; asks nobody."""
+        return self._offerings
+
+    def refresh(self) -> None:
+        """Ask the sources whose answers are old; takes seconds.  One that does not answer keeps what was known."""
+        if self._is_due("skus", SKUS_EVERY_S):
+            self._ask("skus", self._read_skus)
+        if self._is_due("prices", PRICES_EVERY_S):
+            self._ask("prices", self._read_prices)
+        if self._is_due("evictions", EVICTIONS_EVERY_S):
+            self._ask("evictions", self._read_evictions)
+        self._offerings = offerings(self._region, self._skus, self._prices, self._evictions)
+
+    def _is_due(self, name: str, every_s: float) -> bool:
+        now = self._clock()
+        if now < self._due[name]:
+            return False
+        self._due[name] = now + every_s
+        return True
+
+    def _ask(self, name: str, read: Callable[[], None]) -> None:
+        try:
+            read()
+        except Exception as error:
+            self._due[name] = self._clock() + AGAIN_S
+            log.warning("%s of %s are not known, the last ones stay: %s", name, self._region, error)
+
+    def _read_skus(self) -> None:
+        # An answer without any size that we know is no answer: nothing could be bought.
+        found = read_skus(self._sources.skus(), self._region)
+        if not offerings(self._region, found):
+            raise ValueError("no size of the catalogue is sold there")
+        self._skus = found
+
+    def _read_prices(self) -> None:
+        self._prices = self._sources.prices()
+
+    def _read_evictions(self) -> None:
+        self._evictions = read_evictions(self._sources.evictions())

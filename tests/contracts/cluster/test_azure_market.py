@@ -1,0 +1,77 @@
+"""What can be bought, before the emulator: whatever answers corrects the table, whatever does not leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.azure.catalogue import BY_NAME, offerings
+from cluster.azure.emulator.retail import FACTOR
+from cluster.azure.emulator.server import REGION
+from cluster.azure.market import AGAIN_S, PRICES_EVERY_S, Market, Sources
+from cluster.azure.prices import PricesUnknown, fetch_prices
+from cluster.offerings import CapacityType, Offering
+from tests.contracts.cluster.azure_rig import A100, AzureRig
+
+TABLE = BY_NAME[A100]
+
+
+@pytest.fixture
+def rig() -> Iterator[AzureRig]:
+    with AzureRig() as rig:
+        yield rig
+
+
+@pytest.fixture
+def market(rig: AzureRig) -> Market:
+    sources = Sources(
+        skus=rig.azure.skus,
+        prices=lambda: fetch_prices(REGION, rig.server.url),
+        evictions=rig.azure.evictions,
+    )
+    return Market(REGION, sources, rig.clock)
+
+
+def sold(market: Market, capacity: CapacityType = CapacityType.ON_DEMAND) -> Offering:
+    return next(one for one in market() if (one.size, one.zone, one.capacity) == (A100, "1", capacity))
+
+
+def test_before_anybody_was_asked_the_table_is_what_can_be_bought(market: Market) -> None:
+    assert market() == offerings(REGION)
+
+
+def test_prices_of_all_pages_replace_the_tables(market: Market) -> None:
+    market.refresh()
+    assert sold(market).price_per_hour == FACTOR * TABLE.on_demand_usd
+    assert sold(market, CapacityType.SPOT).price_per_hour == pytest.approx(FACTOR * 0.444)
+    assert sold(market, CapacityType.SPOT).evictions_per_hour == 0.075
+
+
+@pytest.mark.parametrize("silent", ["skus", "prices", "evictions"])
+def test_a_source_that_does_not_answer_leaves_the_others_and_is_asked_again(
+    rig: AzureRig, market: Market, silent: str
+) -> None:
+    rig.fault(silent, status=500)
+    market.refresh()
+    assert rig.fired() == [1]
+    assert sold(market).price_per_hour == TABLE.on_demand_usd * (1.0 if silent == "prices" else FACTOR)
+    rig.clock.passed_s = AGAIN_S + 1
+    market.refresh()
+    assert sold(market).price_per_hour == FACTOR * TABLE.on_demand_usd
+
+
+def test_answers_are_kept_for_hours_and_through_a_failure(rig: AzureRig, market: Market) -> None:
+    market.refresh()
+    rig.fault("prices", status=500, times=0)
+    market.refresh()
+    assert rig.fired() == [0]
+    rig.clock.passed_s = PRICES_EVERY_S + 1
+    market.refresh()
+    assert rig.fired() == [1]
+    assert sold(market).price_per_hour == FACTOR * TABLE.on_demand_usd
+
+
+def test_a_list_of_prices_that_nobody_serves_is_told_in_a_sentence() -> None:
+    with pytest.raises(PricesUnknown, match="cannot be read"):
+        fetch_prices(REGION, "http://127.0.0.1:9")
