@@ -54,7 +54,9 @@ class RigClock:
 class AzureRig:
     """`Provider` with `kill`, and what tests of Azure need besides; to be used as a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, head: str = "10.0.0.4:6379") -> None:
+        """`head` is what machines join, where they are more than books."""
+        self.head = head
         self.clock = RigClock()
         self.offerings: Sequence[Offering] = catalogue.offerings(REGION)
 
@@ -82,7 +84,7 @@ class AzureRig:
         provider = AzureProvider(
             settings(**{"endpoint": self.server.url, **more}),
             ManagedIdentityCredential(client_id="rig"),
-            "10.0.0.4:6379",
+            self.head,
             lambda: self.offerings,
             self.clock,
         )

@@ -1,0 +1,107 @@
+"""Emulated machines that run: each is a node of the local cluster, started from what its start-up data says.
+
+It does what cloud-init and the image of a real one do: it writes the files of the document, and the node's service
+joins the Ray head that `/etc/remora/node.json` names.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.azure.body import NODE_FILE, NODE_SERVICE
+from cluster.azure.emulator.state import Cloud, Machine
+from cluster.local.provider import LocalProvider
+from cluster.provider import NodeRequest, ProviderError
+
+log = logging.getLogger(__name__)
+
+
+class StartUpFailed(Exception):
+    """The start-up data of a machine cannot be run; the message is one sentence."""
+
+
+class LocalMachines:
+    """Gives the machines of an emulated cloud processes of this host; `home` is that of the cluster they join."""
+
+    def __init__(self, cloud: Cloud, home: Path) -> None:
+        self._home = home
+        self._running: dict[str, tuple[LocalProvider, str]] = {}
+        self._lock = threading.Lock()
+        # One thread: what happens to a machine happens in the order in which it was asked for.
+        self._hands = ThreadPoolExecutor(1, thread_name_prefix="emulated-machines")
+        cloud.on_start = lambda machine: self._do(self.start, machine)
+        cloud.on_end = lambda machine: self._do(self.end, machine)
+
+    def start(self, machine: Machine) -> None:
+        """Boot: read the start-up data and join."""
+        node = read_node_file(machine.custom_data)
+        request = NodeRequest(
+            node_id=node["node"],
+            pool=node["pool"],
+            resources=node["resources"],
+            labels=node["labels"],
+        )
+        provider = LocalProvider(self._home, node["head"])
+        with self._lock:
+            self._running[machine.name] = (provider, node["node"])
+        provider.create(request)
+
+    def end(self, machine: Machine) -> None:
+        """Take the power away."""
+        with self._lock:
+            running = self._running.pop(machine.name, None)
+        if running is not None:
+            provider, node_id = running
+            provider.kill(node_id)
+            provider.delete(node_id)
+
+    def close(self) -> None:
+        """End every machine that still runs."""
+        self._hands.shutdown(wait=True)
+        with self._lock:
+            left = list(self._running.values())
+            self._running.clear()
+        for provider, node_id in left:
+            provider.kill(node_id)
+            provider.delete(node_id)
+
+    def _do(self, work: Any, machine: Machine) -> None:
+        def told() -> None:
+            try:
+                work(machine)
+            except (StartUpFailed, ProviderError) as error:
+                # As on a real one: it runs and never joins.
+                log.warning("machine %s: %s", machine.name, error)
+
+        self._hands.submit(told)
+
+
+def read_node_file(custom_data: str) -> dict[str, Any]:
+    """The node's file out of start-up data as Azure hands it over, base64 of a cloud-init document.
+
+    Raises StartUpFailed when it is not such a document, lacks the file, or does not start the node's service.
+    """
+    try:
+        text = base64.b64decode(custom_data, validate=True).decode()
+        document = yaml.safe_load(text)
+        files = {one["path"]: one["content"] for one in document["write_files"]}
+        commands = document["runcmd"]
+        node: dict[str, Any] = json.loads(files[NODE_FILE])
+        missing = {"node", "pool", "head", "resources", "labels"} - node.keys()
+    except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise StartUpFailed(f"its start-up data cannot be read: {error!r}") from error
+    if not text.startswith("#cloud-config\n"):
+        raise StartUpFailed("its start-up data is not a cloud-init document")
+    if not any(NODE_SERVICE in command for command in commands):
+        raise StartUpFailed(f"its start-up data does not start {NODE_SERVICE}")
+    if missing:
+        raise StartUpFailed(f"{NODE_FILE} lacks {', '.join(sorted(missing))}")
+    return node

@@ -1,0 +1,83 @@
+"""Machines of the emulated Azure are real raylets: they join by their start-up data, and go with their eviction."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from cluster.azure.emulator.machines import LocalMachines
+from cluster.connection import connect
+from cluster.local.environment import MACHINE_VARIABLE
+from cluster.local.head import start_head, stop_head, wait_until_reachable
+from cluster.local.records import Machine
+from cluster.membership import RayMembership
+from cluster.processes import find_by_environment
+from cluster.provider import NodeRequest
+from tests.contracts.cluster.azure_rig import CPU_SIZE, AzureRig
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def head(home: Path) -> Iterator[Machine]:
+    started = start_head(home)
+    wait_until_reachable(home, started)
+    connect(home, started.ray_address)
+    yield started
+    ray.shutdown()
+    stop_head(home)
+    assert find_by_environment(MACHINE_VARIABLE, started.mark) == []
+
+
+@pytest.fixture
+def rig(home: Path, head: Machine) -> Iterator[AzureRig]:
+    with AzureRig(head.ray_address) as rig:
+        machines = LocalMachines(rig.server.cloud, home)
+        yield rig
+        machines.close()
+
+
+def until(seen: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
+    """Look again and again until it is so; fails the test after `timeout_s`."""
+    began = time.monotonic()
+    pause = threading.Event()
+    while not seen():
+        assert time.monotonic() - began < timeout_s, f"not within {timeout_s} s: {what}"
+        pause.wait(0.1)
+
+
+def alive(rig: AzureRig, node_id: str) -> bool:
+    # The emulator's time goes on with each look, as a controller looks at every tick.
+    rig.list()
+    member = RayMembership().observe().get(node_id)
+    return member is not None and member.is_alive
+
+
+def test_a_spot_machine_joins_ray_and_is_lost_with_its_eviction(rig: AzureRig) -> None:
+    wish = NodeRequest(
+        node_id="node_a",
+        pool="cpu",
+        resources={"CPU": 1.0},
+        offering=f"{CPU_SIZE}/1/spot",
+        labels={"tier": "x"},
+    )
+    rig.create(wish)
+    until(lambda: alive(rig, "node_a"), "the machine joins")
+    (labels,) = [node["Labels"] for node in ray.nodes() if node["Labels"].get("remora-node") == "node_a"]
+    assert (labels["remora-pool"], labels["remora-capacity"], labels["tier"]) == ("cpu", "spot", "x")
+
+    rig.evict("node_a")
+    assert rig.list() == []
+    until(lambda: not alive(rig, "node_a"), "Ray notices")
+    assert rig.left() == 0
+    assert rig.state()["used_s"]["spot"] > 0
