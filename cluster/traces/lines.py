@@ -1,0 +1,159 @@
+"""Traces in Remora's own format: JSON lines, one per job, offering or change of the market."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from cluster.offerings import CapacityType, Offering
+from cluster.traces.trace import PROVISIONING_S, MarketChange, Trace, TraceError, TraceJob
+
+Second = Annotated[float, Field(ge=0, le=1e10)]
+Duration = Annotated[float, Field(ge=0, le=1e9)]
+Price = Annotated[float, Field(ge=0, le=1e6)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+Count = Annotated[int, Field(ge=1, le=100_000)]
+Amounts = dict[Name, Annotated[float, Field(ge=0, le=1e15)]]
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class _World(_Line):
+    kind: Literal["world"]
+    begins_at: Second = 0.0
+    provisioning_s: Duration = PROVISIONING_S
+
+
+class _Offering(_Line):
+    kind: Literal["offering"]
+    size: Name
+    zone: Name | None = None
+    capacity: CapacityType
+    resources: Amounts
+    price_per_hour: Price
+    evictions_per_hour: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    quota: str = ""
+    quota_units: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    has_fabric: bool = False
+
+
+class _Workers(_Line):
+    min: Count
+    max: Count
+
+
+class _Job(_Line):
+    kind: Literal["job"]
+    id: Name
+    at_s: Second
+    workers: Count | _Workers = 1
+    resources: Amounts = Field(min_length=1)
+    work_s: Duration
+    checkpoint_s: Annotated[float, Field(gt=0, le=1e9)] = 600.0
+    resume_s: Duration = 30.0
+    resize_s: Duration = 5.0
+    project: Name = "default"
+    priority: Annotated[int, Field(ge=0, le=100)] = 50
+    deadline_s: Second | None = None
+
+
+class _Change(_Line):
+    kind: Literal["market"]
+    at_s: Second
+    offering: Name
+    nodes: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    price_per_hour: Price | None = None
+
+
+_LINE: TypeAdapter[_World | _Offering | _Job | _Change] = TypeAdapter(
+    Annotated[_World | _Offering | _Job | _Change, Field(discriminator="kind")]
+)
+
+
+def read_lines(text: str, name: str = "trace") -> Trace:
+    """A trace of JSON lines.  Raises TraceError with the line and the field that cannot be read."""
+    world = _World(kind="world")
+    offerings: list[Offering] = []
+    jobs: list[TraceJob] = []
+    changes: list[MarketChange] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        match _parsed(line, f"{name}, line {number}"):
+            case _Job() as job:
+                jobs.append(_job(job, f"{name}, line {number}"))
+            case _Change() as change:
+                changes.append(MarketChange(**change.model_dump(exclude={"kind"})))
+            case _Offering() as offering:
+                offerings.append(Offering(**offering.model_dump(exclude={"kind"})))
+            case _World() as found:
+                world = found
+    return Trace(
+        offerings=tuple(offerings),
+        jobs=tuple(jobs),
+        changes=tuple(changes),
+        begins_at=world.begins_at,
+        provisioning_s=world.provisioning_s,
+    )
+
+
+def _parsed(line: str, place: str) -> _World | _Offering | _Job | _Change:
+    try:
+        return _LINE.validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        kinds = ("world", "offering", "job", "market", "_Workers", "constrained-int", "int")
+        field = ".".join(str(part) for part in first["loc"] if part not in kinds)
+        said = first["msg"].rstrip(".").replace("Input should", "should")
+        raise TraceError(f"{place}: {f'{field}: ' if field else ''}{said}") from None
+
+
+def _job(line: _Job, place: str) -> TraceJob:
+    workers = line.workers
+    least, most = (workers, workers) if isinstance(workers, int) else (workers.min, workers.max)
+    if least > most:
+        raise TraceError(f"{place}: workers.min is {least} and above workers.max, which is {most}")
+    return TraceJob(
+        id=line.id,
+        at_s=line.at_s,
+        min_workers=least,
+        max_workers=most,
+        resources=line.resources,
+        work_s=line.work_s,
+        checkpoint_s=line.checkpoint_s,
+        resume_s=line.resume_s,
+        resize_s=line.resize_s,
+        project=line.project,
+        priority=line.priority,
+        deadline_s=line.deadline_s,
+    )
+
+
+def write_lines(trace: Trace) -> Iterator[str]:
+    """The lines of a trace, without line ends; `read_lines` makes the same trace of them."""
+    world = {"kind": "world", "begins_at": trace.begins_at, "provisioning_s": trace.provisioning_s}
+    yield json.dumps(world)
+    for offering in trace.offerings:
+        # labels are of a cluster, not of a market
+        fields = {key: value for key, value in vars(offering).items() if key != "labels"}
+        yield json.dumps({"kind": "offering", **fields, "resources": dict(offering.resources)})
+    for change in trace.changes:
+        yield json.dumps({"kind": "market", **_set(change, "at_s", "offering", "nodes", "price_per_hour")})
+    for job in trace.jobs:
+        yield json.dumps(_job_line(job))
+
+
+def _job_line(job: TraceJob) -> dict[str, Any]:
+    workers = {"min": job.min_workers, "max": job.max_workers} if job.is_elastic else job.min_workers
+    times = ("work_s", "checkpoint_s", "resume_s", "resize_s", "project", "priority", "deadline_s")
+    fields = {"workers": workers, "resources": dict(job.resources), **_set(job, *times)}
+    return {"kind": "job", "id": job.id, "at_s": job.at_s, **fields}
+
+
+def _set(value: object, *names: str) -> dict[str, Any]:
+    return {name: found for name in names if (found := getattr(value, name)) is not None}

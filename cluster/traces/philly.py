@@ -1,0 +1,104 @@
+"""The job log of Microsoft's Philly clusters (`cluster_job_log`, a JSON list) as a trace.
+
+The log says which GPUs an attempt had and from when to when.  A job becomes one of fixed size: as many workers as its
+last attempt that ran had GPUs, and as much work as all its attempts did together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+
+from cluster.traces.trace import Trace, TraceError, TraceJob
+
+#: CPUs of a worker per GPU; the log does not say them.
+CPUS_PER_GPU = 4.0
+
+
+def _time(value: object) -> object:
+    """Seconds since 1970, or None; the log has local times without a zone, which are taken for UTC."""
+    if value in (None, "None", ""):
+        return None
+    if isinstance(value, str):
+        return datetime.strptime(value.strip()[:19], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
+    return value
+
+
+Time = Annotated[float | None, BeforeValidator(_time)]
+
+
+class _Place(BaseModel):
+    gpus: list[str] = Field(default_factory=list)
+
+
+class _Attempt(BaseModel):
+    start_time: Time = None
+    end_time: Time = None
+    detail: list[_Place] = Field(default_factory=list)
+
+
+class _Job(BaseModel):
+    jobid: str = Field(min_length=1)
+    vc: str = "default"
+    submitted_time: Time
+    attempts: list[_Attempt] = Field(default_factory=list)
+
+
+def read_philly(text: str, name: str = "trace") -> Trace:
+    """The jobs that ran, from the first submission on.  Raises TraceError with the number of the bad entry.
+
+    Entries without an attempt that began and ended on a GPU are left out, and counted in `notes`.
+    """
+    try:
+        entries = json.loads(text)
+    except ValueError as error:
+        raise TraceError(f"{name}: it is not JSON: {str(error)[:200]}") from None
+    if not isinstance(entries, list):
+        raise TraceError(f"{name}: a Philly job log is a JSON list of jobs")
+    read = [_entry(entry, f"{name}, job {number}") for number, entry in enumerate(entries, start=1)]
+    kept = [(job, attempts) for job in read if (attempts := _ran(job)) and job.submitted_time is not None]
+    if not kept:
+        raise TraceError(f"{name}: no job of it ever ran on a GPU")
+    begins_at = min(job.submitted_time or 0.0 for job, _ in kept)
+    left_out = len(read) - len(kept)
+    notes = (f"{name}: {left_out} jobs that never ran on a GPU are left out",) if left_out else ()
+    jobs = tuple(_job(job, attempts, begins_at) for job, attempts in kept)
+    return Trace(jobs=jobs, begins_at=begins_at, notes=notes)
+
+
+def _entry(entry: Any, place: str) -> _Job:
+    if not isinstance(entry, Mapping):
+        raise TraceError(f"{place}: it is not a JSON object")
+    try:
+        return _Job.model_validate(entry)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise TraceError(f"{place}: {field}: {first['msg'].rstrip('.')}") from None
+
+
+def _ran(job: _Job) -> list[tuple[int, float]]:
+    """GPUs and seconds of each attempt that ran."""
+    found = []
+    for attempt in job.attempts:
+        gpus = sum(len(place.gpus) for place in attempt.detail)
+        if gpus and attempt.start_time is not None and attempt.end_time is not None:
+            found.append((gpus, max(0.0, attempt.end_time - attempt.start_time)))
+    return found
+
+
+def _job(job: _Job, attempts: list[tuple[int, float]], begins_at: float) -> TraceJob:
+    workers = attempts[-1][0]
+    return TraceJob(
+        id=job.jobid,
+        at_s=(job.submitted_time or begins_at) - begins_at,
+        min_workers=workers,
+        max_workers=workers,
+        resources={"GPU": 1.0, "CPU": CPUS_PER_GPU},
+        work_s=sum(gpus * seconds for gpus, seconds in attempts),
+        project=job.vc,
+    )
