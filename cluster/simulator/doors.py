@@ -1,0 +1,62 @@
+"""What a replay asks others for: the planner's decision, and the queue's, which lives above this package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cluster.actions import Plan
+from cluster.policies import Policies
+from cluster.traces.trace import TraceJob
+from cluster.view import ClusterView
+
+Planner = Callable[[ClusterView, Policies, float], Plan]
+Resources = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class FreeRoom:
+    """A ready node and what is free on it."""
+
+    node: str
+    pool: str
+    free: Resources
+
+
+class Queue(Protocol):
+    """The decisions of the service's queue about jobs of a trace; times are seconds since the trace began."""
+
+    def turn(self, job: TraceJob) -> Any:
+        """Sort key of the job among those that wait: the smallest one is next."""
+        ...
+
+    def can_ever_start(self, job: TraceJob) -> bool:
+        """False when the complete and empty pools have no room for its smallest worker group."""
+        ...
+
+    def starts(self, waiting: Sequence[TraceJob], rooms: Sequence[FreeRoom]) -> Sequence[str]:
+        """Ids of the jobs that start now; `waiting` is in order of turns, workers go on the rooms in their order."""
+        ...
+
+    def after_loss(self, job: TraceJob, losses: int, now: float) -> float | None:
+        """When it may start again after it was lost for the `losses`-th time; None: it is given up."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assumptions:
+    """What a replay assumes about the world where the trace does not say it."""
+
+    #: Of the choices of the cloud: which of several nodes it takes.
+    seed: int = 0
+    #: Seconds between two looks of the planner.
+    look_s: float = 60.0
+    #: Seconds for which an offering is not asked for after there was none of it.
+    refused_s: float = 300.0
+    #: Seconds in which nothing starts, ends or comes, after which the jobs that wait are given up.
+    stuck_s: float = 7 * 86_400.0
+    #: Jobs that wait and are shown to the planner, first ones first.
+    window: int = 200
+    #: True: the planner is asked at every look, also when nothing that it decides on has changed.
+    asks_always: bool = False

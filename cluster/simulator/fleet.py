@@ -1,0 +1,173 @@
+"""The nodes of a replay: bought, ready, taken by the cloud, returned, and paid for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from random import Random
+
+from cluster.actions import Launch
+from cluster.offerings import CapacityType
+from cluster.simulator.agenda import Agenda
+from cluster.simulator.ledger import Ledger
+from cluster.simulator.market import Market
+from cluster.simulator.nodes import SimNode
+from cluster.traces.trace import MarketChange, Trace
+from cluster.view import ENDED, Refusal
+from remora.states import NodeState
+
+#: Seconds for which a view remembers nodes that ended, and refusals that are over.
+MEMORY_S = 900.0
+
+
+class Fleet:
+    """All nodes; `vacate` is told of every node whose jobs have to leave it, before it ends.
+
+    Refusals are remembered for `remembered_s` after their end, so that policies can wait for lasting availability.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        agenda: Agenda,
+        ledger: Ledger,
+        *,
+        seed: int,
+        refused_s: float,
+        remembered_s: float = MEMORY_S,
+        vacate: Callable[[float, SimNode], None],
+    ) -> None:
+        self.market = Market(trace.offerings, trace.changes)
+        self.nodes: dict[str, SimNode] = {}
+        #: All nodes that were ever bought, in that order.
+        self.every: list[SimNode] = []
+        #: Ready nodes on which something is free.
+        self.loose: dict[str, SimNode] = {}
+        self.preemptions = 0
+        self.launches = 0
+        self.refused = 0
+        #: True when something happened that a plan may depend on.
+        self.has_changed = False
+        self._ended: deque[SimNode] = deque()
+        self._refusals: dict[str, Refusal] = {}
+        self._random = Random(f"{seed} cloud")  # noqa: S311 - chance, no secret
+        self._agenda = agenda
+        self._ledger = ledger
+        self._begins_at = trace.begins_at
+        self._provisioning_s = trace.provisioning_s
+        self._refused_s = refused_s
+        self._remembered_s = max(MEMORY_S, remembered_s)
+        self._vacate = vacate
+
+    def launch(self, now: float, action: Launch) -> None:
+        """Buy a node, or remember that there is none."""
+        stock = self.market.stocks[action.offering]
+        if not stock.is_available:
+            self.refused += 1
+            until = self._begins_at + now + self._refused_s
+            reason = f"there is no {action.offering} now"
+            self._refusals[action.offering] = Refusal(offering=action.offering, until=until, reason=reason)
+            return
+        self.launches += 1
+        stock.held += 1
+        free = dict(stock.offering.resources)
+        node = SimNode(self.launches, action.pool, stock, now, free, action.fabric, paid_until=now)
+        self.nodes[node.id] = node
+        self.every.append(node)
+        self._agenda.add(now + self._provisioning_s, self._ready, node)
+        rate = stock.offering.evictions_per_hour / 3600
+        if (
+            rate > 0
+            and stock.offering.capacity is CapacityType.SPOT
+            and action.offering not in self.market.told
+        ):
+            self._agenda.add(now + self._random.expovariate(rate), self._take, node)
+
+    def _ready(self, now: float, node: SimNode) -> None:
+        if node.state is NodeState.LAUNCHED:
+            node.state = NodeState.READY
+            node.idle_since = now
+            node.seen = None
+            self.loose[node.id] = node
+            self.has_changed = True
+
+    def change(self, now: float, change: MarketChange) -> None:
+        """Apply a change of the market; what is held beyond it is preempted."""
+        stock = self.market.stocks[change.offering]
+        held = [node for node in self.nodes.values() if node.stock is stock] if stock.held else []
+        if change.price_per_hour is not None:
+            for node in held:
+                self._ledger.pay(node, now)
+        self.market.change(change)
+        self.has_changed = True
+        for node in self._random.sample(held, stock.surplus):
+            self._take(now, node)
+
+    def _take(self, now: float, node: SimNode) -> None:
+        """The cloud preempts a node."""
+        if node.state not in ENDED:
+            self.preemptions += 1
+            self.end(now, node)
+
+    def drain(self, now: float, node: SimNode, deadline_s: float) -> None:
+        """Give it no more work, and end it at the deadline or once it is empty."""
+        if node.state in ENDED or node.state is NodeState.DRAINING:
+            return
+        node.state = NodeState.DRAINING
+        node.deadline_s = deadline_s
+        node.leaving_since = now
+        node.seen = None
+        self.loose.pop(node.id, None)
+        self._agenda.add(max(now, deadline_s), self.end, node)
+
+    def end(self, now: float, node: SimNode) -> None:
+        """It is gone now, whatever ran on it; ending it again does nothing."""
+        if node.state in ENDED:
+            return
+        self._vacate(now, node)
+        self._ledger.pay(node, now)
+        node.state = NodeState.GONE
+        node.ended_s = now
+        node.seen = None
+        node.leaving_since = now if node.leaving_since is None else node.leaving_since
+        node.stock.held -= 1
+        del self.nodes[node.id]
+        self.loose.pop(node.id, None)
+        self._ended.append(node)
+        self.has_changed = True
+
+    def take(self, node: SimNode, job_id: str, workers: int, worker: Mapping[str, float]) -> None:
+        """Put workers of a job on a node."""
+        node.take(job_id, workers, worker)
+        if all(amount <= 1e-9 for amount in node.free.values()):
+            self.loose.pop(node.id, None)
+
+    def give_back(self, now: float, node: SimNode, job_id: str, worker: Mapping[str, float]) -> None:
+        """Take a job's workers off a node; one that is drained ends when it is empty."""
+        node.give_back(job_id, worker, now)
+        if node.state is NodeState.READY:
+            self.loose[node.id] = node
+        elif node.state is NodeState.DRAINING and not node.jobs:
+            self._agenda.add(now, self.end, node)
+
+    def pay_all(self, now: float) -> None:
+        """Settle every node."""
+        for node in self.nodes.values():
+            self._ledger.pay(node, now)
+
+    def seen(self, now: float) -> list[SimNode]:
+        """Nodes of a view: those that are there, and those that ended lately."""
+        while self._ended and (self._ended[0].ended_s or 0.0) < now - MEMORY_S:
+            self._ended.popleft()
+        return [*self._ended, *self.nodes.values()]
+
+    def refusals(self, now: float) -> list[Refusal]:
+        """Refusals of a view: those in force, and those that were lately."""
+        at = self._begins_at + now
+        oldest = at - self._remembered_s
+        self._refusals = {name: one for name, one in self._refusals.items() if one.until > oldest}
+        return list(self._refusals.values())
+
+    def refusals_end(self) -> Iterator[float]:
+        """When each refusal that is remembered ends or ended."""
+        return (one.until - self._begins_at for one in self._refusals.values())

@@ -1,0 +1,110 @@
+"""A job of a replay: how far it is, what a loss costs it.
+
+A job does one worker-second of work per worker and second, except while it starts or changes its number of workers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from cluster.traces.trace import TraceJob
+from cluster.view import JobDemand
+
+
+@dataclass(slots=True, eq=False)
+class SimJob:
+    """One job; all of its times are seconds since the trace began."""
+
+    job: TraceJob
+    #: Work that is done and was not lost, in worker-seconds.
+    done_s: float = 0.0
+    #: Of it, what a checkpoint has.
+    saved_s: float = 0.0
+    #: Work that was done and lost, and time that its workers stood still, in worker-seconds.
+    lost_s: float = 0.0
+    stalled_s: float = 0.0
+    #: Workers by the number of their node.
+    placed: dict[int, int] = field(default_factory=dict)
+    workers: int = 0
+    #: Everything above is true at this time.
+    at_s: float = 0.0
+    #: Until then its workers stand still.
+    stalled_until: float = 0.0
+    checkpoint_at: float = 0.0
+    started_s: float | None = None
+    ended_s: float | None = None
+    #: Since when it has had fewer workers than it can use.
+    short_since: float = 0.0
+    losses: int = 0
+    #: What of it never changes, as the planner sees it.
+    seen: JobDemand | None = None
+    #: Counts changes of its speed: an end that was foreseen before the last one does not come.
+    version: int = 0
+
+    def advance(self, now: float) -> None:
+        """Work until now."""
+        held = self.workers * (now - self.at_s)
+        moving_from = max(self.at_s, min(now, self.stalled_until))
+        gained = self.workers * (now - moving_from)
+        self.done_s += gained
+        self.stalled_s += held - gained
+        passed = (
+            math.floor((now - self.checkpoint_at) / self.job.checkpoint_s) if now > self.checkpoint_at else 0
+        )
+        if passed > 0:
+            self.checkpoint_at += passed * self.job.checkpoint_s
+            moved_s = now - max(self.checkpoint_at, moving_from)
+            self.saved_s = max(self.saved_s, self.done_s - self.workers * moved_s)
+        self.at_s = now
+
+    def start(self, now: float, placed: dict[int, int]) -> None:
+        """Begin an attempt on these nodes."""
+        self.started_s = now if self.started_s is None else self.started_s
+        self.at_s = now
+        self.stalled_until = self.checkpoint_at = now + self.job.resume_s
+        self._set(now, placed)
+
+    def resize(self, now: float, placed: dict[int, int]) -> None:
+        """Go on with other workers, after a pause."""
+        self.advance(now)
+        self.stalled_until = max(self.stalled_until, now + self.job.resize_s)
+        self._set(now, placed)
+
+    def stop(self, now: float, *, is_noticed: bool) -> None:
+        """End the attempt; without a notice, what no checkpoint has is lost."""
+        self.advance(now)
+        if is_noticed:
+            self.saved_s = self.done_s
+        self.lost_s += self.done_s - self.saved_s
+        self.done_s = self.saved_s
+        self._set(now, {})
+
+    def finish(self, now: float) -> None:
+        """End it: all of its work is done."""
+        self.advance(now)
+        self.done_s = self.saved_s = self.job.work_s
+        self.ended_s = now
+        self._set(now, {})
+
+    def _set(self, now: float, placed: dict[int, int]) -> None:
+        before = self.workers
+        self.placed = placed
+        self.workers = sum(placed.values())
+        self.version += 1
+        if self.workers < self.job.max_workers and (before == self.job.max_workers or self.started_s == now):
+            self.short_since = now
+
+    @property
+    def ends_s(self) -> float:
+        """When it will have ended if nothing changes."""
+        return max(self.at_s, self.stalled_until) + (self.job.work_s - self.done_s) / self.workers
+
+    def done_at(self, now: float) -> float:
+        """Work done until now, without taking note of it."""
+        return self.done_s + self.workers * max(0.0, now - max(self.at_s, self.stalled_until))
+
+    def unsaved_s(self, now: float) -> float:
+        """Seconds of training that a loss would cost it now."""
+        since_s = now - self.checkpoint_at
+        return since_s % self.job.checkpoint_s if self.workers and since_s > 0 else 0.0

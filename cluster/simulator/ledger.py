@@ -1,0 +1,76 @@
+"""Where the money of a replay goes: node-seconds times the price of their time, by capacity type and by day."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from cluster.offerings import CapacityType
+from cluster.simulator.nodes import SimNode
+
+DAY_S = 86_400.0
+
+
+class Ledger:
+    """Money in USD; days and months are UTC."""
+
+    def __init__(self, begins_at: float) -> None:
+        self._begins_at = begins_at
+        self.cost: dict[CapacityType, float] = {CapacityType.SPOT: 0.0, CapacityType.ON_DEMAND: 0.0}
+        self.node_s: dict[CapacityType, float] = {CapacityType.SPOT: 0.0, CapacityType.ON_DEMAND: 0.0}
+        #: GPU-seconds, or CPU-seconds on nodes without a GPU, that were paid for.
+        self.capacity_s = 0.0
+        self._days: defaultdict[int, float] = defaultdict(float)
+
+    def pay(self, node: SimNode, now: float) -> None:
+        """Settle a node until now, at the price since it was settled last."""
+        seconds = now - node.paid_until
+        if seconds <= 0:
+            return
+        offering = node.stock.offering
+        rate = node.stock.price_per_hour / 3600
+        node.cost += seconds * rate
+        self.cost[offering.capacity] += seconds * rate
+        self.node_s[offering.capacity] += seconds
+        self.capacity_s += seconds * width(offering.resources)
+        at = self._begins_at + node.paid_until
+        until = self._begins_at + now
+        while at < until:
+            day = int(at // DAY_S)
+            step = min(until, (day + 1) * DAY_S) - at
+            self._days[day] += step * rate
+            at += step
+        node.paid_until = now
+
+    @property
+    def total(self) -> float:
+        """USD in all."""
+        return sum(self.cost.values())
+
+    def spent(self, now: float) -> tuple[float, float]:
+        """USD of this day and of this month, as far as nodes are settled."""
+        day = int((self._begins_at + now) // DAY_S)
+        month = _month(day)
+        return self._days[day], sum(usd for one, usd in self._days.items() if _month(one) == month)
+
+    def days_above(self, usd: float) -> int:
+        """Days that cost more."""
+        return sum(1 for spent in self._days.values() if spent > usd + 1e-6)
+
+    def months_above(self, usd: float) -> int:
+        """Months that cost more."""
+        months: defaultdict[tuple[int, int], float] = defaultdict(float)
+        for day, spent in self._days.items():
+            months[_month(day)] += spent
+        return sum(1 for spent in months.values() if spent > usd + 1e-6)
+
+
+def _month(day: int) -> tuple[int, int]:
+    at = datetime.fromtimestamp(day * DAY_S, UTC)
+    return at.year, at.month
+
+
+def width(resources: Mapping[str, float]) -> float:
+    """GPUs, or CPUs where there is no GPU: what use is measured in."""
+    return resources.get("GPU") or resources.get("CPU") or 1.0

@@ -1,0 +1,57 @@
+"""A node of a replay: what is free on it, and what it has cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cluster.simulator.market import Stock
+from cluster.view import NodeView
+from remora.states import NodeState
+
+
+@dataclass(slots=True, eq=False)
+class SimNode:
+    """One node; times are seconds since the trace began."""
+
+    number: int
+    pool: str
+    stock: Stock
+    created_s: float
+    free: dict[str, float]
+    fabric: str | None = None
+    state: NodeState = NodeState.LAUNCHED
+    #: Workers by job id.
+    jobs: dict[str, int] = field(default_factory=dict)
+    idle_since: float | None = None
+    deadline_s: float | None = None
+    leaving_since: float | None = None
+    ended_s: float | None = None
+    #: USD until `paid_until`.
+    cost: float = 0.0
+    paid_until: float = 0.0
+    #: As the planner saw it last; None once something has changed that it sees.
+    seen: NodeView | None = None
+
+    @property
+    def id(self) -> str:
+        """As in a view."""
+        return f"node_{self.number:06d}"
+
+    def take(self, job_id: str, workers: int, worker: Mapping[str, float]) -> None:
+        """Put workers on it."""
+        self.seen = None
+        self.jobs[job_id] = self.jobs.get(job_id, 0) + workers
+        for name, amount in worker.items():
+            self.free[name] = self.free.get(name, 0.0) - workers * amount
+        self.idle_since = None
+
+    def give_back(self, job_id: str, worker: Mapping[str, float], now: float) -> None:
+        """Take all of a job's workers away."""
+        self.seen = None
+        workers = self.jobs.pop(job_id, 0)
+        for name, amount in worker.items():
+            self.free[name] = self.free.get(name, 0.0) + workers * amount
+        if not self.jobs:
+            self.free = dict(self.stock.offering.resources)
+            self.idle_since = now if self.state is NodeState.READY else None

@@ -1,0 +1,237 @@
+"""A trace under policies, from the first job to the end of the last one.
+
+Jobs, nodes and the market move at their own times.  The planner looks at them at most every `look_s`, and only after
+something has happened that it may decide on, or when a time has come that the policies name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from cluster.actions import Drain, Launch, Notice, Terminate
+from cluster.policies import BudgetStep, Policies
+from cluster.simulator.agenda import Agenda
+from cluster.simulator.doors import Assumptions, Planner, Queue
+from cluster.simulator.fleet import Fleet
+from cluster.simulator.ledger import DAY_S, Ledger
+from cluster.simulator.seeing import view_of
+from cluster.simulator.work import Work
+from cluster.traces.trace import MarketChange, Trace, TraceJob
+
+#: Seconds after which the planner looks again although nothing has happened, while jobs wait for nodes.
+GLANCE_S = 300.0
+#: Events between two calls of `progress`.
+PROGRESS_EVERY = 2_000
+
+Progress = Callable[[float], None]
+
+
+class Replay:
+    """One run; `run` may be called once."""
+
+    def __init__(
+        self, trace: Trace, policies: Policies, planner: Planner, queue: Queue, assumptions: Assumptions
+    ) -> None:
+        self.trace = trace
+        self.policies = policies
+        self.ledger = Ledger(trace.begins_at)
+        self.looks = 0
+        self.now = 0.0
+        self._planner = planner
+        self._assumptions = assumptions
+        self._agenda = Agenda()
+        self.work = Work(lambda: self.fleet, queue, self._agenda)
+        self.fleet = Fleet(
+            trace,
+            self._agenda,
+            self.ledger,
+            seed=assumptions.seed,
+            refused_s=assumptions.refused_s,
+            remembered_s=max((pool.return_to_spot_s or 0.0 for pool in policies.pools.values()), default=0.0),
+            vacate=self.work.vacate,
+        )
+        self._arrivals = iter(trace.jobs)
+        self._changes = iter(trace.changes)
+        self._arrived = 0
+        #: When the planner looks next.
+        self._look: float | None = None
+        self._told: dict[str, BudgetStep] = {}
+        self._step: BudgetStep | None = None
+        self._step_day = -1
+        self._returns_to_spot = any(pool.return_to_spot_s is not None for pool in policies.pools.values())
+        self._runs_by_the_clock = assumptions.asks_always or _runs_by_the_clock(policies)
+
+    def run(self, progress: Progress | None = None) -> None:
+        """Replay it; `progress` is told the part of the jobs that have ended."""
+        self._next_arrival(0.0)
+        self._next_change(0.0)
+        self._look_at(0.0)
+        events = 0
+        while not self._is_over() and (at_s := self._agenda.next_s) is not None:
+            self.now = at_s
+            self._agenda.act(at_s)
+            self.work.dispatch(at_s)
+            self._look_if_needed(at_s)
+            events += 1
+            if progress is not None and events % PROGRESS_EVERY == 0:
+                progress(len(self.work.ended) / max(1, len(self.trace.jobs)))
+        self.fleet.pay_all(self.now)
+
+    def _is_over(self) -> bool:
+        if self._arrived < len(self.trace.jobs):
+            return False
+        is_stuck = not self.work.running and self.now - self.work.moved_s > self._assumptions.stuck_s
+        return self.work.is_done or is_stuck
+
+    def _next_arrival(self, now: float) -> None:
+        job = next(self._arrivals, None)
+        if job is not None:
+            self._agenda.add(max(now, job.at_s), self._arrive, job)
+
+    def _arrive(self, now: float, job: TraceJob) -> None:
+        self._arrived += 1
+        self.work.moved_s = now
+        self.work.arrive(now, job)
+        self._next_arrival(now)
+
+    def _next_change(self, now: float) -> None:
+        change = next(self._changes, None)
+        if change is not None:
+            self._agenda.add(max(now, change.at_s), self._change, change)
+
+    def _change(self, now: float, change: MarketChange) -> None:
+        self.fleet.change(now, change)
+        self._next_change(now)
+
+    # when the planner looks
+
+    def _look_if_needed(self, now: float) -> None:
+        """Look soon when something has changed that a plan depends on, else when a time of the policies comes."""
+        if self._look is not None and self._look <= now + self._assumptions.look_s:
+            return
+        is_wanting = bool(self.work.waiting or self.work.short)
+        has_news = self.fleet.has_changed or (is_wanting and self.work.has_moved and not self._is_full())
+        if self._runs_by_the_clock or has_news:
+            self._look_at(now)
+        else:
+            for at_s in self._times(now, is_wanting):
+                self._look_at(at_s)
+
+    def _is_full(self) -> bool:
+        """Every pool has all the nodes that it may have, and all of them work: more wishes change nothing."""
+        nodes = self.fleet.nodes.values()
+        most = sum(pool.max_nodes for pool in self.policies.pools.values())
+        return len(nodes) >= most and all(node.jobs for node in nodes) and not self._returns_to_spot
+
+    def _times(self, now: float, is_wanting: bool) -> Iterator[float]:
+        """When time alone may change a plan: a node was idle, a job waited, or spot was there, for long enough."""
+        pools = self.policies.pools
+        for node in self.fleet.loose.values():
+            if node.idle_since is not None:
+                yield max(now, node.idle_since + pools[node.pool].idle_s)
+        if is_wanting:
+            yield now + GLANCE_S
+            yield from (at_s for at_s in self.fleet.refusals_end() if at_s > now)
+            waits = {pool.patience_s for pool in pools.values()}
+            short = [
+                *self.work.waiting.first(self._assumptions.window),
+                *self.work.short.first(len(self.work.short)),
+            ]
+            yield from (
+                at_s for sim in short for patience_s in waits if (at_s := sim.short_since + patience_s) > now
+            )
+        elif self._returns_to_spot:
+            yield now + GLANCE_S
+
+    def _look_at(self, at_s: float) -> None:
+        """Look at the next round time that is not before `at_s` and not now again."""
+        pace = self._assumptions.look_s
+        due = math.ceil(at_s / pace) * pace
+        if due <= self.now and self.looks:
+            due = (math.floor(self.now / pace) + 1) * pace
+        if self._look is None or due < self._look:
+            self._look = due
+            self._agenda.add(due, self._plan, due)
+
+    def _plan(self, now: float, due: float) -> None:
+        if self._look != due:
+            return
+        self._look = None
+        self.looks += 1
+        self.fleet.has_changed = self.work.has_moved = False
+        at = self.trace.begins_at + now
+        has_acted = False
+        for action in self._planner(self._view(now), self.policies, at):
+            has_acted |= self._do(now, action)
+        if has_acted or self._runs_by_the_clock:
+            self.fleet.has_changed = True
+
+    def _view(self, now: float) -> Any:
+        spent = (0.0, 0.0)
+        if self.policies.budget.usd_per_day is not None or self.policies.budget.usd_per_month is not None:
+            self.fleet.pay_all(now)
+            spent = self.ledger.spent(now)
+        day = int((self.trace.begins_at + now) // DAY_S)
+        if day != self._step_day:
+            self._step_day, self._step = day, None
+        return view_of(
+            now,
+            self.trace.begins_at,
+            waiting=self.work.waiting.first(self._assumptions.window),
+            running=self.work.running.values(),
+            nodes=self.fleet.seen(now),
+            offerings=self.fleet.market.offered,
+            refusals=self.fleet.refusals(now),
+            spent=spent,
+            told=self._told,
+            budget_step=self._step,
+        )
+
+    def _do(self, now: float, action: object) -> bool:
+        """Apply an action; False when it changes nothing."""
+        match action:
+            case Launch():
+                self.fleet.launch(now, action)
+            case Drain():
+                return self._drain(now, action)
+            case Terminate():
+                if (node := self.fleet.nodes.get(action.node_id)) is None:
+                    return False
+                self.fleet.end(now, node)
+            case Notice():
+                self._tell(action)
+                return False
+            case _:
+                return False
+        return True
+
+    def _drain(self, now: float, action: Drain) -> bool:
+        node = self.fleet.nodes.get(action.node_id)
+        if node is None or node.deadline_s is not None:
+            return False
+        self.fleet.drain(now, node, max(now, action.deadline_at - self.trace.begins_at))
+        self.work.vacate(now, node, only_elastic=True)
+        if not node.jobs:
+            self.fleet.end(now, node)
+        return True
+
+    def _tell(self, notice: Notice) -> None:
+        if notice.step is None:
+            self._told.pop(notice.job_id, None)
+            return
+        self._told[notice.job_id] = notice.step
+        order = list(BudgetStep)
+        if self._step is None or order.index(notice.step) > order.index(self._step):
+            self._step = notice.step
+
+
+def _runs_by_the_clock(policies: Policies) -> bool:
+    """True when plans depend on the time or on money, so that every look counts."""
+    has_budget = policies.budget.usd_per_day is not None or policies.budget.usd_per_month is not None
+    return (
+        has_budget
+        or bool(policies.rules)
+        or any(pool.schedules or pool.maintenance or pool.warm_nodes for pool in policies.pools.values())
+    )

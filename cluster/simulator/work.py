@@ -1,0 +1,240 @@
+"""The jobs of a replay: who waits, who runs where, and what becomes of them when their nodes go."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cluster.offerings import CapacityType
+from cluster.simulator.agenda import Agenda
+from cluster.simulator.doors import FreeRoom, Queue
+from cluster.simulator.fleet import Fleet
+from cluster.simulator.jobs import SimJob
+from cluster.simulator.nodes import SimNode
+from cluster.traces.trace import TraceJob
+
+#: Jobs that the queue is asked about at first; as long as all of them start, twice as many.
+FIRST_LOOK = 4
+
+
+class Line:
+    """Jobs in order of their turns."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[Any, SimJob]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, turn: Any, sim: SimJob) -> None:
+        """Put a job where its turn is."""
+        insort(self._entries, (turn, sim), key=lambda entry: entry[0])
+
+    def remove(self, turn: Any) -> None:
+        """Take out the job with this turn, if it is here."""
+        at = bisect_left(self._entries, turn, key=lambda entry: entry[0])
+        if at < len(self._entries) and self._entries[at][0] == turn:
+            del self._entries[at]
+
+    def first(self, count: int) -> list[SimJob]:
+        """The jobs whose turn comes next."""
+        return [sim for _, sim in self._entries[:count]]
+
+
+class Work:
+    """All jobs that have come and have not ended."""
+
+    def __init__(self, fleet: Callable[[], Fleet], queue: Queue, agenda: Agenda) -> None:
+        self.waiting = Line()
+        self.running: dict[str, SimJob] = {}
+        #: Running jobs that have fewer workers than they can use.
+        self.short = Line()
+        #: Jobs that wait for the time at which they may start again.
+        self.resting = 0
+        self.ended: list[SimJob] = []
+        self.given_up: list[SimJob] = []
+        self.impossible = 0
+        self.losses = 0
+        self.shrinks = 0
+        #: When something started or ended.
+        self.moved_s = 0.0
+        #: True when jobs began to wait, started, or ended, so that others may want other nodes.
+        self.has_moved = False
+        self._fleet = fleet
+        self._queue = queue
+        self._agenda = agenda
+
+    @property
+    def is_done(self) -> bool:
+        """Nobody waits or runs."""
+        return not (self.waiting or self.running or self.resting)
+
+    def unfinished(self) -> list[SimJob]:
+        """Jobs that run or wait."""
+        return [*self.running.values(), *self.waiting.first(len(self.waiting))]
+
+    def arrive(self, now: float, job: TraceJob) -> None:
+        """A job is submitted; one that can never start is not waited for, as in the service it stops nobody."""
+        if not self._queue.can_ever_start(job):
+            self.impossible += 1
+            return
+        self.waiting.add(self._queue.turn(job), SimJob(job, at_s=now, short_since=now))
+        self.has_moved = True
+
+    def dispatch(self, now: float) -> None:
+        """Let elastic jobs grow into what is free, then start whose turn it is, as the service does."""
+        if not (self.waiting or self.short) or not self._fleet().loose:
+            return
+        rooms = sorted(self._fleet().loose.values(), key=_preference)
+        for sim in self.short.first(len(self.short)):
+            self._grow(now, sim, rooms)
+        look = FIRST_LOOK
+        while waiting := self.waiting.first(look):
+            if not _may_fit(waiting[0].job, rooms):
+                return
+            free = [FreeRoom(node.id, node.pool, node.free) for node in rooms]
+            chosen = set(self._queue.starts([sim.job for sim in waiting], free))
+            for sim in waiting:
+                if sim.job.id in chosen:
+                    self._start(now, sim, rooms)
+            if len(chosen) < len(waiting):
+                return
+            look *= 2
+
+    def _grow(self, now: float, sim: SimJob, rooms: list[SimNode]) -> None:
+        job = sim.job
+        found = _places(rooms, job.max_workers - sim.workers, job.resources)
+        if not found:
+            return
+        self._put(job, found)
+        placed = dict(sim.placed)
+        for node, workers in found:
+            placed[node.number] = placed.get(node.number, 0) + workers
+        sim.resize(now, placed)
+        if sim.workers == job.max_workers:
+            self.short.remove(self._queue.turn(job))
+        self._foresee(sim)
+
+    def _start(self, now: float, sim: SimJob, rooms: list[SimNode]) -> None:
+        job = sim.job
+        turn = self._queue.turn(job)
+        self.waiting.remove(turn)
+        found = _places(rooms, job.max_workers, job.resources)
+        self._put(job, found)
+        sim.start(now, {node.number: workers for node, workers in found})
+        self.running[job.id] = sim
+        if sim.workers < job.max_workers:
+            self.short.add(turn, sim)
+        self._foresee(sim)
+        self.moved_s = now
+        self.has_moved = True
+
+    def _put(self, job: TraceJob, found: list[tuple[SimNode, int]]) -> None:
+        for node, workers in found:
+            self._fleet().take(node, job.id, workers, job.resources)
+
+    def _foresee(self, sim: SimJob) -> None:
+        self._agenda.add(sim.ends_s, self._end, (sim, sim.version))
+
+    def _end(self, now: float, foreseen: tuple[SimJob, int]) -> None:
+        sim, version = foreseen
+        if sim.version != version:
+            return
+        self._leave(now, sim)
+        sim.finish(now)
+        self.ended.append(sim)
+
+    def _leave(self, now: float, sim: SimJob) -> None:
+        """Free all that a running job holds."""
+        job = sim.job
+        del self.running[job.id]
+        self.short.remove(self._queue.turn(job))
+        for number in sim.placed:
+            node = self._fleet().nodes.get(_id(number))
+            if node is not None:
+                self._fleet().give_back(now, node, job.id, job.resources)
+        self.moved_s = now
+        self.has_moved = True
+
+    def vacate(self, now: float, node: SimNode, *, only_elastic: bool = False) -> None:
+        """The jobs on a node have to leave it: elastic ones go on with the others, or end at a checkpoint."""
+        for job_id in list(node.jobs):
+            sim = self.running[job_id]
+            if only_elastic and not sim.job.is_elastic:
+                continue
+            left = {number: count for number, count in sim.placed.items() if number != node.number}
+            if sim.job.is_elastic and sum(left.values()) >= sim.job.min_workers:
+                self._shrink(now, sim, node, left)
+            else:
+                self._lose(now, sim)
+
+    def _shrink(self, now: float, sim: SimJob, node: SimNode, left: dict[int, int]) -> None:
+        self._fleet().give_back(now, node, sim.job.id, sim.job.resources)
+        turn = self._queue.turn(sim.job)
+        self.short.remove(turn)
+        sim.resize(now, left)
+        self.short.add(turn, sim)
+        self.shrinks += 1
+        self._foresee(sim)
+
+    def _lose(self, now: float, sim: SimJob) -> None:
+        """Its attempt ends; another follows when the queue says so, from the newest checkpoint."""
+        self._leave(now, sim)
+        sim.stop(now, is_noticed=sim.job.is_elastic)
+        sim.losses += 1
+        self.losses += 1
+        sim.short_since = now
+        again_s = self._queue.after_loss(sim.job, sim.losses, now)
+        if again_s is None:
+            self.given_up.append(sim)
+            return
+        self.resting += 1
+        self._agenda.add(max(now, again_s), self._wait_again, sim)
+
+    def _wait_again(self, now: float, sim: SimJob) -> None:  # noqa: ARG002 - as every entry of an agenda
+        self.resting -= 1
+        self.has_moved = True
+        self.waiting.add(self._queue.turn(sim.job), sim)
+
+
+def _id(number: int) -> str:
+    return f"node_{number:06d}"
+
+
+def _preference(node: SimNode) -> tuple[bool, float, bool, int]:
+    """Nodes in use first, the fullest before the others, on-demand before spot."""
+    is_spot = node.stock.offering.capacity is CapacityType.SPOT
+    return not node.jobs, sum(node.free.values()), is_spot, node.number
+
+
+def _fits(free: Mapping[str, float], worker: Mapping[str, float]) -> int:
+    found = math.inf
+    for name, amount in worker.items():
+        if amount > 0:
+            found = min(found, free.get(name, 0.0) / amount + 1e-9)
+    return max(0, math.floor(found)) if found < math.inf else 0
+
+
+def _may_fit(job: TraceJob, rooms: list[SimNode]) -> bool:
+    """False spares the question whether the first job starts: its workers do not find room together."""
+    left = job.min_workers
+    for node in rooms:
+        left -= _fits(node.free, job.resources)
+        if left <= 0:
+            return True
+    return False
+
+
+def _places(rooms: list[SimNode], count: int, worker: Mapping[str, float]) -> list[tuple[SimNode, int]]:
+    """Up to `count` workers on the rooms in their order, as admission counts them."""
+    found = []
+    for node in rooms:
+        if count <= 0:
+            break
+        workers = min(count, _fits(node.free, worker))
+        if workers > 0:
+            found.append((node, workers))
+            count -= workers
+    return found

@@ -1,0 +1,192 @@
+"""A replay does every job's work once, pays for every node-second, and repeats itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.actions import Drain, Plan
+from cluster.offerings import CapacityType
+from cluster.policies import Policies
+from cluster.simulator.doors import Assumptions
+from cluster.simulator.nodes import SimNode
+from cluster.simulator.replay import Replay
+from cluster.simulator.report import Report, quantile, report_of
+from cluster.traces.trace import MarketChange, Trace, TraceJob
+from cluster.view import ClusterView
+from tests.unit.cluster.simulated import ON_DEMAND, POLICIES, SPOT, InOrder, Keep, Wild, job
+
+TURNS = st.integers(0, 2**32)
+
+
+def replay(
+    *jobs: TraceJob, planner: object, changes: tuple[MarketChange, ...] = (), seed: int = 0
+) -> tuple[Replay, Report]:
+    trace = Trace(offerings=(SPOT, ON_DEMAND), jobs=jobs, changes=changes, provisioning_s=120.0)
+    run = Replay(trace, POLICIES, planner, InOrder(), Assumptions(seed=seed))  # type: ignore[arg-type]
+    run.run()
+    return run, report_of(run)
+
+
+def market(at_s: float, nodes: int | None = None, price: float | None = None) -> MarketChange:
+    return MarketChange(at_s=at_s, offering=SPOT.id, nodes=nodes, price_per_hour=price)
+
+
+def test_a_job_waits_for_its_node_starts_and_does_its_work() -> None:
+    _, report = replay(job("a"), planner=Keep(1))
+    assert report.wait_p50_s == 120.0
+    assert report.completion_p50_s == 120.0 + 10.0 + 1000.0
+    assert report.cost_usd == pytest.approx(1130.0 * 3.6 / 3600)
+    assert report.goodput == pytest.approx(1000 / 1010)
+    assert report.spot_share == 1.0
+
+
+def test_a_job_of_fixed_size_repeats_what_no_checkpoint_has_when_its_node_is_taken() -> None:
+    # ready at 120, trains from 130, checkpoints at 230 and 330; the node is gone at 350, the next one comes at 480
+    taken = (market(0, nodes=1), market(350, nodes=0), market(351, nodes=1))
+    _, report = replay(job("a"), planner=Keep(1), changes=taken)
+    assert report.preemptions == report.losses == 1
+    assert report.lost_s == 20.0 * 4
+    assert report.useful_s == 4000.0
+    assert report.succeeded == 1
+
+
+def test_an_elastic_job_goes_on_smaller_and_grows_again() -> None:
+    taken = (market(0, nodes=2), market(400, nodes=1), market(401, nodes=2))
+    _, report = replay(job("a", workers=8, least=4), planner=Keep(2), changes=taken)
+    assert (report.preemptions, report.losses, report.shrinks) == (1, 0, 1)
+    assert report.lost_s == 0.0
+    assert report.useful_s == 4000.0
+    # it stood still at its start, when it shrank, and when the new node came
+    assert report.stalled_s == 8 * 10.0 + 4 * 5.0 + 8 * 5.0
+
+
+def test_an_elastic_job_that_is_left_with_too_few_ends_at_a_checkpoint() -> None:
+    taken = (market(0, nodes=1), market(350, nodes=0), market(351, nodes=1))
+    _, report = replay(job("a", workers=4, least=2), planner=Keep(1), changes=taken)
+    assert (report.losses, report.lost_s, report.succeeded) == (1, 0.0, 1)
+
+
+def test_a_drained_node_takes_no_new_work_and_ends_when_it_is_empty() -> None:
+    looks: list[ClusterView] = []
+
+    def planner(view: ClusterView, policies: Policies, now: float) -> Plan:
+        looks.append(view)
+        busy = [node for node in view.nodes if node.jobs and node.is_usable]
+        if busy and len([node for node in view.nodes if node.is_usable]) == 1:
+            return Drain(node_id=busy[0].id, deadline_at=now + 1e6, reason="test"), *Keep(2)(
+                view, policies, now
+            )
+        return Keep(1)(view, policies, now)
+
+    run, report = replay(job("a", work_s=8000), job("b", at_s=300.0, work_s=400), planner=planner)
+    ended = {sim.job.id: sim for sim in run.work.ended}
+    assert ended["a"].losses == 0
+    assert ended["b"].ended_s < ended["a"].ended_s
+    assert report.succeeded == 2
+
+
+def test_the_price_of_the_time_is_paid() -> None:
+    _, report = replay(job("a"), planner=Keep(1), changes=(market(500, price=7.2),))
+    assert report.cost_usd == pytest.approx(500 * 3.6 / 3600 + 630 * 7.2 / 3600)
+
+
+def test_a_job_that_fits_nowhere_fails_and_stops_nobody() -> None:
+    _, report = replay(job("a", workers=21), job("b"), planner=Keep(1))
+    assert (report.succeeded, report.failed) == (1, 1)
+
+
+def test_jobs_for_which_nothing_ever_comes_are_given_up() -> None:
+    _, report = replay(job("a"), planner=Keep(1), changes=(market(0, nodes=0),))
+    assert (report.succeeded, report.failed, report.cost_usd) == (0, 1, 0.0)
+    assert report.refused > 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(TURNS)
+def test_no_work_is_lost_or_done_twice_whatever_happens_to_the_nodes(seed: int) -> None:
+    run, report = wild(seed)
+    for sim in run.work.ended:
+        assert sim.done_s == pytest.approx(sim.job.work_s)
+        assert sim.placed == {}
+    assert report.succeeded + len(run.work.given_up) + len(run.work.unfinished()) == 30
+    assert report.useful_s <= sum(one.work_s for one in run.trace.jobs) + 1e-6
+    # what workers held is what they did, repeated and waited, and never more than nodes had
+    held = report.useful_s + report.lost_s + report.stalled_s
+    assert held <= run.ledger.capacity_s + 1e-6
+    assert min(report.lost_s, report.stalled_s) >= 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(TURNS)
+def test_the_cost_is_the_sum_of_node_seconds_times_their_price(seed: int) -> None:
+    run, report = wild(seed)
+    assert report.cost_usd == pytest.approx(sum(paid(node, run) for node in run.fleet.every))
+    assert report.cost_usd == pytest.approx(report.spot_usd + report.on_demand_usd)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TURNS)
+def test_nodes_never_carry_more_than_they_have_and_jobs_stay_within_their_limits(seed: int) -> None:
+    planner = Wild(seed)
+    run, _ = wild(seed, planner)
+    limits = {one.id: one for one in run.trace.jobs}
+    for view in planner.views:
+        workers: Counter[str] = Counter()
+        for node in view.nodes:
+            workers.update(node.jobs)
+            assert sum(node.jobs.values()) <= node.resources["GPU"]
+        for name, count in workers.items():
+            assert limits[name].min_workers <= count <= limits[name].max_workers
+        assert sum(node.is_paid for node in view.nodes) <= POLICIES.pools["gpu"].max_nodes
+
+
+@settings(max_examples=20, deadline=None)
+@given(TURNS)
+def test_equal_seeds_give_equal_reports(seed: int) -> None:
+    assert wild(seed)[1] == wild(seed)[1]
+
+
+def wild(seed: int, planner: Wild | None = None) -> tuple[Replay, Report]:
+    random = Random(seed)
+    jobs = [
+        job(
+            f"j{number:02d}",
+            at_s=random.uniform(0, 20_000),
+            workers=(most := random.choice([1, 2, 4, 8])),
+            least=random.choice([1, most]),
+            work_s=random.uniform(1, 20_000),
+        )
+        for number in range(30)
+    ]
+    changes = [market(random.uniform(0, 40_000), nodes=random.randint(0, 6)) for _ in range(20)]
+    changes += [market(random.uniform(0, 40_000), price=random.uniform(1, 9)) for _ in range(5)]
+    jobs.sort(key=lambda one: (one.at_s, one.id))
+    changes.sort(key=lambda one: one.at_s)
+    return replay(*jobs, planner=planner or Wild(seed), changes=tuple(changes), seed=seed)
+
+
+def paid(node: SimNode, run: Replay) -> float:
+    """The integral of the price over the node's life, without the ledger."""
+    end_s = run.now if node.ended_s is None else node.ended_s
+    offering = node.stock.offering
+    prices = [(0.0, offering.price_per_hour)]
+    if offering.capacity is CapacityType.SPOT:
+        prices += [
+            (one.at_s, one.price_per_hour) for one in run.trace.changes if one.price_per_hour is not None
+        ]
+    until = [at_s for at_s, _ in prices[1:]] + [float("inf")]
+    return sum(
+        max(0.0, min(end, end_s) - max(begin, node.created_s)) * price / 3600
+        for (begin, price), end in zip(prices, until, strict=True)
+    )
+
+
+def test_quantiles_are_values_that_were_there() -> None:
+    assert quantile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.0
+    assert quantile([1.0, 2.0, 3.0, 4.0], 0.95) == 4.0
+    assert quantile([], 0.5) == 0.0
