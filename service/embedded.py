@@ -203,6 +203,12 @@ def nodes_ready(url: str, home: Path, ray_address: str) -> int:
     return len(ready & running)
 
 
+def policies_version(url: str) -> int | None:
+    """The version of the policies in force, 0 when none were applied; None when the API does not answer."""
+    version = (_get(f"{url}/v1/policies/newest") or {}).get("version")
+    return version if isinstance(version, int) else None
+
+
 def port_problem(host: str, port: int) -> str | None:
     """Why the API cannot listen there, as a sentence; None when it can."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -20,7 +20,14 @@ from rich.console import Console
 from cluster.local import head, machine
 from cluster.provider import ProviderError
 from service import upkeep
-from service.embedded import ClusterPart, ServicePart, end_cluster, nodes_ready, port_problem
+from service.embedded import (
+    ClusterPart,
+    ServicePart,
+    end_cluster,
+    nodes_ready,
+    policies_version,
+    port_problem,
+)
 from service.home_lock import HomeLock, HomeTaken
 from service.settings import Settings
 from service.upkeep import Part, PartView
@@ -46,6 +53,8 @@ class Up:
         self._views = {part: PartView() for part in Part}
         self._began_at = time.monotonic()
         self._nodes_told = False
+        #: Version of the policies that were applied, 0 for none; None until the API was asked.
+        self._policies: int | None = None
 
     def run(self) -> None:
         """Keep all parts running until told to stop.  Raises CannotStart when one of them cannot be made to work."""
@@ -101,9 +110,20 @@ class Up:
             self._say(f"{part:<10} cannot be started: {error}")
 
     def _tell_nodes(self) -> None:
-        """Say once when the nodes that were asked for are ready."""
+        """Say once when the nodes that were asked for are ready, or that policies say how many there are."""
         wanted = self._settings.nodes
-        if self._nodes_told or not wanted or not self._views[Part.API].is_ready:
+        if self._nodes_told or not self._views[Part.API].is_ready:
+            return
+        if self._policies is None:
+            self._policies = policies_version(self._api.url)
+        if self._policies:
+            self._nodes_told = True
+            self._say(
+                f"{'nodes':<10} as version {self._policies} of the policies says, whatever --nodes and REMORA_NODES"
+                " say; look with: remora policy show"
+            )
+            return
+        if not wanted:
             return
         if nodes_ready(self._api.url, self._settings.home, self._cluster.address) >= wanted:
             self._nodes_told = True

@@ -219,11 +219,12 @@ def test_applied_policies_change_the_nodes(home: Path, start: Callable[[], Servi
 
         client.roll_back_policy(0, based_on=2)
         until(lambda: len(ready(service.url()) & running(home).keys()) == 2, "two nodes are ready again")
-        assert [one.kind for one in client.cluster_events()] == [
-            "policies.applied",
-            "policies.applied",
-            "policies.rolled_back",
-        ]
+        kinds = [one.kind for one in client.cluster_events()]
+        assert kinds == ["policies.applied", "policies.applied", "policies.rolled_back"]
+
+    # Whoever starts it again is told that the number of nodes is not theirs to say.
+    service.end(signal.SIGTERM)
+    start().said(r"nodes +as version 3 of the policies says")
 
 
 def policies_with(nodes: int) -> str:
