@@ -14,6 +14,7 @@ from remora.views import ModelVersion, OutputFile, Page
 from service.api.context import context_of, job_of
 from service.api.parameters import (
     MAX_NUMBER,
+    OutputsParameters,
     PageParameters,
     Parameters,
     make_cursor,
@@ -31,11 +32,17 @@ _CHUNK = 2**20
 
 
 @router.get("/jobs/{job_id}/outputs", operation_id="list_outputs", response_model=Page[OutputFile])
-async def list_outputs(request: Request, job_id: str, _: Annotated[Parameters, Query()]) -> Page[OutputFile]:
+async def list_outputs(
+    request: Request, job_id: str, query: Annotated[OutputsParameters, Query()]
+) -> Page[OutputFile]:
     """Files that the job's script wrote into its outputs folder, by name; they are there while it runs, too."""
+    after = read_cursor(query.cursor) if query.cursor is not None else ""
     await job_of(request, job_id)
     row = await context_of(request).database.read(lambda connection: store.get_outputs(connection, job_id))
-    return Page[OutputFile](items=_files(row.files) if row is not None else [])
+    later = {} if row is None else {name: file for name, file in row.files.items() if name > after}
+    items = _files(later)
+    cursor = make_cursor(items[query.limit - 1].name) if len(items) > query.limit else None
+    return Page[OutputFile](items=items[: query.limit], next_cursor=cursor)
 
 
 @router.get("/jobs/{job_id}/outputs/{name:path}", operation_id="download_output")

@@ -46,6 +46,13 @@ class PageParameters(Parameters):
     cursor: Cursor | None = None
 
 
+class OutputsParameters(Parameters):
+    """Which page of a job's files; a cursor holds a name."""
+
+    limit: Limit = 1000
+    cursor: Annotated[str, Field(max_length=4000)] | None = None
+
+
 class EventsParameters(Parameters):
     """Which events."""
 
@@ -78,12 +85,10 @@ def make_cursor(position: str | int) -> str:
 def read_cursor(cursor: str) -> str:
     """What `make_cursor` was given.  Raises ApiProblem `invalid_cursor`."""
     try:
-        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode(
-            "ascii"
-        )
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
         text = ""
-    if not text or make_cursor(text) != cursor:
+    if not text or "\0" in text or make_cursor(text) != cursor:
         raise ApiProblem(
             422, "invalid_cursor", "the cursor is not one that a page gave", hint="begin without a cursor"
         )
@@ -95,6 +100,6 @@ def read_number_cursor(cursor: str | None, otherwise: int) -> int:
     if cursor is None:
         return otherwise
     text = read_cursor(cursor)
-    if not text.isdigit() or int(text[:20]) > MAX_NUMBER:
+    if not (text.isascii() and text.isdigit()) or int(text[:20]) > MAX_NUMBER:
         raise ApiProblem(422, "invalid_cursor", "the cursor is not one that this list gave")
     return int(text)

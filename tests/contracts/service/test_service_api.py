@@ -526,6 +526,19 @@ class TestOutputs:
             assert answer.content == content
             assert int(answer.headers["content-length"]) == len(content)
 
+    def test_a_long_list_comes_in_pages(self, client: TestClient, database: Database, tmp_path: Path) -> None:
+        job = submit(client)
+        names = ["a", "b" * 500, "opt\u00e9/1", "opt\u00e9/2", "z"]
+        self.keep(database, job.id, tmp_path / "kept", dict.fromkeys(reversed(names), b"1"))
+        found, cursor = [], None
+        while cursor is not None or not found:
+            query = {"limit": 2} | ({"cursor": cursor} if cursor else {})
+            page = client.get(f"/v1/jobs/{job.id}/outputs", params=query).json()
+            found.append([one["name"] for one in page["items"]])
+            cursor = page["next_cursor"]
+        assert found == [names[:2], names[2:4], names[4:]]
+        problem(client.get(f"/v1/jobs/{job.id}/outputs?cursor=%2F"), 422, "invalid_cursor")
+
     @pytest.mark.parametrize(
         "name", ["x", "", "v0/file", "../v0/file", "..%2fv0%2ffile", "%00", "/etc/passwd"]
     )
