@@ -59,6 +59,7 @@ class Outputs:
         except OutputsDamaged as error:
             damage = str(error)
             catalog.set_aside(self._plan.attempt)
+        catalog.take_over(self.files, self._plan.attempt, self._now())
         left = catalog.unnamed(self.files)
         if self.files or left:
             self._tell(self.files, left)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from trainers.outputs.manifest import (
     DAMAGED_PREFIX,
-    MANIFEST_NAME,
     OutputFile,
+    attempt_of,
     from_json,
+    manifest_name,
     outputs_folder,
     to_json,
     without_clashes,
@@ -72,31 +73,56 @@ class OutputsCatalog:
 
     def newest(self) -> dict[str, OutputFile]:
         """The committed files by name.  Raises OutputsDamaged for a manifest that cannot be read, and StorageError."""
-        try:
-            files = from_json(self._storage.read_bytes(f"{self._folder}/{MANIFEST_NAME}"))
-        except FileNotFoundError:
-            return {}
-        except ValueError as error:
-            raise OutputsDamaged(str(error)) from error
-        return without_clashes(files)
+        seen = None
+        while (name := self._newest_manifest()) is not None:
+            try:
+                return without_clashes(from_json(self._storage.read_bytes(f"{self._folder}/{name}")))
+            except FileNotFoundError:
+                # A newer attempt has just written its own and removed this one.
+                if name == seen:
+                    raise StorageError(f"the storage names {name} and does not have it") from None
+                seen = name
+            except ValueError as error:
+                raise OutputsDamaged(str(error)) from error
+        return {}
 
     def commit(self, files: Mapping[str, OutputFile], attempt: int, now: float) -> None:
-        """Make these files the job's outputs.  Raises StorageError."""
+        """Make these files the job's outputs, unless a newer attempt has committed.  Raises StorageError."""
         content = to_json(self._job_id, attempt, now, files.values())
-        self._storage.write_bytes(f"{self._folder}/{MANIFEST_NAME}", content)
+        self._storage.write_bytes(f"{self._folder}/{manifest_name(attempt)}", content)
+
+    def take_over(self, files: Mapping[str, OutputFile], attempt: int, now: float) -> None:
+        """Commit what earlier attempts left, so that nothing that these still write counts.  Raises StorageError."""
+        if not files and not self._manifests():
+            return
+        self.commit(files, attempt, now)
+        with contextlib.suppress(StorageError):
+            for before, name in self._manifests().items():
+                if before < attempt:
+                    self._storage.delete(f"{self._folder}/{name}")
 
     def set_aside(self, attempt: int) -> None:
         """Give a manifest that cannot be read another name, so that the next commit does not replace it."""
-        name = f"{self._folder}/{MANIFEST_NAME}"
+        name = f"{self._folder}/{self._newest_manifest()}"
         self._storage.write_bytes(f"{self._folder}/{DAMAGED_PREFIX}{attempt}", self._storage.read_bytes(name))
         self._storage.delete(name)
+
+    def _manifests(self) -> dict[int, str]:
+        """Names of manifests by attempt."""
+        named = {attempt_of(name): name for name in self._storage.names(self._folder)}
+        return {attempt: name for attempt, name in named.items() if attempt is not None}
+
+    def _newest_manifest(self) -> str | None:
+        manifests = self._manifests()
+        return manifests[max(manifests)] if manifests else None
 
     def unnamed(self, files: Mapping[str, OutputFile]) -> frozenset[str]:
         """What lies there besides these files, asked while no worker runs; nothing beside a damaged manifest."""
         names = frozenset(self._storage.names(self._folder))
         if any(name.startswith(DAMAGED_PREFIX) for name in names):
             return frozenset()
-        return names - {file.folder for file in files.values()} - {MANIFEST_NAME}
+        manifests = {name for name in names if attempt_of(name) is not None}
+        return names - {file.folder for file in files.values()} - manifests
 
     def forget(self, folders: Iterable[str]) -> None:
         """Remove folders of versions that nobody names any more.  Raises StorageError."""

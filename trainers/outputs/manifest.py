@@ -3,21 +3,25 @@
 Layout below a job's checkpoint storage:
 
     jobs/<job id>/outputs/<unique>/<name of the file>
-    jobs/<job id>/outputs/remora-outputs.json
+    jobs/<job id>/outputs/remora-outputs-<attempt>.json
 
-Every version of a file lies under a name of its own, so that what the manifest names is complete at any time.
+Every version of a file lies under a name of its own, so that what a manifest names is complete at any time.  So does
+the manifest of every attempt, and that of the newest one counts: whatever an attempt writes that was replaced without
+knowing it, changes nothing.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 
-MANIFEST_NAME = "remora-outputs.json"
+#: A manifest, with the attempt that wrote it; without one it was written before they had numbers.
+_MANIFEST = re.compile(r"remora-outputs(?:-([1-9][0-9]{0,8}))?\.json")
 #: What a manifest that cannot be read is called from then on, before the number of the attempt that met it.
-DAMAGED_PREFIX = f"{MANIFEST_NAME}.damaged-"
+DAMAGED_PREFIX = "remora-outputs.json.damaged-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +121,17 @@ def from_json(content: bytes) -> dict[str, OutputFile]:
         return {file["name"]: OutputFile(**file) for file in fields["files"]}
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise ValueError(f"not a manifest of outputs: {error}") from error
+
+
+def manifest_name(attempt: int) -> str:
+    """Name of an attempt's manifest in the folder of a job's outputs."""
+    return f"remora-outputs-{attempt}.json"
+
+
+def attempt_of(name: str) -> int | None:
+    """The attempt whose manifest has this name; None for the name of anything else."""
+    found = _MANIFEST.fullmatch(name)
+    return int(found.group(1) or 0) if found else None
 
 
 def outputs_folder(job_id: str) -> str:

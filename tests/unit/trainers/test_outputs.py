@@ -400,13 +400,40 @@ def test_an_attempt_tells_once_what_the_one_before_may_have_kept_to_itself(tmp_p
     assert len(stored(tmp_path)) == 2
 
 
+def test_what_an_older_attempt_still_commits_does_not_count(tmp_path: Path) -> None:
+    first, worker = Head(tmp_path), Worker(tmp_path)
+    worker.write("snapshot", "1")
+    worker.collecting.finish(was_killed=False)
+    first.hear(worker.told[0])
+    second = Head(tmp_path, attempt=2)
+    # It had asked whether it may, before the second one began.
+    first.catalog.commit({}, 1, 1000.0)
+    assert set(second.catalog.newest()) == {"snapshot"}
+    third = Head(tmp_path, attempt=3)
+    assert set(third.outputs.files) == {"snapshot"}
+    third.acknowledge()
+    assert {"remora-outputs-3.json", third.outputs.files["snapshot"].folder} == set(stored(tmp_path))
+
+
+def test_a_list_from_before_they_had_numbers_is_the_oldest(tmp_path: Path) -> None:
+    first, worker = Head(tmp_path), Worker(tmp_path)
+    worker.write("snapshot", "1")
+    worker.collecting.finish(was_killed=False)
+    first.hear(worker.told[0])
+    folder = tmp_path / "storage/jobs/job_1/outputs"
+    (folder / "remora-outputs-1.json").rename(folder / "remora-outputs.json")
+    assert set(Head(tmp_path, attempt=2).outputs.files) == {"snapshot"}
+    assert sorted(path.name for path in folder.glob("*.json")) == ["remora-outputs-2.json"]
+
+
 def test_outputs_that_cannot_be_read_are_left_where_they_are(tmp_path: Path) -> None:
     head, worker = Head(tmp_path), Worker(tmp_path)
     worker.write("snapshot", "1")
     worker.collecting.finish(was_killed=False)
     head.hear(worker.told[0])
-    before = stored(tmp_path)
-    Storage(tmp_path / "storage").write_bytes("jobs/job_1/outputs/remora-outputs.json", b"torn")
+    manifest = "remora-outputs-1.json"
+    before = set(stored(tmp_path)) - {manifest}
+    Storage(tmp_path / "storage").write_bytes(f"jobs/job_1/outputs/{manifest}", b"torn")
     after = Head(tmp_path)
     assert after.outputs.files == {}
     assert after.damage is not None
