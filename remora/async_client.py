@@ -21,6 +21,7 @@ from remora.views import (
     Attempt,
     Checkpoint,
     ClusterEvent,
+    Drill,
     Event,
     Health,
     Job,
@@ -28,6 +29,7 @@ from remora.views import (
     MetricPoint,
     ModelVersion,
     Node,
+    NodeEvent,
     OutputFile,
     Policy,
     PolicyCheck,
@@ -191,6 +193,26 @@ class AsyncClient(Shell):
         return await self._run(
             flows.all_pages(lambda cursor: requests.list_cluster_events(after=after, cursor=cursor))
         )
+
+    async def node(self, node_id: str) -> Node:
+        """See `Client.node`."""
+        return await self._send(requests.get_node(node_id))
+
+    async def node_events(self, node_id: str) -> list[NodeEvent]:
+        """See `Client.node_events`."""
+        return await self._run(flows.all_pages(lambda cursor: requests.list_node_events(node_id, cursor)))
+
+    async def drill_node(self, node_id: str, *, notice_s: float | None) -> Drill:
+        """See `Client.drill_node`."""
+        return await self._send(requests.drill_node(node_id, notice_s))
+
+    async def drill_pool(self, pool: str, *, notice_s: float | None) -> Drill:
+        """See `Client.drill_pool`."""
+        return await self._send(requests.drill_pool(pool, notice_s))
+
+    async def drill(self, drill_id: str) -> Drill:
+        """See `Client.drill`."""
+        return await self._send(requests.get_drill(drill_id))
 
     async def health(self) -> Health:
         """See `Client.health`."""

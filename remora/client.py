@@ -31,6 +31,7 @@ from remora.views import (
     Attempt,
     Checkpoint,
     ClusterEvent,
+    Drill,
     Event,
     Health,
     Job,
@@ -38,6 +39,7 @@ from remora.views import (
     MetricPoint,
     ModelVersion,
     Node,
+    NodeEvent,
     OutputFile,
     Policy,
     PolicyCheck,
@@ -207,6 +209,30 @@ class Client(Shell):
         return self._run(
             flows.all_pages(lambda cursor: requests.list_cluster_events(after=after, cursor=cursor))
         )
+
+    def node(self, node_id: str) -> Node:
+        """One node by its id, also after its end."""
+        return self._send(requests.get_node(node_id))
+
+    def node_events(self, node_id: str) -> list[NodeEvent]:
+        """What happened to a node, oldest first."""
+        return self._run(flows.all_pages(lambda cursor: requests.list_node_events(node_id, cursor)))
+
+    def drill_node(self, node_id: str, *, notice_s: float | None) -> Drill:
+        """Rehearse the preemption of a node, with a notice of so many seconds or (None) without one.
+
+        The answer comes at once; `drill` tells how it goes.  Raises Conflict when the node is not ready, or while
+        another drill is under way.
+        """
+        return self._send(requests.drill_node(node_id, notice_s))
+
+    def drill_pool(self, pool: str, *, notice_s: float | None) -> Drill:
+        """The same for every ready node of a pool at once."""
+        return self._send(requests.drill_pool(pool, notice_s))
+
+    def drill(self, drill_id: str) -> Drill:
+        """How a drill goes; over when it has `ended_at`."""
+        return self._send(requests.get_drill(drill_id))
 
     def health(self) -> Health:
         """Whether the service answers."""

@@ -21,6 +21,7 @@ from remora.views import (
     Attempt,
     Checkpoint,
     ClusterEvent,
+    Drill,
     Event,
     Health,
     Job,
@@ -28,6 +29,7 @@ from remora.views import (
     MetricPoint,
     ModelVersion,
     Node,
+    NodeEvent,
     OutputFile,
     Page,
     Policy,
@@ -40,7 +42,7 @@ T = TypeVar("T")
 
 #: Items asked for at once.
 PAGE_ITEMS = 500
-_JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _MODEL = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _KEY = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -129,7 +131,7 @@ def unexpected(status: int) -> ApiError:
 
 def job_path(job_id: str, *rest: str) -> str:
     """Path of a job.  Raises NotFound for a text that cannot be an id."""
-    if not _JOB_ID.fullmatch(job_id):
+    if not _ID.fullmatch(job_id):
         raise NotFound(404, "job_not_found", f"there is no job {job_id[:80]!r}")
     return "/".join(("/v1/jobs", job_id, *rest))
 
@@ -310,6 +312,47 @@ def list_cluster_events(*, after: int = 0, cursor: str | None = None) -> Request
     """One page of the events of the whole cluster."""
     params = _params(after=after, cursor=cursor)
     return Request(method="GET", path="/v1/events", params=params, parse=_one(Page[ClusterEvent]))
+
+
+def get_node(node_id: str) -> Request[Node]:
+    """One node, also after its end."""
+    return Request(method="GET", path=node_path(node_id), parse=_one(Node))
+
+
+def list_node_events(node_id: str, cursor: str | None = None) -> Request[Page[NodeEvent]]:
+    """One page of what happened to a node, oldest first."""
+    path = node_path(node_id, "events")
+    return Request(method="GET", path=path, params=_params(cursor=cursor), parse=_one(Page[NodeEvent]))
+
+
+def drill_node(node_id: str, notice_s: float | None) -> Request[Drill]:
+    """Ask for the rehearsed preemption of a node; without a notice when `notice_s` is None."""
+    path = node_path(node_id, "drill")
+    return Request(method="POST", path=path, json=_drill_order(notice_s), parse=_one(Drill))
+
+
+def drill_pool(pool: str, notice_s: float | None) -> Request[Drill]:
+    """The same for every ready node of a pool at once."""
+    path = f"/v1/pools/{quote(pool, safe='')}/drill"
+    return Request(method="POST", path=path, json=_drill_order(notice_s), parse=_one(Drill))
+
+
+def _drill_order(notice_s: float | None) -> dict[str, Any]:
+    return {"silent": True} if notice_s is None else {"notice_s": notice_s}
+
+
+def get_drill(drill_id: str) -> Request[Drill]:
+    """How a drill goes."""
+    if not _ID.fullmatch(drill_id):
+        raise NotFound(404, "drill_not_found", f"there is no drill {drill_id[:80]!r}")
+    return Request(method="GET", path=f"/v1/drills/{drill_id}", parse=_one(Drill))
+
+
+def node_path(node_id: str, *rest: str) -> str:
+    """Path of a node.  Raises NotFound for a text that cannot be an id."""
+    if not _ID.fullmatch(node_id):
+        raise NotFound(404, "node_not_found", f"there is no node {node_id[:80]!r}")
+    return "/".join(("/v1/nodes", node_id, *rest))
 
 
 def get_health() -> Request[Health]:

@@ -66,6 +66,19 @@ class NodeState(StrEnum):
     FAILED = "failed"
 
 
+class DrillState(StrEnum):
+    """Where a rehearsed preemption stands."""
+
+    #: Asked for; the controller has not begun.
+    REQUESTED = "requested"
+    #: The notice was given, or the nodes were taken without one.
+    STRUCK = "struck"
+    #: Every job that was hit has its workers back, or has ended.
+    ENDED = "ended"
+    #: Nothing was done; `message` says why.
+    REFUSED = "refused"
+
+
 class EndReason(StrEnum):
     """Why an attempt ended: the cause first, everything else is derived from it."""
 

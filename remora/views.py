@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from remora.states import AttemptState, EndReason, JobState, NodeState
+from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
 
 T = TypeVar("T")
 
@@ -223,6 +223,58 @@ class ClusterEvent(View):
     #: One sentence for people.
     message: str
     data: dict[str, Any] = Field(default_factory=dict)
+
+
+class NodeEvent(View):
+    """Something that happened to a node; never changed and never removed."""
+
+    #: 1, 2, ... per node.
+    seq: int
+    node_id: str
+    at: float
+    #: `node.requested`, `node.ready`, ...
+    kind: str
+    #: One sentence for people.
+    message: str
+
+
+class DrilledJob(View):
+    """What a drill cost one job; seconds count from the notice, or from the nodes' end without one."""
+
+    job_id: str
+    name: str
+    #: Workers when the drill began, the fewest since, and now.
+    workers_before: int
+    workers_least: int
+    workers: int
+    #: Steps that had to be done again.
+    repeated_steps: int = 0
+    #: To the first new step; None while there is none.
+    next_step_s: float | None = None
+    #: The longest time without a new step.
+    pause_s: float | None = None
+    #: To the first step with as many workers as before; 0 when it never had fewer, None when it does not come.
+    full_after_s: float | None = None
+
+
+class Drill(View):
+    """A rehearsed preemption of one node or of several at once."""
+
+    id: str
+    #: Trust `ended_at` for states that you do not know.
+    state: DrillState
+    node_ids: list[str]
+    #: Seconds between the notice and the end of the nodes; None: they were taken without one.
+    notice_s: float | None = None
+    #: Why it was refused, or what is missing, for people.
+    message: str | None = None
+    requested_at: float
+    struck_at: float | None = None
+    #: When the nodes had been taken.
+    taken_at: float | None = None
+    ended_at: float | None = None
+    #: The jobs that lost workers by it, as far as is known by now.
+    jobs: list[DrilledJob] = Field(default_factory=list)
 
 
 class FieldProblem(View):

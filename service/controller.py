@@ -23,7 +23,8 @@ from sqlalchemy.exc import DBAPIError
 from cluster.provider import Provider
 from service.journal import write_log
 from service.loops.dispatch import dispatch
-from service.loops.ports import Launcher, Membership
+from service.loops.drill import drill
+from service.loops.ports import Launcher, Membership, Rehearsal
 from service.loops.scale import Unseen, scale
 from service.loops.sweep import sweep
 from service.loops.track import track
@@ -52,6 +53,8 @@ class Cluster:
     launcher: Launcher
     provider: Provider
     membership: Membership
+    #: Takes nodes for a rehearsal; None where that is not possible.
+    rehearsal: Rehearsal | None = None
 
 
 class Controller:
@@ -81,15 +84,17 @@ class Controller:
         turn = Turn(self._database, self._settings, lease, now)
         launcher = self._cluster.launcher
         loops: tuple[tuple[str, Callable[[], None]], ...] = (
-            # 2. Nodes as wished for.
+            # 2. Preemptions to rehearse; first, because their seconds count from the time of the turn.
+            ("drill", lambda: drill(turn, self._cluster.rehearsal)),
+            # 3. Nodes as wished for.
             ("scale", lambda: scale(turn, self._cluster.provider, self._cluster.membership)),
-            # 3. What the attempts tell; it may free nodes.
+            # 4. What the attempts tell; it may free nodes.
             ("track", lambda: track(turn, launcher)),
-            # 4. What has ended makes room.
+            # 5. What has ended makes room.
             ("sweep", lambda: sweep(turn, launcher)),
-            # 5. Jobs whose turn it is.
+            # 6. Jobs whose turn it is.
             ("dispatch", lambda: dispatch(turn, launcher)),
-            # 6. What makes the next start faster.
+            # 7. What makes the next start faster.
             ("prepare", launcher.prepare),
         )
         for name, loop in loops:
@@ -145,13 +150,15 @@ def connect(settings: Settings, address: str) -> Cluster:
     import ray
 
     from cluster.local.provider import LocalProvider
+    from cluster.local.rehearsal import LocalRehearsal
     from cluster.membership import RayMembership
     from trainers.launch import RayLauncher
 
     if ray.is_initialized():
         ray.shutdown()
     ray.init(address=address, namespace="remora", log_to_driver=False, configure_logging=False)
-    return Cluster(RayLauncher(), LocalProvider(settings.home, address), RayMembership())
+    provider, membership = LocalProvider(settings.home, address), RayMembership()
+    return Cluster(RayLauncher(), provider, membership, LocalRehearsal(provider, membership))
 
 
 class Process:

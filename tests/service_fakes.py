@@ -64,7 +64,7 @@ class FakeDriver:
     #: False: it goes on after `stop`.
     obeys: bool = True
 
-    def tell(self, kind: str, at: float = 1001.0, **body: Any) -> None:
+    def tell(self, kind: str, /, at: float = 1001.0, **body: Any) -> None:
         """Say one more thing."""
         self.told.extend(records((kind, body), first=len(self.told) + 1, at=at))
 
@@ -150,6 +150,10 @@ class FakeCluster:
         #: Raised by the next `create`, one each.
         self.refusals: list[ProviderError] = []
         self.list_error: ProviderError | None = None
+        #: Deadlines of the nodes that were told that they go.
+        self.notices: dict[str, float] = {}
+        #: Raised by `notify` for these nodes.
+        self.deaf: dict[str, Exception] = {}
         #: Every id that `create` made a machine for.
         self.created: list[str] = []
 
@@ -177,6 +181,16 @@ class FakeCluster:
             self.machines[node_id], is_running=False, message="killed by signal 9"
         )
 
+    def notify(self, node_id: str, deadline_at: float) -> None:
+        if node_id in self.deaf:
+            raise self.deaf[node_id]
+        self.notices[node_id] = deadline_at
+        self.draining.add(node_id)
+
+    def take(self, node_id: str) -> None:
+        if node_id in self.machines:
+            self.lose(node_id)
+
     def observe(self) -> dict[str, FakeMember]:
         return {
             machine.node_id: FakeMember(
@@ -203,7 +217,8 @@ class World:
 
     def new_controller(self) -> Controller:
         """One more controller on the same database and the same cluster."""
-        return Controller(self.database, self.settings, Cluster(self.launcher, self.cluster, self.cluster))
+        hands = Cluster(self.launcher, self.cluster, self.cluster, self.cluster)
+        return Controller(self.database, self.settings, hands)
 
     def tick(self, count: int = 1) -> None:
         """Let the first controller do so many turns, a quarter of a second apart."""

@@ -68,13 +68,20 @@ def _become_service(arguments: list[str]) -> NoReturn:
 
 
 def nodes(
+    node: Annotated[
+        str | None,
+        typer.Argument(metavar="NODE", help="One node's id: print what happened to it.", show_default=False),
+    ] = None,
     everything: Annotated[
         bool, typer.Option("--all", "-a", help="Also those that are gone or failed.")
     ] = False,
     as_json: JsonOption = False,
     server: ServerOption = None,
 ) -> None:
-    """List the cluster's nodes."""
+    """List the cluster's nodes, or tell what happened to one."""
+    if node is not None:
+        _print_node_events(node, as_json=as_json, server=server)
+        return
     with connect(server) as client:
         found = [node for node in client.nodes() if everything or node.state not in ("gone", "failed")]
     if as_json:
@@ -94,6 +101,16 @@ def nodes(
     )
     columns = ("id", "pool", "state", "address", "resources", "age", "message")
     output.print_table(columns, rows, "There are no nodes.")
+
+
+def _print_node_events(node_id: str, *, as_json: bool, server: str | None) -> None:
+    with connect(server) as client:
+        found = client.node_events(node_id)
+    if as_json:
+        output.print_json(found)
+        return
+    for event in found:
+        output.print_line(f"{output.clock(event.at)}  {event.kind:24}  {output.printable(event.message)}")
 
 
 def version(as_json: JsonOption = False) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
-from remora.cli import cluster, conversion, jobs, models, policies, results, streams, submission
+from remora.cli import cluster, conversion, drill, jobs, models, policies, results, streams, submission
 from remora.cli.exits import HELP, ExitCode, code_of_error
 from remora.errors import RemoraError, SpecError
 
@@ -33,6 +33,7 @@ for command in (
     jobs.cancel,
     jobs.wait,
     cluster.nodes,
+    drill.drill,
     results.checkpoints,
     results.download,
     models.outputs,

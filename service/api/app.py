@@ -11,7 +11,18 @@ from fastapi import FastAPI
 
 import remora
 from remora.views import Problem
-from service.api import bundles, checkpoints, cluster, jobs, outputs, policies, problems, streams
+from service.api import (
+    bundles,
+    checkpoints,
+    cluster,
+    drills,
+    jobs,
+    nodes,
+    outputs,
+    policies,
+    problems,
+    streams,
+)
 from service.api.context import Context
 from service.api.feed import Feed
 from service.api.gate import Gate
@@ -70,6 +81,8 @@ def create_app(settings: Settings) -> FastAPI:
         checkpoints.router,
         outputs.router,
         bundles.router,
+        nodes.router,
+        drills.router,
         cluster.router,
         policies.router,
     )

@@ -1,4 +1,4 @@
-"""Nodes, and whether the service is well."""
+"""Whether the service is well."""
 
 from __future__ import annotations
 
@@ -9,33 +9,16 @@ from sqlalchemy.exc import DBAPIError
 from starlette.responses import Response
 
 import remora
-from remora.views import Health, Node, Page
+from remora.views import Health
 from service.api.context import context_of
-from service.api.parameters import PageParameters, Parameters, make_cursor, read_cursor
-from service.api.problems import ApiProblem
-from service.api.views import node_view
-from service.store.ids import is_id
+from service.api.parameters import Parameters
 from service.store.leases import age_s
-from service.store.nodes import page_of_nodes
 from service.store.totals import totals
 
 router = APIRouter()
 
 #: The lease of the controller; its age says whether one is at work.
 CONTROLLER = "controller"
-
-
-@router.get("/v1/nodes", operation_id="list_nodes", response_model=Page[Node])
-async def list_nodes(request: Request, query: Annotated[PageParameters, Query()]) -> Page[Node]:
-    """Machines of the cluster, newest first, ended ones included."""
-    before = read_cursor(query.cursor) if query.cursor is not None else None
-    if before is not None and not is_id("node", before):
-        raise ApiProblem(422, "invalid_cursor", "the cursor is not one that this list gave")
-    rows = await context_of(request).database.read(
-        lambda connection: page_of_nodes(connection, before=before, limit=query.limit)
-    )
-    cursor = make_cursor(rows[-1].id) if len(rows) == query.limit else None
-    return Page[Node](items=[node_view(row) for row in rows], next_cursor=cursor)
 
 
 @router.get("/healthz", operation_id="health", response_model=Health)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from remora.views import Attempt, Job, Node
-from service.queue.rows import AttemptRow, JobRow, NodeRow
+from dataclasses import asdict
+
+from remora.views import Attempt, Drill, DrilledJob, Job, Node
+from service.queue.rows import AttemptRow, DrillRow, JobRow, NodeRow
 
 
 def job_view(row: JobRow) -> Job:
@@ -63,4 +65,20 @@ def node_view(row: NodeRow) -> Node:
         created_at=row.created_at,
         ready_at=row.ready_at,
         ended_at=row.ended_at,
+    )
+
+
+def drill_view(row: DrillRow) -> Drill:
+    """A drill for clients, with the jobs that it hit."""
+    return Drill(
+        id=row.id,
+        state=row.state,
+        node_ids=row.node_ids,
+        notice_s=row.notice_s,
+        message=row.message,
+        requested_at=row.requested_at,
+        struck_at=row.struck_at,
+        taken_at=row.taken_at,
+        ended_at=row.ended_at,
+        jobs=[DrilledJob.model_validate(asdict(job)) for job in row.jobs if job.was_hit],
     )

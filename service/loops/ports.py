@@ -80,3 +80,15 @@ class Membership(Protocol):
     def observe(self) -> Mapping[str, Member]:
         """All of our nodes that Ray knows, by node id.  Raises when it is not sure."""
         ...
+
+
+class Rehearsal(Protocol):
+    """Takes nodes away as a cloud does.  Both calls may be repeated, and raise with a sentence when they cannot."""
+
+    def notify(self, node_id: str, deadline_at: float) -> None:
+        """Tell a node that it will be gone at `deadline_at`, seconds since 1970."""
+        ...
+
+    def take(self, node_id: str) -> None:
+        """End a node at once, with all that runs on it."""
+        ...

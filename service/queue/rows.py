@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from remora.states import AttemptState, EndReason, JobState, NodeState
+from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +117,58 @@ class NodeRow:
     ended_at: float | None = None
     #: Number of the newest event of this node.
     event_seq: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrilledJob:
+    """How a drill goes for one job that ran when it began; seconds count from that moment."""
+
+    job_id: str
+    name: str
+    #: Workers when it began, the fewest since, and now.
+    workers_before: int
+    workers_least: int
+    workers: int
+    #: Steps that had been repeated before it began.
+    repeated_before: int
+    #: Everything up to this step and this event is in the account.
+    step: int | None
+    event_seq: int
+    #: It lost a node by the drill, or was told that it will.
+    was_hit: bool = False
+    #: It had fewer workers for some time.
+    was_smaller: bool = False
+    #: Steps repeated since.
+    repeated_steps: int = 0
+    #: To the first new step.
+    next_step_s: float | None = None
+    #: Longest time without a new step.
+    pause_s: float | None = None
+    #: To the first step with as many workers as before; 0 when it never had fewer.
+    full_after_s: float | None = None
+    #: When its newest step was done, seconds since 1970.
+    newest_at: float | None = None
+    has_ended: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrillRow:
+    """One rehearsed preemption of one node or of several at once."""
+
+    id: str
+    node_ids: list[str]
+    requested_at: float
+    #: Seconds between the notice and the end of the nodes; None: without a notice.
+    notice_s: float | None = None
+    state: DrillState = DrillState.REQUESTED
+    message: str | None = None
+    struck_at: float | None = None
+    deadline_at: float | None = None
+    #: When the nodes had been told, and when they had been taken.
+    noticed_at: float | None = None
+    taken_at: float | None = None
+    ended_at: float | None = None
+    jobs: list[DrilledJob] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import sqlalchemy as sa
 
+from remora.views import NodeEvent
 from service.queue.lifecycle import NodeDecision
 from service.queue.rows import NodeRow
 from service.store.errors import Fenced
@@ -70,3 +71,14 @@ def page_of_nodes(connection: sa.Connection, *, before: str | None, limit: int) 
     if before is not None:
         statement = statement.where(nodes.c.id < before)
     return to_rows(NodeRow, connection.execute(statement))
+
+
+def page_of_node_events(connection: sa.Connection, node_id: str, after: int, limit: int) -> list[NodeEvent]:
+    """Events of a node with a number above `after`, in order."""
+    statement = (
+        sa.select(node_events)
+        .where(node_events.c.node_id == node_id, node_events.c.seq > after)
+        .order_by(node_events.c.seq)
+        .limit(limit)
+    )
+    return [NodeEvent(**row._mapping) for row in connection.execute(statement)]

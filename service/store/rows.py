@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from service.queue.rows import AttemptRow, JobRow, NodeRow
+from service.queue.rows import AttemptRow, DrilledJob, DrillRow, JobRow, NodeRow
 
 RowT = TypeVar("RowT", JobRow, AttemptRow, NodeRow)
 
@@ -27,6 +27,16 @@ def to_rows(kind: type[RowT], rows: Iterable[sa.Row[Any]]) -> list[RowT]:
 def columns(row: JobRow | AttemptRow | NodeRow) -> dict[str, Any]:
     """The values of a row by column."""
     return {field.name: getattr(row, field.name) for field in fields(row)}
+
+
+def to_drill(row: sa.Row[Any]) -> DrillRow:
+    """A drill from its row; its jobs are stored as one JSON value."""
+    return DrillRow(**{**row._mapping, "jobs": [DrilledJob(**job) for job in row.jobs]})
+
+
+def drill_columns(drill: DrillRow) -> dict[str, Any]:
+    """The values of a drill by column."""
+    return asdict(drill)
 
 
 def upsert(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]], *, replace: bool) -> None:

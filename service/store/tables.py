@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from remora.states import AttemptState, EndReason, JobState, NodeState
+from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
 
 metadata = sa.MetaData()
 
@@ -39,6 +39,7 @@ ACTIVE_JOBS = sa.text("state IN ('queued', 'admitted', 'running', 'paused')")
 LIVE_ATTEMPTS = sa.text("state IN ('starting', 'running', 'draining')")
 UNRELEASED_ATTEMPTS = sa.text("released_at IS NULL")
 LIVE_NODES = sa.text("ended_at IS NULL")
+OPEN_DRILLS = sa.text("ended_at IS NULL")
 
 
 def _partial(name: str, *columns: str, where: sa.TextClause, unique: bool = False) -> sa.Index:
@@ -244,6 +245,25 @@ cluster_events = sa.Table(
     sa.Column("kind", sa.Text, nullable=False),
     sa.Column("message", sa.Text, nullable=False),
     sa.Column("data", sa.JSON, nullable=False),
+)
+
+drills = sa.Table(
+    "drills",
+    metadata,
+    sa.Column("id", sa.String(40), primary_key=True),
+    sa.Column("node_ids", sa.JSON, nullable=False),
+    sa.Column("requested_at", sa.Double, nullable=False),
+    sa.Column("notice_s", sa.Double),
+    sa.Column("state", Word(DrillState), nullable=False),
+    sa.Column("message", sa.Text),
+    sa.Column("struck_at", sa.Double),
+    sa.Column("deadline_at", sa.Double),
+    sa.Column("noticed_at", sa.Double),
+    sa.Column("taken_at", sa.Double),
+    sa.Column("ended_at", sa.Double),
+    # What it cost each job: `service.queue.rows.DrilledJob`.
+    sa.Column("jobs", sa.JSON, nullable=False),
+    _partial("ix_drills_open", "id", where=OPEN_DRILLS),
 )
 
 idempotency = sa.Table(

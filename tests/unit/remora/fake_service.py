@@ -22,12 +22,14 @@ from remora.states import JobState
 from remora.views import (
     Attempt,
     Checkpoint,
+    Drill,
     Event,
     Job,
     LogLine,
     MetricPoint,
     ModelVersion,
     Node,
+    NodeEvent,
     OutputFile,
     Page,
     View,
@@ -61,6 +63,9 @@ class FakeService:
     outputs: dict[str, bytes] = field(default_factory=dict)
     versions: int = 0
     nodes: list[Node] = field(default_factory=list)
+    node_events: list[NodeEvent] = field(default_factory=list)
+    #: How a drill stands, one at each look; the last one stays.
+    drills: list[Drill] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     #: What happens just before a job is looked at, one at each look.
     scenes: list[Callable[[Job], None]] = field(default_factory=list)
@@ -246,6 +251,11 @@ def _route(state: FakeService, seen: Seen) -> Reply:
         return 200, {}, b'{"status": "ok", "version": "0.1.0"}'
     if seen.path == "/v1/nodes":
         return _page(state, seen, state.nodes)
+    if seen.path.startswith("/v1/nodes/") and seen.path.endswith("/events"):
+        return _page(state, seen, state.node_events)
+    if seen.path.startswith("/v1/drills/") or seen.path.endswith("/drill"):
+        found = state.drills.pop(0) if len(state.drills) > 1 else state.drills[0]
+        return 200, {}, found.model_dump_json().encode()
     if match := re.fullmatch(r"/v1/bundles/(sha256:[0-9a-f]{64})", seen.path):
         known = match[1] in state.bundles
         if seen.method == "HEAD":

@@ -19,7 +19,7 @@ import remora
 from remora import JobState
 from remora.cli.exits import HELP, ExitCode
 from remora.cli.main import run
-from remora.views import Attempt, Checkpoint, Job, MetricPoint, Node
+from remora.views import Attempt, Checkpoint, Drill, Job, MetricPoint, Node, NodeEvent
 from tests.unit.remora.fake_service import FakeService, problem, tar_of
 
 ROOT = Path(remora.__file__).parent.parent
@@ -27,7 +27,7 @@ ROOT = Path(remora.__file__).parent.parent
 
 COMMANDS = (
     *("up", "down", "submit", "convert", "list", "show", "logs", "events", "metrics", "cancel", "wait"),
-    *("nodes", "checkpoints", "download", "outputs", "models", "policy", "version"),
+    *("nodes", "drill", "checkpoints", "download", "outputs", "models", "policy", "version"),
 )
 
 
@@ -303,6 +303,91 @@ def test_logs_events_and_nodes(cli: Cli, service: FakeService) -> None:
     assert cli.out.splitlines()[1].split()[:4] == ["node_1", "local", "ready", "CPU=1"]
     assert cli("nodes", "--json") == ExitCode.OK
     assert cli.json[0]["id"] == "node_1"
+
+
+def test_what_happened_to_a_node(cli: Cli, service: FakeService) -> None:
+    service.node_events = [
+        NodeEvent(seq=1, node_id="node_1", at=1.0, kind="node.ready", message="It may be given work.")
+    ]
+    assert cli("nodes", "node_1") == ExitCode.OK
+    assert cli.out.endswith("node.ready                It may be given work.\n")
+    assert cli("nodes", "node_1", "--json") == ExitCode.OK
+    assert cli.json[0]["kind"] == "node.ready"
+    assert cli("nodes", "../jobs") == ExitCode.NOT_FOUND
+
+
+DRILL: dict[str, Any] = {"id": "drill_1", "node_ids": ["node_1"], "notice_s": 30.0, "requested_at": 1.0}
+COST: dict[str, Any] = {
+    "job_id": "job_1",
+    "name": "digits",
+    "workers_before": 3,
+    "workers_least": 2,
+    "workers": 3,
+    "repeated_steps": 4,
+    "next_step_s": 0.25,
+    "pause_s": 6.0,
+    "full_after_s": 20.0,
+}
+
+
+def drill(state: str, **fields: Any) -> Drill:
+    return Drill.model_validate({**DRILL, "state": state, **fields})
+
+
+def test_a_drill_is_watched_to_its_end_and_its_cost_printed(
+    cli: Cli, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remora.cli.drill.LOOK_S", 0.0)
+    service.drills = [
+        drill("requested"),
+        drill("struck", struck_at=2.0),
+        drill("struck", struck_at=2.0, taken_at=32.0),
+        drill("ended", struck_at=2.0, taken_at=32.0, ended_at=52.0, jobs=[COST]),
+    ]
+    assert cli("drill", "--node", "node_1") == ExitCode.OK
+    header, row = cli.out.splitlines()
+    assert header.split("  ")[0] == "JOB"
+    assert " ".join(row.split()) == "job_1 digits 4 after 0.2 s 6.0 s 3 -> 2 -> 3 after 20.0 s"
+    assert cli.err.splitlines() == [
+        "Waiting for the controller to take node_1 ...",
+        "node_1 will be gone 30 s after the notice ...",
+        "node_1 gone; waiting until every job has its workers back ...",
+    ]
+    assert json.loads(service.requests[0].body) == {"notice_s": 30.0}
+
+
+def test_a_silent_drill_of_a_pool_and_what_it_may_answer(cli: Cli, service: FakeService) -> None:
+    service.drills = [drill("ended", ended_at=52.0)]
+    assert cli("drill", "--pool", "a/b", "--silent", "--json") == ExitCode.OK
+    assert (cli.json["id"], cli.json["jobs"]) == ("drill_1", [])
+    assert service.requests[-1].path in ("/v1/pools/a/b/drill", "/v1/pools/a%2Fb/drill")
+    assert json.loads(service.requests[-1].body) == {"silent": True}
+
+    service.drills = [drill("requested")]
+    assert cli("drill", "--node", "node_1", "--detach") == ExitCode.OK
+    assert cli.out == "drill_1\n"
+
+    service.drills = [drill("refused", ended_at=2.0, message="the node is not alive")]
+    assert cli("drill", "--node", "node_1") == ExitCode.ERROR
+    assert (cli.out, cli.err) == ("", "remora: the node is not alive\n")
+
+    service.drills = [drill("ended", ended_at=52.0)]
+    assert cli("drill", "--node", "node_1") == ExitCode.OK
+    assert cli.err == "No job lost a worker.\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("--node", "a", "--pool", "b"),
+        ("--node", "a", "--silent", "--notice", "5s"),
+        ("--pool", "b", "--notice", "x"),
+    ],
+)
+def test_a_drill_of_nothing_or_in_two_ways_is_refused(cli: Cli, words: tuple[str, ...]) -> None:
+    assert cli("drill", *words) == ExitCode.USAGE
+    assert cli.err.count("\n") == 1
 
 
 def test_metrics_as_table_json_and_csv(cli: Cli, service: FakeService, tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""Nodes and what happened to them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+
+from remora.views import Node, NodeEvent, Page
+from service.api.context import context_of
+from service.api.parameters import (
+    EventsParameters,
+    PageParameters,
+    Parameters,
+    make_cursor,
+    read_cursor,
+    read_number_cursor,
+)
+from service.api.problems import ApiProblem
+from service.api.views import node_view
+from service.queue.rows import NodeRow
+from service.store import nodes as store
+from service.store.ids import is_id
+
+router = APIRouter(prefix="/v1/nodes")
+
+
+@router.get("", operation_id="list_nodes", response_model=Page[Node])
+async def list_nodes(request: Request, query: Annotated[PageParameters, Query()]) -> Page[Node]:
+    """Machines of the cluster, newest first, ended ones included."""
+    before = read_cursor(query.cursor) if query.cursor is not None else None
+    if before is not None and not is_id("node", before):
+        raise ApiProblem(422, "invalid_cursor", "the cursor is not one that this list gave")
+    rows = await context_of(request).database.read(
+        lambda connection: store.page_of_nodes(connection, before=before, limit=query.limit)
+    )
+    cursor = make_cursor(rows[-1].id) if len(rows) == query.limit else None
+    return Page[Node](items=[node_view(row) for row in rows], next_cursor=cursor)
+
+
+@router.get("/{node_id}", operation_id="show_node", response_model=Node)
+async def show_node(request: Request, node_id: str, _: Annotated[Parameters, Query()]) -> Node:
+    """One machine, also after its end."""
+    return node_view(await node_of(request, node_id))
+
+
+@router.get("/{node_id}/events", operation_id="list_node_events", response_model=Page[NodeEvent])
+async def node_events(
+    request: Request, node_id: str, query: Annotated[EventsParameters, Query()]
+) -> Page[NodeEvent]:
+    """What happened to a machine, oldest first."""
+    await node_of(request, node_id)
+    after = read_number_cursor(query.cursor, query.after)
+    items = await context_of(request).database.read(
+        lambda connection: store.page_of_node_events(connection, node_id, after, query.limit)
+    )
+    cursor = make_cursor(items[-1].seq) if len(items) == query.limit else None
+    return Page[NodeEvent](items=items, next_cursor=cursor)
+
+
+async def node_of(request: Request, node_id: str) -> NodeRow:
+    """The node that a path names.  Raises ApiProblem `node_not_found`."""
+    row = None
+    if is_id("node", node_id):
+        row = await context_of(request).database.read(lambda connection: store.get_node(connection, node_id))
+    if row is None:
+        raise node_not_found(node_id)
+    return row
+
+
+def node_not_found(node_id: str) -> ApiProblem:
+    """There is no such node."""
+    return ApiProblem(
+        404, "node_not_found", f"there is no node {node_id[:80]!r}", hint="`remora nodes -a` shows all nodes"
+    )

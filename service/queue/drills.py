@@ -1,0 +1,171 @@
+"""What a rehearsed preemption cost each job: a pure reading of what the job left behind.
+
+A drill remembers how far every running job was when it began.  From then on the job's points and events say the rest,
+so that a controller that dies in the middle loses nothing: the next one reads the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from remora.states import DrillState, EndReason
+from remora.views import Event, MetricPoint
+from service.queue.rows import DrilledJob, DrillRow, JobRow
+
+#: Seconds after the nodes' end in which a job that was on them must have shown it.  Ray gives a silent node up after
+#: some ten seconds; whoever is still undisturbed then was elsewhere.
+QUIET_S = 20.0
+#: Seconds after the nodes' end after which nobody waits for a job's full size any more.
+PATIENCE_S = 600.0
+
+#: Events by which a job shows that a node of its own goes or went.
+_LOSSES = frozenset({"node.lost", "worker_group.drain"})
+#: Events that tell how many workers a job has from then on.
+_GROUPS = frozenset({"worker_group.started", "worker_group.regrouped"})
+_LOST_ENDS = frozenset({EndReason.NODE_LOST, EndReason.DRIVER_LOST, EndReason.SUPERVISOR_LOST})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traces:
+    """What is new of a job: its row now, points of steps above `DrilledJob.step`, events above `event_seq`."""
+
+    job: JobRow
+    points: Sequence[MetricPoint] = field(default=())
+    events: Sequence[Event] = field(default=())
+
+
+def strike(drill: DrillRow, running: Iterable[JobRow], now: float) -> DrillRow:
+    """The drill begins now; `running` are the jobs that may be on its nodes."""
+    return replace(
+        drill,
+        state=DrillState.STRUCK,
+        struck_at=now,
+        deadline_at=None if drill.notice_s is None else now + drill.notice_s,
+        jobs=[_before(job) for job in running],
+    )
+
+
+def refuse(drill: DrillRow, message: str, now: float) -> DrillRow:
+    """Nothing was done to any node."""
+    return replace(drill, state=DrillState.REFUSED, message=message, ended_at=now, jobs=[])
+
+
+def notified(drill: DrillRow, refusals: Mapping[str, str], now: float) -> DrillRow:
+    """Its nodes were told, but those in `refusals` (a sentence for each), which it leaves alone."""
+    told = [node_id for node_id in drill.node_ids if node_id not in refusals]
+    message = "; ".join(refusals.values()) or None
+    if not told:
+        return refuse(drill, message or "no node is left of it", now)
+    return replace(drill, node_ids=told, message=message, noticed_at=now)
+
+
+def is_due(drill: DrillRow, now: float) -> bool:
+    """True when its nodes have to be taken: at once without a notice, else at the deadline."""
+    return drill.taken_at is None and now >= (drill.deadline_at or 0.0)
+
+
+def _before(job: JobRow) -> DrilledJob:
+    return DrilledJob(
+        job_id=job.id,
+        name=job.name,
+        step=job.max_step,
+        repeated_before=job.repeated_steps,
+        event_seq=job.event_seq,
+        workers_before=job.world_size,
+        workers_least=job.world_size,
+        workers=job.world_size,
+    )
+
+
+def measure(drill: DrillRow, known: DrilledJob, new: Traces) -> DrilledJob:
+    """What the drill has cost the job so far, from what is known and what it left since then."""
+    struck_at = drill.struck_at or 0.0
+    moments: list[MetricPoint | Event] = sorted([*new.points, *new.events], key=lambda one: one.at)
+    for moment in moments:
+        if isinstance(moment, MetricPoint):
+            known = _step(known, moment, struck_at)
+        elif moment.at >= struck_at:
+            known = _happened(known, moment, struck_at)
+    workers = new.job.world_size
+    has_ended = new.job.state.is_terminal
+    return replace(
+        known,
+        event_seq=max([known.event_seq, *(event.seq for event in new.events)]),
+        repeated_steps=new.job.repeated_steps - known.repeated_before,
+        workers=workers,
+        workers_least=known.workers_least if has_ended else min(known.workers_least, workers),
+        has_ended=has_ended,
+    )
+
+
+def _step(known: DrilledJob, point: MetricPoint, struck_at: float) -> DrilledJob:
+    """A step was done for the first time."""
+    known = replace(known, step=point.step)
+    if point.at <= struck_at:
+        return known  # done before the strike, told after it
+    since_s = point.at - struck_at
+    known = replace(
+        known,
+        newest_at=point.at,
+        next_step_s=since_s if known.next_step_s is None else known.next_step_s,
+        pause_s=max(known.pause_s or 0.0, point.at - (known.newest_at or struck_at)),
+    )
+    return _sized(known, point.world_size, since_s)
+
+
+def _happened(known: DrilledJob, event: Event, struck_at: float) -> DrilledJob:
+    """The job told of a loss, or of another worker group."""
+    if event.kind == "attempt.ended" and event.data.get("end_reason") in _LOST_ENDS:
+        known = replace(known, was_hit=True)
+        return _sized(known, 0, event.at - struck_at)
+    if event.kind in _LOSSES:
+        known = replace(known, was_hit=True)
+        # A notice takes nobody away yet.
+        return _smaller(known) if event.kind == "node.lost" else known
+    size = event.data.get("world_size")
+    if event.kind not in _GROUPS or not isinstance(size, int):
+        return known
+    if known.step is None:  # a script that tells no steps
+        return replace(_sized(known, size, event.at - struck_at), newest_at=event.at)
+    return known if size >= known.workers_before else _sized(known, size, event.at - struck_at)
+
+
+def _sized(known: DrilledJob, workers: int, since_s: float) -> DrilledJob:
+    """So many workers work, `since_s` after the strike."""
+    if workers < known.workers_before:
+        return replace(_smaller(known), workers_least=min(known.workers_least, workers))
+    if known.full_after_s is not None:
+        return known
+    return replace(known, full_after_s=since_s if known.was_smaller else 0.0)
+
+
+def _smaller(known: DrilledJob) -> DrilledJob:
+    return replace(known, was_smaller=True, full_after_s=None)
+
+
+def is_over(drill: DrillRow, now: float) -> bool:
+    """True when nothing more can be learned: every job that was hit is whole again, or has ended."""
+    if drill.taken_at is None:
+        return now - (drill.deadline_at or drill.struck_at or now) > PATIENCE_S
+    since_s = now - drill.taken_at
+    return since_s > PATIENCE_S or all(_is_settled(drill.taken_at, job, since_s) for job in drill.jobs)
+
+
+def _is_settled(taken_at: float, job: DrilledJob, since_s: float) -> bool:
+    if job.has_ended:
+        return True
+    if not job.was_hit:
+        return since_s > QUIET_S
+    return job.full_after_s is not None and (job.newest_at or 0.0) > taken_at
+
+
+def end(drill: DrillRow, now: float) -> DrillRow:
+    """The drill is over; only the jobs that were hit stay in its account."""
+    hit = [job for job in drill.jobs if job.was_hit]
+    small = [job for job in hit if not job.has_ended and job.full_after_s is None]
+    message = drill.message
+    if small:
+        names = ", ".join(job.name for job in small)
+        message = f"{names} had not as many workers as before after {PATIENCE_S:.0f} s"
+    return replace(drill, state=DrillState.ENDED, ended_at=now, jobs=hit, message=message)

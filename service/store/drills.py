@@ -1,0 +1,71 @@
+"""Rehearsed preemptions: asked for by the API, carried out and measured by the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from remora.states import NodeState
+from service.queue.drills import Traces
+from service.queue.rows import DrilledJob, DrillRow, JobRow, NodeRow
+from service.store import telemetry
+from service.store.rows import drill_columns, to_drill, to_rows
+from service.store.tables import ACTIVE_JOBS, LIVE_NODES, OPEN_DRILLS, drills, jobs, nodes
+
+#: Points and events of a job that are read at once; what is more comes at the next tick.
+CHUNK = 1000
+
+
+def insert_drill(connection: sa.Connection, drill: DrillRow) -> None:
+    """Store the wish."""
+    connection.execute(sa.insert(drills).values(drill_columns(drill)))
+
+
+def save_drill(connection: sa.Connection, drill: DrillRow) -> None:
+    """Store how it goes; only the holder of the controller's lease calls this."""
+    connection.execute(sa.update(drills).where(drills.c.id == drill.id).values(drill_columns(drill)))
+
+
+def get_drill(connection: sa.Connection, drill_id: str) -> DrillRow | None:
+    """The drill, or None."""
+    row = connection.execute(sa.select(drills).where(drills.c.id == drill_id)).first()
+    return None if row is None else to_drill(row)
+
+
+def open_drills(connection: sa.Connection) -> list[DrillRow]:
+    """Drills that are not over, oldest first."""
+    statement = sa.select(drills).where(OPEN_DRILLS).order_by(drills.c.id)
+    return [to_drill(row) for row in connection.execute(statement)]
+
+
+def ready_nodes(connection: sa.Connection, pool: str) -> list[NodeRow]:
+    """Nodes of a pool that may be given work, oldest first."""
+    statement = (
+        sa.select(nodes)
+        .where(LIVE_NODES, nodes.c.pool == pool, nodes.c.state == NodeState.READY)
+        .order_by(nodes.c.id)
+    )
+    return to_rows(NodeRow, connection.execute(statement))
+
+
+def running_jobs(connection: sa.Connection) -> list[JobRow]:
+    """Jobs that have workers now."""
+    statement = sa.select(jobs).where(ACTIVE_JOBS, jobs.c.world_size > 0).order_by(jobs.c.id)
+    return to_rows(JobRow, connection.execute(statement))
+
+
+def traces(connection: sa.Connection, known: Sequence[DrilledJob]) -> list[Traces]:
+    """What each job left since it was looked at last, in the order of `known`."""
+    statement = sa.select(jobs).where(jobs.c.id.in_([one.job_id for one in known]))
+    rows = {row.id: row for row in to_rows(JobRow, connection.execute(statement))}
+    return [
+        Traces(
+            job=rows[one.job_id],
+            points=telemetry.page_of_metrics(
+                connection, one.job_id, -1 if one.step is None else one.step, CHUNK
+            ),
+            events=telemetry.page_of_events(connection, one.job_id, one.event_seq, CHUNK),
+        )
+        for one in known
+    ]

@@ -1,0 +1,66 @@
+"""`remora drill` on a running service: nodes really go, an elastic job goes on, and the account is true."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remora import Client
+from remora.states import JobState
+from tests.e2e.embedded import Embedded
+from tests.e2e.processes import PATIENCE_S, until
+from tests.integration.trainers.scripts import LOCKSTEP
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+STEPS = 1200
+
+
+def drilled(service: Embedded, *words: str) -> Any:
+    """What one drill of one of the two nodes printed."""
+    node = until(lambda: len(service.ready_nodes()) == 2 and service.ready_nodes()[0], "two nodes are ready")
+    answer = service.remora("drill", "--node", node, *words, "--json")
+    assert answer.code == 0, answer.err
+    drill = answer.document
+    assert (drill["state"], drill["node_ids"]) == ("ended", [node])
+    return drill
+
+
+def test_a_drill_tells_what_a_preemption_costs_with_a_notice_and_without(
+    service: Embedded, client: Client, folder: Path
+) -> None:
+    (folder / "train.py").write_text(LOCKSTEP)
+    job = client.submit(
+        {
+            "code": str(folder),
+            "command": ["python", "train.py", str(STEPS), "0.05"],
+            "backend": "command",
+            "workers": {"min": 1, "max": 2},
+            "resources": {"cpus": 1},
+            "checkpoint": {"interval": "1s"},
+        }
+    )
+    until(lambda: client.job(job.id).checkpoint_step, "there is a checkpoint to go back to")
+    until(lambda: client.job(job.id).world_size == 2, "it has both workers")
+
+    noticed = drilled(service, "--notice", "8s")
+    (cost,) = noticed["jobs"]
+    assert (cost["job_id"], cost["repeated_steps"]) == (job.id, 0)
+    assert (cost["workers_before"], cost["workers_least"], cost["workers"]) == (2, 1, 2)
+    assert 0 < cost["next_step_s"] <= cost["full_after_s"]
+    assert noticed["taken_at"] - noticed["struck_at"] >= 8.0
+
+    silent = drilled(service, "--silent")
+    (cost,) = silent["jobs"]
+    assert cost["repeated_steps"] == client.job(job.id).repeated_steps
+    assert (cost["workers_before"], cost["workers"]) == (2, 2)
+    assert 0 < cost["next_step_s"] <= cost["pause_s"] < cost["full_after_s"]
+    said = service.remora("nodes", silent["node_ids"][0]).out
+    assert "node.drilled" in said
+    assert "node.gone" in said
+
+    ended = client.wait(job.id, PATIENCE_S)
+    assert ended.state is JobState.SUCCEEDED
+    assert {point.step for point in client.metrics(job.id)} == set(range(1, STEPS + 1))
