@@ -82,6 +82,8 @@ def _standing(found: Drill) -> str:
     names = ", ".join(found.node_ids)
     if found.struck_at is None:
         return f"Waiting for the controller to take {names} ..."
+    if found.taken_at is None and found.notice_s is None:
+        return f"Taking {names} ..."
     if found.taken_at is None:
         return f"{names} will be gone {found.notice_s:g} s after the notice ..."
     return f"{names} gone; waiting until every job has its workers back ..."

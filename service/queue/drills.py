@@ -88,14 +88,14 @@ def measure(drill: DrillRow, known: DrilledJob, new: Traces) -> DrilledJob:
         elif moment.at >= struck_at:
             known = _happened(known, moment, struck_at)
     workers = new.job.world_size
-    has_ended = new.job.state.is_terminal
     return replace(
         known,
         event_seq=max([known.event_seq, *(event.seq for event in new.events)]),
         repeated_steps=new.job.repeated_steps - known.repeated_before,
         workers=workers,
-        workers_least=known.workers_least if has_ended else min(known.workers_least, workers),
-        has_ended=has_ended,
+        # Between two worker groups of an attempt it has none for a moment, and that tells nothing.
+        workers_least=min(known.workers_least, workers) if workers else known.workers_least,
+        has_ended=new.job.state.is_terminal,
     )
 
 

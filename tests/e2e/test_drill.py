@@ -25,6 +25,7 @@ def drilled(service: Embedded, *words: str) -> Any:
     assert answer.code == 0, answer.err
     drill = answer.document
     assert (drill["state"], drill["node_ids"]) == ("ended", [node])
+    print(f"remora drill {' '.join(words)}: {drill['jobs']}")
     return drill
 
 

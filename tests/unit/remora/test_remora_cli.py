@@ -356,7 +356,22 @@ def test_a_drill_is_watched_to_its_end_and_its_cost_printed(
     assert json.loads(service.requests[0].body) == {"notice_s": 30.0}
 
 
-def test_a_silent_drill_of_a_pool_and_what_it_may_answer(cli: Cli, service: FakeService) -> None:
+def test_a_silent_drill_of_a_pool_and_what_it_may_answer(
+    cli: Cli, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remora.cli.drill.LOOK_S", 0.0)
+    service.drills = [
+        drill("struck", notice_s=None, struck_at=2.0),
+        drill("struck", notice_s=None, struck_at=2.0, taken_at=2.0),
+        drill("ended", notice_s=None, ended_at=52.0),
+    ]
+    assert cli("drill", "--pool", "gpu", "--silent") == ExitCode.OK
+    assert cli.err.splitlines() == [
+        "Taking node_1 ...",
+        "node_1 gone; waiting until every job has its workers back ...",
+        "No job lost a worker.",
+    ]
+
     service.drills = [drill("ended", ended_at=52.0)]
     assert cli("drill", "--pool", "a/b", "--silent", "--json") == ExitCode.OK
     assert (cli.json["id"], cli.json["jobs"]) == ("drill_1", [])
