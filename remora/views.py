@@ -249,7 +249,7 @@ class DrilledJob(View):
     workers: int
     #: Steps that had to be done again.
     repeated_steps: int = 0
-    #: To the first new step; None while there is none.
+    #: To the first new step, after the loss if there was one; None while there is none.
     next_step_s: float | None = None
     #: The longest time without a new step.
     pause_s: float | None = None

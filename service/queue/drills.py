@@ -19,8 +19,6 @@ QUIET_S = 20.0
 #: Seconds after the nodes' end after which nobody waits for a job's full size any more.
 PATIENCE_S = 600.0
 
-#: Events by which a job shows that a node of its own goes or went.
-_LOSSES = frozenset({"node.lost", "worker_group.drain"})
 #: Events that tell how many workers a job has from then on.
 _GROUPS = frozenset({"worker_group.started", "worker_group.regrouped"})
 _LOST_ENDS = frozenset({EndReason.NODE_LOST, EndReason.DRIVER_LOST, EndReason.SUPERVISOR_LOST})
@@ -117,18 +115,22 @@ def _step(known: DrilledJob, point: MetricPoint, struck_at: float) -> DrilledJob
 def _happened(known: DrilledJob, event: Event, struck_at: float) -> DrilledJob:
     """The job told of a loss, or of another worker group."""
     if event.kind == "attempt.ended" and event.data.get("end_reason") in _LOST_ENDS:
-        known = replace(known, was_hit=True)
-        return _sized(known, 0, event.at - struck_at)
-    if event.kind in _LOSSES:
-        known = replace(known, was_hit=True)
-        # A notice takes nobody away yet.
-        return _smaller(known) if event.kind == "node.lost" else known
+        return _sized(_lost(known), 0, event.at - struck_at)
+    if event.kind == "node.lost":
+        return _smaller(_lost(known))
+    if event.kind == "worker_group.drain":  # a notice takes nobody away yet
+        return replace(known, was_hit=True)
     size = event.data.get("world_size")
     if event.kind not in _GROUPS or not isinstance(size, int):
         return known
     if known.step is None:  # a script that tells no steps
         return replace(_sized(known, size, event.at - struck_at), newest_at=event.at)
     return known if size >= known.workers_before else _sized(known, size, event.at - struck_at)
+
+
+def _lost(known: DrilledJob) -> DrilledJob:
+    """Steps that ended while nobody knew of the loss are not what comes after it."""
+    return replace(known, was_hit=True, next_step_s=None)
 
 
 def _sized(known: DrilledJob, workers: int, since_s: float) -> DrilledJob:

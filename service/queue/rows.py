@@ -140,7 +140,7 @@ class DrilledJob:
     was_smaller: bool = False
     #: Steps repeated since.
     repeated_steps: int = 0
-    #: To the first new step.
+    #: To the first new step, after the loss if there was one.
     next_step_s: float | None = None
     #: Longest time without a new step.
     pause_s: float | None = None
