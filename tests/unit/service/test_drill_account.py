@@ -73,8 +73,8 @@ def test_steps_done_before_the_strike_and_told_after_it_are_no_next_step() -> No
 
 
 def test_a_last_step_with_all_workers_is_not_their_return() -> None:
-    early = account(step(11, 0.01))
-    assert (early.full_after_s, early.next_step_s) == (0.0, 0.01)
+    early = account(step(11, 0.25))
+    assert (early.full_after_s, early.next_step_s) == (0.0, 0.25)
     later = account(event(6, "node.lost", 4.0), step(12, 6.0, workers=2), known=early)
     assert (later.full_after_s, later.next_step_s) == (None, 6.0)
     assert account(step(13, 15.0), known=later).full_after_s == 15.0
