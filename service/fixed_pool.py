@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cluster.catalogue_conflicts import Known
+from cluster.installed_rules import rule_names
 from cluster.offerings import CapacityType, Offering
 from cluster.policy_documents import digest_of
 from service.queue.policy_versions import PolicyRow
@@ -51,4 +52,6 @@ def local_offerings(settings: Settings) -> tuple[Offering, ...]:
 
 def known(settings: Settings) -> Known:
     """What the service can hold a policy document against."""
-    return Known(catalogue=local_offerings(settings), most_nodes={LOCAL: MOST_LOCAL_NODES}, rules=frozenset())
+    return Known(
+        catalogue=local_offerings(settings), most_nodes={LOCAL: MOST_LOCAL_NODES}, rules=rule_names()
+    )

@@ -20,6 +20,7 @@ from remora.states import NodeState
 from service.fixed_pool import local_offerings
 from service.loops.policies import policies_in_force
 from service.loops.ports import Member, Membership
+from service.loops.site_rules import let_through
 from service.loops.turn import Turn
 from service.queue import lifecycle
 from service.queue.rows import NodeRow
@@ -61,12 +62,15 @@ def scale(turn: Turn, provider: Provider, membership: Membership) -> None:
     rows = turn.load(lambda connection: store.current_nodes(connection, turn.now - MEMORY_S))
     # 3. Write down what was seen.
     rows = [_observe(turn, row, machines, members) for row in rows]
-    # 4. Decide.
+    # 4. Decide, and hear the operators' own rules.
+    policies = policies_in_force(turn)
     view = ClusterView(
-        pools=pools(policies_in_force(turn), turn.settings),
+        pools=pools(policies, turn.settings),
         nodes=tuple(_planned(row, machines, members) for row in rows),
     )
     actions = plan(view, turn.now)
+    wished = [action for action in actions if isinstance(action, Launch)]
+    launches = let_through(turn, policies, rows, wished)
     # 5. Carry it out.
     by_id = {row.id: row for row in rows}
     _delete_orphans(turn, provider, machines, by_id)
@@ -77,8 +81,8 @@ def scale(turn: Turn, provider: Provider, membership: Membership) -> None:
     for action in actions:
         if isinstance(action, Terminate):
             _terminate(turn, provider, by_id[action.node_id], action, machines)
-        else:
-            _launch(turn, provider, action)
+    for launch in launches:
+        _launch(turn, provider, launch)
 
 
 def _observe(turn: Turn, row: NodeRow, machines: Machines, members: Members) -> NodeRow:

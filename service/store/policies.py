@@ -62,6 +62,12 @@ def append_cluster_event(connection: sa.Connection, event: NewEvent) -> None:
     connection.execute(sa.insert(cluster_events).values(row))
 
 
+def has_cluster_event(connection: sa.Connection, kind: str, message: str, *, since: float) -> bool:
+    """True when the same was told since then."""
+    same = (cluster_events.c.kind == kind, cluster_events.c.message == message, cluster_events.c.at > since)
+    return connection.execute(sa.select(cluster_events.c.seq).where(*same).limit(1)).first() is not None
+
+
 def page_of_cluster_events(connection: sa.Connection, *, after: int, limit: int) -> list[ClusterEventRow]:
     """Events after a number, oldest first."""
     statement = (

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from cluster import installed_rules
+from cluster.actions import Launch
 from cluster.policy_documents import digest_of
 from cluster.provider import InsufficientCapacity, ProviderError, QuotaExceeded
+from cluster.view import ClusterView
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.fixed_pool import fixed_pool
 from service.loops import dispatch as dispatch_module
@@ -553,3 +556,31 @@ class TestPolicies:
         self.apply(ready, f"pools: {{local: {{sizes: [local], a_key_of_later: {kind}}}}}")
         self.wait_for(ready, ["local"] * 2)
         assert caplog.text.count("version 2 of the policies is refused here, an earlier one is followed") == 1
+
+    def test_a_rule_vetoes_launches_until_it_does_not(
+        self, ready: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        moods = ["the power is out"]
+
+        def power(view: ClusterView, launch: Launch) -> str | None:
+            assert len(view.nodes) >= 3
+            return moods[0] if moods else None
+
+        rules = {"power": power, "broken": lambda view, launch: 1 / 0}
+        monkeypatch.setattr(installed_rules, "_load", rules.__getitem__)
+        self.apply(ready, "{pools: {local: {sizes: [local], max_nodes: 5}}, rules: [broken, power]}")
+        ready.tick(3)
+        assert self.pools(ready) == ["local"] * 3
+        moods.clear()
+        self.wait_for(ready, ["local"] * 5)
+        page = ready.database.query(lambda c: policies.page_of_cluster_events(c, after=0, limit=9))
+        assert [(event.kind, event.message) for event in page[1:]] == [
+            (
+                "policies.rule_failed",
+                "the rule broken is passed over: it raised ZeroDivisionError: division by zero",
+            ),
+            (
+                "policies.launch_vetoed",
+                "the rule power lets no node of pool local be launched: the power is out",
+            ),
+        ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
+from cluster.actions import Launch
 from cluster.catalogue_conflicts import Known
 from cluster.offerings import CapacityType, Offering
 from cluster.policies import (
@@ -21,6 +24,7 @@ from cluster.policies import (
     Window,
 )
 from cluster.policy_documents import read_document
+from cluster.view import ClusterView
 
 PAGE = (Path(__file__).parents[3] / "docs/policies.md").read_text()
 CATALOGUE = tuple(
@@ -58,3 +62,11 @@ def test_every_key_is_on_the_page(section: type[BaseModel]) -> None:
 @pytest.mark.parametrize("words", [CapacityRule, BudgetStep])
 def test_every_word_is_on_the_page(words: type[CapacityRule | BudgetStep]) -> None:
     assert [word for word in words if f"`{word}`" not in PAGE] == []
+
+
+def test_the_rule_does_what_the_page_says() -> None:
+    space: dict[str, Any] = {}
+    exec(compile(block("python"), "docs/policies.md", "exec", dont_inherit=True), space)  # noqa: S102 - our own page
+    launch = Launch(pool="t4", offering="x", resources={}, reason="job_1 waits")
+    is_friday = dt.datetime.now(dt.UTC).isoweekday() == 5
+    assert space["no_launch_on_friday"](ClusterView(), launch) == ("it is Friday" if is_friday else None)
