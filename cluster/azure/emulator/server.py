@@ -39,10 +39,16 @@ def application(cloud: Cloud, clock: Clock, metadata: ASGIApp | None = None) -> 
 class EmulatorServer:
     """Runs in a thread of its own between `with` and its end; `url` is where it listens."""
 
-    def __init__(self, cloud: Cloud | None = None, port: int = 0, metadata: ASGIApp | None = None) -> None:
+    def __init__(
+        self,
+        cloud: Cloud | None = None,
+        port: int = 0,
+        metadata: ASGIApp | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         """`port` 0 takes one that is free."""
         self.cloud = cloud or Cloud()
-        self.clock = Clock()
+        self.clock = clock or Clock()
         config = uvicorn.Config(
             application(self.cloud, self.clock, metadata),
             host="127.0.0.1",

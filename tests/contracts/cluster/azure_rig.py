@@ -12,6 +12,7 @@ from azure.identity.aio import ManagedIdentityCredential
 
 from cluster.azure import catalogue
 from cluster.azure.body import machine_name
+from cluster.azure.emulator.clock import Clock
 from cluster.azure.emulator.server import GROUP, REGION, SUBSCRIPTION, EmulatorServer
 from cluster.azure.provider import AzureProvider
 from cluster.azure.settings import AzureSettings
@@ -42,26 +43,32 @@ def settings(endpoint: str, cluster: str = CLUSTER, **more: Any) -> AzureSetting
 
 
 class RigClock:
-    """The provider's time; the rig moves it."""
+    """The provider's time: what has passed since the test began passes only when the test says so."""
 
     def __init__(self) -> None:
+        self._began = time.time()
         self.passed_s = 0.0
 
     def __call__(self) -> float:
-        return time.time() + self.passed_s
+        return self._began + self.passed_s
 
 
 class AzureRig:
     """`Provider` with `kill`, and what tests of Azure need besides; to be used as a context manager."""
 
-    def __init__(self, head: str = "10.0.0.4:6379") -> None:
-        """`head` is what machines join, where they are more than books."""
+    def __init__(self, head: str = "10.0.0.4:6379", own_time: bool = False) -> None:
+        """`head` is what machines join, where they are more than books.
+
+        With `own_time` the emulator goes by the rig's clock too, else by the host's.
+        """
         self.head = head
+        self._own_time = own_time
         self.clock = RigClock()
         self.offerings: Sequence[Offering] = catalogue.offerings(REGION)
 
     def __enter__(self) -> AzureRig:
-        self.server = EmulatorServer().__enter__()
+        clock = Clock(self.clock) if self._own_time else Clock()
+        self.server = EmulatorServer(clock=clock).__enter__()
         self._before = os.environ.get(_TOKENS)
         os.environ[_TOKENS] = self.server.url
         self._http = httpx2.Client(base_url=self.server.url)
