@@ -1,0 +1,153 @@
+"""What the agent does about what it hears, look by look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cluster.agent.scheduled_events import Document, ScheduledEvent
+from cluster.agent.watch import (
+    SICK_DRAIN_S,
+    SOFT_END_S,
+    Acknowledge,
+    Action,
+    DrainNode,
+    EndSoftly,
+    Look,
+    State,
+    Tell,
+    acknowledged,
+    drained,
+    step,
+)
+
+NOW = 1000.0
+PREEMPT = ScheduledEvent(id="e1", type="Preempt", resources=("w0",), not_before=NOW + 20.0)
+DRAIN = DrainNode(deadline_at=NOW + 20.0, reason="Preempt by the cloud")
+
+
+class Watcher:
+    """The machine w0, whose looks follow each other."""
+
+    def __init__(self) -> None:
+        self.state = State()
+        self.told: list[str] = []
+
+    def look(self, *events: ScheduledEvent, after_s: float = 0.0, **fields: Any) -> list[Action]:
+        document = fields.pop("document", Document(incarnation=1, events=events))
+        self.state, actions = step(self.state, "w0", Look(now=NOW + after_s, document=document, **fields))
+        self.told += [action.message for action in actions if isinstance(action, Tell)]
+        return [action for action in actions if not isinstance(action, Tell)]
+
+    def accept(self, actions: Sequence[Action]) -> None:
+        """The head drains, the cloud takes its answer."""
+        for action in actions:
+            if isinstance(action, DrainNode):
+                self.state = drained(self.state, action.deadline_at)
+            if isinstance(action, Acknowledge):
+                self.state = acknowledged(self.state, action.event_id)
+
+
+def test_a_preemption_is_drained_and_acknowledged_once_nothing_is_left_on_the_node() -> None:
+    watcher = Watcher()
+    assert watcher.look() == []
+    first = watcher.look(PREEMPT)
+    assert first == [DRAIN]
+    assert watcher.told == ["Preempt by the cloud; this machine goes in 20 s"]
+    watcher.accept(first)
+    assert watcher.look(PREEMPT, after_s=1, is_empty=False) == []
+    assert watcher.look(PREEMPT, after_s=2, is_empty=None) == []
+    last = watcher.look(PREEMPT, after_s=3, is_empty=True)
+    assert last == [Acknowledge(event_id="e1")]
+    assert watcher.look(PREEMPT, after_s=4, is_empty=True) == last, "until the cloud has taken it"
+    watcher.accept(last)
+    assert watcher.look(PREEMPT, after_s=5, is_empty=True) == []
+
+
+def test_work_that_stays_until_the_deadline_does_not_keep_the_answer_back() -> None:
+    watcher = Watcher()
+    watcher.accept(watcher.look(PREEMPT))
+    assert watcher.look(PREEMPT, after_s=19.9, is_empty=False) == []
+    assert watcher.look(PREEMPT, after_s=20, is_empty=False) == [Acknowledge(event_id="e1")]
+
+
+def test_an_empty_node_that_was_not_drained_is_not_safe() -> None:
+    watcher = Watcher()
+    assert watcher.look(PREEMPT, is_empty=True) == [DRAIN], "work may still be sent there"
+
+
+def test_a_head_that_does_not_answer_is_asked_until_the_workers_must_be_ended() -> None:
+    watcher = Watcher()
+    assert watcher.look(PREEMPT) == [DRAIN]
+    assert watcher.look(PREEMPT, after_s=10) == [DRAIN]
+    soft = watcher.look(PREEMPT, after_s=20 - SOFT_END_S)
+    assert soft == [DRAIN, EndSoftly(reason="Preempt by the cloud; the head did not answer")]
+    assert watcher.look(PREEMPT, after_s=17) == [DRAIN], "once is enough"
+    assert watcher.look(PREEMPT, after_s=20) == [DRAIN, Acknowledge(event_id="e1")]
+
+
+def test_a_metadata_service_that_is_away_takes_no_notice_back() -> None:
+    watcher = Watcher()
+    watcher.look(PREEMPT)
+    assert watcher.look(document=None, after_s=5) == [DRAIN]
+    watcher.accept([DRAIN])
+    assert watcher.look(document=None, after_s=6, is_empty=True) == [Acknowledge(event_id="e1")]
+
+
+def test_an_event_that_begins_early_moves_the_drain() -> None:
+    terminate = ScheduledEvent(id="e1", type="Terminate", resources=("w0",), not_before=NOW + 300.0)
+    begun = ScheduledEvent(id="e1", type="Terminate", resources=("w0",), is_started=True)
+    watcher = Watcher()
+    watcher.accept(watcher.look(terminate))
+    (sooner,) = watcher.look(begun, after_s=50)
+    assert isinstance(sooner, DrainNode)
+    assert sooner.deadline_at == NOW + 55.0
+    watcher.accept([sooner])
+    assert watcher.look(begun, after_s=52, is_empty=True) == [], "what has begun needs no answer"
+
+
+def test_the_nearest_of_several_deadlines_counts() -> None:
+    redeploy = ScheduledEvent(id="e2", type="Redeploy", resources=("w0",), not_before=NOW + 600.0)
+    watcher = Watcher()
+    (first,) = watcher.look(redeploy)
+    watcher.accept([first])
+    assert watcher.look(redeploy, PREEMPT) == [DRAIN]
+
+
+def test_a_clock_that_runs_unevenly_does_not_drain_again_and_again() -> None:
+    watcher = Watcher()
+    watcher.accept(watcher.look(PREEMPT, skew_s=4.0))
+    assert watcher.look(PREEMPT, after_s=1, skew_s=4.6, is_empty=False) == []
+
+
+def test_events_of_other_machines_and_pauses_and_unknown_words_move_nobody() -> None:
+    watcher = Watcher()
+    other = ScheduledEvent(id="e3", type="Preempt", resources=("w1",), not_before=NOW + 20.0)
+    freeze = ScheduledEvent(id="e4", type="Freeze", resources=("w0",), duration_s=9.0)
+    unknown = ScheduledEvent(id="e5", type="Teleport", resources=("w0",))
+    assert watcher.look(other, freeze, unknown) == []
+    assert watcher.look(other, freeze, unknown, after_s=1) == []
+    assert watcher.told == [
+        "Freeze by the cloud; this machine pauses for 9 s",
+        "the cloud announces 'Teleport', which is not known here",
+    ]
+    watcher.look(after_s=2)
+    assert watcher.told[2:] == [f"the cloud's event {one} is done or cancelled" for one in ("e4", "e5")]
+
+
+def test_a_cancelled_preemption_asks_for_nothing_more() -> None:
+    watcher = Watcher()
+    watcher.look(PREEMPT)
+    assert watcher.look(after_s=1) == []
+    assert watcher.look(after_s=30) == []
+
+
+def test_a_sick_machine_lets_its_work_leave_with_time() -> None:
+    watcher = Watcher()
+    first = watcher.look(problems=["XID 79 on 0000:3b:00: GPU has fallen off the bus"])
+    reason = "this machine is sick: XID 79 on 0000:3b:00: GPU has fallen off the bus"
+    assert first == [DrainNode(deadline_at=NOW + SICK_DRAIN_S, reason=reason)]
+    watcher.accept(first)
+    assert watcher.look(after_s=1, problems=["something else"]) == []
+    assert watcher.look(PREEMPT, after_s=2) == [DRAIN], "and a notice still counts"
+    assert watcher.told[0] == reason
