@@ -1,4 +1,4 @@
-"""What Ray knows about our nodes; beside `drain.py` the only place of `cluster` that touches Ray's internals."""
+"""What Ray knows about our nodes; only this, `drain.py` and `agent/gcs.py` touch Ray's internals in `cluster`."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ray._private import state
 from ray._raylet import AuthenticationTokenLoader, Config, InnerGcsClient
 from ray.core.generated import autoscaler_pb2
 
-UPGRADE = "Ray was upgraded: run tests/integration/cluster, look at cluster/connection.py, membership.py and drain.py"
+UPGRADE = "Ray was upgraded: run tests/integration/cluster, look at whatever of cluster imports ray"
 
 
 def test_the_version_is_the_one_that_was_tried() -> None:
@@ -25,9 +25,12 @@ def test_the_version_is_the_one_that_was_tried() -> None:
     [
         (state.state, "get_draining_nodes"),
         (InnerGcsClient, "drain_node"),
+        (InnerGcsClient, "get_cluster_resource_state"),
+        (InnerGcsClient, "internal_kv_put"),
         (Config, "initialize"),
         (AuthenticationTokenLoader, "instance"),
         (autoscaler_pb2, "DRAIN_NODE_REASON_PREEMPTION"),
+        (autoscaler_pb2.NodeState(), "idle_duration_ms"),
     ],
 )
 def test_what_is_used_is_there(owner: object, name: str) -> None:

@@ -1,0 +1,144 @@
+"""Talking to the head without ever waiting for it: a thread asks, the agent looks at what it has heard."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Protocol, TypeVar
+
+from cluster.agent import gcs
+
+log = logging.getLogger(__name__)
+
+#: Seconds for one question; the first one imports Ray.
+FIRST_TIMEOUT_S = 60.0
+TIMEOUT_S = 5.0
+#: Seconds between two signs of life.
+BEAT_S = 5.0
+#: Seconds between two questions while something is wanted.
+ASK_S = 1.0
+
+T = TypeVar("T")
+
+
+class HeadSilent(Exception):
+    """The head did not answer; the message says how."""
+
+
+class Head(Protocol):
+    """What the agent needs of the head; none of these waits."""
+
+    @property
+    def drained_until(self) -> float | None:
+        """The deadline of the newest drain that the head accepted, seconds since 1970."""
+        ...
+
+    @property
+    def is_empty(self) -> bool | None:
+        """Nothing runs on the node any more; None: unknown.  Asked only once a drain was accepted."""
+        ...
+
+    def drain(self, deadline_at: float, reason: str) -> None:
+        """Want a drain, from now on and until the head accepts it."""
+        ...
+
+    def say(self, problems: Sequence[str]) -> None:
+        """What the signs of life shall tell of the machine's health."""
+        ...
+
+
+class RayHead:
+    """`Head` over Ray's own client, which lives in a process of its own."""
+
+    def __init__(self, address: str, node_id: str) -> None:
+        self._address = address
+        self._node_id = node_id
+        self._pool: ProcessPoolExecutor | None = None
+        self._wanted: tuple[float, str] | None = None
+        self._problems: tuple[str, ...] = ()
+        self._news = threading.Event()
+        self._stopping = threading.Event()
+        self._complaint = ""
+        self._thread = threading.Thread(target=self._run, name="head", daemon=True)
+        self.drained_until: float | None = None
+        self.is_empty: bool | None = None
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._stopping.set()
+        self._news.set()
+        self._drop()
+        self._thread.join(TIMEOUT_S)
+
+    def drain(self, deadline_at: float, reason: str) -> None:
+        """See `Head.drain`."""
+        self._wanted = (deadline_at, reason)
+        self._news.set()
+
+    def say(self, problems: Sequence[str]) -> None:
+        """See `Head.say`."""
+        self._problems = tuple(problems)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._turn()
+                self._complaint = ""
+            except HeadSilent as error:
+                self.is_empty = None
+                if not self._stopping.is_set() and str(error) != self._complaint:
+                    log.warning("%s", error)
+                self._complaint = str(error)
+            is_busy = self._wanted is not None or self.drained_until is not None
+            self._news.wait(ASK_S if is_busy or self._complaint else BEAT_S)
+            self._news.clear()
+
+    def _turn(self) -> None:
+        wanted = self._wanted
+        if wanted is not None:
+            refusal = self._ask(gcs.drain, *wanted)
+            if refusal:
+                raise HeadSilent(f"the head did not drain this node: {refusal}")
+            self.drained_until = wanted[0]
+            if self._wanted == wanted:
+                self._wanted = None
+            log.info("the head drains this node")
+        if self.drained_until is not None:
+            self.is_empty = self._ask(gcs.is_empty)
+        self._ask(gcs.beat, json.dumps({"at": time.time(), "problems": self._problems}))
+
+    def _ask(self, question: Callable[..., T], *arguments: Any) -> T:
+        timeout_s = TIMEOUT_S
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+            timeout_s = FIRST_TIMEOUT_S
+        try:
+            return self._pool.submit(question, self._address, self._node_id, *arguments).result(timeout_s)
+        except TimeoutError:
+            self._drop()
+            raise HeadSilent(f"the head at {self._address} does not answer") from None
+        except (BrokenProcessPool, RuntimeError, OSError) as error:
+            self._drop()
+            raise HeadSilent(f"the head at {self._address} cannot be asked: {error}") from error
+        except Exception as error:  # Ray raises what its RPC library raises
+            raise HeadSilent(f"the head at {self._address} cannot be asked: {error}") from error
+
+    def _drop(self) -> None:
+        """Throw the process away with whatever it waits for."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        # A process that waits for a dead head would keep this one from ending.
+        for process in multiprocessing.active_children():
+            process.kill()
+        pool.shutdown(wait=False, cancel_futures=True)

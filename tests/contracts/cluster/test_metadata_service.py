@@ -1,0 +1,269 @@
+"""The agent and the metadata service over real HTTP, with everything that goes wrong between them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import httpx2
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from cluster.agent.agent import Agent
+from cluster.agent.health import Health
+from cluster.agent.metadata import MetadataAway, MetadataService
+from cluster.agent.scheduled_events import API_VERSION, Drain, meaning
+from cluster.azure.emulator.imds import REQUESTS_PER_S, Announcement, MetadataServer
+
+
+class Clock:
+    """A time that only tests move."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def server(clock: Clock) -> MetadataServer:
+    server = MetadataServer(clock=clock)
+    server.add("w0")
+    return server
+
+
+@pytest.fixture
+def url(server: MetadataServer) -> Iterator[str]:
+    """Where it listens."""
+    app = Starlette(routes=[Mount("/metadata", server.application())])
+    config = uvicorn.Config(app, log_level="critical", lifespan="off", date_header=False)
+    running = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/metadata"
+        running.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def metadata(url: str, clock: Clock) -> Iterator[MetadataService]:
+    service = MetadataService(url, clock=clock)
+    yield service
+    service.close()
+
+
+class Head:
+    """A head that does what a test says."""
+
+    def __init__(self) -> None:
+        self.drained_until: float | None = None
+        self.is_empty: bool | None = None
+        self.wanted: list[tuple[float, str]] = []
+        self.answers = True
+        self.problems: Sequence[str] = ()
+
+    def drain(self, deadline_at: float, reason: str) -> None:
+        self.wanted.append((deadline_at, reason))
+        if self.answers:
+            self.drained_until, self.is_empty = deadline_at, False
+
+    def say(self, problems: Sequence[str]) -> None:
+        self.problems = problems
+
+
+@pytest.fixture
+def head() -> Head:
+    return Head()
+
+
+@pytest.fixture
+def ended() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def agent(metadata: MetadataService, head: Head, ended: list[str], clock: Clock) -> Agent:
+    return Agent("w0", metadata, head, ended.append, Health, clock)
+
+
+def look(agent: Agent, clock: Clock, after_s: float = 1.0) -> None:
+    """One question and one turn."""
+    clock.now += after_s
+    agent.listen()
+    agent.turn()
+
+
+class TestTheService:
+    def ask(self, url: str, status: int, path: str = "/scheduledevents", **headers: str) -> httpx2.Response:
+        params = {"api-version": API_VERSION}
+        answer = httpx2.get(url + path, params=params, headers=headers, trust_env=False)
+        assert answer.status_code == status, answer.text
+        return answer
+
+    def test_answers_only_who_asks_as_a_machine_does(self, url: str) -> None:
+        self.ask(url, 200, Metadata="true")
+        self.ask(url, 400)
+        self.ask(url, 400, **{"Metadata": "true", "X-Forwarded-For": "10.0.0.1"})
+        self.ask(url, 404, "/machines/w9/scheduledevents", Metadata="true")
+        refused = httpx2.get(f"{url}/scheduledevents", headers={"Metadata": "true"}, trust_env=False)
+        assert (refused.status_code, API_VERSION in refused.json()["newest-versions"]) == (400, True)
+
+    def test_has_a_limit_of_questions(self, url: str, clock: Clock) -> None:
+        for _ in range(REQUESTS_PER_S):
+            self.ask(url, 200, Metadata="true")
+        assert self.ask(url, 429, Metadata="true").headers["retry-after"] == "1"
+        clock.now += 1.0
+        self.ask(url, 200, Metadata="true")
+
+    def test_numbers_its_documents_and_begins_what_is_due(
+        self, server: MetadataServer, url: str, clock: Clock
+    ) -> None:
+        before = self.ask(url, 200, Metadata="true").json()
+        event_id = server.announce("w0", Announcement(notice_s=10))
+        (scheduled,) = self.ask(url, 200, Metadata="true").json()["Events"]
+        assert (scheduled["EventId"], scheduled["EventStatus"]) == (event_id, "Scheduled")
+        clock.now += 10
+        begun = self.ask(url, 200, Metadata="true").json()
+        assert (begun["Events"][0]["EventStatus"], begun["Events"][0]["NotBefore"]) == ("Started", "")
+        server.finish(event_id)
+        after = self.ask(url, 200, Metadata="true").json()
+        assert after["Events"] == before["Events"] == []
+        assert before["DocumentIncarnation"] < begun["DocumentIncarnation"] < after["DocumentIncarnation"]
+
+    def test_has_a_control_door(self, url: str) -> None:
+        control = f"{url}/control"
+        made = httpx2.post(f"{control}/machines/w1/events", json={"type": "Freeze"}, trust_env=False)
+        place = f"{control}/events/{made.json()['EventId']}"
+        assert httpx2.get(place, trust_env=False).json()["Resources"] == ["w1"]
+        assert httpx2.delete(place, trust_env=False).status_code == 204
+        assert httpx2.get(place, trust_env=False).status_code == 404
+        bad = httpx2.post(f"{control}/machines/w1/events", json={"kind": "Freeze"}, trust_env=False)
+        assert bad.status_code == 400
+
+    def test_refuses_answers_to_events_that_are_not_there(self, metadata: MetadataService) -> None:
+        with pytest.raises(MetadataAway, match="answered 400 to POST"):
+            metadata.acknowledge("none")
+
+    def test_tells_a_machine_its_name(self, metadata: MetadataService) -> None:
+        assert metadata.name() == "w0"
+
+
+class TestTheAgent:
+    def test_drains_with_the_true_deadline_and_answers_when_the_work_has_left(
+        self, agent: Agent, server: MetadataServer, head: Head, clock: Clock
+    ) -> None:
+        look(agent, clock)
+        event_id = server.announce("w0", Announcement(notice_s=20))
+        deadline_at = clock.now + 20
+        look(agent, clock)
+        assert head.wanted == [(deadline_at, "Preempt by the cloud")]
+        look(agent, clock)
+        assert not server.event(event_id).is_acknowledged  # type: ignore[union-attr]
+        head.is_empty = True
+        look(agent, clock)
+        event = server.event(event_id)
+        assert event is not None
+        assert (event.is_acknowledged, event.is_started) == (True, True)
+        look(agent, clock)
+        assert len(head.wanted) == 1
+
+    def test_counts_by_its_own_clock_when_the_platform_s_is_ahead(
+        self, agent: Agent, server: MetadataServer, head: Head, clock: Clock
+    ) -> None:
+        server.skew_s = 90.0
+        look(agent, clock)
+        server.announce("w0", Announcement(type="Terminate", notice_s=300))
+        look(agent, clock)
+        ((deadline_at, _),) = head.wanted
+        assert deadline_at == pytest.approx(clock.now + 299, abs=1.0)
+
+    def test_lives_through_every_bad_answer_and_forgets_no_notice(
+        self, agent: Agent, server: MetadataServer, head: Head, clock: Clock
+    ) -> None:
+        look(agent, clock)
+        head.answers = False
+        server.announce("w0", Announcement(notice_s=30))
+        look(agent, clock)
+        for fault in ((500, ""), (200, "{"), (200, "[]"), (429, ""), (200, '{"Events": 1}'), (410, "gone")):
+            server.faults.append(fault)
+            look(agent, clock)
+        assert not server.faults
+        assert len(head.wanted) == 7, "the head is asked all the while"
+
+    def test_pauses_when_it_asked_too_often(
+        self, agent: Agent, metadata: MetadataService, clock: Clock
+    ) -> None:
+        for _ in range(REQUESTS_PER_S):
+            assert agent.listen() == 0.0
+        assert agent.listen() == 1.0
+        with pytest.raises(MetadataAway, match="too often"):
+            metadata.listen()
+        clock.now += 1.0
+        assert agent.listen() == 0.0
+
+    def test_ends_the_workers_softly_when_the_head_stays_silent(
+        self, agent: Agent, server: MetadataServer, head: Head, ended: list[str], clock: Clock
+    ) -> None:
+        head.answers = False
+        server.announce("w0", Announcement(notice_s=20))
+        look(agent, clock)
+        assert ended == []
+        look(agent, clock, after_s=15)
+        assert ended == ["Preempt by the cloud; the head did not answer"]
+
+    def test_without_a_metadata_service_it_says_so_and_goes_on(
+        self, head: Head, clock: Clock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = f"http://127.0.0.1:{taken.getsockname()[1]}/metadata"
+        away = MetadataService(address, clock=clock)
+        agent = Agent("w0", away, head, lambda _: None, Health, clock)
+        for _ in range(3):
+            look(agent, clock)
+        assert [record.getMessage().startswith("the metadata service does not answer") for record in
+                caplog.records] == [True]  # fmt: skip
+        assert head.wanted == []
+        away.close()
+
+    def test_tells_the_head_how_its_gpus_are_and_leaves_a_sick_machine(
+        self, metadata: MetadataService, head: Head, clock: Clock
+    ) -> None:
+        sick: Callable[[], Health] = lambda: Health(problems=("1 of 2 GPUs are there",))  # noqa: E731
+        agent = Agent("w0", metadata, head, lambda _: None, sick, clock)
+        agent.look_after()
+        look(agent, clock)
+        assert head.problems == ("1 of 2 GPUs are there",)
+        ((_, reason),) = head.wanted
+        assert reason == "this machine is sick: 1 of 2 GPUs are there"
+
+    def test_runs_until_it_is_told_to_stop(self, agent: Agent, server: MetadataServer, clock: Clock) -> None:
+        server.first_call_s = 0.2
+        stopping = threading.Event()
+        running = threading.Thread(target=agent.run, args=(stopping,))
+        running.start()
+        stopping.set()
+        running.join(10)
+        assert not running.is_alive()
+        assert clock.now > 0
+
+
+def test_what_is_heard_is_what_was_announced(
+    server: MetadataServer, metadata: MetadataService, clock: Clock
+) -> None:
+    server.announce("w0", Announcement(type="Redeploy", notice_s=600, description="host repair"))
+    heard = metadata.listen()
+    (event,) = heard.document.events
+    assert (event.resources, event.source, heard.skew_s) == (("w0",), "Platform", 0.0)
+    assert meaning(event, clock.now) == Drain(
+        deadline_at=clock.now + 600, reason="Redeploy by the cloud: host repair"
+    )
