@@ -129,7 +129,7 @@ def _hear(state: State, machine: str, look: Look, document: Document) -> tuple[S
             actions.append(Tell(message=_said(event, means, look.now)))
         else:
             known[event.id] = _again(before, event, look)
-    for gone in state.known.keys() - known.keys():
+    for gone in sorted(state.known.keys() - known.keys()):
         actions.append(Tell(message=f"the cloud's event {gone} is done or cancelled"))
     return replace(state, known=known), actions
 
