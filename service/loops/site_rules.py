@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Protocol, TypeVar
 
 import sqlalchemy as sa
 
 from cluster import actions
 from cluster.installed_rules import SiteRule, load_rules
-from cluster.planner import Launch
 from cluster.policies import Policies
 from cluster.view import ClusterView, NodeView
 from service.fixed_pool import local_offerings
@@ -24,9 +24,36 @@ log = logging.getLogger(__name__)
 AGAIN_S = 3600.0
 
 
+class Wished(Protocol):
+    """A launch as some planner wishes for it."""
+
+    @property
+    def pool(self) -> str:
+        """Name of the pool."""
+        ...
+
+    @property
+    def resources(self) -> Mapping[str, float]:
+        """Ray resources of the node."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """One sentence for people."""
+        ...
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Labels of the Ray node."""
+        ...
+
+
+WishedT = TypeVar("WishedT", bound=Wished)
+
+
 def let_through(
-    turn: Turn, policies: Policies, rows: Sequence[NodeRow], launches: Sequence[Launch]
-) -> list[Launch]:
+    turn: Turn, policies: Policies, rows: Sequence[NodeRow], launches: Sequence[WishedT]
+) -> list[WishedT]:
     """The launches that no rule vetoes.  Raises Fenced."""
     if not policies.rules or not launches:
         return list(launches)
@@ -36,7 +63,7 @@ def let_through(
     return [launch for launch in launches if not _is_vetoed(turn, rules, view, _asked(launch, offering.id))]
 
 
-def _asked(launch: Launch, offering: str) -> actions.Launch:
+def _asked(launch: Wished, offering: str) -> actions.Launch:
     return actions.Launch(
         pool=launch.pool,
         offering=offering,
