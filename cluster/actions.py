@@ -22,6 +22,8 @@ class Launch:
     labels: Mapping[str, str] = field(default_factory=dict)
     #: Fabric domain that it is launched into; the first node of a name makes the domain.
     fabric: str | None = None
+    #: The job that it is bought for; None: for the pool's own minimum.
+    job_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

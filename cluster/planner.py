@@ -1,177 +1,242 @@
-"""Which nodes to launch and which to terminate: a pure decision over what is wished for and what is seen.
+"""Which nodes to launch, to drain and to end: a pure decision over what is wished for and what is seen.
 
-Every pool keeps `size` nodes that can take work.  Nodes that are ending, draining or dead do not count, so their
-replacement starts at once.  A pool whose nodes fail before they join is slowed down, never stopped.
+    actions = plan(view, policies, now)
+
+The order of thought: what is of no use goes; then what the budget and the limits of the pools demand; then every job
+is given room, whole groups first, on nodes that are there and on nodes that are bought; then pools get their minimum;
+then what nobody uses is returned.  Everything that is not done has its reason among the actions, as a `Wait`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
+from cluster.actions import Drain, Launch, Notice, Plan, Terminate, Wait
+from cluster.planning.exchange import hand_over, replacements
+from cluster.planning.health import end_of, launch_not_before, starting
+from cluster.planning.limits import pace_left
+from cluster.planning.market import Ask, Market
+from cluster.planning.packing import Packed, Packing
+from cluster.planning.returns import Returns
+from cluster.planning.situation import Situation
+from cluster.planning.space import Space
+from cluster.planning.words import clock, count
+from cluster.policies import BudgetStep, Policies
+from cluster.view import ClusterView, NodeView
 from remora.states import NodeState
 
-#: A node that is not known to Ray after this many seconds is given up.
-JOIN_TIMEOUT_S = 60.0
-#: A row whose machine the provider does not list after this many seconds was lost on the way to the provider.
-CREATE_TIMEOUT_S = 10.0
-#: The first pause after a failed start; it doubles with every further one in a row.
-FIRST_PAUSE_S = 1.0
-#: The longest pause after failed starts.
-LONGEST_PAUSE_S = 120.0
-
-_ENDED = frozenset({NodeState.GONE, NodeState.FAILED})
-_JOINED = frozenset({NodeState.JOINED, NodeState.READY, NodeState.DRAINING})
+#: How often room is sought in one plan, as what is returned makes room for something else.
+PASSES = 4
+#: A site's own rule: a sentence that refuses a launch, or None.  It sees the view and nothing else.
+Rule = Callable[[ClusterView, Launch], str | None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolView:
-    """A node pool as it is wished for."""
+def plan(view: ClusterView, policies: Policies, now: float, rules: Sequence[tuple[str, Rule]] = ()) -> Plan:
+    """What to do now, and why the rest is not done.
 
-    name: str
-    #: Nodes that shall be able to take work.
-    size: int
-    #: Ray resources of each of its nodes.
-    resources: Mapping[str, float]
-    #: Labels of each of its nodes, beside `remora-node` and `remora-pool`.
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedNode:
-    """A node's row together with what the provider and Ray say about it now."""
-
-    id: str
-    pool: str
-    state: NodeState
-    #: Seconds since 1970.
-    created_at: float
-    #: The provider lists it.
-    provided: bool
-    #: The provider says that its machine runs.
-    is_running: bool
-    #: Ray knows it and calls it alive.
-    is_member: bool
-    #: Workers or drivers run on it; only chooses who goes first when there are too many.
-    is_busy: bool = False
-    #: While draining: when it has to be gone, seconds since 1970.
-    deadline_at: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClusterView:
-    """Everything that a plan is made from.
-
-    Nodes that failed within the last minutes belong into it: they are what slows a failing pool down.
+    Applied to the cluster, the plan leads to a view whose plan at the same `now` has no further launch, drain or end.
+    `rules` are asked in order, by name, about every launch.
     """
-
-    pools: tuple[PoolView, ...]
-    nodes: tuple[PlannedNode, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """Make one more node."""
-
-    pool: str
-    resources: Mapping[str, float]
-    reason: str
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terminate:
-    """End a node; asking again for one that is ending does no harm."""
-
-    node_id: str
-    #: One sentence for people.
-    reason: str
-    #: True when it never became useful, so that its row ends as `failed` and slows its pool down.
-    is_failure: bool = False
+    ends = [end for node in view.nodes if (end := end_of(node, policies.pools, now)) is not None]
+    situation = Situation(_after(view, ends), policies, now)
+    returns = Returns(situation)
+    returns.out_of_money(_usable(situation, returns))
+    returns.above_limits(_usable(situation, returns))
+    before = _usable(situation, returns)
+    hand_over(situation, returns, before)
+    packed, launches = _filled(situation, returns, before)
+    allowed, held_up = _within_pace(situation, launches)
+    heard, refused = _heard(view, allowed, rules)
+    return (
+        *ends,
+        *returns.actions,
+        *heard,
+        *_notices(situation),
+        *held_up,
+        *refused,
+        *returns.waits,
+        *_waits(situation, packed),
+    )
 
 
-def plan(view: ClusterView, now: float) -> list[Launch | Terminate]:
-    """Actions that bring the cluster to its wished size: terminations first, then launches."""
-    sizes = {pool.name: pool for pool in view.pools}
-    terminations = [end for node in view.nodes if (end := _end_of(node, sizes, now)) is not None]
-    ending = {action.node_id: action for action in terminations}
-    alive = [node for node in view.nodes if node.id not in ending and _counts(node)]
-    failed = [
-        replace(node, state=NodeState.FAILED) if node.id in ending and ending[node.id].is_failure else node
-        for node in view.nodes
-    ]
+def _filled(
+    situation: Situation, returns: Returns, before: dict[str, list[NodeView]]
+) -> tuple[Packed, list[Launch]]:
+    """Room for everybody, and what is bought for it; what then is unused makes room for others, so it is done again."""
+    for _ in range(PASSES):
+        usable = _usable(situation, returns)
+        market = Market(situation, usable)
+        space = Space(situation, [node for nodes in usable.values() for node in nodes])
+        least = _minimum(situation, market, space)
+        packed = Packing(situation, space, market).pack()
+        launches = [*least, *packed.launches, *_warm(situation, market, space)]
+        launched = {launch.pool for launch in launches}
+        launches.extend(replacements(situation, returns, market, before, launched))
+        if not returns.unused(packed.space.everything) or not packed.reasons:
+            break
+    return packed, launches
+
+
+def _after(view: ClusterView, ends: Iterable[Terminate | Drain]) -> ClusterView:
+    """The view once what is of no use has gone."""
+    ending = {action.node_id: action for action in ends}
+    nodes: list[NodeView] = []
+    for node in view.nodes:
+        action = ending.get(node.id)
+        if isinstance(action, Terminate) and node.state is not NodeState.GONE:
+            is_failure = node.is_failure or action.is_failure or node.state is NodeState.FAILED
+            nodes.append(replace(node, state=NodeState.TERMINATING, is_failure=is_failure))
+        elif isinstance(action, Drain):
+            nodes.append(replace(node, state=NodeState.DRAINING))
+        else:
+            nodes.append(node)
+    return replace(view, nodes=tuple(nodes))
+
+
+def _usable(situation: Situation, returns: Returns) -> dict[str, list[NodeView]]:
+    usable: dict[str, list[NodeView]] = defaultdict(list)
+    for node in situation.view.nodes:
+        if node.is_usable and node.pool in situation.policies.pools and returns.stays(node):
+            usable[node.pool].append(node)
+    return usable
+
+
+def _minimum(situation: Situation, market: Market, space: Space) -> list[Launch]:
+    """Nodes up to each pool's minimum; jobs may have them like any other node that is there."""
     launches: list[Launch] = []
-    for pool in view.pools:
-        members = [node for node in alive if node.pool == pool.name]
-        terminations.extend(_surplus(pool, members))
-        launches.extend(_missing(pool, len(members), [n for n in failed if n.pool == pool.name], now))
-    return [*terminations, *launches]
+    for pool, limits in situation.limits.items():
+        least = min(limits.min_nodes, limits.max_nodes)
+        for launch in _own(market, pool, least, is_patient=False):
+            space.buy(pool, situation.offerings[launch.offering], None, is_used=False)
+            launches.append(launch)
+    return launches
 
 
-def _counts(node: PlannedNode) -> bool:
-    return node.state not in _ENDED and node.state not in (NodeState.DRAINING, NodeState.TERMINATING)
-
-
-def _end_of(node: PlannedNode, pools: Mapping[str, PoolView], now: float) -> Terminate | None:
-    """Why a node has to go whatever the size of its pool is, or None."""
-    if node.state in _ENDED:
-        return (
-            Terminate(node_id=node.id, reason="its row has ended, its machine has not")
-            if node.provided
-            else None
-        )
-    if node.state is NodeState.TERMINATING:
-        return Terminate(node_id=node.id, reason="it was to be terminated already")
-    never_joined = node.state not in _JOINED and not node.is_member
-    age_s = now - node.created_at
-    if node.pool not in pools:
-        return Terminate(node_id=node.id, reason=f"there is no pool {node.pool!r} any more")
-    if node.provided and not node.is_running:
-        return Terminate(node_id=node.id, reason="its machine stopped", is_failure=never_joined)
-    if not node.provided and (node.state is not NodeState.REQUESTED or age_s > CREATE_TIMEOUT_S):
-        return Terminate(node_id=node.id, reason="the provider does not know it", is_failure=never_joined)
-    if never_joined and age_s > JOIN_TIMEOUT_S:
-        reason = f"it did not join the Ray cluster within {JOIN_TIMEOUT_S:.0f} s"
-        return Terminate(node_id=node.id, reason=reason, is_failure=True)
-    if node.state in _JOINED and not node.is_member:
-        return Terminate(node_id=node.id, reason="it left the Ray cluster")
-    if node.state is NodeState.DRAINING and node.deadline_at is not None and now >= node.deadline_at:
-        return Terminate(node_id=node.id, reason="its drain deadline passed")
-    return None
-
-
-def _surplus(pool: PoolView, members: list[PlannedNode]) -> list[Terminate]:
-    """The nodes above the pool's size: idle before busy, the newest first."""
-    ordered = sorted(members, key=lambda node: (node.is_busy, -node.created_at, node.id))
-    reason = f"pool {pool.name!r} has {len(members)} nodes, {pool.size} are wanted"
-    return [Terminate(node_id=node.id, reason=reason) for node in ordered[: max(0, len(members) - pool.size)]]
-
-
-def _missing(pool: PoolView, count: int, nodes: list[PlannedNode], now: float) -> list[Launch]:
-    """Launches up to the pool's size, none while the pool pauses after failures, one after a pause."""
-    wanted = pool.size - count
-    if wanted <= 0 or now < launch_not_before(nodes):
+def _warm(situation: Situation, market: Market, space: Space) -> list[Launch]:
+    """What each pool keeps ready beyond the nodes in use."""
+    if situation.money.reached(BudgetStep.STOP_GROWING):
         return []
-    failures = failures_in_a_row(nodes)
-    if failures:
+    used: dict[str, int] = defaultdict(int)
+    for bin_ in space.everything:
+        used[bin_.pool] += bin_.is_used
+    launches: list[Launch] = []
+    for pool, limits in situation.limits.items():
+        wanted = min(used[pool] + limits.warm_nodes, limits.max_nodes)
+        launches.extend(_own(market, pool, wanted, is_patient=True))
+    return launches
+
+
+def _own(market: Market, pool: str, wanted: int, *, is_patient: bool) -> list[Launch]:
+    have = market.nodes[pool]
+    if have >= wanted:
+        return []
+    quote = market.buy(Ask(pool=pool, worker={}, workers=wanted - have, is_patient=is_patient))
+    reason = f"pool {pool!r} has {have} of {count(wanted, 'node')}"
+    return [
+        Launch(
+            pool=pool,
+            offering=lot.offering.id,
+            resources=lot.offering.resources,
+            labels=lot.offering.labels,
+            reason=reason,
+        )
+        for lot in quote.lots
+        for _ in range(lot.nodes)
+    ]
+
+
+def _within_pace(situation: Situation, launches: Iterable[Launch]) -> tuple[list[Launch], list[Wait]]:
+    """The launches that may be made now, and why others have to wait."""
+    by_pool: dict[str, list[Launch]] = defaultdict(list)
+    for launch in launches:
+        by_pool[launch.pool].append(launch)
+    allowed: list[Launch] = []
+    waits: list[Wait] = []
+    for pool, mine in by_pool.items():
+        number, why = _allowance(situation, pool)
+        allowed.extend(mine[:number])
+        if number < len(mine):
+            reason = f"{count(len(mine) - number, 'node')} more are launched later: {why}"
+            waits.append(Wait(pool=pool, reason=reason))
+    return allowed, waits
+
+
+def _allowance(situation: Situation, pool: str) -> tuple[int, str]:
+    """How many nodes of a pool may be launched now, and what says so."""
+    now, nodes = situation.now, situation.nodes_of.get(pool, [])
+    policy, until = situation.policies.pools[pool], situation.limits[pool].maintenance_until
+    if until is not None:
+        return 0, f"nothing is launched before the maintenance ends at {clock(until)}"
+    not_before = launch_not_before(nodes)
+    if now < not_before:
+        return 0, f"nodes of pool {pool!r} failed to start, the next is tried at {clock(not_before)}"
+    number = pace_left(policy.grow_per_minute, (node.created_at for node in nodes), now)
+    if not_before > float("-inf"):
         # One try at a time until one joins; a start that is still on its way is that try.
-        starting = sum(1 for node in nodes if _counts(node) and node.state not in _JOINED)
-        wanted = 0 if starting else 1
-    reason = f"pool {pool.name!r} has {count} of {pool.size} nodes"
-    launch = Launch(pool=pool.name, resources=pool.resources, labels=pool.labels, reason=reason)
-    return [launch] * wanted
+        number = min(number, 0 if starting(nodes) else 1)
+        return number, f"nodes of pool {pool!r} failed to start, one is tried at a time"
+    return number, f"at most {policy.grow_per_minute:g} a minute are launched"
 
 
-def failures_in_a_row(nodes: list[PlannedNode]) -> int:
-    """Nodes of one pool that failed after its newest node that joined was created."""
-    joined_at = max((node.created_at for node in nodes if node.state in _JOINED), default=float("-inf"))
-    return sum(1 for node in nodes if node.state is NodeState.FAILED and node.created_at > joined_at)
+def _heard(
+    view: ClusterView, launches: Iterable[Launch], rules: Sequence[tuple[str, Rule]]
+) -> tuple[list[Launch], list[Wait]]:
+    """The launches that no rule of the site refuses; a rule that fails is left out, and said to be."""
+    heard: list[Launch] = []
+    waits: dict[Wait, None] = {}
+    for launch in launches:
+        refusal = None
+        for name, rule in rules:
+            try:
+                said = rule(view, launch)
+            except (
+                Exception
+            ) as error:  # a site's own code may raise anything, and nodes are needed all the same
+                waits[
+                    Wait(pool=launch.pool, reason=f"rule {name!r} was left out, as it failed: {error!r}")
+                ] = None
+                continue
+            if said is not None:
+                refusal = Wait(pool=launch.pool, reason=f"rule {name!r} refuses a launch: {said}")
+                break
+        if refusal is None:
+            heard.append(launch)
+        else:
+            waits[refusal] = None
+    return heard, list(waits)
 
 
-def launch_not_before(nodes: list[PlannedNode]) -> float:
-    """When a pool may launch again: a pause after its newest failure that doubles with every one in a row."""
-    failures = failures_in_a_row(nodes)
-    if not failures:
-        return float("-inf")
-    newest = max(node.created_at for node in nodes if node.state is NodeState.FAILED)
-    return newest + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30))
+_TOLD = {
+    BudgetStep.STOP_GROWING: "no more nodes are bought",
+    BudgetStep.SPOT_ONLY: "on-demand nodes are given back, and only spot is used",
+    BudgetStep.SHRINK: "jobs go on with their smallest number of workers",
+    BudgetStep.PAUSE: "jobs stop at a checkpoint until there is money again",
+}
+
+
+def _notices(situation: Situation) -> list[Notice]:
+    """What owners have not been told about the cluster's budget yet."""
+    step, words = situation.money.step, situation.money.words
+    message = (
+        "the cluster's budget has room again"
+        if step is None
+        else f"the cluster's budget: {words}; {_TOLD[step]}"
+    )
+    return [
+        Notice(job_id=job.id, message=message, step=step) for job in situation.view.jobs if job.told != step
+    ]
+
+
+def _waits(situation: Situation, packed: Packed) -> list[Wait]:
+    """Why each job has not all that it can use."""
+    waits: list[Wait] = []
+    for job in situation.view.jobs:
+        if (reason := packed.reasons.get(job.id)) is not None:
+            waits.append(Wait(job_id=job.id, reason=reason))
+        elif (nodes := packed.starting.get(job.id, 0)) > 0:
+            waits.append(Wait(job_id=job.id, reason=f"{count(nodes, 'node')} for it are starting"))
+        elif not job.is_running:
+            waits.append(Wait(job_id=job.id, reason="there is room for it on nodes that are ready"))
+    return waits

@@ -46,6 +46,8 @@ class JobDemand:
     #: 0 to 100; the highest comes first.
     priority: int = 50
     created_at: float = 0.0
+    #: An attempt of it runs, with workers or waiting for them: it keeps its turn before all that are queued.
+    is_running: bool = False
     #: Since when it has had fewer workers than `max_workers`; None: since `created_at`.
     waiting_since: float | None = None
     #: When it has to be done.
@@ -78,6 +80,8 @@ class NodeView:
     fabric: str | None = None
     #: Workers on it, by job id.
     jobs: Mapping[str, int] = field(default_factory=dict)
+    #: The job that it was bought for (`Launch.job_id`), which is the first to be given room on it.
+    bought_for: str | None = None
     #: Since when nothing has run on it; None while something does, and before it is ready.
     idle_since: float | None = None
     #: The provider lists it.
@@ -88,6 +92,8 @@ class NodeView:
     is_member: bool = True
     #: While draining: when it has to be gone.
     deadline_at: float | None = None
+    #: It goes before it was of any use.
+    is_failure: bool = False
     #: When it was told to go, be it with a drain or at once; counts for the pace of returns.
     leaving_since: float | None = None
 
@@ -147,3 +153,5 @@ class ClusterView:
     spent_by_project: Mapping[str, Spending] = field(default_factory=dict)
     #: The furthest step of the budget that an earlier plan reached in this day or month: it holds until that ends.
     budget_step: BudgetStep | None = None
+    #: Nobody overtakes a job that waits for nodes, so nothing is bought for those behind it.
+    in_turns: bool = False

@@ -13,7 +13,7 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from cluster.planner import ClusterView, Launch, PlannedNode, PoolView, Terminate, plan
+from cluster.fixed_pools import ClusterView, Launch, PlannedNode, PoolView, Terminate, plan
 from cluster.policies import Policies
 from cluster.provider import NodeRequest, ProvidedNode, Provider, ProviderError, Throttled
 from remora.states import NodeState

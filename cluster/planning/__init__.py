@@ -1,0 +1,1 @@
+"""The rooms of the planner (pure): limits, health, money, market, packing, returns."""

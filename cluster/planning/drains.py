@@ -1,0 +1,88 @@
+"""Which working nodes are given back: those that cost least work (pure)."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from cluster.view import JobDemand, NodeView
+
+#: Work on a node that no job of the view owns is worth so many seconds for each of its workers.
+UNKNOWN_S = 3600.0
+
+
+class Losses:
+    """What draining nodes costs, one after the other, in seconds of workers' time.
+
+    A group that is left with too few workers stops as a whole: all its workers do again what they did since the last
+    checkpoint.  A group that goes on smaller loses what the drained workers did, and all stand still for the resume.
+    """
+
+    def __init__(self, jobs: Mapping[str, JobDemand], nodes: Iterable[NodeView]) -> None:
+        self._jobs = jobs
+        self._workers: Counter[str] = Counter()
+        for node in nodes:
+            self._workers.update(node.jobs)
+        self._left = self._workers.copy()
+        self._stopped: set[str] = set()
+
+    def of(self, node: NodeView) -> float:
+        """Seconds of workers' time that draining this node costs, after those that were drained before."""
+        return sum(self._of_job(job_id, workers) for job_id, workers in node.jobs.items())
+
+    def _of_job(self, job_id: str, workers: int) -> float:
+        job = self._jobs.get(job_id)
+        if job is None:
+            return workers * UNKNOWN_S
+        if job_id in self._stopped:
+            return 0.0
+        everybody = self._workers[job_id]
+        stops = self._left[job_id] - workers < job.min_workers
+        return everybody * job.resume_s + (everybody if stops else workers) * job.since_checkpoint_s
+
+    def keeps_minimum(self, node: NodeView) -> bool:
+        """Every job on the node keeps `min_workers` without it."""
+        return all(
+            job_id in self._jobs and self._left[job_id] - workers >= self._jobs[job_id].min_workers
+            for job_id, workers in node.jobs.items()
+        )
+
+    def drain(self, node: NodeView) -> None:
+        """The node goes; what the others cost changes with it."""
+        for job_id, workers in node.jobs.items():
+            self._left[job_id] -= workers
+            job = self._jobs.get(job_id)
+            if job is not None and self._left[job_id] < job.min_workers:
+                self._stopped.add(job_id)
+
+
+def cheapest(
+    nodes: Iterable[NodeView], losses: Losses, count: int, *, keep_minimum: bool = False
+) -> list[NodeView]:
+    """Up to `count` of the nodes, the one that costs least first; the newest of equals.
+
+    With `keep_minimum` only those are taken without which every job keeps its smallest group.
+    """
+    nodes = list(nodes)
+    on: dict[str, list[int]] = {}
+    for at, node in enumerate(nodes):
+        for job_id in node.jobs:
+            on.setdefault(job_id, []).append(at)
+    current = [losses.of(node) for node in nodes]
+    heap = [(current[at], -node.created_at, node.id, at) for at, node in enumerate(nodes)]
+    heapq.heapify(heap)
+    taken: dict[int, NodeView] = {}
+    while heap and len(taken) < count:
+        cost, _, _, at = heapq.heappop(heap)
+        node = nodes[at]
+        # What was changed by a node before is in the heap twice; what lost too much once never has more again.
+        if at in taken or cost != current[at] or (keep_minimum and not losses.keeps_minimum(node)):
+            continue
+        taken[at] = node
+        losses.drain(node)
+        for other in {o for job_id in node.jobs for o in on[job_id]} - taken.keys():
+            if (new := losses.of(nodes[other])) != current[other]:
+                current[other] = new
+                heapq.heappush(heap, (new, -nodes[other].created_at, nodes[other].id, other))
+    return list(taken.values())

@@ -1,0 +1,93 @@
+"""Nodes that have to go whatever is wished for, and pools whose nodes fail (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cluster.actions import Drain, Terminate
+from cluster.policies import PoolPolicy
+from cluster.view import ENDED, JOINED, LEAVING, NodeView
+from remora.states import NodeState
+
+#: A row whose machine the provider does not list after this many seconds was lost on the way to the provider.
+CREATE_TIMEOUT_S = 10.0
+#: Seconds that a busy node is given whose pool is in no policy any more, which so says nothing about it.
+DRAIN_S = 120.0
+#: The first pause after a failed start; it doubles with every further one in a row.
+FIRST_PAUSE_S = 1.0
+#: The longest pause after failed starts.
+LONGEST_PAUSE_S = 120.0
+
+
+def end_of(node: NodeView, pools: Mapping[str, PoolPolicy], now: float) -> Terminate | Drain | None:
+    """Why a node has to go whatever the wishes for its pool are, or None."""
+    if node.state in ENDED:
+        left = Terminate(node_id=node.id, reason="its row has ended, its machine has not")
+        return left if node.provided else None
+    if node.state is NodeState.TERMINATING:
+        return Terminate(node_id=node.id, reason="it was to be terminated already")
+    if (failure := _failure(node, pools, now)) is not None:
+        return failure
+    if node.state is NodeState.DRAINING:
+        return _end_of_drain(node, now)
+    if node.pool not in pools:
+        reason = f"there is no pool {node.pool!r} any more"
+        if node.jobs:
+            return Drain(node_id=node.id, deadline_at=now + DRAIN_S, reason=reason)
+        return Terminate(node_id=node.id, reason=reason)
+    return None
+
+
+def _failure(node: NodeView, pools: Mapping[str, PoolPolicy], now: float) -> Terminate | None:
+    """Why a node is of no use, or None; who was never a member fails, who was one merely ends."""
+    never_joined = node.state not in JOINED and not node.is_member
+    age_s = now - node.created_at
+    if node.provided and not node.is_running:
+        return Terminate(node_id=node.id, reason="its machine stopped", is_failure=never_joined)
+    if not node.provided and (node.state is not NodeState.REQUESTED or age_s > CREATE_TIMEOUT_S):
+        return Terminate(node_id=node.id, reason="the provider does not know it", is_failure=never_joined)
+    limit_s = pools[node.pool].join_timeout_s if node.pool in pools else 0.0
+    if never_joined and node.pool in pools and age_s > limit_s:
+        reason = f"it did not join the Ray cluster within {limit_s:.0f} s"
+        return Terminate(node_id=node.id, reason=reason, is_failure=True)
+    if node.state in JOINED and not node.is_member:
+        return Terminate(node_id=node.id, reason="it left the Ray cluster")
+    return None
+
+
+def _end_of_drain(node: NodeView, now: float) -> Terminate | None:
+    if node.deadline_at is not None and now >= node.deadline_at:
+        return Terminate(node_id=node.id, reason="its drain deadline passed")
+    if not node.jobs and node.idle_since is not None:
+        return Terminate(node_id=node.id, reason="it is drained, and nothing runs on it any more")
+    return None
+
+
+def failures_in_a_row(nodes: Iterable[NodeView]) -> int:
+    """Nodes of one pool that failed after its newest node that joined was created."""
+    nodes = list(nodes)
+    joined_at = max((node.created_at for node in nodes if node.state in JOINED), default=float("-inf"))
+    return sum(1 for node in nodes if _failed(node) and node.created_at > joined_at)
+
+
+def _failed(node: NodeView) -> bool:
+    return node.state is NodeState.FAILED or (node.state is NodeState.TERMINATING and node.is_failure)
+
+
+def launch_not_before(nodes: Iterable[NodeView]) -> float:
+    """When a pool may launch again: a pause after its newest failure that doubles with every one in a row."""
+    nodes = list(nodes)
+    failures = failures_in_a_row(nodes)
+    if not failures:
+        return float("-inf")
+    newest = max(node.created_at for node in nodes if _failed(node))
+    return newest + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30))
+
+
+def starting(nodes: Iterable[NodeView]) -> int:
+    """Nodes that are on their way and not yet members."""
+    return sum(
+        1
+        for node in nodes
+        if node.state not in ENDED and node.state not in LEAVING and node.state not in JOINED
+    )

@@ -1,0 +1,285 @@
+"""What may still be bought within the limits, the quota, the budget and the rules of capacity (pure)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from cluster.offerings import CapacityType, Offering
+from cluster.planning.situation import Situation
+from cluster.planning.space import slots
+from cluster.planning.words import clock, count
+from cluster.policies import BudgetStep, CapacityRule, PoolPolicy
+from cluster.view import JobDemand, NodeView
+
+#: Nodes that one fabric domain holds at most: a placement group of the cloud ends there.
+FABRIC_NODES = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """Room that somebody wants in one pool."""
+
+    pool: str
+    worker: Mapping[str, float]
+    workers: int
+    #: The job that it is for; None: the pool's own minimum.
+    job: JobDemand | None = None
+    #: On-demand nodes that the job is on already, for its own core under `mixed`.
+    on_demand: int = 0
+    #: All of it has to be this offering, for a fabric domain that is there; None: any.
+    offering: str | None = None
+    #: Without a job: it waits for spot however long that takes, as nobody needs it yet.
+    is_patient: bool = False
+    #: Nodes at most.
+    nodes: int = 100_000
+
+
+@dataclass(frozen=True)
+class Lot:
+    """Nodes of one offering."""
+
+    offering: Offering
+    nodes: int
+    #: Why this capacity type, when it is not the first choice.
+    note: str
+
+
+@dataclass
+class Quote:
+    """What can be had of what was asked for."""
+
+    lots: list[Lot] = field(default_factory=list)
+    workers_short: int = 0
+    #: Why it is not all; each once.
+    reasons: dict[str, None] = field(default_factory=dict)
+
+    def refuse(self, reason: str) -> None:
+        """Remember why something could not be had."""
+        self.reasons.setdefault(reason)
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One capacity type, in the order in which they are tried."""
+
+    capacity: CapacityType
+    most: int | None = None
+    note: str = ""
+
+
+Mark = tuple[Counter[str], dict[str, int], float, Counter[str]]
+
+
+class Market:
+    """Counts what a plan buys, so that the whole of it stays within every limit."""
+
+    def __init__(self, situation: Situation, usable: Mapping[str, list[NodeView]]) -> None:
+        self._situation = situation
+        #: Usable nodes by pool, and the on-demand ones among them; both grow with what is bought.
+        self.nodes: Counter[str] = Counter({pool: len(nodes) for pool, nodes in usable.items()})
+        self._on_demand: Counter[str] = Counter()
+        for pool, nodes in usable.items():
+            capacities = [situation.capacity_of(node) for node in nodes]
+            self._on_demand[pool] = capacities.count(CapacityType.ON_DEMAND)
+        self._quota = {name.lower(): left for name, left in situation.view.quota_left.items()}
+        self._rate_left = situation.money.rate_left
+        self._sorted: dict[tuple[str, CapacityType], list[Offering]] = {}
+        self._open: dict[tuple[str, CapacityType], tuple[list[Offering], dict[str, None]]] = {}
+
+    def mark(self) -> Mark:
+        """Where the counts stand, for `back`."""
+        return self.nodes.copy(), dict(self._quota), self._rate_left, self._on_demand.copy()
+
+    def back(self, mark: Mark) -> None:
+        """Forget what was bought since."""
+        nodes, quota, rate, on_demand = mark
+        self.nodes, self._quota = nodes.copy(), dict(quota)
+        self._rate_left, self._on_demand = rate, on_demand.copy()
+
+    def offerings(self, pool: str, capacity: CapacityType) -> list[Offering]:
+        """What the pool may buy of a capacity type: its sizes in order, and each in its zones in order."""
+        key = (pool, capacity)
+        if key not in self._sorted:
+            policy = self._situation.policies.pools[pool]
+            rank = {
+                (size, None if zone == "any" else zone): at
+                for at, (size, zone) in enumerate((s, z) for s in policy.sizes for z in policy.zones)
+            }
+            sold = [o for o in self._situation.view.offerings if o.capacity is capacity]
+            mine = [o for o in sold if (o.size, o.zone) in rank]
+            self._sorted[key] = sorted(mine, key=lambda o: rank[o.size, o.zone])
+        return self._sorted[key]
+
+    def _to_be_had(self, pool: str, capacity: CapacityType) -> tuple[list[Offering], dict[str, None]]:
+        """What of these offerings is not refused now, and why the others are."""
+        key = (pool, capacity)
+        if key not in self._open:
+            sold, refused = self.offerings(pool, capacity), self._situation.refused
+            reasons = [
+                f"{_words(o)} is refused until {clock(refused[o.id])}" for o in sold if o.id in refused
+            ]
+            if not sold:
+                reasons.append(f"pool {pool!r} is sold no {capacity} nodes of its sizes and zones")
+            self._open[key] = ([o for o in sold if o.id not in refused], dict.fromkeys(reasons))
+        return self._open[key]
+
+    def buy(self, ask: Ask) -> Quote:
+        """Buy what can be had, first choice first; the counts go on from there."""
+        quote = Quote(workers_short=ask.workers)
+        most = self._situation.limits[ask.pool].max_nodes
+        if self.nodes[ask.pool] >= most:
+            quote.refuse(f"pool {ask.pool!r} may have {count(most, 'node')}")
+            return quote
+        nodes_left = ask.nodes
+        for stage in self._stages(ask, quote):
+            stage_left = nodes_left if stage.most is None else min(stage.most, nodes_left)
+            sold, refused = self._to_be_had(ask.pool, stage.capacity)
+            for offering in sold if ask.offering is None else [o for o in sold if o.id == ask.offering]:
+                if quote.workers_short <= 0 or stage_left <= 0:
+                    break
+                bought = self._buy_of(offering, ask, stage, stage_left, quote)
+                stage_left -= bought
+                nodes_left -= bought
+            if quote.workers_short <= 0:
+                break
+            quote.reasons.update(refused)
+            if stage.most is not None and stage_left > 0:
+                quote.refuse("its on-demand core comes before any spot node")
+                break
+        return quote
+
+    def _buy_of(self, offering: Offering, ask: Ask, stage: _Stage, most: int, quote: Quote) -> int:
+        job = ask.job
+        if job is not None and job.needs_fabric and not offering.has_fabric:
+            quote.refuse(f"{_words(offering)} has no InfiniBand")
+            return 0
+        if job is not None and job.zones and offering.zone and offering.zone not in job.zones:
+            quote.refuse(f"{_words(offering)} is not in a zone that it accepts")
+            return 0
+        per_node = slots(offering.resources, ask.worker) if ask.worker else 1
+        if per_node == 0:
+            quote.refuse(f"a {offering.size} has no room for one of its workers")
+            return 0
+        wanted = min(math.ceil(quote.workers_short / per_node), most)
+        got = wanted
+        for allowed, why in self._allowed(offering, ask.pool):
+            if allowed < wanted:
+                quote.refuse(why)
+            got = min(got, allowed)
+        if got > 0:
+            self._count(offering, ask.pool, got)
+            quote.lots.append(Lot(offering, got, stage.note))
+            quote.workers_short = max(0, quote.workers_short - got * per_node)
+        return got
+
+    def _allowed(self, offering: Offering, pool: str) -> Iterator[tuple[int, str]]:
+        """How many nodes of the offering each limit still allows."""
+        limits, money = self._situation.limits[pool], self._situation.money
+        have = self.nodes[pool]
+        yield max(0, limits.max_nodes - have), f"pool {pool!r} may have {count(limits.max_nodes, 'node')}"
+        if offering.quota and offering.quota_units > 0 and offering.quota.lower() in self._quota:
+            left = self._quota[offering.quota.lower()]
+            yield max(0, left) // offering.quota_units, f"{left} units are left of the quota {offering.quota}"
+        if offering.price_per_hour <= 0:
+            return
+        if self._rate_left < math.inf:
+            paid_for = math.floor(self._rate_left / offering.price_per_hour + 1e-9)
+            yield paid_for, "the budget pays for no more nodes"
+        if money.reached(BudgetStep.PAUSE):
+            yield 0, f"the budget has reached {money.step}: {money.words}"
+        elif money.reached(BudgetStep.STOP_GROWING):
+            yield max(0, limits.min_nodes - have), f"the budget has reached {money.step}: {money.words}"
+
+    def _count(self, offering: Offering, pool: str, nodes: int) -> None:
+        self.nodes[pool] += nodes
+        if offering.quota.lower() in self._quota:
+            self._quota[offering.quota.lower()] -= nodes * offering.quota_units
+        if offering.price_per_hour > 0:
+            self._rate_left -= nodes * offering.price_per_hour
+        if offering.capacity is CapacityType.ON_DEMAND:
+            self._on_demand[pool] += nodes
+
+    def _stages(self, ask: Ask, quote: Quote) -> list[_Stage]:
+        """Capacity types in the order in which they are tried, after the pool's and the job's rule."""
+        policy = self._situation.policies.pools[ask.pool]
+        rule, clash = _rule(policy, ask.job)
+        if clash:
+            quote.refuse(f"pool {ask.pool!r} buys {policy.capacity} only")
+            return []
+        if rule is CapacityRule.MIXED and ask.job is not None and ask.job.needs_fabric:
+            # Spot and on-demand do not meet in one fabric domain, so that all of it is core.
+            rule = CapacityRule.ON_DEMAND
+        stages = self._unlimited(ask, policy, rule, quote)
+        if self._situation.money.reached(BudgetStep.SPOT_ONLY):
+            # What costs nothing is no matter of the budget.
+            stages = [s for s in stages if s.capacity is CapacityType.SPOT or self._is_free(ask.pool)]
+            if not stages:
+                quote.refuse(f"the budget has reached {self._situation.money.step}: only spot is bought")
+        return stages
+
+    def _unlimited(self, ask: Ask, policy: PoolPolicy, rule: CapacityRule, quote: Quote) -> list[_Stage]:
+        spot, on_demand = _Stage(CapacityType.SPOT), _Stage(CapacityType.ON_DEMAND)
+        match rule:
+            case CapacityRule.SPOT:
+                return [spot]
+            case CapacityRule.ON_DEMAND:
+                return [on_demand]
+            case CapacityRule.MIXED:
+                is_own_core = ask.job is not None and ask.job.capacity is CapacityRule.MIXED
+                have = ask.on_demand if is_own_core else self._on_demand[ask.pool]
+                core = max(0, policy.on_demand_core - have)
+                return (
+                    [_Stage(CapacityType.ON_DEMAND, core, "as the on-demand core"), spot] if core else [spot]
+                )
+            case CapacityRule.PREFER_SPOT:
+                return self._after_patience(ask, policy, quote)
+
+    def _after_patience(self, ask: Ask, policy: PoolPolicy, quote: Quote) -> list[_Stage]:
+        spot = _Stage(CapacityType.SPOT)
+        if ask.job is None:
+            return (
+                [spot]
+                if ask.is_patient
+                else [spot, _Stage(CapacityType.ON_DEMAND, note="as no spot node is to be had")]
+            )
+        if self._situation.is_urgent(ask.job):
+            return [_Stage(CapacityType.ON_DEMAND, note="as its deadline is near"), spot]
+        waited_s = self._situation.waited_s(ask.job)
+        if waited_s >= policy.patience_s:
+            return [spot, _Stage(CapacityType.ON_DEMAND, note=f"after {waited_s:.0f} s without enough spot")]
+        quote.refuse(f"on-demand is bought only after {policy.patience_s:g} s without enough spot")
+        return [spot]
+
+    def _is_free(self, pool: str) -> bool:
+        return all(o.price_per_hour <= 0 for o in self.offerings(pool, CapacityType.ON_DEMAND))
+
+    def could_ever(self, job: JobDemand, pools: tuple[str, ...]) -> bool:
+        """The job's smallest group would fit if every pool were empty and everything could be had."""
+        most = 0
+        for pool in pools:
+            if pool in self._situation.limits:
+                sold = [o for capacity in CapacityType for o in self.offerings(pool, capacity)]
+                per_node = max((slots(o.resources, job.worker_resources) for o in sold), default=0)
+                most += per_node * self._situation.limits[pool].max_nodes
+        return most >= job.min_workers
+
+
+def _words(offering: Offering) -> str:
+    where = f"in zone {offering.zone}" if offering.zone else "in any zone"
+    return f"{offering.capacity} {offering.size} {where}"
+
+
+def _rule(policy: PoolPolicy, job: JobDemand | None) -> tuple[CapacityRule, bool]:
+    """The rule that holds for the job in the pool, and whether the two exclude each other."""
+    wish = None if job is None else job.capacity
+    pools = policy.capacity
+    if wish is None or wish is pools or wish is CapacityRule.PREFER_SPOT:
+        return pools, False
+    if wish is CapacityRule.MIXED:
+        # Both capacity types are needed for a core and a fringe.
+        both = pools in (CapacityRule.MIXED, CapacityRule.PREFER_SPOT)
+        return (CapacityRule.MIXED if both else pools), False
+    return wish, {wish, pools} == {CapacityRule.SPOT, CapacityRule.ON_DEMAND}

@@ -1,0 +1,88 @@
+"""How far the cluster's budget is spent, what that demands, and what may still be bought (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cluster.offerings import Offering
+from cluster.policies import BudgetStep, Policies
+from cluster.view import ClusterView
+
+#: Steps of the budget, mildest first.
+STEPS = (BudgetStep.STOP_GROWING, BudgetStep.SPOT_ONLY, BudgetStep.SHRINK, BudgetStep.PAUSE)
+#: Seconds that may pass between two plans, and before a machine that was ended costs nothing any more.
+LOOK_S = 30.0
+#: A node that could be paid for less long than this is not bought: it would be gone before it was of use.
+STAY_S = 900.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Money:
+    """The budget at one moment."""
+
+    #: The furthest step reached.
+    step: BudgetStep | None
+    #: What the step is about, for people: `81.20 of 100.00 USD of the day are spent`.
+    words: str
+    #: USD an hour that nodes may cost beyond those that are there.
+    rate_left: float
+
+    def reached(self, step: BudgetStep) -> bool:
+        """This step, or a harder one, is in force."""
+        return self.step is not None and STEPS.index(self.step) >= STEPS.index(step)
+
+
+@dataclass(frozen=True)
+class _Purse:
+    """One of the two budgets."""
+
+    period: str
+    spent: float
+    limit: float
+
+    @property
+    def words(self) -> str:
+        return f"{self.spent:.2f} of {self.limit:.2f} USD of the {self.period} are spent"
+
+
+def _purses(view: ClusterView, policies: Policies) -> list[_Purse]:
+    budget = policies.budget
+    both = (
+        ("day", view.spent.today, budget.usd_per_day),
+        ("month", view.spent.this_month, budget.usd_per_month),
+    )
+    return [_Purse(period, spent, limit) for period, spent, limit in both if limit is not None]
+
+
+def leaving_time_s(policies: Policies) -> float:
+    """Seconds for which nodes cost money once there is none left: until that is noticed, drained, and ended."""
+    return 2.0 * LOOK_S + max((pool.drain_s for pool in policies.pools.values()), default=0.0)
+
+
+def money_of(view: ClusterView, policies: Policies, offerings: Mapping[str, Offering]) -> Money:
+    """Where the cluster's budget stands.
+
+    What the nodes will cost until they can be gone counts as spent before the last step, so that the budget is kept
+    and not merely noticed.
+    """
+    purses = _purses(view, policies)
+    if not purses:
+        return Money(step=None, words="", rate_left=float("inf"))
+    rate = sum(
+        offerings[node.offering].price_per_hour
+        for node in view.nodes
+        if node.is_paid and node.offering in offerings
+    )
+    leaving_s = leaving_time_s(policies)
+    step, words = view.budget_step, "an earlier step of the budget holds until the day or month ends"
+    for candidate in STEPS:
+        part = policies.budget.steps.get(candidate, 1.0)
+        ahead = rate * leaving_s / 3600.0 if candidate is BudgetStep.PAUSE else 0.0
+        for purse in purses:
+            is_further = step is None or STEPS.index(candidate) >= STEPS.index(step)
+            if is_further and purse.spent + ahead >= part * purse.limit:
+                step, words = candidate, purse.words
+    end = policies.budget.steps.get(BudgetStep.PAUSE, 1.0)
+    rate_left = min((end * p.limit - p.spent) * 3600.0 / (leaving_s + STAY_S) - rate for p in purses)
+    return Money(step=step, words=words if step else "", rate_left=max(0.0, rate_left))

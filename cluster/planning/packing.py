@@ -1,0 +1,346 @@
+"""Give every job room, whole groups at once: on nodes that are there, then on nodes that are bought for it (pure)."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from cluster.actions import Launch
+from cluster.offerings import Offering
+from cluster.planning.market import FABRIC_NODES, Ask, Lot, Market, Quote
+from cluster.planning.situation import Situation
+from cluster.planning.space import Bin, Shape, Space, slots, suits
+from cluster.planning.words import count
+from cluster.policies import BudgetStep, CapacityRule
+from cluster.view import JobDemand, Spending
+
+
+@dataclass
+class Packed:
+    """Where everything went."""
+
+    space: Space
+    launches: list[Launch] = field(default_factory=list)
+    #: Why a job did not get all that it can use, by job id.
+    reasons: dict[str, str] = field(default_factory=dict)
+    #: Jobs that have their smallest group on nodes of which some still start or are to be bought.
+    starting: dict[str, int] = field(default_factory=dict)
+
+
+class Packing:
+    """One pass over all jobs: first the smallest groups, then what they can use beyond."""
+
+    def __init__(self, situation: Situation, space: Space, market: Market) -> None:
+        self._situation = situation
+        self._space = space
+        self._market = market
+        self._packed = Packed(space)
+        self._gpus: defaultdict[str, float] = defaultdict(float)
+
+    def pack(self) -> Packed:
+        """Room for all jobs in the order of their turns."""
+        jobs = sorted(self._situation.view.jobs, key=turn_key)
+        for job in jobs:
+            self._gpus[job.project] += _gpus(job, self._space.held.get(job.id, 0))
+        blocked_by: str | None = None
+        served: list[JobDemand] = []
+        for job in jobs:
+            if blocked_by is not None and not job.is_running:
+                self._packed.reasons[job.id] = (
+                    f"it waits for its turn behind {blocked_by}, which waits for nodes"
+                )
+                continue
+            if self._smallest_group(job):
+                self._space.open(job, unused=False)
+                served.append(job)
+            elif self._blocks(job):
+                blocked_by = job.id
+        for job in served:
+            self._beyond(job)
+            self._space.open(job, unused=True)
+        return self._packed
+
+    def _blocks(self, job: JobDemand) -> bool:
+        pools = job.pools or tuple(self._situation.policies.pools)
+        return self._situation.view.in_turns and self._market.could_ever(job, pools)
+
+    def _smallest_group(self, job: JobDemand) -> bool:
+        """Room for the job's smallest group, all of it or nothing."""
+        wanted = job.min_workers - self._space.held.get(job.id, 0)
+        if wanted <= 0:
+            return True
+        allowed, refusal = self._allowed(job, wanted)
+        why = refusal if allowed < wanted else self._obtain_whole(job, wanted)
+        if why is not None:
+            self._packed.reasons[job.id] = why
+            return False
+        self._gpus[job.project] += _gpus(job, wanted)
+        return True
+
+    def _beyond(self, job: JobDemand) -> None:
+        """Room for what the job can use beyond its smallest group, as much as there is."""
+        money = self._situation.money
+        wanted = job.max_workers - self._space.held.get(job.id, 0)
+        if wanted <= 0:
+            return
+        if money.reached(BudgetStep.SHRINK):
+            self._packed.reasons[job.id] = f"the budget has reached {money.step}: {money.words}"
+            return
+        allowed, refusal = self._allowed(job, wanted)
+        if allowed < wanted:
+            self._packed.reasons[job.id] = refusal
+        wanted = allowed
+        mark = self._market.mark() if job.multiple_of > 1 else None
+        found, lots, quote = self._look(job, wanted)
+        got = wanted - quote.workers_short
+        short = _short(quote, wanted) if quote.workers_short else None
+        if mark is not None and got % job.multiple_of:
+            # What is over cannot be used: its workers come in whole copies of the model.
+            self._market.back(mark)
+            wanted = got - got % job.multiple_of
+            found, lots, quote = self._look(job, wanted)
+            got = wanted - quote.workers_short
+        self._settle(job, found, lots, got)
+        self._gpus[job.project] += _gpus(job, got)
+        if short is not None:
+            self._packed.reasons[job.id] = short
+
+    def _allowed(self, job: JobDemand, workers: int) -> tuple[int, str]:
+        """How many of these workers the job's project, and the job's own budget, let it have; and why not all."""
+        policy = self._situation.policies.projects.get(job.project)
+        if job.budget_left is not None and job.budget_left <= 0:
+            return 0, "the job has spent its budget"
+        if policy is None:
+            return workers, ""
+        spent = self._situation.view.spent_by_project.get(job.project, Spending())
+        for period, used, limit in (
+            ("day", spent.today, policy.usd_per_day),
+            ("month", spent.this_month, policy.usd_per_month),
+        ):
+            if limit is not None and used >= limit:
+                return 0, f"project {job.project!r} has spent {used:.2f} of {limit:.2f} USD of the {period}"
+        per_worker = _gpus(job, 1)
+        if policy.gpus is None or per_worker <= 0:
+            return workers, ""
+        room = max(0, math.floor((policy.gpus - self._gpus[job.project]) / per_worker + 1e-9))
+        why = f"project {job.project!r} may use {count(policy.gpus, 'GPU')} at a time"
+        return min(workers, room), why
+
+    def _obtain_whole(self, job: JobDemand, wanted: int) -> str | None:
+        """Room for all these workers, or why there is none."""
+        shape = self._space.shape_of(job)
+        key = self._failure_key(job, shape)
+        failed = shape.failed.get(key)
+        # Workers that it has, and nodes that are its own, may make it luckier than the others.
+        is_like_others = not self._space.own_of(job) and not self._space.held.get(job.id, 0)
+        if failed is not None and wanted >= failed[0] and is_like_others:
+            return failed[1]
+        mark = self._market.mark()
+        found, lots, quote = self._look(job, wanted)
+        if quote.workers_short:
+            self._market.back(mark)
+            why = _short(quote, wanted)
+            if is_like_others:
+                shape.failed[key] = (wanted, why)
+            return why
+        self._settle(job, found, lots, wanted)
+        return None
+
+    def _failure_key(self, job: JobDemand, shape: Shape) -> object:
+        """What, beside its shape, decides what the market has for a job."""
+        waited_s = self._situation.waited_s(job)
+        policies = self._situation.policies.pools
+        patient = tuple(waited_s < policies[pool].patience_s for pool in shape.pools if pool in policies)
+        core = self._space.on_demand.get(job.id, 0) if job.capacity is CapacityRule.MIXED else 0
+        return (patient, self._situation.is_urgent(job), core)
+
+    def _look(
+        self, job: JobDemand, wanted: int
+    ) -> tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote]:
+        """Room on nodes that are there, and what is bought for the rest: (bin, workers), (pool, lot, domain)."""
+        shape = self._space.shape_of(job)
+        if job.needs_fabric:
+            return self._look_in_domains(job, shape, wanted)
+        found = self._space.find(job, shape, wanted)
+        short = wanted - sum(workers for _, workers in found)
+        if short <= 0:
+            return found, [], Quote()
+        lots, quote = self._shop(job, shape.pools, short)
+        if quote.workers_short and self._space.held.get(job.id, 0) < job.min_workers:
+            # Whose turn comes first is served first, also from what was bought for those behind it.
+            kept = self._space.find_kept(job, shape, quote.workers_short)
+            found = [*found, *kept]
+            quote.workers_short -= sum(workers for _, workers in kept)
+        return found, [(pool, lot, None) for pool, lot in lots], quote
+
+    def _shop(self, job: JobDemand, pools: Iterable[str], short: int) -> tuple[list[tuple[str, Lot]], Quote]:
+        """Buy room in the first pool that has all of it, else in several."""
+        known = [pool for pool in pools if pool in self._situation.policies.pools]
+        if len(known) > 1:
+            for pool in known:
+                mark = self._market.mark()
+                quote = self._market.buy(self._ask(job, pool, short))
+                if not quote.workers_short:
+                    return [(pool, lot) for lot in quote.lots], quote
+                self._market.back(mark)
+        lots: list[tuple[str, Lot]] = []
+        total = Quote(workers_short=short)
+        for pool in known:
+            quote = self._market.buy(self._ask(job, pool, total.workers_short))
+            lots.extend((pool, lot) for lot in quote.lots)
+            total.workers_short = quote.workers_short
+            total.reasons.update(quote.reasons)
+            if not total.workers_short:
+                break
+        if not known:
+            total.refuse(f"there is no pool {' or '.join(map(repr, pools))}" if pools else "there is no pool")
+        return lots, total
+
+    def _ask(self, job: JobDemand, pool: str, workers: int) -> Ask:
+        on_demand = self._space.on_demand.get(job.id, 0)
+        return Ask(pool=pool, worker=job.worker_resources, workers=workers, job=job, on_demand=on_demand)
+
+    def _look_in_domains(
+        self, job: JobDemand, shape: Shape, wanted: int
+    ) -> tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote]:
+        """The same within one fabric domain: the one it is in, else the first that can hold it, else a new one."""
+        held_in = self._space.held_in.get(job.id, set())
+        short = Quote(workers_short=wanted)
+        if len(held_in) > 1:
+            short.refuse("its workers are in several fabric domains")
+            return [], [], short
+        best: tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote] = ([], [], short)
+        for name in held_in or self._domains_for(job, shape):
+            mark = self._market.mark()
+            looked = self._look_in(name, job, shape, wanted)
+            if not looked[2].workers_short or held_in:
+                return looked
+            self._market.back(mark)
+            best[2].reasons.update(looked[2].reasons)
+        if self._space.held.get(job.id, 0):
+            short.refuse("its workers are on nodes without InfiniBand")
+            return best
+        return self._new_domain(job, shape, wanted, short)
+
+    def _domains_for(self, job: JobDemand, shape: Shape) -> list[str]:
+        own = [bin_.fabric for bin_ in self._space.own_of(job) if bin_.fabric is not None]
+        rest = [
+            name
+            for name, bins in self._space.domains.items()
+            if any(suits(job, shape.pools, bin_) for bin_ in bins)
+        ]
+        return list(dict.fromkeys([*own, *rest]))
+
+    def _look_in(
+        self, name: str, job: JobDemand, shape: Shape, wanted: int
+    ) -> tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote]:
+        bins = self._space.domains[name]
+        found: list[tuple[Bin, int]] = []
+        left = wanted
+        own = self._space.own_of(job)
+        for bin_ in sorted(bins, key=lambda one: one not in own):
+            is_open = not bin_.is_kept or bin_ in own
+            room = slots(bin_.free, shape.worker) if is_open and suits(job, shape.pools, bin_) else 0
+            if left > 0 and room > 0:
+                found.append((bin_, min(room, left)))
+                left -= found[-1][1]
+        if left <= 0:
+            return found, [], Quote()
+        offering = bins[0].offering
+        quote = Quote(workers_short=left)
+        if offering is not None and bins[0].pool in self._situation.policies.pools:
+            nodes = max(0, FABRIC_NODES - len(bins))
+            ask = replace(self._ask(job, bins[0].pool, left), offering=offering.id, nodes=nodes)
+            quote = self._market.buy(ask)
+        return found, [(bins[0].pool, lot, name) for lot in quote.lots], quote
+
+    def _new_domain(
+        self, job: JobDemand, shape: Shape, wanted: int, short: Quote
+    ) -> tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote]:
+        """All of one offering, as a domain cannot be mixed."""
+        for pool in shape.pools:
+            for offering in self._with_fabric(pool):
+                mark = self._market.mark()
+                ask = replace(self._ask(job, pool, wanted), offering=offering.id, nodes=FABRIC_NODES)
+                quote = self._market.buy(ask)
+                if not quote.workers_short:
+                    name = self._new_name(f"{pool}-{job.id}")
+                    return [], [(pool, lot, name) for lot in quote.lots], quote
+                self._market.back(mark)
+                short.reasons.update(quote.reasons)
+        if not short.reasons:
+            short.refuse("no pool that it may use is sold nodes with InfiniBand")
+        return [], [], short
+
+    def _with_fabric(self, pool: str) -> list[Offering]:
+        if pool not in self._situation.policies.pools:
+            return []
+        policy = self._situation.policies.pools[pool]
+        rank = {size: at for at, size in enumerate(policy.sizes)}
+        zones = {None if zone == "any" else zone for zone in policy.zones}
+        mine = [
+            o for o in self._situation.view.offerings if o.has_fabric and o.size in rank and o.zone in zones
+        ]
+        return sorted(mine, key=lambda o: (o.capacity.value != "spot", rank[o.size]))
+
+    def _new_name(self, name: str) -> str:
+        at, candidate = 1, name
+        while candidate in self._space.domains:
+            at += 1
+            candidate = f"{name}-{at}"
+        return candidate
+
+    def _settle(
+        self,
+        job: JobDemand,
+        found: list[tuple[Bin, int]],
+        lots: list[tuple[str, Lot, str | None]],
+        workers: int,
+    ) -> None:
+        """Give the job what was found and what was bought for it."""
+        for bin_, number in found:
+            self._space.put(job, bin_, number)
+            workers -= number
+            if bin_.node is None or not bin_.node.is_member:
+                self._packed.starting[job.id] = self._packed.starting.get(job.id, 0) + 1
+        for pool, lot, fabric in lots:
+            for _ in range(lot.nodes):
+                bin_ = self._space.buy(pool, lot.offering, fabric)
+                number = min(workers, slots(bin_.free, job.worker_resources))
+                self._space.put(job, bin_, number)
+                workers -= number
+                self._packed.launches.append(_launch(job, pool, lot, fabric))
+
+
+def turn_key(job: JobDemand) -> tuple[bool, int, float, str]:
+    """Whose turn it is: what runs, then higher priority, then who came first; the smallest is next."""
+    return (not job.is_running, -job.priority, job.created_at, job.id)
+
+
+def _gpus(job: JobDemand, workers: int) -> float:
+    return workers * job.worker_resources.get("GPU", 0.0)
+
+
+def _short(quote: Quote, short: int) -> str:
+    reasons = list(quote.reasons)
+    more = f", and {len(reasons) - 4} reasons more" if len(reasons) > 4 else ""
+    why = "; ".join(reasons[:4]) + more if reasons else "nothing that is sold has room"
+    missing = quote.workers_short
+    have = f"room for {short - missing} of " if short > missing else "no room for "
+    return f"there is {have}{count(short, 'worker')}: {why}"
+
+
+def _launch(job: JobDemand, pool: str, lot: Lot, fabric: str | None) -> Launch:
+    note = f", {lot.note}" if lot.note else ""
+    reason = f"job {job.id} has no room for all its workers{note}"
+    return Launch(
+        pool=pool,
+        offering=lot.offering.id,
+        resources=lot.offering.resources,
+        labels=lot.offering.labels,
+        reason=reason,
+        fabric=fabric,
+        job_id=job.id,
+    )

@@ -1,0 +1,176 @@
+"""Nodes that are given back: out of money, above a limit, or unused (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cluster.actions import Drain, Terminate, Wait
+from cluster.offerings import CapacityType
+from cluster.planning.drains import Losses, cheapest
+from cluster.planning.limits import pace_left
+from cluster.planning.situation import Situation
+from cluster.planning.space import Bin
+from cluster.planning.words import clock, count
+from cluster.policies import BudgetStep
+from cluster.view import NodeView
+
+Usable = Mapping[str, list[NodeView]]
+
+
+class Returns:
+    """Decides what goes before anything is packed, and what is left over afterwards."""
+
+    def __init__(self, situation: Situation) -> None:
+        self._situation = situation
+        self.actions: list[Terminate | Drain] = []
+        self._waits: list[Wait] = []
+        self._kept: list[Wait] = []
+        self._gone: set[str] = set()
+        self._left = {
+            pool: pace_left(policy.shrink_per_minute, self._leaving_since(pool), situation.now)
+            for pool, policy in situation.policies.pools.items()
+        }
+
+    def _leaving_since(self, pool: str) -> Iterable[float]:
+        nodes = self._situation.nodes_of.get(pool, [])
+        return [node.leaving_since for node in nodes if node.leaving_since is not None]
+
+    @property
+    def waits(self) -> list[Wait]:
+        """Why other nodes do not go."""
+        return [*self._waits, *self._kept]
+
+    def stays(self, node: NodeView) -> bool:
+        """The plan so far leaves the node alone."""
+        return node.id not in self._gone
+
+    def give_back(self, node: NodeView, reason: str) -> None:
+        """Let a node go.  A node that works is drained with a deadline; one that does not is ended."""
+        self._gone.add(node.id)
+        policy = self._situation.policies.pools[node.pool]
+        if node.jobs:
+            deadline_at = self._situation.now + policy.drain_s
+            self.actions.append(Drain(node_id=node.id, deadline_at=deadline_at, reason=reason))
+        else:
+            self.actions.append(Terminate(node_id=node.id, reason=reason))
+
+    def may_return(self, pool: str) -> bool:
+        """The pace of the pool allows one more to go now."""
+        return self._left[pool] > 0
+
+    def give_back_one(self, node: NodeView, reason: str) -> None:
+        """Let a node go that counts for the pace."""
+        self._left[node.pool] -= 1
+        self.give_back(node, reason)
+
+    def out_of_money(self, usable: Usable) -> None:
+        """What the steps of the budget demand, mildest first; what costs nothing stays."""
+        money = self._situation.money
+        reason = f"the budget has reached {money.step}: {money.words}"
+        for pool, nodes in usable.items():
+            paid = [node for node in nodes if self._situation.price_of(node) > 0]
+            if money.reached(BudgetStep.PAUSE):
+                for node in paid:
+                    self.give_back(node, reason)
+                continue
+            spare = max(0, len(nodes) - self._situation.limits[pool].min_nodes)
+            if money.reached(BudgetStep.SPOT_ONLY):
+                on_demand = [n for n in paid if self._situation.capacity_of(n) is CapacityType.ON_DEMAND]
+                spare -= self._drain_some(on_demand, spare, reason)
+            if money.reached(BudgetStep.SHRINK):
+                rest = [node for node in paid if self.stays(node)]
+                self._drain_some(rest, spare, reason, keep_minimum=True)
+
+    def _drain_some(
+        self, nodes: list[NodeView], number: int, reason: str, *, keep_minimum: bool = False
+    ) -> int:
+        """Give back up to so many nodes, those that cost least work; how many it became."""
+        everybody = [node for node in self._situation.view.nodes if node.is_usable]
+        losses = Losses(self._situation.jobs, everybody)
+        for node in everybody:
+            if not self.stays(node):
+                losses.drain(node)
+        chosen = cheapest(nodes, losses, number, keep_minimum=keep_minimum)
+        for node in chosen:
+            self.give_back(node, reason)
+        return len(chosen)
+
+    def above_limits(self, usable: Usable) -> None:
+        """Nodes beyond what a pool may have: those that start, then unused ones, then what costs least work."""
+        for pool, nodes in usable.items():
+            limits = self._situation.limits[pool]
+            staying = [node for node in nodes if self.stays(node)]
+            surplus = len(staying) - limits.max_nodes
+            if surplus <= 0:
+                continue
+            if self._held_up(pool, surplus):
+                continue
+            number = min(surplus, self._left[pool])
+            reason = f"pool {pool!r} has {count(len(staying), 'node')}, {limits.max_nodes} are allowed"
+            self._left[pool] -= self._drain_some(staying, number, reason)
+            if number < surplus:
+                self._pace(pool, surplus - number)
+
+    def _held_up(self, pool: str, number: int) -> bool:
+        """Maintenance keeps the pool's nodes where they are."""
+        until = self._situation.limits[pool].maintenance_until
+        if until is not None:
+            reason = f"{count(number, 'node')} too many stay until the maintenance ends at {clock(until)}"
+            self._waits.append(Wait(pool=pool, reason=reason))
+        return until is not None
+
+    def _pace(self, pool: str, number: int) -> None:
+        pace = self._situation.policies.pools[pool].shrink_per_minute
+        reason = f"{count(number, 'node')} more go later: at most {pace:g} a minute are returned"
+        self._waits.append(Wait(pool=pool, reason=reason))
+
+    def unused(self, bins: Iterable[Bin]) -> bool:
+        """Return what nobody has use for: longest unused first, dear before cheap.  True when something went."""
+        before = len(self.actions)
+        self._kept.clear()
+        by_pool: dict[str, list[Bin]] = {pool: [] for pool in self._situation.policies.pools}
+        for bin_ in bins:
+            by_pool[bin_.pool].append(bin_)
+        for pool, everything in by_pool.items():
+            # What still starts does not make superfluous what is there: it may never come.
+            mine = [bin_ for bin_ in everything if bin_.node is not None and bin_.node.is_member]
+            free = [bin_.node for bin_ in mine if bin_.node is not None and not bin_.is_used]
+            limits = self._situation.limits[pool]
+            used = len(mine) - len(free)
+            keep = max(limits.min_nodes, min(used + self._warm(pool), limits.max_nodes))
+            self._return_unused(pool, [node for node in free if self.stays(node)], max(0, len(mine) - keep))
+        return len(self.actions) > before
+
+    def _warm(self, pool: str) -> int:
+        stopped = self._situation.money.reached(BudgetStep.STOP_GROWING)
+        return 0 if stopped else self._situation.limits[pool].warm_nodes
+
+    def _return_unused(self, pool: str, free: list[NodeView], surplus: int) -> None:
+        policy, now = self._situation.policies.pools[pool], self._situation.now
+        idle = sorted(
+            free,
+            key=lambda n: (n.idle_since is None, n.idle_since or 0.0, -self._situation.price_of(n), n.id),
+        )
+        for node in idle[surplus:]:
+            if node.idle_since is not None:
+                self._waits.append(
+                    Wait(node_id=node.id, reason="it is unused, and kept ready by its pool's limits")
+                )
+        for node in idle[:surplus]:
+            if node.idle_since is None:
+                reason = "nobody needs it any more; it goes once it has been unused for long enough"
+            elif now - node.idle_since < policy.idle_s:
+                reason = f"it is unused, and goes at {clock(node.idle_since + policy.idle_s)} if it still is"
+            elif (until := self._situation.limits[pool].maintenance_until) is not None:
+                reason = f"it is unused, and stays until the maintenance ends at {clock(until)}"
+            elif self._left[pool] <= 0:
+                reason = f"it is unused, and goes later: at most {policy.shrink_per_minute:g} a minute are returned"
+            else:
+                self._left[pool] -= 1
+                self.give_back(node, f"nobody has used it for {now - node.idle_since:.0f} s")
+                continue
+            self._kept.append(Wait(node_id=node.id, reason=reason))
+
+    def _unused_first(self, node: NodeView) -> tuple[bool, float, float, str]:
+        is_new = node.idle_since is None
+        return (is_new, node.idle_since or 0.0, -self._situation.price_of(node), node.id)

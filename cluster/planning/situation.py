@@ -1,0 +1,93 @@
+"""A view and the policies, sorted for the questions that a plan asks (pure)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import cached_property
+
+from cluster.offerings import CapacityType, Offering
+from cluster.planning.limits import Limits, limits_of
+from cluster.planning.money import Money, money_of
+from cluster.policies import CapacityRule, Policies
+from cluster.view import ClusterView, JobDemand, NodeView
+
+#: Seconds from the wish for a node to its first step, for jobs whose deadline comes near: a VM boots in minutes.
+PROVISION_S = 300.0
+
+_ACCEPTED: Mapping[CapacityRule | None, frozenset[CapacityType]] = {
+    CapacityRule.SPOT: frozenset({CapacityType.SPOT}),
+    CapacityRule.ON_DEMAND: frozenset({CapacityType.ON_DEMAND}),
+}
+
+
+def accepts(job: JobDemand, capacity: CapacityType | None) -> bool:
+    """The job may run on a node that is paid for so; None: nobody knows how."""
+    accepted = _ACCEPTED.get(job.capacity)
+    return capacity is None or accepted is None or capacity in accepted
+
+
+class Situation:
+    """One view under one version of the policies at one moment."""
+
+    def __init__(self, view: ClusterView, policies: Policies, now: float) -> None:
+        self.view = view
+        self.policies = policies
+        self.now = now
+        self.limits: dict[str, Limits] = {
+            name: limits_of(policy, now) for name, policy in policies.pools.items()
+        }
+        self.offerings: dict[str, Offering] = {offering.id: offering for offering in view.offerings}
+        self.jobs: dict[str, JobDemand] = {job.id: job for job in view.jobs}
+        self.money: Money = money_of(view, policies, self.offerings)
+
+    @cached_property
+    def nodes_of(self) -> Mapping[str, list[NodeView]]:
+        """All nodes by pool, in the order of the view."""
+        nodes: dict[str, list[NodeView]] = defaultdict(list)
+        for node in self.view.nodes:
+            nodes[node.pool].append(node)
+        return nodes
+
+    @cached_property
+    def refused(self) -> Mapping[str, float]:
+        """Until when each offering is refused, by its id; only those that are refused now."""
+        until: dict[str, float] = {}
+        for refusal in self.view.refusals:
+            if refusal.until > self.now:
+                until[refusal.offering] = max(refusal.until, until.get(refusal.offering, 0.0))
+        return until
+
+    @cached_property
+    def available_since(self) -> Mapping[str, float]:
+        """When the last refusal of an offering ended, by its id; what was never refused is missing."""
+        since: dict[str, float] = {}
+        for refusal in self.view.refusals:
+            since[refusal.offering] = max(refusal.until, since.get(refusal.offering, float("-inf")))
+        return since
+
+    def offering_of(self, node: NodeView) -> Offering | None:
+        """What the node was bought as, when it is known."""
+        return self.offerings.get(node.offering)
+
+    def capacity_of(self, node: NodeView) -> CapacityType | None:
+        """How the node is paid for, when it is known."""
+        offering = self.offering_of(node)
+        return None if offering is None else offering.capacity
+
+    def price_of(self, node: NodeView) -> float:
+        """USD for an hour of the node; 0 when its offering is not known."""
+        offering = self.offering_of(node)
+        return 0.0 if offering is None else offering.price_per_hour
+
+    def waited_s(self, job: JobDemand) -> float:
+        """Seconds that the job has had fewer workers than it can use."""
+        since = job.created_at if job.waiting_since is None else job.waiting_since
+        return max(0.0, self.now - since)
+
+    def is_urgent(self, job: JobDemand) -> bool:
+        """Its deadline is so near that only what the cloud does not take back can still meet it."""
+        if job.deadline_at is None or job.work_left_s is None:
+            return False
+        slack_s = job.deadline_at - self.now - job.work_left_s
+        return slack_s <= 2.0 * (job.resume_s + PROVISION_S)

@@ -1,0 +1,15 @@
+"""Times, money and numbers as people read them (pure)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def clock(at: float) -> str:
+    """`12:05:10 UTC`."""
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S UTC")
+
+
+def count(number: int, thing: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -1,0 +1,237 @@
+"""Clusters and policies of every kind for the tests of the planner, and what becomes of a cluster that does a plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from cluster.actions import Drain, Launch, Plan, Terminate
+from cluster.offerings import CapacityType, Offering
+from cluster.policies import BudgetPolicy, BudgetStep, CapacityRule, Policies, PoolPolicy, ProjectPolicy
+from cluster.view import ENDED, ClusterView, JobDemand, NodeView, Refusal, Spending
+from remora.states import NodeState
+
+NOW = 1_000_000.0
+
+
+def offering(
+    size: str = "a", zone: str | None = None, capacity: CapacityType = CapacityType.SPOT, **more: object
+) -> Offering:
+    """A machine of one GPU: 1 USD an hour on spot, 4 on demand."""
+    price = 1.0 if capacity is CapacityType.SPOT else 4.0
+    fields = {"resources": {"GPU": 1.0}, "price_per_hour": price, **more}
+    return Offering(size=size, zone=zone, capacity=capacity, **fields)  # type: ignore[arg-type]
+
+
+def catalogue() -> tuple[Offering, ...]:
+    """Three sizes in two zones, spot and on demand; the large ones have InfiniBand, the smallest cost nothing."""
+    return tuple(
+        offering(
+            size,
+            zone,
+            capacity,
+            resources={"GPU": gpus},
+            price_per_hour=price * (1.0 if capacity is CapacityType.SPOT else 4.0),
+            quota="Spot" if capacity is CapacityType.SPOT else f"{size}Family",
+            quota_units=int(gpus) * 6,
+            has_fabric=size == "large",
+        )
+        for size, gpus, price in (("free", 1.0, 0.0), ("small", 2.0, 2.0), ("large", 4.0, 4.0))
+        for zone in ("1", "2")
+        for capacity in CapacityType
+    )
+
+
+CATALOGUE = catalogue()
+BY_ID = {one.id: one for one in CATALOGUE}
+
+
+def node(name: str = "n", **changes: object) -> NodeView:
+    """A ready node of the pool `p` on which nothing runs."""
+    fields = {
+        "id": name,
+        "pool": "p",
+        "state": NodeState.READY,
+        "created_at": NOW - 1000.0,
+        "resources": {"GPU": 1.0},
+        "offering": offering().id,
+        "idle_since": None if changes.get("jobs") else NOW,
+        **changes,
+    }
+    return NodeView(**fields)  # type: ignore[arg-type]
+
+
+def job(name: str = "j", workers: int | tuple[int, int] = 1, **changes: object) -> JobDemand:
+    """A job of workers with one GPU each."""
+    least, most = (workers, workers) if isinstance(workers, int) else workers
+    fields = {
+        "id": name,
+        "min_workers": least,
+        "max_workers": most,
+        "worker_resources": {"GPU": 1.0},
+        "created_at": NOW,
+        **changes,
+    }
+    return JobDemand(**fields)  # type: ignore[arg-type]
+
+
+def done(view: ClusterView, plan: Plan, now: float) -> ClusterView:
+    """The cluster right after a plan was carried out: wishes are rows, drains and ends have begun."""
+    by_id = {action.node_id: action for action in plan if isinstance(action, Drain | Terminate)}
+    nodes: list[NodeView] = []
+    for one in view.nodes:
+        action = by_id.get(one.id)
+        if isinstance(action, Terminate):
+            nodes.append(_ending(one, action, now))
+        elif isinstance(action, Drain):
+            leaving = {"deadline_at": action.deadline_at, "leaving_since": now}
+            nodes.append(replace(one, state=NodeState.DRAINING, **leaving))  # type: ignore[arg-type]
+        else:
+            nodes.append(one)
+    launches = [action for action in plan if isinstance(action, Launch)]
+    left = dict(view.quota_left)
+    offerings = {one.id: one for one in view.offerings}
+    for launch in launches:
+        bought = offerings[launch.offering]
+        if bought.quota.lower() in left:
+            left[bought.quota.lower()] -= bought.quota_units
+        nodes.append(wished(launch, f"new{len(nodes)}", now))
+    return replace(view, nodes=tuple(nodes), quota_left=left)
+
+
+def _ending(one: NodeView, action: Terminate, now: float) -> NodeView:
+    if one.state in ENDED:
+        return one
+    since = now if one.leaving_since is None else one.leaving_since
+    is_failure = one.is_failure or action.is_failure
+    return replace(one, state=NodeState.TERMINATING, leaving_since=since, is_failure=is_failure)
+
+
+def wished(launch: Launch, name: str, now: float) -> NodeView:
+    """The row of a node before its machine exists."""
+    return NodeView(
+        id=name,
+        pool=launch.pool,
+        state=NodeState.REQUESTED,
+        created_at=now,
+        offering=launch.offering,
+        resources=launch.resources,
+        fabric=launch.fabric,
+        bought_for=launch.job_id,
+        provided=False,
+        is_running=False,
+        is_member=False,
+    )
+
+
+counts = st.integers(0, 6)
+pools = st.builds(
+    PoolPolicy,
+    sizes=st.permutations(["free", "small", "large"]).map(tuple),
+    zones=st.sampled_from([("1",), ("2", "1")]),
+    capacity=st.sampled_from(CapacityRule),
+    min_nodes=st.integers(0, 2),
+    max_nodes=st.integers(2, 8),
+    warm_nodes=st.integers(0, 2),
+    idle_s=st.sampled_from([0.0, 300.0]),
+    grow_per_minute=st.sampled_from([0.5, 3.0, 1000.0]),
+    shrink_per_minute=st.sampled_from([0.5, 3.0, 1000.0]),
+    patience_s=st.sampled_from([0.0, 600.0]),
+    on_demand_core=st.integers(0, 2),
+    return_to_spot_s=st.sampled_from([None, 0.0, 900.0]),
+)
+budgets = st.builds(
+    BudgetPolicy,
+    usd_per_day=st.sampled_from([None, 10.0, 100.0]),
+    usd_per_month=st.sampled_from([None, 1000.0]),
+    steps=st.sampled_from(
+        [
+            {},
+            {BudgetStep.STOP_GROWING: 0.5, BudgetStep.SPOT_ONLY: 0.7, BudgetStep.SHRINK: 0.8},
+        ]
+    ),
+)
+policies = st.builds(
+    Policies,
+    pools=st.fixed_dictionaries({"p": pools}, optional={"q": pools}),
+    projects=st.sampled_from([{}, {"small": ProjectPolicy(gpus=3, usd_per_day=5.0)}]),
+    budget=budgets,
+)
+
+
+@st.composite
+def jobs(draw: st.DrawFn, name: str) -> JobDemand:
+    """One job."""
+    multiple = draw(st.sampled_from([1, 1, 2]))
+    least = draw(st.integers(1, 4)) * multiple
+    return job(
+        name,
+        (least, least + draw(st.integers(0, 3)) * multiple),
+        multiple_of=multiple,
+        project=draw(st.sampled_from(["any", "small"])),
+        worker_resources={"GPU": draw(st.sampled_from([1.0, 1.0, 2.0]))},
+        pools=draw(st.sampled_from([(), ("p",), ("q", "p"), ("none",)])),
+        zones=draw(st.sampled_from([(), ("1",)])),
+        capacity=draw(st.sampled_from([None, None, *CapacityRule])),
+        needs_fabric=draw(st.sampled_from([False, False, True])),
+        priority=draw(st.integers(0, 2)),
+        created_at=NOW - draw(st.sampled_from([0.0, 60.0, 700.0])),
+        is_running=draw(st.booleans()),
+        deadline_at=draw(st.sampled_from([None, NOW + 1000.0])),
+        work_left_s=draw(st.sampled_from([None, 100.0, 900.0])),
+        since_checkpoint_s=draw(st.integers(0, 1000)),
+        resume_s=draw(st.integers(0, 60)),
+    )
+
+
+@st.composite
+def nodes(draw: st.DrawFn, name: str, demands: list[JobDemand]) -> NodeView:
+    """One node in any state."""
+    bought = draw(st.sampled_from(CATALOGUE))
+    state = draw(st.sampled_from([*NodeState, NodeState.READY, NodeState.READY, NodeState.READY]))
+    is_ended = state in (NodeState.GONE, NodeState.FAILED)
+    is_member = state in (NodeState.JOINED, NodeState.READY, NodeState.DRAINING)
+    on_it: dict[str, int] = {}
+    if is_member and demands and draw(st.booleans()):
+        one = draw(st.sampled_from(demands))
+        on_it = {one.id: 1} if bought.resources["GPU"] >= one.worker_resources["GPU"] else {}
+    is_leaving = state in (NodeState.DRAINING, NodeState.TERMINATING)
+    ages = st.sampled_from([5.0, 30.0, 100.0, 2000.0])
+    return node(
+        name,
+        pool=draw(st.sampled_from(["p", "p", "q"])),
+        state=state,
+        created_at=NOW - draw(ages),
+        offering=bought.id,
+        resources=bought.resources,
+        fabric=draw(st.sampled_from([None, "d1", "d2"])) if bought.has_fabric else None,
+        jobs=on_it,
+        bought_for=draw(st.sampled_from([None, *(one.id for one in demands)])),
+        idle_since=NOW - draw(ages) if is_member and not on_it else None,
+        provided=not is_ended and state is not NodeState.REQUESTED,
+        is_running=not is_ended and state is not NodeState.REQUESTED,
+        is_member=is_member,
+        deadline_at=NOW + draw(st.sampled_from([-1.0, 30.0])) if state is NodeState.DRAINING else None,
+        leaving_since=NOW - 10.0 if is_leaving or is_ended else None,
+    )
+
+
+@st.composite
+def views(draw: st.DrawFn) -> ClusterView:
+    """A cluster at any moment."""
+    demands = [draw(jobs(f"j{at}")) for at in range(draw(st.integers(0, 6)))]
+    have = tuple(draw(nodes(f"n{at}", demands)) for at in range(draw(st.integers(0, 8))))
+    refused = draw(st.lists(st.sampled_from(CATALOGUE), max_size=8))
+    untils = st.sampled_from([NOW - 1000.0, NOW - 1.0, NOW + 1.0, NOW + 3600.0])
+    quotas = st.fixed_dictionaries({}, optional=dict.fromkeys(["spot", "smallfamily", "largefamily"], counts))
+    return ClusterView(
+        jobs=tuple(demands),
+        nodes=have,
+        offerings=CATALOGUE,
+        refusals=tuple(Refusal(offering=one.id, until=draw(untils)) for one in refused),
+        quota_left={name: units * 12 for name, units in draw(quotas).items()},
+        spent=Spending(today=draw(st.sampled_from([0.0, 6.0, 9.0, 50.0, 99.5])), this_month=100.0),
+        spent_by_project={"small": Spending(today=draw(st.sampled_from([0.0, 5.0])))},
+        in_turns=draw(st.booleans()),
+    )

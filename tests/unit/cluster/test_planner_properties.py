@@ -1,0 +1,311 @@
+"""What holds for every plan, whatever the cluster, the wishes and the policies are."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+from itertools import combinations
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from cluster.actions import Drain, Launch, Plan, Terminate, Wait
+from cluster.offerings import CapacityType
+from cluster.planner import plan
+from cluster.planning.drains import Losses, cheapest
+from cluster.planning.limits import limits_of
+from cluster.planning.money import LOOK_S, leaving_time_s
+from cluster.planning.situation import Situation
+from cluster.planning.space import slots
+from cluster.policies import CapacityRule, Policies
+from cluster.view import ENDED, ClusterView
+from remora.states import NodeState
+from tests.unit.cluster.planner_worlds import BY_ID, NOW, done, job, node, policies, views
+
+always = settings(max_examples=40, deadline=None)
+
+
+def of(actions: Plan, kind: type) -> list:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def changes(view: ClusterView, actions: Plan) -> list:
+    """What the actions begin; a node that is ending is told so until it is gone, which changes nothing."""
+    ending = {one.id for one in view.nodes if one.state is NodeState.TERMINATING or one.state in ENDED}
+    return [
+        action
+        for action in actions
+        if isinstance(action, Launch | Drain)
+        or (isinstance(action, Terminate) and action.node_id not in ending)
+    ]
+
+
+@always
+@given(views(), policies)
+def test_it_settles(view: ClusterView, rules: Policies) -> None:
+    """What was planned and done leaves nothing to do at the same time, but for what its pace or failures held up.
+
+    Jobs whose nodes were held up may take others that are there, which a pool then has to have anew.
+    """
+    actions = plan(view, rules, NOW)
+    after = done(view, actions, NOW)
+    held_up = any(isinstance(action, Wait) and "launched later" in action.reason for action in actions)
+    for _ in range(10 if held_up else 0):
+        after = done(after, plan(after, rules, NOW), NOW)
+    assert changes(after, plan(after, rules, NOW)) == []
+
+
+@always
+@given(views(), policies)
+def test_a_pool_never_gets_more_nodes_than_its_maximum(view: ClusterView, rules: Policies) -> None:
+    after = done(view, plan(view, rules, NOW), NOW)
+    for name, policy in rules.pools.items():
+        before = sum(1 for one in view.nodes if one.pool == name and one.is_usable)
+        have = sum(1 for one in after.nodes if one.pool == name and one.is_usable)
+        assert have <= max(before, limits_of(policy, NOW).max_nodes)
+        assert have <= policy.max_nodes or of(plan(view, rules, NOW), Launch) == [] or have <= before
+
+
+@always
+@given(views(), policies)
+def test_the_quota_is_kept(view: ClusterView, rules: Policies) -> None:
+    used: Counter[str] = Counter()
+    for launch in of(plan(view, rules, NOW), Launch):
+        used[BY_ID[launch.offering].quota.lower()] += BY_ID[launch.offering].quota_units
+    for name, left in view.quota_left.items():
+        assert used[name] <= left
+
+
+@always
+@given(views(), policies)
+def test_nothing_is_bought_that_was_just_refused(view: ClusterView, rules: Policies) -> None:
+    refused = {refusal.offering for refusal in view.refusals if refusal.until > NOW}
+    assert not refused & {launch.offering for launch in of(plan(view, rules, NOW), Launch)}
+
+
+@always
+@given(views(), policies)
+def test_a_node_that_works_is_drained_and_never_ended(view: ClusterView, rules: Policies) -> None:
+    by_id = {one.id: one for one in view.nodes}
+    for action in plan(view, rules, NOW):
+        if isinstance(action, Terminate) and by_id[action.node_id].jobs:
+            one = by_id[action.node_id]
+            assert one.deadline_at is not None, "only at its deadline"
+            assert one.deadline_at <= NOW
+        if isinstance(action, Drain):
+            assert by_id[action.node_id].jobs
+            assert action.deadline_at > NOW
+
+
+@always
+@given(views(), policies)
+def test_groups_are_bought_whole_or_not_at_all(view: ClusterView, rules: Policies) -> None:
+    rules = rules.model_copy(
+        update={
+            "pools": {
+                name: policy.model_copy(update={"grow_per_minute": 1000.0})
+                for name, policy in rules.pools.items()
+            }
+        }
+    )
+    actions = plan(view, rules, NOW)
+    going = {action.node_id for action in actions if isinstance(action, Drain | Terminate)}
+    bought = Counter[str]()
+    for launch in of(actions, Launch):
+        for one in view.jobs:
+            if launch.job_id == one.id:
+                bought[one.id] += slots(launch.resources, one.worker_resources)
+    failing = {one.pool for one in view.nodes if one.state == "failed"}
+    failing |= {view_node.pool for view_node in view.nodes if view_node.id in going}
+    for one in view.jobs:
+        if not bought[one.id]:
+            continue
+        held = free = 0
+        for there in view.nodes:
+            if there.is_usable and there.id not in going:
+                held += there.jobs.get(one.id, 0)
+                free += slots(there.resources, one.worker_resources)
+        others = sum(
+            slots(launch.resources, one.worker_resources)
+            for launch in of(actions, Launch)
+            if launch.job_id != one.id
+        )
+        assert failing or held + free + others + bought[one.id] >= one.min_workers
+
+
+@always
+@given(views(), policies)
+def test_a_job_that_needs_infiniband_is_bought_one_domain(view: ClusterView, rules: Policies) -> None:
+    by_id = {one.id: one for one in view.jobs}
+    domains: dict[str, set[str | None]] = defaultdict(set)
+    made_of: dict[str, set[str]] = defaultdict(set)
+    for one in view.nodes:
+        if one.fabric is not None:
+            made_of[one.fabric].add(one.offering)
+    before = {name: set(made) for name, made in made_of.items()}
+    for launch in of(plan(view, rules, NOW), Launch):
+        if launch.job_id is not None and by_id[launch.job_id].needs_fabric:
+            assert launch.fabric is not None
+            assert BY_ID[launch.offering].has_fabric
+            domains[launch.job_id].add(launch.fabric)
+            made_of[launch.fabric].add(launch.offering)
+    assert all(len(names) == 1 for names in domains.values())
+    for names in domains.values():
+        for name in names:
+            assert name is not None
+            assert len(made_of[name]) <= max(1, len(before.get(name, ())) + 0) or name in before
+
+
+@always
+@given(views(), policies)
+def test_only_what_pool_and_job_agree_on_is_bought(view: ClusterView, rules: Policies) -> None:
+    by_id = {one.id: one for one in view.jobs}
+    for launch in of(plan(view, rules, NOW), Launch):
+        policy, bought = rules.pools[launch.pool], BY_ID[launch.offering]
+        assert bought.size in policy.sizes
+        assert bought.zone in policy.zones
+        spot = bought.capacity is CapacityType.SPOT
+        assert policy.capacity is not (CapacityRule.ON_DEMAND if spot else CapacityRule.SPOT)
+        if launch.job_id is not None:
+            wish = by_id[launch.job_id]
+            assert wish.capacity is not (CapacityRule.ON_DEMAND if spot else CapacityRule.SPOT)
+            assert not wish.zones or bought.zone in wish.zones
+            assert not wish.pools or launch.pool in wish.pools
+
+
+@always
+@given(views(), policies)
+def test_on_demand_is_bought_for_a_preferred_spot_only_in_need(view: ClusterView, rules: Policies) -> None:
+    situation = Situation(view, rules, NOW)
+    for launch in of(plan(view, rules, NOW), Launch):
+        policy = rules.pools[launch.pool]
+        wish = situation.jobs.get(launch.job_id or "")
+        if BY_ID[launch.offering].capacity is CapacityType.SPOT or wish is None:
+            continue
+        if policy.capacity is CapacityRule.PREFER_SPOT and wish.capacity in (None, CapacityRule.PREFER_SPOT):
+            assert situation.is_urgent(wish) or situation.waited_s(wish) >= policy.patience_s
+
+
+@always
+@given(views(), policies)
+def test_the_minimum_is_never_returned(view: ClusterView, rules: Policies) -> None:
+    assume(rules.budget.usd_per_day is None and rules.budget.usd_per_month is None)
+    actions = plan(view, rules, NOW)
+    by_id = {one.id: one for one in view.nodes}
+    unused = Counter(
+        by_id[action.node_id].pool for action in of(actions, Terminate) if "nobody has used" in action.reason
+    )
+    after = done(view, actions, NOW)
+    for name, policy in rules.pools.items():
+        have = sum(1 for one in after.nodes if one.pool == name and one.is_usable)
+        assert not unused[name] or have >= min(policy.min_nodes, policy.max_nodes)
+
+
+@always
+@given(views(), policies)
+def test_everything_has_a_reason(view: ClusterView, rules: Policies) -> None:
+    actions = plan(view, rules, NOW)
+    for action in actions:
+        said = getattr(action, "reason", None) or getattr(action, "message", "")
+        assert len(said) > 10
+    told = {action.job_id for action in of(actions, Wait)}
+    bought = {launch.job_id for launch in of(actions, Launch)}
+    running = {one.id for one in view.jobs if one.is_running}
+    assert {one.id for one in view.jobs} <= told | bought | running
+    nodes_told = {action.node_id for action in actions if hasattr(action, "node_id")}
+    wanted = [one for one in view.nodes if one.is_usable and not one.jobs and one.idle_since is not None]
+    assert all(one.id in nodes_told or view.jobs for one in wanted)
+
+
+@always
+@given(views(), policies)
+def test_the_order_of_rows_is_no_matter(view: ClusterView, rules: Policies) -> None:
+    turned = replace(view, jobs=view.jobs[::-1], nodes=view.nodes[::-1], refusals=view.refusals[::-1])
+    assert Counter(map(repr, plan(view, rules, NOW))) == Counter(map(repr, plan(turned, rules, NOW)))
+
+
+@always
+@given(views(), policies, st.integers(1, 40))
+def test_a_budget_is_never_exceeded(view: ClusterView, rules: Policies, limit: int) -> None:
+    """However much is running and wished for, and however late within its time somebody looks."""
+    budget = rules.budget.model_copy(update={"usd_per_day": view.spent.today + limit, "steps": {}})
+    rules = rules.model_copy(update={"budget": budget})
+    burning = sum(BY_ID[one.offering].price_per_hour for one in view.nodes if one.is_paid)
+    leaving_s = leaving_time_s(rules)
+    assume(view.spent.today + burning * leaving_s / 3600.0 <= view.spent.today + limit)
+    spent, now = view.spent.today, NOW
+    for _ in range(120):
+        view = done(view, plan(view, rules, now), now)
+        rate = sum(BY_ID[one.offering].price_per_hour for one in view.nodes if one.is_paid)
+        now += LOOK_S
+        spent += rate * LOOK_S / 3600.0
+        view = _a_look_later(view, spent)
+        assert spent <= (budget.usd_per_day or 0.0) + 1e-6
+
+
+def _a_look_later(view: ClusterView, spent: float) -> ClusterView:
+    """Wishes have become members on which nobody works yet, and what was ended is gone."""
+    left = [one for one in view.nodes if one.state is not NodeState.TERMINATING]
+    nodes = tuple(
+        replace(one, state=NodeState.READY, provided=True, is_running=True, is_member=True)
+        if one.is_usable and not one.is_member
+        else one
+        for one in left
+    )
+    return replace(view, nodes=nodes, spent=replace(view.spent, today=spent))
+
+
+@always
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 900), st.integers(0, 60)), min_size=4, max_size=4),
+    st.integers(1, 3),
+)
+def test_the_nodes_drained_are_those_that_cost_least(
+    places: list[tuple[int, int]], kinds: list[tuple[int, int, int]], number: int
+) -> None:
+    """One node: no other costs less.  Several: each is the cheapest after those before it."""
+    demands = {
+        f"j{at}": job(f"j{at}", (least, 20), since_checkpoint_s=since, resume_s=resume)
+        for at, (least, since, resume) in enumerate(kinds)
+    }
+    there = [node(f"n{at}", jobs={f"j{which}": workers}) for at, (which, workers) in enumerate(places)]
+    chosen = cheapest(there, Losses(demands, there), number)
+    assert len(chosen) == min(number, len(there))
+    losses = Losses(demands, there)
+    left = list(there)
+    for one in chosen:
+        assert losses.of(one) == min(losses.of(other) for other in left)
+        losses.drain(one)
+        left.remove(one)
+
+
+@always
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3)), min_size=1, max_size=7))
+def test_a_shrink_leaves_every_job_its_smallest_group(places: list[tuple[int, int]]) -> None:
+    demands = {f"j{at}": job(f"j{at}", (2, 20)) for at in range(3)}
+    there = [node(f"n{at}", jobs={f"j{which}": workers}) for at, (which, workers) in enumerate(places)]
+    gone = {one.id for one in cheapest(there, Losses(demands, there), 99, keep_minimum=True)}
+    before, after = Counter[str](), Counter[str]()
+    for one in there:
+        before.update(one.jobs)
+        if one.id not in gone:
+            after.update(one.jobs)
+    for name, workers in before.items():
+        assert after[name] >= min(workers, 2)
+    # Nothing more could go.
+    for one in there:
+        name = next(iter(one.jobs))
+        assert one.id in gone or after[name] - one.jobs[name] < 2
+
+
+def test_pairs_of_pools_share_one_budget_of_nodes() -> None:
+    """The combinations of rules that exclude each other are refused with both named."""
+    for pool_rule, wish in combinations([CapacityRule.SPOT, CapacityRule.ON_DEMAND], 2):
+        view = ClusterView(jobs=(job(capacity=wish, pools=("p",)),), offerings=tuple(BY_ID.values()))
+        rules = Policies.model_validate(
+            {"pools": {"p": {"sizes": ["small"], "zones": ["1"], "capacity": pool_rule}}}
+        )
+        (wait,) = plan(view, rules, NOW)
+        assert isinstance(wait, Wait)
+        assert f"buys {pool_rule} only" in wait.reason
