@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 DEEPSPEED := $(VENV)/.installed-deepspeed
 TORCH_INDEX ?=
 
-.PHONY: setup deepspeed demo demo-elastic demo-bytegpt test test-fast tensorflow chaos check format bench bench-elastic bench-backends backends-table lock clean
+.PHONY: setup deepspeed demo demo-elastic demo-bytegpt test test-fast tensorflow chaos check format bench bench-elastic bench-backends bench-planner backends-table lock clean
 
 setup: $(STAMP)
 
@@ -78,6 +78,9 @@ bench-elastic: setup
 
 bench-backends: setup deepspeed
 	PYTHONPATH=. $(BIN)/python -m benchmarks backends
+
+bench-planner: setup
+	PYTHONPATH=. $(BIN)/python -m benchmarks planner
 
 # What each backend can do, by the tests that show it: runs them, and writes docs/backends.md.
 backends-table: setup deepspeed

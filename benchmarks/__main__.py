@@ -9,10 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import backends, elastic
+from benchmarks import backends, elastic, planner
 
 OUT = Path(__file__).parent / "out"
-BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {"elastic": elastic.run, "backends": backends.run}
+BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
+    "elastic": elastic.run,
+    "backends": backends.run,
+    "planner": planner.run,
+}
 
 
 def main() -> int:
