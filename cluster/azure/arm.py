@@ -128,6 +128,11 @@ class Arm:
                 if _failure(error).code == "ResourceGroupNotFound":
                     raise
 
+    async def simulate_eviction(self, name: str) -> None:
+        """Let Azure take a spot machine back within minutes, with the notice that it gives to real ones."""
+        async with _Failures():
+            await self._client.virtual_machines.simulate_eviction(self._group, name)
+
     async def machines(self) -> list[SeenMachine]:
         """All machines of the resource group, those of others too.  Raises ArmError when any page fails."""
         async with _Failures():

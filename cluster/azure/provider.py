@@ -14,7 +14,6 @@ import math
 import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from azure.core.credentials_async import AsyncTokenCredential
@@ -32,6 +31,7 @@ from cluster.azure.body import (
 )
 from cluster.azure.errors import CloudFailure, Reason, judge, to_error
 from cluster.azure.event_loop import EventLoopThread
+from cluster.azure.memory import Memory, Wish
 from cluster.azure.settings import AzureSettings
 from cluster.azure.sweep import orphans
 from cluster.offerings import CapacityType, Offering
@@ -57,37 +57,6 @@ _AT_ONCE = 16
 Answer = TypeVar("Answer")
 
 
-@dataclass
-class _Wish:
-    """A machine that was asked for, as long as it is expected to be listed."""
-
-    request: NodeRequest
-    offering: Offering
-    created_at: float
-    #: Where its operation can be asked about; None when the answer was lost or another process asked.
-    operation: str | None = None
-
-
-@dataclass
-class _Memory:
-    """What one process knows beyond what Azure lists; losing it costs nothing but a look."""
-
-    #: By machine name.
-    wishes: dict[str, _Wish] = field(default_factory=dict)
-    #: Nodes seen in the last look, by machine name.
-    nodes: dict[str, ProvidedNode] = field(default_factory=dict)
-    #: When each machine was asked to go.
-    deleted: dict[str, float] = field(default_factory=dict)
-    #: What machines failed with.
-    refusals: dict[str, ProviderError] = field(default_factory=dict)
-    #: Before these times Azure is not asked to write, or to read.
-    not_before: dict[str, float] = field(default_factory=dict)
-    #: Interfaces and disks without a machine, and since when.
-    alone: dict[str, float] = field(default_factory=dict)
-    swept_at: float = -math.inf
-    quotas: quota.Reading | None = None
-
-
 class AzureProvider:
     """`cluster.provider.Provider` whose machines are virtual machines of one resource group.
 
@@ -107,7 +76,7 @@ class AzureProvider:
         self._head = head
         self._catalogue = catalogue
         self._clock = clock
-        self._memory = _Memory()
+        self._memory = Memory()
         self._thread = EventLoopThread("azure")
         self._arm = self._thread.run(self._open(credential))
         self._credential = credential
@@ -146,6 +115,14 @@ class AzureProvider:
         """
         self._thread.run(self._delete(machine_name(self._settings.cluster, node_id)))
 
+    def simulate_eviction(self, node_id: str) -> None:
+        """Let Azure preempt a spot node within minutes, with its usual notice: a rehearsal.
+
+        The controller's own role does not allow it; give it for the time of the rehearsal.  Raises InvalidRequest
+        for a node that is not there or not spot, and ProviderError as everything else does.
+        """
+        self._thread.run(self._simulate_eviction(node_id))
+
     def quota_left(self) -> dict[str, int]:
         """Units of each quota that are left, by its name in lower case; empty when Azure does not say."""
         return self._thread.run(self._quota_left())
@@ -179,7 +156,7 @@ class AzureProvider:
             return
         await self._check_quota(offering)
         body = machine_body(self._settings, request, offering, self._head, now)
-        wish = _Wish(request, offering, now)
+        wish = Wish(request, offering, now)
         try:
             wish.operation = await self._asked("write", self._arm.put(name, body))
         except ArmError as error:
@@ -231,6 +208,16 @@ class AzureProvider:
         self._memory.deleted[name] = self._clock()
         self._memory.wishes.pop(name, None)
         self._memory.nodes.pop(name, None)
+
+    async def _simulate_eviction(self, node_id: str) -> None:
+        name = machine_name(self._settings.cluster, node_id)
+        try:
+            await self._asked("write", self._arm.simulate_eviction(name))
+        except ArmError as error:
+            if error.failure.status in (400, 404, 409):
+                said = f"Azure does not simulate an eviction of {node_id}: {error.failure.message}"
+                raise InvalidRequest(said) from error
+            raise self._error(error.failure, None) from error
 
     async def _asked(self, kind: str, request: Coroutine[Any, Any, Answer]) -> Answer:
         """Send a request unless Azure said not to ask before some time; raises ArmError."""

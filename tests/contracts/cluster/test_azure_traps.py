@@ -333,6 +333,28 @@ def test_a_clock_that_is_wrong_does_not_age_machines(rig: AzureRig) -> None:
     assert only(rig.list()).created_at == pytest.approx(rig.clock(), abs=60)
 
 
+# Rehearsals.
+
+
+def test_a_simulated_eviction_takes_a_spot_machine_after_its_notice(rig: AzureRig) -> None:
+    rig.create(wish())
+    told: list[str] = []
+    rig.server.cloud.on_notice = lambda machine, _at: told.append(machine.name)
+    rig.azure.simulate_eviction("node_a")
+    assert told == [machine_name(CLUSTER, "node_a")]
+    assert only(rig.list()).is_running, "the notice is not over"
+    rig.knobs(skew_s=31.0)
+    assert rig.list() == []
+    assert rig.left() == 0
+
+
+@pytest.mark.parametrize("node_id", ["node_a", "node_never"])
+def test_what_cannot_be_evicted_is_said_in_a_sentence(rig: AzureRig, node_id: str) -> None:
+    rig.create(wish("node_a", ON_DEMAND))
+    with pytest.raises(InvalidRequest, match=node_id):
+        rig.azure.simulate_eviction(node_id)
+
+
 # What is left behind.
 
 

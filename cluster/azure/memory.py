@@ -1,0 +1,41 @@
+"""What one process knows of the machines of Azure beyond what a list shows; losing it costs nothing but a look."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from cluster.azure import quota
+from cluster.offerings import Offering
+from cluster.provider import NodeRequest, ProvidedNode, ProviderError
+
+
+@dataclass
+class Wish:
+    """A machine that was asked for, as long as it is expected to be listed."""
+
+    request: NodeRequest
+    offering: Offering
+    created_at: float
+    #: Where its operation can be asked about; None when the answer was lost or another process asked.
+    operation: str | None = None
+
+
+@dataclass
+class Memory:
+    """All of it; times are seconds since 1970."""
+
+    #: By machine name.
+    wishes: dict[str, Wish] = field(default_factory=dict)
+    #: Nodes seen in the last look, by machine name.
+    nodes: dict[str, ProvidedNode] = field(default_factory=dict)
+    #: When each machine was asked to go.
+    deleted: dict[str, float] = field(default_factory=dict)
+    #: What machines failed with.
+    refusals: dict[str, ProviderError] = field(default_factory=dict)
+    #: Before these times Azure is not asked to write, or to read.
+    not_before: dict[str, float] = field(default_factory=dict)
+    #: Interfaces and disks without a machine, and since when.
+    alone: dict[str, float] = field(default_factory=dict)
+    swept_at: float = -math.inf
+    quotas: quota.Reading | None = None
