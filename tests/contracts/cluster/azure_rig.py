@@ -43,14 +43,14 @@ def settings(endpoint: str, cluster: str = CLUSTER, **more: Any) -> AzureSetting
 
 
 class RigClock:
-    """The provider's time: what has passed since the test began passes only when the test says so."""
+    """The provider's time, which the test moves: the host's, or with `stands` one that only the test moves."""
 
-    def __init__(self) -> None:
-        self._began = time.time()
+    def __init__(self, stands: bool) -> None:
+        self._began = time.time() if stands else None
         self.passed_s = 0.0
 
     def __call__(self) -> float:
-        return self._began + self.passed_s
+        return (time.time() if self._began is None else self._began) + self.passed_s
 
 
 class AzureRig:
@@ -59,11 +59,11 @@ class AzureRig:
     def __init__(self, head: str = "10.0.0.4:6379", own_time: bool = False) -> None:
         """`head` is what machines join, where they are more than books.
 
-        With `own_time` the emulator goes by the rig's clock too, else by the host's.
+        With `own_time` only the test moves the time, and the emulator goes by it too.
         """
         self.head = head
         self._own_time = own_time
-        self.clock = RigClock()
+        self.clock = RigClock(stands=own_time)
         self.offerings: Sequence[Offering] = catalogue.offerings(REGION)
 
     def __enter__(self) -> AzureRig:
