@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -70,7 +70,7 @@ class _Stage:
     note: str = ""
 
 
-Mark = tuple[Counter[str], dict[str, int], float, Counter[str]]
+Mark = tuple[defaultdict[str, int], dict[str, int], float, defaultdict[str, int]]
 
 
 class Market:
@@ -79,9 +79,10 @@ class Market:
     def __init__(self, situation: Situation, usable: Mapping[str, list[NodeView]]) -> None:
         self._situation = situation
         #: Usable nodes by pool, and the on-demand ones among them; both grow with what is bought.
-        self.nodes: Counter[str] = Counter({pool: len(nodes) for pool, nodes in usable.items()})
-        self._on_demand: Counter[str] = Counter()
+        self.nodes: defaultdict[str, int] = defaultdict(int)
+        self._on_demand: defaultdict[str, int] = defaultdict(int)
         for pool, nodes in usable.items():
+            self.nodes[pool] = len(nodes)
             capacities = [situation.capacity_of(node) for node in nodes]
             self._on_demand[pool] = capacities.count(CapacityType.ON_DEMAND)
         self._quota = {name.lower(): left for name, left in situation.view.quota_left.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,11 +18,15 @@ def slots(free: Resources, worker: Resources) -> int:
 
     Memory that nobody announced is no limit: Ray measures it once the node is there.
     """
-    least = math.inf
+    least = -1
     for name, amount in worker.items():
-        if amount > 0 and not (name == "memory" and name not in free):
-            least = min(least, math.floor(free.get(name, 0.0) / amount + 1e-9))
-    return 0 if math.isinf(least) else max(0, int(least))
+        if amount <= 0 or (name == "memory" and name not in free):
+            continue
+        count = int(free.get(name, 0.0) / amount + 1e-9)
+        if count <= 0:
+            return 0
+        least = count if least < 0 else min(least, count)
+    return max(0, least)
 
 
 class Bin:
