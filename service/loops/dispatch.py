@@ -41,7 +41,7 @@ def dispatch(turn: Turn, launcher: Launcher) -> None:
     # 2. Decide.
     sizes = [
         PoolSize(pool.name, pool.size, pool.resources)
-        for pool in pools(policies_in_force(turn), turn.settings)
+        for pool in pools(policies_in_force(turn), turn.settings, turn.now)
     ]
     admission = admit(snapshot.queue, snapshot.claims, snapshot.rooms, sizes)
     # 3. Apply: rows first, so that a crash before the driver runs is found and healed by `track`.

@@ -14,6 +14,7 @@ from functools import partial
 import sqlalchemy as sa
 
 from cluster.fixed_pools import ClusterView, Launch, PlannedNode, PoolView, Terminate, plan
+from cluster.planning.limits import limits_of
 from cluster.policies import Policies
 from cluster.provider import NodeRequest, ProvidedNode, Provider, ProviderError, Throttled
 from remora.states import NodeState
@@ -41,11 +42,11 @@ class Unseen(Exception):
     """The provider or Ray does not say what there is."""
 
 
-def pools(policies: Policies, settings: Settings) -> tuple[PoolView, ...]:
-    """The node pools that the policies wish for; a local node costs nothing, so each pool is kept at its maximum."""
+def pools(policies: Policies, settings: Settings, now: float) -> tuple[PoolView, ...]:
+    """The node pools that the policies wish for now; local nodes cost nothing, so each is kept at its maximum."""
     (local,) = local_offerings(settings)
     return tuple(
-        PoolView(name=name, size=pool.max_nodes, resources=local.resources)
+        PoolView(name=name, size=limits_of(pool, now).max_nodes, resources=local.resources)
         for name, pool in policies.pools.items()
     )
 
@@ -65,7 +66,7 @@ def scale(turn: Turn, provider: Provider, membership: Membership) -> None:
     # 4. Decide, and hear the operators' own rules.
     policies = policies_in_force(turn)
     view = ClusterView(
-        pools=pools(policies, turn.settings),
+        pools=pools(policies, turn.settings, turn.now),
         nodes=tuple(_planned(row, machines, members) for row in rows),
     )
     actions = plan(view, turn.now)

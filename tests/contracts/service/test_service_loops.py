@@ -548,6 +548,14 @@ class TestPolicies:
         self.apply(ready, "pools: {}")
         self.wait_for(ready, [])
 
+    def test_a_schedule_holds_in_its_window(self, ready: World) -> None:
+        window = "{begins: 0 0 * * *, lasts_s: 20m}"
+        schedules = f"[{{window: {window}, max_nodes: 1}}]"
+        self.apply(ready, f"pools: {{local: {{sizes: [local], max_nodes: 4, schedules: {schedules}}}}}")
+        self.wait_for(ready, ["local"])
+        ready.now = 1200.0
+        self.wait_for(ready, ["local"] * 4)
+
     def test_a_version_that_is_not_accepted_any_more_is_passed_over(
         self, ready: World, caplog: pytest.LogCaptureFixture
     ) -> None:
