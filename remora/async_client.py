@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx2
 
-from remora import flows, requests
+from remora import flows, requests, what_if
 from remora.errors import ApiError, ConnectionFailed, NotFound
 from remora.flows import Flow, Work
 from remora.requests import Answer, Request, Stream
@@ -34,6 +34,7 @@ from remora.views import (
     Policy,
     PolicyCheck,
     PolicyVersion,
+    WhatIf,
 )
 
 T = TypeVar("T")
@@ -213,6 +214,18 @@ class AsyncClient(Shell):
     async def drill(self, drill_id: str) -> Drill:
         """See `Client.drill`."""
         return await self._send(requests.get_drill(drill_id))
+
+    async def what_if(
+        self,
+        traces: Sequence[str | Path],
+        policies: Sequence[str | Path],
+        *,
+        seed: int = 0,
+        look_s: float = 60.0,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> WhatIf:
+        """See `Client.what_if`."""
+        return await self._run(what_if.what_if(traces, policies, seed, look_s, on_progress))
 
     async def health(self) -> Health:
         """See `Client.health`."""

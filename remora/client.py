@@ -12,14 +12,14 @@ ConnectionFailed when it does not answer.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx2
 
-from remora import flows, requests
+from remora import flows, requests, what_if
 from remora.async_client import AsyncClient
 from remora.errors import ApiError, ConnectionFailed, NotFound
 from remora.flows import Flow, Work
@@ -44,6 +44,7 @@ from remora.views import (
     Policy,
     PolicyCheck,
     PolicyVersion,
+    WhatIf,
 )
 
 __all__ = ["AsyncClient", "Client"]
@@ -233,6 +234,22 @@ class Client(Shell):
     def drill(self, drill_id: str) -> Drill:
         """How a drill goes; over when it has `ended_at`."""
         return self._send(requests.get_drill(drill_id))
+
+    def what_if(
+        self,
+        traces: Sequence[str | Path],
+        policies: Sequence[str | Path],
+        *,
+        seed: int = 0,
+        look_s: float = 60.0,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> WhatIf:
+        """Replay traces under one policy or two, and wait for the answer; look at its `state` and `message`.
+
+        A trace is a file, or `OFFERING=FILE` for spot availability in SkyPilot's format; policies are YAML files.
+        `on_progress` is told the part that is done.  Raises ConfigurationError for a file that cannot be read.
+        """
+        return self._run(what_if.what_if(traces, policies, seed, look_s, on_progress))
 
     def health(self) -> Health:
         """Whether the service answers."""

@@ -36,6 +36,7 @@ from remora.views import (
     PolicyCheck,
     PolicyVersion,
     Problem,
+    WhatIf,
 )
 
 T = TypeVar("T")
@@ -353,6 +354,17 @@ def node_path(node_id: str, *rest: str) -> str:
     if not _ID.fullmatch(node_id):
         raise NotFound(404, "node_not_found", f"there is no node {node_id[:80]!r}")
     return "/".join(("/v1/nodes", node_id, *rest))
+
+
+def create_plan(body: Mapping[str, Any]) -> Request[WhatIf]:
+    """Begin a replay; while another one runs it is asked for again."""
+    return Request(method="POST", path="/v1/plans", json=dict(body), parse=_one(WhatIf))
+
+
+def get_plan(plan_id: str, wait_s: float) -> Request[WhatIf]:
+    """Where a replay stands, with its next news or after `wait_s`."""
+    params = {"wait_s": f"{wait_s:g}"}
+    return Request(method="GET", path=f"/v1/plans/{quote(plan_id)}", params=params, parse=_one(WhatIf))
 
 
 def get_health() -> Request[Health]:

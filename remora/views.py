@@ -277,6 +277,71 @@ class Drill(View):
     jobs: list[DrilledJob] = Field(default_factory=list)
 
 
+class ReplayReport(View):
+    """A trace replayed under one policy; money in USD."""
+
+    #: Name of the policy's file.
+    policy: str
+    jobs: int
+    succeeded: int
+    #: Jobs that fit on no node, that were lost too often, or for which nothing ever came.
+    failed: int
+    cost_usd: float
+    spot_usd: float
+    on_demand_usd: float
+    #: From a submission to the first start.
+    wait_p50_s: float
+    wait_p95_s: float
+    #: From a submission to the end.
+    completion_p50_s: float
+    completion_p95_s: float
+    completion_mean_s: float
+    #: From the first submission to the end of the last job.
+    makespan_s: float
+    #: Part of the workers' time that was work which was not lost.
+    goodput: float
+    #: Part of the paid capacity that workers held.
+    used: float
+    preemptions: int
+    #: Attempts that ended with a node, and times that a job went on with fewer workers instead.
+    losses: int
+    shrinks: int
+    #: Part of the node-seconds that were spot.
+    spot_share: float
+    launches: int
+    #: Launches for which the cloud had no node.
+    refused: int
+    #: Days and months that cost more than the cluster's budget for them.
+    budget_violations: int
+    deadlines_missed: int
+
+
+class WhatIf(View):
+    """A replay of a trace under one policy or two, and where it stands."""
+
+    id: str
+    #: `running`, `done` or `failed`.
+    state: str
+    #: True when nothing will change any more.
+    terminal: bool
+    #: Part of it that is done, 0 to 1.
+    progress: float = 0.0
+    #: Why it failed, one sentence for people.
+    message: str | None = None
+    #: Jobs of the trace.
+    jobs: int
+    #: Names of the policies' files, in the order of the request.
+    policies: list[str]
+    #: One for each policy, once it is done.
+    reports: list[ReplayReport] = Field(default_factory=list)
+    #: What of the trace was left out, and why.
+    notes: list[str] = Field(default_factory=list)
+    #: An SVG of nodes and waiting jobs over time, once it is done.
+    plot: str | None = None
+    created_at: float
+    ended_at: float | None = None
+
+
 class FieldProblem(View):
     """One refused field."""
 

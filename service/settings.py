@@ -40,6 +40,8 @@ class Settings(BaseSettings):
     warm_modules: str = "torch,torch._dynamo,remora.torch"
     #: Bytes of a JSON request body.
     max_body_bytes: int = Field(default=2 * 2**20, gt=0)
+    #: Bytes of a request body with traces.
+    max_trace_bytes: int = Field(default=64 * 2**20, gt=0)
     #: Bytes of a code bundle, packed.
     max_bundle_bytes: int = Field(default=512 * 2**20, gt=0)
     #: Bytes of a code bundle, unpacked.

@@ -71,7 +71,16 @@ class Fleet:
         self.launches += 1
         stock.held += 1
         free = dict(stock.offering.resources)
-        node = SimNode(self.launches, action.pool, stock, now, free, action.fabric, paid_until=now)
+        node = SimNode(
+            number=self.launches,
+            pool=action.pool,
+            stock=stock,
+            created_s=now,
+            free=free,
+            fabric=action.fabric,
+            bought_for=action.job_id,
+            paid_until=now,
+        )
         self.nodes[node.id] = node
         self.every.append(node)
         self._agenda.add(now + self._provisioning_s, self._ready, node)

@@ -20,6 +20,8 @@ class SimNode:
     created_s: float
     free: dict[str, float]
     fabric: str | None = None
+    #: The job that it was bought for.
+    bought_for: str | None = None
     state: NodeState = NodeState.LAUNCHED
     #: Workers by job id.
     jobs: dict[str, int] = field(default_factory=dict)

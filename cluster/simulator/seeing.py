@@ -37,6 +37,7 @@ def view_of(
         refusals=tuple(refusals),
         spent=Spending(today=spent[0], this_month=spent[1]),
         budget_step=budget_step,
+        in_turns=True,
     )
 
 
@@ -50,6 +51,7 @@ def _demand(sim: SimJob, now: float, begins_at: float, told: BudgetStep | None) 
         waiting_since=begins_at + sim.short_since,
         work_left_s=(sim.job.work_s - sim.done_at(now)) / sim.job.max_workers,
         since_checkpoint_s=sim.unsaved_s(now),
+        is_running=bool(sim.workers),
         told=told,
     )
     return demand
@@ -88,6 +90,7 @@ def _whole_node(node: SimNode, begins_at: float) -> NodeView:
         resources=node.stock.offering.resources,
         fabric=node.fabric,
         jobs=dict(node.jobs),
+        bought_for=node.bought_for,
         idle_since=None if node.idle_since is None or ended else begins_at + node.idle_since,
         provided=not ended,
         is_running=not ended,

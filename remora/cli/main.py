@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
-from remora.cli import cluster, conversion, drill, jobs, models, policies, results, streams, submission
+from remora.cli import cluster, conversion, drill, jobs, models, plans, policies, results, streams, submission
 from remora.cli.exits import HELP, ExitCode, code_of_error
 from remora.errors import RemoraError, SpecError
 
@@ -34,6 +34,7 @@ for command in (
     jobs.wait,
     cluster.nodes,
     drill.drill,
+    plans.plan,
     results.checkpoints,
     results.download,
     models.outputs,

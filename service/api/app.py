@@ -19,6 +19,7 @@ from service.api import (
     jobs,
     nodes,
     outputs,
+    plans,
     policies,
     problems,
     streams,
@@ -26,6 +27,7 @@ from service.api import (
 from service.api.context import Context
 from service.api.feed import Feed
 from service.api.gate import Gate
+from service.api.replays import Replays
 from service.api.telemetry import Telemetry
 from service.settings import Settings
 from service.store.database import Database
@@ -45,15 +47,19 @@ def create_app(settings: Settings) -> FastAPI:
         settings.home.mkdir(parents=True, exist_ok=True)
         database = Database(settings.database)
         feed = Feed(database)
+        replays = Replays()
         looking: asyncio.Task[None] | None = None
         try:
             await asyncio.to_thread(migrate, database)
             await asyncio.to_thread(bundles.forget_interrupted, settings.home, time.time() - STALE_UPLOAD_S)
             looking = asyncio.create_task(feed.run())
-            app.state.remora = Context(settings, database, Storage(settings.storage), feed, telemetry)
+            app.state.remora = Context(
+                settings, database, Storage(settings.storage), feed, telemetry, replays
+            )
             yield
         finally:
             feed.close()
+            await replays.close()
             if looking is not None:
                 looking.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -85,6 +91,7 @@ def create_app(settings: Settings) -> FastAPI:
         drills.router,
         cluster.router,
         policies.router,
+        plans.router,
     )
     problems.install(app, [*app.routes, *(route for part in parts for route in part.routes)])
     for part in parts:

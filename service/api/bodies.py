@@ -23,8 +23,8 @@ def _check_length(request: Request, limit: int) -> None:
         raise _too_large(limit)
 
 
-async def read_object(request: Request, limit: int) -> dict[str, Any]:
-    """The body as a JSON object of at most `limit` bytes.  Raises ApiProblem 400, 413, 415 or 422."""
+async def read_json(request: Request, limit: int) -> bytes:
+    """The body, said to be JSON and not parsed yet, of at most `limit` bytes.  Raises ApiProblem 400, 413 or 415."""
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != "application/json":
         raise ApiProblem(
@@ -36,8 +36,14 @@ async def read_object(request: Request, limit: int) -> dict[str, Any]:
         body += chunk
         if len(body) > limit:
             raise _too_large(limit)
+    return bytes(body)
+
+
+async def read_object(request: Request, limit: int) -> dict[str, Any]:
+    """The body as a JSON object of at most `limit` bytes.  Raises ApiProblem 400, 413, 415 or 422."""
+    body = await read_json(request, limit)
     try:
-        text = bytes(body).decode()
+        text = body.decode()
     except UnicodeDecodeError as error:
         raise ApiProblem(400, "invalid_encoding", f"the body is not UTF-8 at byte {error.start}") from None
     value = _parse(text)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastapi import Request
 
 from service.api.feed import Feed
 from service.api.problems import job_not_found
+from service.api.replays import Replays
 from service.api.telemetry import Telemetry
 from service.queue.rows import JobRow
 from service.settings import Settings
@@ -28,6 +29,7 @@ class Context:
     storage: Storage
     feed: Feed
     telemetry: Telemetry
+    replays: Replays = field(default_factory=Replays)
     #: Seconds since 1970.
     clock: Callable[[], float] = time.time
 

@@ -1,0 +1,41 @@
+"""What-if: a trace replayed under one policy or two."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from remora.views import WhatIf
+from service.api.bodies import read_json
+from service.api.context import context_of
+from service.api.parameters import Parameters
+
+router = APIRouter()
+
+#: Seconds that a request may wait for news.
+LONGEST_WAIT_S = 20.0
+
+
+class WaitParameters(Parameters):
+    """How long to wait for news."""
+
+    wait_s: Annotated[float, Field(ge=0, le=LONGEST_WAIT_S)] = 0.0
+
+
+@router.post("/v1/plans", operation_id="create_plan", status_code=202, response_model=WhatIf)
+async def create_plan(request: Request, _: Annotated[Parameters, Query()]) -> Response:
+    """Begin a replay; its answer is at `Location`."""
+    context = context_of(request)
+    body = await read_json(request, context.settings.max_trace_bytes)
+    view = await context.replays.start(body)
+    headers = {"Location": f"/v1/plans/{view.id}"}
+    return Response(view.model_dump_json(), 202, headers, media_type="application/json")
+
+
+@router.get("/v1/plans/{plan_id}", operation_id="get_plan", response_model=WhatIf)
+async def get_plan(request: Request, plan_id: str, query: Annotated[WaitParameters, Query()]) -> WhatIf:
+    """Where a replay stands; with `wait_s` the answer comes with its next news."""
+    return await context_of(request).replays.get(plan_id, query.wait_s)

@@ -1,0 +1,1 @@
+"""What would have been: a trace replayed with the service's own queue and planner."""

@@ -1,0 +1,55 @@
+"""A replay in a process of its own: the question on standard input, lines of JSON on standard output.
+
+The lines are one of `accepted`, `refused` or `unreadable`, then any number of `progress`, then `answer`.  Replays keep
+a core busy for up to a minute, which would stand in the way of every request if they ran inside the API.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from service.what_if.answer import answer
+from service.what_if.question import Refused, read_question
+
+#: Seconds between two lines of progress.
+TELL_S = 0.5
+
+
+def main() -> int:
+    """Answer one question."""
+    os.nice(5)  # requests and training come first
+    try:
+        question = read_question(json.loads(sys.stdin.buffer.read()))
+    except Refused as error:
+        _say({"refused": {"field": error.field, "message": str(error)}})
+        return 0
+    except (ValueError, RecursionError) as error:
+        _say({"unreadable": f"the body is not JSON: {' '.join(str(error).split())[:200]}"})
+        return 0
+    _say({"accepted": {"jobs": len(question.trace.jobs), "policies": list(question.policies)}})
+    told = time.monotonic()
+
+    def progress(part: float) -> None:
+        nonlocal told
+        if time.monotonic() - told >= TELL_S:
+            told = time.monotonic()
+            _say({"progress": round(part, 4)})
+
+    _say({"answer": answer(question, progress)})
+    return 0
+
+
+def _say(line: dict[str, Any]) -> None:
+    print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except BrokenPipeError:  # who asked has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

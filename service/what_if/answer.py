@@ -1,0 +1,50 @@
+"""Replays of a question's trace under each of its policies, side by side (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from cluster.planner import plan
+from cluster.policies import Policies
+from cluster.simulator.course import course_of
+from cluster.simulator.doors import Assumptions
+from cluster.simulator.plot import plot
+from cluster.simulator.replay import Replay
+from cluster.simulator.report import as_numbers, report_of
+from cluster.traces.trace import Trace
+from service.what_if.question import Question
+from service.what_if.turns import ServiceQueue
+
+Progress = Callable[[float], None]
+
+
+def replayed(
+    trace: Trace, policies: Policies, assumptions: Assumptions, progress: Progress | None = None
+) -> Replay:
+    """The trace under the policies, decided by the planner and the queue of the service."""
+    replay = Replay(trace, policies, plan, ServiceQueue(trace.offerings, policies), assumptions)
+    replay.run(progress)
+    return replay
+
+
+def answer(question: Question, progress: Progress) -> dict[str, Any]:
+    """Reports, courses and the picture; equal questions have equal answers."""
+    assumptions = Assumptions(seed=question.seed, look_s=question.look_s)
+    replays: dict[str, Replay] = {}
+    for name, policies in question.policies.items():
+        begun = len(replays)
+
+        def tell(part: float, begun: int = begun) -> None:
+            progress((begun + part) / len(question.policies))
+
+        replays[name] = replayed(question.trace, policies, assumptions, tell)
+    until_s = max(replay.now for replay in replays.values())
+    courses = {name: course_of(replay, until_s) for name, replay in replays.items()}
+    return {
+        "reports": [{"policy": name, **as_numbers(report_of(replay))} for name, replay in replays.items()],
+        "courses": {name: asdict(course) for name, course in courses.items()},
+        "plot": plot(courses),
+        "notes": list(question.trace.notes),
+    }

@@ -1,0 +1,89 @@
+"""The queue's decisions about jobs of a trace: the functions that the service itself asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from cluster.offerings import Offering
+from cluster.policies import Policies
+from cluster.simulator.doors import FreeRoom
+from cluster.traces.trace import TraceJob
+from remora.states import EndReason
+from service.queue import retry
+from service.queue.admission import PoolSize, Room, admit
+from service.queue.ordering import turn_key
+from service.queue.rows import JobRow
+
+
+class ServiceQueue:
+    """`cluster.simulator.doors.Queue`, by ordering, admission and retry of the service."""
+
+    def __init__(self, offerings: Sequence[Offering], policies: Policies) -> None:
+        self._pools = list(pool_sizes(offerings, policies))
+        self._rows: dict[str, JobRow] = {}
+        self._complete = [
+            Room(f"{pool.name}-{number}", pool.name, pool.resources)
+            for pool in self._pools
+            for number in range(pool.size)
+        ]
+        self._fitting: dict[tuple[int, tuple[tuple[str, float], ...]], bool] = {}
+
+    def turn(self, job: TraceJob) -> tuple[int, float, str]:
+        """As `service.queue.ordering` sorts."""
+        return turn_key(self._row(job))
+
+    def can_ever_start(self, job: TraceJob) -> bool:
+        """False when it would not start on complete and empty pools."""
+        key = (job.min_workers, tuple(sorted(job.resources.items())))
+        if key not in self._fitting:
+            self._fitting[key] = bool(admit([self._row(job)], (), self._complete, self._pools).starts)
+        return self._fitting[key]
+
+    def starts(self, waiting: Sequence[TraceJob], rooms: Sequence[FreeRoom]) -> Sequence[str]:
+        """As `service.queue.admission` decides; the rooms hold what is free, so that nobody has a claim on them."""
+        free = [Room(room.node, room.pool, room.free) for room in rooms]
+        return admit([self._row(job) for job in waiting], (), free, self._pools).starts
+
+    def after_loss(self, job: TraceJob, losses: int, now: float) -> float | None:
+        """As `service.queue.retry` decides; a job trains between two losses, so none of them follows another."""
+        row = self._row(job)
+        after = retry.after(replace(row, losses=losses - 1), EndReason.NODE_LOST, "its node was lost", now)
+        if isinstance(after, retry.Finish):
+            return None
+        return after.not_before
+
+    def _row(self, job: TraceJob) -> JobRow:
+        row = self._rows.get(job.id)
+        if row is None:
+            row = self._rows[job.id] = row_of(job)
+        return row
+
+
+def row_of(job: TraceJob) -> JobRow:
+    """The job as the queue knows it."""
+    return JobRow(
+        id=job.id,
+        name=job.id,
+        project=job.project,
+        priority=job.priority,
+        spec={},
+        min_workers=job.min_workers,
+        max_workers=job.max_workers,
+        worker_resources=dict(job.resources),
+        retry_limit=0,
+        backoff_s=0.0,
+        run_time_s=None,
+        wait_time_s=None,
+        created_at=job.at_s,
+    )
+
+
+def pool_sizes(offerings: Sequence[Offering], policies: Policies) -> Iterator[PoolSize]:
+    """The complete pools: each with as many nodes as it may have, of the first of its sizes that is sold."""
+    for name, pool in policies.pools.items():
+        sold = {offering.size: offering.resources for offering in reversed(offerings)}
+        resources = next((sold[size] for size in pool.sizes if size in sold), None)
+        if resources is not None:
+            most = max([pool.max_nodes, *(one.max_nodes or 0 for one in pool.schedules)])
+            yield PoolSize(name, most, resources)

@@ -1,0 +1,94 @@
+"""`remora plan` and both clients against a real service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+import remora
+from remora.cli.exits import ExitCode
+from remora.cli.main import run
+from service.api.app import create_app
+from service.settings import Settings
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "what-if"
+TRACE, SPOT, ON_DEMAND = (
+    str(EXAMPLES / name) for name in ("trace.jsonl", "prefer-spot.yaml", "on-demand.yaml")
+)
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Address of a service that the command line finds by itself."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    server = uvicorn.Server(uvicorn.Config(create_app(Settings(home=tmp_path / "home")), log_config=None))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    monkeypatch.setenv("REMORA_SERVER", url)
+    yield url
+    server.should_exit = True
+    thread.join()
+    listening.close()
+
+
+def plan(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        run(["plan", *arguments])
+    return int(ended.value.code or 0)
+
+
+def test_two_policies_stand_side_by_side(
+    service: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "plan.svg"
+    options = ("--trace", TRACE, "--policy", SPOT, "--against", ON_DEMAND, "--plot", str(picture))
+    assert plan(*options) == ExitCode.OK
+    out, err = capsys.readouterr()
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0] == ["PREFER-SPOT.YAML", "ON-DEMAND.YAML", "CHANGE"]
+    assert lines[1][0] == "cost"
+    assert lines[1][-1].startswith("-")
+    assert err == ""
+    assert picture.read_text().startswith("<svg")
+
+
+def test_the_clients_say_the_same(service: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--trace", TRACE, "--policy", SPOT, "--seed", "2", "--json") == ExitCode.OK
+    printed = json.loads(capsys.readouterr().out)["reports"]
+    told: list[float] = []
+    with remora.Client() as client:
+        assert [one.model_dump() for one in client.what_if([TRACE], [SPOT], seed=2).reports] == printed
+
+    async def ask() -> None:
+        async with remora.AsyncClient() as other:
+            answer = await other.what_if([TRACE], [SPOT], seed=2, on_progress=told.append)
+            assert [one.model_dump() for one in answer.reports] == printed
+
+    asyncio.run(ask())
+    assert told[-1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--trace", "missing.jsonl", "--policy", SPOT), "cannot read missing.jsonl: No such file"),
+        (("--trace", SPOT, "--policy", SPOT), "prefer-spot.yaml, line 1: Invalid JSON"),
+        (("--trace", TRACE, "--policy", TRACE), "trace.jsonl: "),
+        (("--trace", f"x={TRACE}", "--policy", SPOT), "trace.jsonl: "),
+    ],
+)
+def test_bad_input_is_one_line(
+    service: str, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    assert plan(*arguments) == ExitCode.USAGE
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1

@@ -1,0 +1,185 @@
+"""A replay decides as the service does, and says in one sentence why a question cannot be answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from cluster.offerings import CapacityType, Offering
+from cluster.policies import CapacityRule, Policies, PoolPolicy
+from cluster.simulator.doors import Assumptions, FreeRoom
+from cluster.simulator.replay import Replay
+from cluster.simulator.report import report_of
+from cluster.traces.generator import Cluster, Wish, generated
+from cluster.traces.trace import Trace
+from service.queue.admission import Claim, PoolSize, Room, admit
+from service.queue.ordering import in_order
+from service.what_if.answer import answer, replayed
+from service.what_if.question import Refused, read_question
+from service.what_if.turns import ServiceQueue, row_of
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "what-if"
+SIZE = "gpu4"
+OFFERINGS = tuple(
+    Offering(
+        size=SIZE, zone=zone, capacity=capacity, resources={"CPU": 16.0, "GPU": 4.0}, price_per_hour=price
+    )
+    for zone in ("1", "2")
+    for capacity, price in ((CapacityType.SPOT, 3.0), (CapacityType.ON_DEMAND, 9.0))
+)
+
+
+SMALL = Cluster(median_s=600, mean_s=2500, mean_gpus=3.0, longest_s=15_000)
+
+
+def policies(rule: CapacityRule, **fields: Any) -> Policies:
+    pool = PoolPolicy(sizes=(SIZE,), zones=("1", "2"), capacity=rule, **{"max_nodes": 8, **fields})
+    return Policies(pools={"gpu": pool})
+
+
+def a_trace(seed: int, jobs: int = 25) -> Trace:
+    wish = Wish(seed=seed, jobs=jobs, span_s=600.0 * jobs, cluster=SMALL, most_gpus=16)
+    return generated(wish, OFFERINGS, spot_nodes=4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32))
+def test_turns_and_starts_are_those_of_the_queue(seed: int) -> None:
+    random = Random(seed)
+    jobs = [replace(job, priority=random.choice([0, 50, 100])) for job in a_trace(seed, 12).jobs]
+    queue = ServiceQueue(OFFERINGS, policies(CapacityRule.SPOT))
+    in_turn = sorted(jobs, key=queue.turn)
+    assert [job.id for job in in_turn] == [row.id for row in in_order(map(row_of, jobs), now=1e9)]
+
+    # what an attempt claims, and what it has taken of the rooms already, are the same to admission
+    rooms = [Room(f"n{number}", "gpu", {"CPU": 16.0, "GPU": 4.0}) for number in range(5)]
+    claim = random.randint(0, 4)
+    taken = [FreeRoom("n0", "gpu", {"CPU": 16.0 - claim, "GPU": 4.0 - claim})]
+    taken += [FreeRoom(room.node_id, "gpu", room.resources) for room in rooms[1:]]
+    sizes = [PoolSize("gpu", 8, {"CPU": 16.0, "GPU": 4.0})]
+    claims = [Claim(claim, {"CPU": 1.0, "GPU": 1.0})]
+    assert (
+        queue.starts(in_turn, taken) == admit([row_of(job) for job in in_turn], claims, rooms, sizes).starts
+    )
+
+
+def test_a_job_that_is_lost_a_hundred_times_is_given_up() -> None:
+    queue = ServiceQueue(OFFERINGS, policies(CapacityRule.SPOT))
+    (job, *_) = a_trace(1).jobs
+    assert queue.after_loss(job, 1, 1000.0) == 1000.5
+    assert queue.after_loss(job, 100, 1000.0) == 1000.5
+    assert queue.after_loss(job, 101, 1000.0) is None
+
+
+@pytest.mark.parametrize("rule", list(CapacityRule))
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_the_planner_keeps_the_pool_within_its_limits_and_every_job_ends(
+    rule: CapacityRule, seed: int
+) -> None:
+    trace = a_trace(seed)
+    replay = replayed(trace, policies(rule), Assumptions(seed=seed, stuck_s=86_400.0))
+    report = report_of(replay)
+    assert most_nodes(replay) <= 8
+    kinds = {node.stock.offering.capacity for node in replay.fleet.every}
+    if rule in (CapacityRule.SPOT, CapacityRule.ON_DEMAND):
+        assert kinds == {CapacityType(rule.value)}
+    if rule in (CapacityRule.ON_DEMAND, CapacityRule.PREFER_SPOT):  # the others wait for spot, come what may
+        assert report.succeeded == len(trace.jobs)
+    for sim in replay.work.ended:
+        assert sim.done_s == pytest.approx(sim.job.work_s)
+
+
+def most_nodes(replay: Replay) -> int:
+    changes = [(node.created_s, 1) for node in replay.fleet.every]
+    changes += [(node.ended_s, -1) for node in replay.fleet.every if node.ended_s is not None]
+    most = now = 0
+    for _, change in sorted(changes):
+        now += change
+        most = max(most, now)
+    return most
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(list(CapacityRule)))
+def test_a_planner_that_is_asked_only_after_changes_decides_the_same(seed: int, rule: CapacityRule) -> None:
+    trace, policy = a_trace(seed), policies(rule)
+    assumptions = Assumptions(seed=seed, stuck_s=20_000.0)
+    seldom = report_of(replayed(trace, policy, assumptions))
+    always = report_of(replayed(trace, policy, replace(assumptions, asks_always=True)))
+    assume(seldom.failed == 0)  # what a replay that got stuck saw last is chance
+    assert replace(seldom, looks=0) == replace(always, looks=0)
+    assert seldom.looks < always.looks
+
+
+def test_a_budget_is_kept() -> None:
+    trace, rule = a_trace(5, 60), CapacityRule.ON_DEMAND
+    free = report_of(replayed(trace, policies(rule), Assumptions()))
+    budget = {"usd_per_day": free.cost_usd / 4}
+    tight = Policies.model_validate({**policies(rule).model_dump(), "budget": budget})
+    report = report_of(replayed(trace, tight, Assumptions()))
+    assert report.budget_violations == 0
+    assert report.makespan_s > free.makespan_s
+
+
+def question(**changes: Any) -> dict[str, Any]:
+    trace = (EXAMPLES / "trace.jsonl").read_text()
+    document = {"name": "spot.yaml", "text": (EXAMPLES / "prefer-spot.yaml").read_text()}
+    return {"traces": [{"name": "trace.jsonl", "text": trace}], "policies": [document], **changes}
+
+
+def test_the_example_is_answered_and_equal_questions_have_equal_answers() -> None:
+    on_demand = {"name": "on-demand.yaml", "text": (EXAMPLES / "on-demand.yaml").read_text()}
+    asked = question(policies=[*question()["policies"], on_demand])
+    told: list[float] = []
+    first = answer(read_question(asked), told.append)
+    assert first == answer(read_question(asked), told.append)
+    spot, without = first["reports"]
+    assert spot["succeeded"] == without["succeeded"] == 60
+    assert spot["cost_usd"] < without["cost_usd"]
+    assert (without["preemptions"], without["spot_share"]) == (0, 0.0)
+    assert first["plot"].startswith("<svg")
+    json.dumps(first)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "field", "said"),
+    [
+        (lambda body: body.pop("traces"), "traces", "Field required"),
+        (lambda body: body.update(seeds=3), "seeds", "Extra inputs"),
+        (lambda body: body["traces"][0].update(text="{"), "traces", "trace.jsonl, line 1: Invalid JSON"),
+        (lambda body: body["traces"][0].update(text=""), "traces", "no job"),
+        (lambda body: body["policies"][0].update(text="pools: ["), "policies", "spot.yaml: "),
+        (lambda body: body["policies"][0].update(text="3"), "policies", "spot.yaml: "),
+        (lambda body: body["policies"][0].update(text="pools: {}"), "policies", "spot.yaml: it has no pool"),
+        (
+            lambda body: body["policies"][0].update(text="pools: {a: {sizes: [H200]}}"),
+            "policies",
+            "spot.yaml: pools.a.sizes",
+        ),
+        (
+            lambda body: body["policies"][0].update(text="pools: {a: {sizes: [x], max_nodes: -1}}"),
+            "policies",
+            "spot.yaml: pools.a.max_nodes (line 1)",
+        ),
+        (lambda body: body.update(policies=body["policies"] * 2), "policies", "two policies are named"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_refused(
+    spoil: Callable[[dict[str, Any]], Any], field: str, said: str
+) -> None:
+    body = question()
+    spoil(body)
+    with pytest.raises(Refused) as refused:
+        read_question(body)
+    assert refused.value.field == field
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
