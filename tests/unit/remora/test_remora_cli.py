@@ -9,10 +9,12 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import remora
@@ -597,6 +599,13 @@ def _command(*arguments: str) -> list[str]:
     return [sys.executable, "-c", f"from remora.cli.main import run; run({list(arguments)!r})"]
 
 
+def _wait_until_it_waits(process: subprocess.Popen[str]) -> None:
+    """Python does not see a signal that comes in the instant before a system call until that call returns."""
+    pause = threading.Event()
+    while psutil.Process(process.pid).status() != psutil.STATUS_SLEEPING:
+        pause.wait(0.01)
+
+
 def test_ctrl_c_detaches_and_says_how_to_come_back(service: FakeService) -> None:
     job = service.add_job()
     service.add_log(job, "first line")
@@ -605,6 +614,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(service: FakeService) -> None
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "[0] first line\n"
+    _wait_until_it_waits(process)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=20)
     assert process.returncode == ExitCode.DETACHED
