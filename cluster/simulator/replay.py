@@ -159,8 +159,16 @@ class Replay:
         if self._look != due:
             return
         self._look = None
-        self.looks += 1
         self.fleet.has_changed = self.work.has_moved = False
+        # A cloud refuses within seconds, and the service looks again at once: so does the replay, at each offering.
+        for _ in range(1 + len(self.trace.offerings)):
+            refused = self.fleet.refused
+            self._ask(now)
+            if self.fleet.refused == refused:
+                break
+
+    def _ask(self, now: float) -> None:
+        self.looks += 1
         at = self.trace.begins_at + now
         has_acted = False
         for action in self._planner(self._view(now), self.policies, at):
