@@ -33,7 +33,7 @@ def listen():
                     case "decide":
                         told["hold"], told["target"] = None, (message["boundary"], message["action"])
                     case "release":
-                        told["hold"] = None
+                        told["hold"], told["taken"] = None, dict.fromkeys(told["taken"], False)
                     case "taken":
                         told["taken"][message["step"]] = message["park"]
                     case "part":
@@ -128,7 +128,8 @@ def checkpoint():
         (folder / "state.json").write_text(json.dumps({"step": step, "total": float(state[0])}))
     say(type="checkpoint", step=step, folder=str(folder), asked=True)
     with news:
-        news.wait_for(lambda: step in told["taken"])
+        # Where the end of this process was decided, a step done here would have to be done again.
+        news.wait_for(lambda: told["taken"].get(step) is False or told["part"] >= generation)
 
 generation, rank, size = (int(os.environ[name]) for name in ("REMORA_GENERATION", "RANK", "WORLD_SIZE"))
 state, step, group, store = torch.zeros(1000, dtype=torch.double), 0, None, None
