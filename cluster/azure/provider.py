@@ -331,10 +331,11 @@ class AzureProvider:
             resources = await self._asked("read", self._arm.interfaces())
             resources += await self._asked("read", self._arm.disks())
             # After the parts: a machine that is made meanwhile is in the list by then.
-            machines = [one.name for one in await self._asked("read", self._arm.machines())]
-            names = {*machines, *self._memory.wishes}
+            machines = await self._asked("read", self._arm.machines())
+            made = {one.name for one in machines if one.state in ("Succeeded", "Failed", "Canceled")}
+            being_made = {*(one.name for one in machines), *self._memory.wishes} - made
             left, self._memory.alone = orphans(
-                self._settings.cluster, resources, names, self._memory.alone, now
+                self._settings.cluster, resources, being_made, self._memory.alone, now
             )
             for one in left:
                 log.warning("%s was left behind by a machine and is deleted", one.name)

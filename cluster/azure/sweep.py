@@ -15,16 +15,17 @@ GRACE_S = 300.0
 def orphans(
     cluster: str,
     resources: Iterable[SeenResource],
-    machines: Collection[str],
+    being_made: Collection[str],
     seen: Mapping[str, float],
     now: float,
 ) -> tuple[list[SeenResource], dict[str, float]]:
     """What to delete, and since when (seconds since 1970) each thing without a machine has been seen so.
 
     `seen` is what the last look returned.  Things of other clusters, attached ones, and those whose name begins with
-    that of a machine that exists are left alone.
+    that of a machine that is being made are left alone.  A machine that is made has its parts: what bears its name
+    and hangs on nothing is of an earlier machine of that name.
     """
-    lower = [name.lower() for name in machines]
+    lower = [name.lower() for name in being_made]
     alone = {
         one.id.lower(): one
         for one in resources

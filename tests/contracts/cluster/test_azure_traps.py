@@ -377,6 +377,21 @@ def test_what_a_machine_left_behind_is_swept_after_a_while_and_nothing_else_is(r
     assert all(name.startswith("remora-rig-node-a") for name in swept)
 
 
+def test_what_an_earlier_machine_of_the_same_name_left_behind_is_swept(rig: AzureRig) -> None:
+    rig.create(wish())
+    rig.fault("delete", effect="leak")
+    rig.control(f"machines/{machine_name(CLUSTER, 'node_a')}/evict", {})
+    assert rig.list() == []
+    rig.create(wish())
+    assert only(rig.list()).is_running
+    assert len(rig.state()["interfaces"]) == 2
+    rig.azure.sweep()
+    rig.clock.passed_s = 301.0
+    assert len(rig.azure.sweep()) == 1
+    assert len(rig.state()["interfaces"]) == 1
+    assert only(rig.list()).is_running
+
+
 def test_a_sweep_that_cannot_see_everything_deletes_nothing(rig: AzureRig) -> None:
     rig.create(wish())
     rig.fault("delete", effect="leak")

@@ -25,17 +25,17 @@ def test_what_is_alone_long_enough_goes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("resource", "machines"),
+    ("resource", "being_made"),
     [
         (part(cluster="other"), []),
         (SeenResource(id="/ids/x", name="x"), []),
         (part(is_attached=True), []),
         (part(), ["REMORA-C1-A"]),
     ],
-    ids=["another cluster's", "without a tag", "attached", "of a machine that exists"],
+    ids=["another cluster's", "without a tag", "attached", "of a machine that is being made"],
 )
-def test_what_is_not_an_orphan_stays_for_ever(resource: SeenResource, machines: list[str]) -> None:
-    left, seen = orphans("c1", [resource], machines, {resource.id.lower(): 0.0}, NOW)
+def test_what_is_not_an_orphan_stays_for_ever(resource: SeenResource, being_made: list[str]) -> None:
+    left, seen = orphans("c1", [resource], being_made, {resource.id.lower(): 0.0}, NOW)
     assert (left, seen) == ([], {})
 
 
