@@ -113,7 +113,8 @@ class Storm:
 
     def strike(self) -> None:
         """Something goes wrong, or nothing."""
-        machines = sorted(self.rig.state()["machines"])
+        # In order of creation: names differ from run to run.
+        machines = list(self.rig.state()["machines"])
         match self.random.randrange(8):
             case 0 | 1 | 2 | 3:
                 self.rig.fault(**{**self.random.choice(FAULTS), "times": self.random.randint(1, 2)})
