@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -24,8 +24,8 @@ from cluster.provider import Provider
 from service.journal import write_log
 from service.loops.dispatch import dispatch
 from service.loops.drill import drill
-from service.loops.ports import Launcher, Membership, Rehearsal
-from service.loops.scale import Unseen, scale
+from service.loops.ports import Drains, Launcher, Membership, Rehearsal, Supply
+from service.loops.scale import Hands, Unseen, scale
 from service.loops.sweep import sweep
 from service.loops.track import track
 from service.loops.turn import Turn
@@ -53,6 +53,9 @@ class Cluster:
     launcher: Launcher
     provider: Provider
     membership: Membership
+    supply: Supply
+    #: None where each pool is kept at its maximum, whatever jobs there are.
+    drains: Drains | None = None
     #: Takes nodes for a rehearsal; None where that is not possible.
     rehearsal: Rehearsal | None = None
 
@@ -64,6 +67,8 @@ class Controller:
         self._database = database
         self._settings = settings
         self._cluster = cluster
+        #: Why jobs have not all the nodes that they could use, by job id, as the last plan said.
+        self._why_short: Mapping[str, str] = {}
         #: Since when the cluster cannot be seen; None while it can.
         self.unseen_since: float | None = None
         self.owner = f"{socket.gethostname()[:20]}:{os.getpid()}:{new_id('ctl', time.time())[-8:]}"
@@ -87,13 +92,13 @@ class Controller:
             # 2. Preemptions to rehearse; first, because their seconds count from the time of the turn.
             ("drill", lambda: drill(turn, self._cluster.rehearsal)),
             # 3. Nodes as wished for.
-            ("scale", lambda: scale(turn, self._cluster.provider, self._cluster.membership)),
+            ("scale", lambda: self._scale(turn)),
             # 4. What the attempts tell; it may free nodes.
             ("track", lambda: track(turn, launcher)),
             # 5. What has ended makes room.
             ("sweep", lambda: sweep(turn, launcher)),
             # 6. Jobs whose turn it is.
-            ("dispatch", lambda: dispatch(turn, launcher)),
+            ("dispatch", lambda: dispatch(turn, launcher, self._cluster.supply, self._why_short)),
             # 7. What makes the next start faster.
             ("prepare", launcher.prepare),
         )
@@ -113,6 +118,11 @@ class Controller:
             except Exception:
                 log.exception("the %s loop failed, it is tried again", name)
         return True
+
+    def _scale(self, turn: Turn) -> None:
+        cluster = self._cluster
+        hands = Hands(cluster.provider, cluster.membership, cluster.supply, cluster.drains)
+        self._why_short = scale(turn, hands)
 
     def use(self, cluster: Cluster) -> None:
         """Go on with other hands, after a new connection."""

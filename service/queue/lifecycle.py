@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from cluster.policies import BudgetStep
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import retry
 from service.queue.records import Progress
@@ -351,7 +352,22 @@ def move_node(node: NodeRow, state: NodeState, message: str, now: float) -> Node
 def terminate_node(node: NodeRow, message: str, is_failure: bool, now: float) -> NodeDecision:
     """The node has to go; `is_failure` says that it ended before it was of any use."""
     decision = move_node(node, NodeState.TERMINATING, message, now)
-    return replace(decision, node=replace(decision.node, is_failure=is_failure))
+    since = now if node.leaving_since is None else node.leaving_since
+    return replace(decision, node=replace(decision.node, is_failure=is_failure, leaving_since=since))
+
+
+def drain_node(node: NodeRow, message: str, deadline_at: float, now: float) -> NodeDecision:
+    """The node takes no more work and goes at `deadline_at`, in seconds since 1970."""
+    decision = move_node(node, NodeState.DRAINING, message, now)
+    return replace(decision, node=replace(decision.node, leaving_since=now, deadline_at=deadline_at))
+
+
+def tell_budget(job: JobRow, message: str, step: BudgetStep | None, now: float) -> Decision:
+    """The owner hears how the cluster's budget touches the job."""
+    event = NewEvent(
+        at=now, kind="job.budget", message=message, data={"step": None if step is None else step.value}
+    )
+    return Decision(replace(job, budget_step=step), None, (event,))
 
 
 def end_node(node: NodeRow, now: float) -> NodeDecision:

@@ -398,7 +398,9 @@ class TestNodes:
         assert [node.state for node in world.nodes()] == [NodeState.LAUNCHED] * 3
         world.cluster.joins = True
         world.tick()
-        assert [(node.state, node.address) for node in world.nodes()] == [(NodeState.READY, "127.0.0.2")] * 3
+        assert [(node.state, node.address) for node in world.nodes()] == [
+            (NodeState.READY, world.cluster.address_of(node.id)) for node in world.nodes()
+        ]
 
     def test_a_dead_one_is_replaced_and_its_machine_deleted(self, ready: World) -> None:
         victim = ready.nodes()[0]
