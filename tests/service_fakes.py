@@ -12,6 +12,7 @@ from cluster.provider import NodeRequest, ProvidedNode, ProviderError
 from remora.spec import JobSpec
 from remora.states import EndReason
 from service.controller import Cluster, Controller
+from service.fixed_pool import LocalSupply
 from service.queue import lifecycle
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from service.settings import Settings
@@ -217,7 +218,7 @@ class World:
 
     def new_controller(self) -> Controller:
         """One more controller on the same database and the same cluster."""
-        hands = Cluster(self.launcher, self.cluster, self.cluster, self.cluster)
+        hands = Cluster(self.launcher, self.cluster, self.cluster, LocalSupply(self.settings), self.cluster)
         return Controller(self.database, self.settings, hands)
 
     def tick(self, count: int = 1) -> None:
