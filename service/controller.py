@@ -20,7 +20,8 @@ from types import FrameType
 
 from sqlalchemy.exc import DBAPIError
 
-from cluster.provider import Provider
+from cluster.provider import Provider, ProviderError
+from service.azure_place import CloudUnusable
 from service.journal import write_log
 from service.loops.dispatch import dispatch
 from service.loops.drill import drill
@@ -53,11 +54,16 @@ class Cluster:
     launcher: Launcher
     provider: Provider
     membership: Membership
+    #: What nodes can be bought as.
     supply: Supply
-    #: None where each pool is kept at its maximum, whatever jobs there are.
-    drains: Drains | None = None
     #: Takes nodes for a rehearsal; None where that is not possible.
     rehearsal: Rehearsal | None = None
+    #: Tells Ray to give nodes no more work; None where nodes are never returned while they work.
+    drains: Drains | None = None
+    #: Nodes are bought and returned as the policies say; False: every pool is kept full.
+    follows_policies: bool = False
+    #: Ends the connections that it has of its own.
+    close: Callable[[], None] = lambda: None
 
 
 class Controller:
@@ -71,6 +77,8 @@ class Controller:
         self._why_short: Mapping[str, str] = {}
         #: Since when the cluster cannot be seen; None while it can.
         self.unseen_since: float | None = None
+        #: It is Ray that does not say, not the cloud: another connection may help.
+        self.is_ray_silent = False
         self.owner = f"{socket.gethostname()[:20]}:{os.getpid()}:{new_id('ctl', time.time())[-8:]}"
         self.lease: leases.Lease | None = None
 
@@ -115,19 +123,27 @@ class Controller:
                 if self.unseen_since is None:
                     log.warning("the cluster cannot be seen, nothing is scaled: %s", error)
                     self.unseen_since = now
+                self.is_ray_silent = not isinstance(error.__cause__, ProviderError)
             except Exception:
                 log.exception("the %s loop failed, it is tried again", name)
         return True
 
     def _scale(self, turn: Turn) -> None:
         cluster = self._cluster
-        hands = Hands(cluster.provider, cluster.membership, cluster.supply, cluster.drains)
+        drains = cluster.drains if cluster.follows_policies else None
+        hands = Hands(cluster.provider, cluster.membership, cluster.supply, drains)
         self._why_short = scale(turn, hands)
 
     def use(self, cluster: Cluster) -> None:
         """Go on with other hands, after a new connection."""
+        if cluster is not self._cluster:
+            self._cluster.close()
         self._cluster = cluster
         self.unseen_since = None
+
+    def close(self) -> None:
+        """End the connections of the hands; no turn may follow."""
+        self._cluster.close()
 
     def _note(self, lease: leases.Lease | None) -> None:
         if lease != self.lease:
@@ -156,19 +172,34 @@ def ray_address(settings: Settings) -> str | None:
 
 
 def connect(settings: Settings, address: str) -> Cluster:
-    """Connect this process to the Ray cluster and give it hands.  Raises what Ray raises."""
+    """Connect this process to the Ray cluster and give it hands.  Raises what Ray raises, and CloudUnusable."""
     import ray
 
-    from cluster.local.provider import LocalProvider
-    from cluster.local.rehearsal import LocalRehearsal
+    from cluster.drain import RayDrains
     from cluster.membership import RayMembership
+    from service.clouds import cloud_of
     from trainers.launch import RayLauncher
 
-    if ray.is_initialized():
-        ray.shutdown()
-    ray.init(address=address, namespace="remora", log_to_driver=False, configure_logging=False)
-    provider, membership = LocalProvider(settings.home, address), RayMembership()
-    return Cluster(RayLauncher(), provider, membership, LocalRehearsal(provider, membership))
+    membership = RayMembership()
+    # Before Ray: what keeps the cloud from being used is told without a connection that nobody needs.
+    cloud = cloud_of(settings, address, membership)
+    try:
+        if ray.is_initialized():
+            ray.shutdown()
+        ray.init(address=address, namespace="remora", log_to_driver=False, configure_logging=False)
+    except BaseException:
+        cloud.close()
+        raise
+    return Cluster(
+        RayLauncher(),
+        cloud.provider,
+        membership,
+        cloud.supply,
+        rehearsal=cloud.rehearsal,
+        drains=RayDrains(membership),
+        follows_policies=cloud.follows_policies,
+        close=cloud.close,
+    )
 
 
 class Process:
@@ -197,6 +228,7 @@ class Process:
             self.stopping.wait(pause)
         if self._controller is not None:
             self._controller.resign()
+            self._controller.close()
 
     def _turn(self) -> str:
         """One tick; what keeps it from being one, or an empty text."""
@@ -206,6 +238,8 @@ class Process:
         if address != self._address:
             try:
                 cluster = self._connect(self._settings, address)
+            except CloudUnusable as error:
+                return f"no node can be made, trying again: {error}"
             except Exception as error:
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
                 return f"the Ray head at {address} cannot be reached, trying again: {reason}"
@@ -224,7 +258,8 @@ class Process:
             controller.tick(now)
         except DBAPIError as error:
             return f"{why_unreachable(error)}; trying again"
-        if controller.unseen_since is not None and now - controller.unseen_since > RECONNECT_S:
+        unseen_since = controller.unseen_since if controller.is_ray_silent else None
+        if unseen_since is not None and now - unseen_since > RECONNECT_S:
             # A head that was replaced at the same address does not answer to the old connection.
             self._address = None
             return "the cluster cannot be seen for too long: connecting again"

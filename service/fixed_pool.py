@@ -1,13 +1,17 @@
-"""The policies of a service whose operators have applied none: a fixed pool of local nodes."""
+"""The policies of a service whose operators have applied none: a fixed pool of local nodes, or one of Azure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from cluster.azure.catalogue import offerings as azure_offerings
 from cluster.catalogue_conflicts import Known
 from cluster.installed_rules import rule_names
 from cluster.offerings import CapacityType, Offering
 from cluster.planning.limits import limits_of
 from cluster.policies import CapacityRule, Policies
 from cluster.policy_documents import digest_of
+from service.azure_place import CloudUnusable, place_in_azure
 from service.queue.policy_versions import PolicyRow
 from service.settings import Settings
 
@@ -30,10 +34,24 @@ pools:
     max_nodes: {nodes}
 """
 
+_AZURE_DOCUMENT = """\
+# Made from the settings of the service (REMORA_CLOUD, REMORA_NODES): CPU machines of Azure, while jobs need them.
+pools:
+  cpu:
+    sizes: [Standard_D4s_v5]
+    zones: [any]
+    capacity: prefer-spot
+    min_nodes: 0
+    max_nodes: {nodes}
+    idle_s: 60
+    patience_s: 60
+"""
+
 
 def fixed_pool(settings: Settings) -> PolicyRow:
     """Version 0 of the policies."""
-    document = _DOCUMENT.format(nodes=settings.nodes)
+    template = _DOCUMENT if settings.cloud == "local" else _AZURE_DOCUMENT
+    document = template.format(nodes=settings.nodes)
     return PolicyRow(
         version=0,
         based_on=0,
@@ -76,8 +94,30 @@ def kept_full(policies: Policies, now: float) -> Policies:
     return policies.model_copy(update={"pools": pools})
 
 
+class LocalSupply:
+    """`service.loops.ports.Supply` of this machine: its processes, without a quota."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._offerings = local_offerings(settings)
+
+    def offerings(self) -> tuple[Offering, ...]:
+        """What can be bought on this machine."""
+        return self._offerings
+
+    def quota_left(self) -> Mapping[str, int]:
+        """Nothing is limited."""
+        return {}
+
+
 def known(settings: Settings) -> Known:
     """What the service can hold a policy document against."""
-    return Known(
-        catalogue=local_offerings(settings), most_nodes={LOCAL: MOST_LOCAL_NODES}, rules=rule_names()
-    )
+    if settings.cloud == "local":
+        return Known(
+            catalogue=local_offerings(settings), most_nodes={LOCAL: MOST_LOCAL_NODES}, rules=rule_names()
+        )
+    try:
+        catalogue = azure_offerings(place_in_azure(settings).region)
+    except CloudUnusable:
+        # The controller says what is wrong with the place; sizes are not held against it meanwhile.
+        catalogue = None
+    return Known(catalogue=catalogue, rules=rule_names())

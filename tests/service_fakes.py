@@ -257,8 +257,15 @@ class World:
 
     def new_controller(self) -> Controller:
         """One more controller on the same database and the same cluster."""
-        drains = self.cluster if self.buys else None
-        hands = Cluster(self.launcher, self.cluster, self.cluster, self.supply, drains, self.cluster)
+        hands = Cluster(
+            self.launcher,
+            self.cluster,
+            self.cluster,
+            self.supply,
+            rehearsal=self.cluster,
+            drains=self.cluster,
+            follows_policies=self.buys,
+        )
         return Controller(self.database, self.settings, hands)
 
     def tick(self, count: int = 1) -> None:

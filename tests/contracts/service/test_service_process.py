@@ -28,6 +28,7 @@ from service.api.feed import Feed
 from service.api.sse import PING
 from service.api.telemetry import Telemetry
 from service.controller import Cluster, Process
+from service.fixed_pool import LocalSupply
 from service.queue import lifecycle
 from service.settings import Settings
 from service.store import jobs, leases, telemetry
@@ -446,7 +447,7 @@ class TestControllerProcess:
             addresses.append(address)
             if addresses == ["first:1"]:
                 raise ConnectionError("nobody is there\nlong story")
-            return Cluster(FakeLauncher(), fakes, fakes)
+            return Cluster(FakeLauncher(), fakes, fakes, LocalSupply(settings))
 
         (home / "ray.address").write_text("first:1\n")
         process = Process(settings, database, connect)
