@@ -221,6 +221,9 @@ def test_the_owner_is_told_what_the_budget_does_to_a_job_once(world: World) -> N
 def test_the_quota_that_is_left_is_not_exceeded(world: World) -> None:
     world.supply.left = {"lowprioritycores": 4, "standarddsv5family": 0}
     job_id = world.submit(max_workers=3)
+    world.tick()
+    assert bought(world) == [SPOT]
+    world.supply.left["lowprioritycores"] = 0
     world.tick(2)
     assert bought(world) == [SPOT]
     assert world.job(job_id).state is JobState.ADMITTED
