@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -36,9 +36,16 @@ def up(
     node_cpus: Annotated[
         int | None, typer.Option("--node-cpus", min=1, help="CPUs that each node announces.")
     ] = None,
+    cloud: Annotated[
+        Literal["local", "azure-emulated", "azure"] | None,
+        typer.Option(
+            "--cloud",
+            help="Where nodes are made; azure-emulated plays Azure here, with nodes that come by the policies.",
+        ),
+    ] = None,
 ) -> None:
     """Start the embedded service and a cluster of local nodes; Ctrl-C ends both."""
-    options = {"--port": port, "--nodes": nodes, "--node-cpus": node_cpus}
+    options = {"--port": port, "--nodes": nodes, "--node-cpus": node_cpus, "--cloud": cloud}
     given = [text for name, value in options.items() if value is not None for text in (name, str(value))]
     _become_service([*_home_arguments(home), *given])
 
