@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import signal
 import socket
@@ -62,6 +63,8 @@ class Cluster:
     drains: Drains | None = None
     #: Nodes are bought and returned as the policies say; False: every pool is kept full.
     follows_policies: bool = False
+    #: Seconds between two looks at the cloud at least, as clouds count how often they are asked.
+    look_s: float = 0.0
     #: Ends the connections that it has of its own.
     close: Callable[[], None] = lambda: None
 
@@ -75,6 +78,7 @@ class Controller:
         self._cluster = cluster
         #: Why jobs have not all the nodes that they could use, by job id, as the last plan said.
         self._why_short: Mapping[str, str] = {}
+        self._looked_at = -math.inf
         #: Since when the cluster cannot be seen; None while it can.
         self.unseen_since: float | None = None
         #: It is Ray that does not say, not the cloud: another connection may help.
@@ -113,8 +117,6 @@ class Controller:
         for name, loop in loops:
             try:
                 loop()
-                if name == "scale":
-                    self.unseen_since = None
             except Fenced as error:
                 log.warning("work of the %s loop was dropped: %s", name, error)
                 self._note(None)
@@ -130,9 +132,13 @@ class Controller:
 
     def _scale(self, turn: Turn) -> None:
         cluster = self._cluster
+        if 0.0 <= turn.now - self._looked_at < cluster.look_s:
+            return
+        self._looked_at = turn.now
         drains = cluster.drains if cluster.follows_policies else None
         hands = Hands(cluster.provider, cluster.membership, cluster.supply, drains)
         self._why_short = scale(turn, hands)
+        self.unseen_since = None
 
     def use(self, cluster: Cluster) -> None:
         """Go on with other hands, after a new connection."""
@@ -198,6 +204,7 @@ def connect(settings: Settings, address: str) -> Cluster:
         rehearsal=cloud.rehearsal,
         drains=RayDrains(membership),
         follows_policies=cloud.follows_policies,
+        look_s=cloud.look_s,
         close=cloud.close,
     )
 
