@@ -152,6 +152,7 @@ class FakeCluster:
         #: Raised by the next `create`, one each.
         self.refusals: list[ProviderError] = []
         self.list_error: ProviderError | None = None
+        self.looks = 0
         #: Deadlines of the nodes that were told that they go.
         self.notices: dict[str, float] = {}
         #: Deadlines of the nodes that the controller had drained.
@@ -174,6 +175,7 @@ class FakeCluster:
             )
 
     def list(self) -> list[ProvidedNode]:
+        self.looks += 1
         if self.list_error is not None:
             raise self.list_error
         return list(self.machines.values())
@@ -252,6 +254,8 @@ class World:
         self.supply = FakeSupply(local_offerings(settings))
         #: True: nodes are bought as jobs need them and drained when they are not wanted any more.
         self.buys = False
+        #: Seconds between two looks at the cloud.
+        self.look_s = 0.0
         self.now = 1000.0
         self.controller = self.new_controller()
 
@@ -265,6 +269,7 @@ class World:
             rehearsal=self.cluster,
             drains=self.cluster,
             follows_policies=self.buys,
+            look_s=self.look_s,
         )
         return Controller(self.database, self.settings, hands)
 

@@ -227,3 +227,13 @@ def test_the_quota_that_is_left_is_not_exceeded(world: World) -> None:
     world.tick(2)
     assert bought(world) == [SPOT]
     assert world.job(job_id).state is JobState.ADMITTED
+
+
+def test_a_cloud_that_counts_is_not_looked_at_in_every_turn(world: World) -> None:
+    world.look_s = 2.0
+    world.controller.resign()
+    world.controller = world.new_controller()
+    job_id = world.submit()
+    world.tick(17)
+    assert world.cluster.looks == 3, "at 0, 2 and 4 s"
+    assert world.job(job_id).state is JobState.ADMITTED
