@@ -169,8 +169,11 @@ def observe(job: JobRow, attempt: AttemptRow, said: Progress, at: float) -> Deci
     if said.resumed_from_step is not None:
         attempt = replace(attempt, resumed_from_step=said.resumed_from_step)
     if said.world_size is not None:
-        attempt = replace(attempt, world_size=said.world_size)
+        short_since = None if said.world_size >= job.max_workers else attempt.short_since or at
+        attempt = replace(attempt, world_size=said.world_size, short_since=short_since)
         job = replace(job, world_size=said.world_size)
+    if said.workers is not None:
+        attempt = replace(attempt, workers=said.workers)
     if said.total_steps is not None:
         job = replace(job, total_steps=said.total_steps)
     job, attempt = _observe_totals(job, attempt, said)
@@ -285,6 +288,8 @@ def end_attempt(
         message=message,
         exit_code=exit_code,
         world_size=0,
+        workers={},
+        short_since=None,
         ended_at=now,
     )
     event = _event(
