@@ -339,7 +339,7 @@ def test_a_clock_that_is_wrong_does_not_age_machines(rig: AzureRig) -> None:
 def test_a_simulated_eviction_takes_a_spot_machine_after_its_notice(rig: AzureRig) -> None:
     rig.create(wish())
     told: list[str] = []
-    rig.server.cloud.on_notice = lambda machine, _at: told.append(machine.name)
+    rig.server.cloud.on_notice.append(lambda machine, _at: told.append(machine.name))
     rig.azure.simulate_eviction("node_a")
     assert told == [machine_name(CLUSTER, "node_a")]
     assert only(rig.list()).is_running, "the notice is not over"
