@@ -116,7 +116,7 @@ def emulated_azure(home: Path, console: Console) -> Iterator[tuple[Client, Cloud
     try:
         with console.status("The service, the head of the Ray cluster and the emulated cloud start ..."):
             server = wait_for(lambda: read_address(home, up), 60, "the service did not start")
-            file = home / "azure.json"
+            file = home / "azure-emulated.json"
             wait_for(file.exists, 60, "the emulator did not start")
             endpoint = json.loads(file.read_text())["endpoint"]
         console.print(f"Service at {server}, Azure Resource Manager at {endpoint}; there is no machine yet.")
