@@ -63,6 +63,13 @@ class Cloud:
     def __init__(self, url: str) -> None:
         self._http = httpx2.Client(base_url=url, timeout=10.0)
 
+    def answers(self) -> bool:
+        """It runs."""
+        with contextlib.suppress(httpx2.TransportError):
+            self.state()
+            return True
+        return False
+
     def has_room(self, zone: str, machines: int) -> None:
         """There is room for so many spot machines in a zone."""
         room = {"size": SIZE, "zone": zone, "capacity": "spot", "machines": machines}
@@ -89,7 +96,7 @@ def main() -> int:
     parser.add_argument(
         "--home", type=Path, default=ROOT / ".demo-azure", help="made new; stays for you to look at"
     )
-    console, home = Console(), parser.parse_args().home.resolve()
+    console, home = Console(soft_wrap=True), parser.parse_args().home.resolve()
     try:
         with emulated_azure(home, console) as (client, cloud):
             result = run(client, cloud, console)
@@ -119,9 +126,11 @@ def emulated_azure(home: Path, console: Console) -> Iterator[tuple[Client, Cloud
             file = home / "azure-emulated.json"
             wait_for(file.exists, 60, "the emulator did not start")
             endpoint = json.loads(file.read_text())["endpoint"]
+            cloud = Cloud(endpoint)
+            wait_for(cloud.answers, 60, "the emulator does not answer")
         console.print(f"Service at {server}, Azure Resource Manager at {endpoint}; there is no machine yet.")
         with Client(server) as client:
-            yield client, Cloud(endpoint)
+            yield client, cloud
     finally:
         with console.status("Everything is ended ..."):
             end(up)

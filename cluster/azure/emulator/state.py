@@ -244,6 +244,18 @@ class Cloud:
         )
         if room is None or held < room:
             return None
+        if machine.capacity == "spot":
+            # There may be room for the same size on demand, so Azure names every constraint of the request.
+            code = (
+                "OverconstrainedZonalAllocationRequest"
+                if machine.zone
+                else "OverconstrainedAllocationRequest"
+            )
+            return code, (
+                "Allocation failed. VM(s) with the following constraints cannot be allocated, because the condition is"
+                " too restrictive. Please remove some constraints and try again. Constraints applied are: VM Size, Low"
+                " Priority VM" + (", Availability Zone" if machine.zone else "")
+            )
         said = "Allocation failed. We do not have sufficient capacity for the requested VM size in this "
         return (
             ("ZonalAllocationFailed", said + "zone.")
