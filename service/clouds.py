@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 #: Where Azure's clients ask for the tokens of managed identity, when not at a real machine's metadata service.
 _TOKENS_AT = "AZURE_POD_IDENTITY_AUTHORITY_HOST"
 
+#: Resource Manager refills 25 reads a second for a subscription in a region, and a long list takes dozens of them.
+LOOK_S = 2.0
+
 
 def _nothing() -> None:
     """What has to be closed where nothing is open."""
@@ -37,6 +40,8 @@ class Cloud:
     rehearsal: Rehearsal | None
     #: Nodes are bought and returned as the policies say; False: every pool is kept full.
     follows_policies: bool
+    #: Seconds between two looks at it at least.
+    look_s: float = 0.0
     #: Ends its connections; machines live on.
     close: Callable[[], None] = _nothing
 
@@ -95,4 +100,4 @@ def _azure(place: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
         provider.close()
 
     rehearsal = None  # here comes what takes machines of Azure for a rehearsal
-    return Cloud(provider, supply, rehearsal, follows_policies=True, close=close)
+    return Cloud(provider, supply, rehearsal, follows_policies=True, look_s=LOOK_S, close=close)

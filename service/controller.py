@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -26,7 +27,7 @@ from service.journal import write_log
 from service.loops.dispatch import dispatch
 from service.loops.drill import drill
 from service.loops.ports import Drains, Launcher, Membership, Rehearsal, Supply
-from service.loops.scale import Unseen, scale
+from service.loops.scale import Hands, Unseen, scale
 from service.loops.sweep import sweep
 from service.loops.track import track
 from service.loops.turn import Turn
@@ -62,6 +63,8 @@ class Cluster:
     drains: Drains | None = None
     #: Nodes are bought and returned as the policies say; False: every pool is kept full.
     follows_policies: bool = False
+    #: Seconds between two looks at the cloud at least, as clouds count how often they are asked.
+    look_s: float = 0.0
     #: Ends the connections that it has of its own.
     close: Callable[[], None] = lambda: None
 
@@ -73,6 +76,9 @@ class Controller:
         self._database = database
         self._settings = settings
         self._cluster = cluster
+        #: Why jobs have not all the nodes that they could use, by job id, as the last plan said.
+        self._why_short: Mapping[str, str] = {}
+        self._looked_at = -math.inf
         #: Since when the cluster cannot be seen; None while it can.
         self.unseen_since: float | None = None
         #: It is Ray that does not say, not the cloud: another connection may help.
@@ -98,21 +104,19 @@ class Controller:
             # 2. Preemptions to rehearse; first, because their seconds count from the time of the turn.
             ("drill", lambda: drill(turn, self._cluster.rehearsal)),
             # 3. Nodes as wished for.
-            ("scale", lambda: scale(turn, self._cluster.provider, self._cluster.membership)),
+            ("scale", lambda: self._scale(turn)),
             # 4. What the attempts tell; it may free nodes.
             ("track", lambda: track(turn, launcher)),
             # 5. What has ended makes room.
             ("sweep", lambda: sweep(turn, launcher)),
             # 6. Jobs whose turn it is.
-            ("dispatch", lambda: dispatch(turn, launcher)),
+            ("dispatch", lambda: dispatch(turn, launcher, self._cluster.supply, self._why_short)),
             # 7. What makes the next start faster.
             ("prepare", launcher.prepare),
         )
         for name, loop in loops:
             try:
                 loop()
-                if name == "scale":
-                    self.unseen_since = None
             except Fenced as error:
                 log.warning("work of the %s loop was dropped: %s", name, error)
                 self._note(None)
@@ -125,6 +129,16 @@ class Controller:
             except Exception:
                 log.exception("the %s loop failed, it is tried again", name)
         return True
+
+    def _scale(self, turn: Turn) -> None:
+        cluster = self._cluster
+        if 0.0 <= turn.now - self._looked_at < cluster.look_s:
+            return
+        self._looked_at = turn.now
+        drains = cluster.drains if cluster.follows_policies else None
+        hands = Hands(cluster.provider, cluster.membership, cluster.supply, drains)
+        self._why_short = scale(turn, hands)
+        self.unseen_since = None
 
     def use(self, cluster: Cluster) -> None:
         """Go on with other hands, after a new connection."""
@@ -190,6 +204,7 @@ def connect(settings: Settings, address: str) -> Cluster:
         rehearsal=cloud.rehearsal,
         drains=RayDrains(membership),
         follows_policies=cloud.follows_policies,
+        look_s=cloud.look_s,
         close=cloud.close,
     )
 

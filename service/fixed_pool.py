@@ -8,6 +8,8 @@ from cluster.azure.catalogue import offerings as azure_offerings
 from cluster.catalogue_conflicts import Known
 from cluster.installed_rules import rule_names
 from cluster.offerings import CapacityType, Offering
+from cluster.planning.limits import limits_of
+from cluster.policies import CapacityRule, Policies
 from cluster.policy_documents import digest_of
 from service.azure_place import CloudUnusable, place_in_azure
 from service.queue.policy_versions import PolicyRow
@@ -17,6 +19,10 @@ from service.settings import Settings
 MOST_LOCAL_NODES = 64
 #: The size whose nodes are processes of this machine.
 LOCAL = "local"
+#: Launches, and returns, per minute that are no limit on one machine.
+AT_ONCE = 10_000.0
+#: A process that is not known to Ray after this many seconds never will be.
+JOIN_TIMEOUT_S = 60.0
 
 _DOCUMENT = """\
 # Made from the settings of the service (REMORA_NODES): a fixed pool of processes on this machine.
@@ -66,6 +72,26 @@ def local_offerings(settings: Settings) -> tuple[Offering, ...]:
         size=LOCAL, zone=None, capacity=CapacityType.ON_DEMAND, resources=resources, price_per_hour=0.0
     )
     return (offering,)
+
+
+def kept_full(policies: Policies, now: float) -> Policies:
+    """The policies as this machine follows them: nodes cost nothing, so each pool is kept at its present maximum."""
+    same = {
+        "sizes": (LOCAL,),
+        "zones": ("any",),
+        "capacity": CapacityRule.ON_DEMAND,
+        "warm_nodes": 0,
+        "grow_per_minute": AT_ONCE,
+        "shrink_per_minute": AT_ONCE,
+        "join_timeout_s": JOIN_TIMEOUT_S,
+        "schedules": (),
+        "maintenance": (),
+    }
+    pools = {}
+    for name, pool in policies.pools.items():
+        most = limits_of(pool, now).max_nodes
+        pools[name] = pool.model_copy(update={**same, "min_nodes": most, "max_nodes": most})
+    return policies.model_copy(update={"pools": pools})
 
 
 class LocalSupply:

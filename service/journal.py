@@ -47,3 +47,5 @@ def write_log(form: Form = "plain", level: int = logging.INFO) -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     # Azure's clients warn of what they raise as well.
     logging.getLogger("azure").setLevel(logging.ERROR)
+    # One line for every request would bury the rest.
+    logging.getLogger("httpx2").setLevel(logging.WARNING)

@@ -99,6 +99,7 @@ def nodes(
             node.id,
             node.pool,
             node.state,
+            node.offering,
             node.address or "",
             " ".join(f"{name}={amount:g}" for name, amount in sorted(node.resources.items())),
             output.age(node.created_at),
@@ -106,7 +107,7 @@ def nodes(
         )
         for node in found
     )
-    columns = ("id", "pool", "state", "address", "resources", "age", "message")
+    columns = ("id", "pool", "state", "offering", "address", "resources", "age", "message")
     output.print_table(columns, rows, "There are no nodes.")
 
 

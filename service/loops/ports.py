@@ -99,7 +99,7 @@ class Drains(Protocol):
     """Tells Ray to give nodes no more work."""
 
     def drain(self, node_id: str, reason: str, deadline_at: float) -> None:
-        """Drain a node of ours until `deadline_at`, seconds since 1970; fine when asked again.  Raises with a sentence."""
+        """Drain a node of ours until `deadline_at`, seconds since 1970.  May be repeated; raises with a sentence."""
         ...
 
 

@@ -87,7 +87,7 @@ class AttemptRow:
     world_size: int = 0
     #: Workers by the address of their node, as the driver told last.
     workers: dict[str, int] = field(default_factory=dict)
-    #: Since when it has had fewer workers than `max_workers`; None while it has all.
+    #: Since when it has had fewer workers than `max_workers`; None while it has all, and once it has ended.
     short_since: float | None = None
     step: int | None = None
     resumed_from_step: int | None = None

@@ -13,7 +13,6 @@ from remora.states import DrillState, NodeState
 from remora.views import Drill, NodeEvent, Page, Problem
 from service.api.app import create_app
 from service.controller import Cluster
-from service.fixed_pool import LocalSupply
 from service.loops.drill import drill as drill_loop
 from service.loops.turn import Turn
 from service.queue.drills import QUIET_S
@@ -172,8 +171,7 @@ def test_what_cannot_be_told_or_taken_is_refused_with_a_sentence(world: World, c
     assert world.cluster.machines[node_id].is_running
 
     drill = ask(client, f"nodes/{node_id}", silent=True)
-    supply = LocalSupply(world.settings)
-    world.controller.use(Cluster(world.launcher, world.cluster, world.cluster, supply, rehearsal=None))
+    world.controller.use(Cluster(world.launcher, world.cluster, world.cluster, world.supply))
     world.tick()
     assert now(client, drill).message == "the machines here cannot be taken for a rehearsal"
 
