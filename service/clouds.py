@@ -73,6 +73,7 @@ def _azure(place: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
     from cluster.azure.identity import credential
     from cluster.azure.market import Market, Sources
     from cluster.azure.provider import AzureProvider
+    from cluster.azure.rehearsal import AzureRehearsal
     from cluster.azure.supply import AzureSupply
 
     if is_emulated:
@@ -99,5 +100,5 @@ def _azure(place: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
         supply.close()
         provider.close()
 
-    rehearsal = None  # here comes what takes machines of Azure for a rehearsal
+    rehearsal = AzureRehearsal(provider)
     return Cloud(provider, supply, rehearsal, follows_policies=True, look_s=LOOK_S, close=close)
