@@ -100,6 +100,5 @@ def _azure(place: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
         supply.close()
         provider.close()
 
-    return Cloud(
-        provider, supply, AzureRehearsal(provider), follows_policies=True, look_s=LOOK_S, close=close
-    )
+    rehearsal = AzureRehearsal(provider)
+    return Cloud(provider, supply, rehearsal, follows_policies=True, look_s=LOOK_S, close=close)

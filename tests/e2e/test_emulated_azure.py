@@ -1,4 +1,4 @@
-"""`remora up` with an Azure that is played on this machine: it says where, takes its policies, and leaves nothing."""
+"""`remora up` with an Azure that is played on this machine: it says where, buys what jobs need, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def is_connected(service: Embedded, times: int) -> bool:
     return service.log("controller").count("connected to the Ray head") >= times
 
 
-def test_it_starts_follows_policies_of_azure_and_outlives_its_emulator(emulated: Embedded) -> None:
+def test_it_knows_the_sizes_of_azure_outlives_its_emulator_and_ends_with_machines_running(
+    emulated: Embedded,
+) -> None:
     url = emulator_url(emulated)
     assert Door(url).send("GET", "/control/state").status == 200
     until(lambda: is_connected(emulated, 1), "the controller uses the emulated cloud")
@@ -65,4 +67,12 @@ def test_it_starts_follows_policies_of_azure_and_outlives_its_emulator(emulated:
     until(lambda: emulated.up_log.read_text().count("emulator   ready") == 2, "another one runs")
     assert emulator_url(emulated) == url
     until(lambda: is_connected(emulated, 2), "the controller uses it")
+
+    # What is left running here must be gone at the end.
+    assert Door(url).send("GET", "/control/state").json["machines"] == {}
+    job = emulated.remora("submit", "-q", "--no-code", "--", "sleep", "3600")
+    assert job.code == 0, job.err
+    (node,) = until(emulated.ready_nodes, "a machine was bought for the job, and joined")
+    machines = Door(url).send("GET", "/control/state").json["machines"].values()
+    assert [(one["node"], one["size"]) for one in machines] == [(node, "Standard_D4s_v5")]
     assert "Traceback" not in emulated.log("controller")

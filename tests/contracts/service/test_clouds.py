@@ -89,7 +89,8 @@ def test_the_emulated_cloud_sells_makes_and_ends_machines(
     )
     assert [node.node_id for node in cloud.provider.list()] == ["node_a"]
     assert [one["node"] for one in rig.state()["machines"].values()] == ["node_a"]
-    cloud.provider.delete("node_a")
+    assert cloud.rehearsal is not None
+    cloud.rehearsal.take("node_a")
     assert cloud.provider.list() == []
 
 
