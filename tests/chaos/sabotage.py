@@ -227,7 +227,8 @@ class Job:
 
     def _freeze(self, victim: Worker) -> None:
         self._lab.provider.freeze(victim.node_id)
-        until(lambda: victim.script.status() == psutil.STATUS_STOPPED, "it stands still")
+        # A fault before this one may have ended the script, and whoever would reap it stands still now.
+        until(lambda: _is_dead(victim.script) or _stands_still(victim.script), "it stands still")
         self._leaving.append(victim.node_id)
         self._replace(victim.node_id)
 
@@ -254,6 +255,10 @@ class Job:
 def _end(process: psutil.Process) -> None:
     process.kill()
     until(lambda: _is_dead(process), "it is dead")
+
+
+def _stands_still(process: psutil.Process) -> bool:
+    return bool(process.status() == psutil.STATUS_STOPPED)
 
 
 def _is_dead(process: psutil.Process) -> bool:
