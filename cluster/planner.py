@@ -9,7 +9,7 @@ then what nobody uses is returned.  Everything that is not done has its reason a
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -232,10 +232,11 @@ def _notices(situation: Situation) -> list[Notice]:
 def _waits(situation: Situation, packed: Packed) -> list[Wait]:
     """Why each job has not all that it can use."""
     waits: list[Wait] = []
+    launched = Counter(launch.job_id for launch in packed.launches)
     for job in situation.view.jobs:
         if (reason := packed.reasons.get(job.id)) is not None:
             waits.append(Wait(job_id=job.id, reason=reason))
-        elif (nodes := packed.starting.get(job.id, 0)) > 0:
+        elif (nodes := packed.starting.get(job.id, 0) + launched[job.id]) > 0:
             waits.append(Wait(job_id=job.id, reason=f"{count(nodes, 'node')} for it are starting"))
         elif not job.is_running:
             waits.append(Wait(job_id=job.id, reason="there is room for it on nodes that are ready"))
