@@ -165,6 +165,15 @@ class Fleet:
         elif node.state is NodeState.DRAINING and not node.jobs:
             self._agenda.add(now, self.end, node)
 
+    def may_have_spot(self, now: float, for_s: float) -> bool:
+        """False when each spot offering was refused within the last `for_s`, or is refused now."""
+        since = self._begins_at + now - for_s
+        return any(
+            name not in self._refusals or self._refusals[name].until <= since
+            for name, stock in self.market.stocks.items()
+            if stock.offering.capacity is CapacityType.SPOT
+        )
+
     def _is_full(self, node: SimNode) -> bool:
         return any(node.free.get(name, 0.0) / amount + 1e-9 < 1 for name, amount in self._least.items())
 
