@@ -43,19 +43,17 @@ class Packing:
         """Room for all jobs in the order of their turns."""
         jobs = sorted(filter(self._may_want, self._situation.view.jobs), key=turn_key)
         self._count_gpus()
-        blocked_by: str | None = None
+        behind: str | None = None
         served: list[JobDemand] = []
         for job in jobs:
-            if blocked_by is not None and not job.is_running:
-                self._packed.reasons[job.id] = (
-                    f"it waits for its turn behind {blocked_by}, which waits for nodes"
-                )
+            if behind is not None and not job.is_running:
+                self._packed.reasons[job.id] = behind
                 continue
             if self._smallest_group(job):
                 self._space.open(job, unused=False)
                 served.append(job)
             elif self._blocks(job):
-                blocked_by = job.id
+                behind = f"it waits for its turn behind {job.id}, which waits for nodes"
         for job in served:
             self._beyond(job)
             self._space.open(job, unused=True)
