@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 DEEPSPEED := $(VENV)/.installed-deepspeed
 TORCH_INDEX ?=
 
-.PHONY: setup deepspeed demo demo-elastic demo-bytegpt test test-fast tensorflow chaos check format bench bench-elastic bench-backends bench-planner backends-table lock clean
+.PHONY: setup deepspeed demo demo-elastic demo-bytegpt demo-azure test test-fast tensorflow chaos check format bench bench-elastic bench-backends bench-planner backends-table lock clean
 
 setup: $(STAMP)
 
@@ -36,6 +36,9 @@ demo-elastic: setup
 
 demo-bytegpt: setup
 	PYTHONPATH=. $(BIN)/python examples/demo.py --example bytegpt
+
+demo-azure: setup
+	PYTHONPATH=. $(BIN)/python examples/demo_azure.py
 
 # Everything: seconds for what is pure, minutes for what starts real clusters.
 test: setup deepspeed
@@ -93,4 +96,4 @@ lock: setup
 	    --no-emit-index-url --python-version 3.11 -o requirements/lock.txt
 
 clean:
-	rm -rf $(VENV) .venv-tensorflow .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-tensorflow .demo .demo-azure .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

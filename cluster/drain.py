@@ -6,6 +6,8 @@ import ray
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.core.generated import autoscaler_pb2
 
+from cluster.membership import RayMembership
+
 
 class DrainRefused(Exception):
     """Ray did not accept the drain; the message says why."""
@@ -30,3 +32,22 @@ def drain(ray_node_id: str, reason: str, deadline_at: float) -> None:
         raise DrainRefused(f"Ray node {ray_node_id[:12]} was not drained: {error}") from error
     if not accepted:
         raise DrainRefused(f"Ray node {ray_node_id[:12]} was not drained: {why}")
+
+
+class RayDrains:
+    """`service.loops.ports.Drains` of the cluster that this process is connected to: our nodes by their own ids."""
+
+    def __init__(self, membership: RayMembership) -> None:
+        self._membership = membership
+
+    def drain(self, node_id: str, reason: str, deadline_at: float) -> None:
+        """Drain a node of ours until `deadline_at`, seconds since 1970.
+
+        One that drains already keeps its deadline when that comes first: a cloud's notice is not put off.
+        Raises DrainRefused when it is no living member, MembershipUnknown when Ray does not answer.
+        """
+        member = self._membership.observe().get(node_id)
+        if member is None or not member.is_alive:
+            raise DrainRefused(f"{node_id} was not drained: it is no living member of the Ray cluster")
+        if member.deadline_at is None or member.deadline_at > deadline_at:
+            drain(member.ray_node_id, reason, deadline_at)

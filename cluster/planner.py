@@ -9,8 +9,8 @@ then what nobody uses is returned.  Everything that is not done has its reason a
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from cluster.actions import Drain, Launch, Notice, Plan, Terminate, Wait
@@ -62,7 +62,7 @@ def plan(view: ClusterView, policies: Policies, now: float, rules: Sequence[tupl
 
 
 def _filled(
-    situation: Situation, returns: Returns, before: dict[str, list[NodeView]]
+    situation: Situation, returns: Returns, before: Mapping[str, list[NodeView]]
 ) -> tuple[Packed, list[Launch]]:
     """Room for everybody, and what is bought for it; what then is unused makes room for others, so it is done again."""
     for _ in range(PASSES):
@@ -79,8 +79,10 @@ def _filled(
     return packed, launches
 
 
-def _after(view: ClusterView, ends: Iterable[Terminate | Drain]) -> ClusterView:
+def _after(view: ClusterView, ends: Sequence[Terminate | Drain]) -> ClusterView:
     """The view once what is of no use has gone."""
+    if not ends:
+        return view
     ending = {action.node_id: action for action in ends}
     nodes: list[NodeView] = []
     for node in view.nodes:
@@ -95,10 +97,12 @@ def _after(view: ClusterView, ends: Iterable[Terminate | Drain]) -> ClusterView:
     return replace(view, nodes=tuple(nodes))
 
 
-def _usable(situation: Situation, returns: Returns) -> dict[str, list[NodeView]]:
+def _usable(situation: Situation, returns: Returns) -> Mapping[str, list[NodeView]]:
+    if returns.all_stay:
+        return situation.usable
     usable: dict[str, list[NodeView]] = defaultdict(list)
-    for node in situation.view.nodes:
-        if node.is_usable and node.pool in situation.policies.pools and returns.stays(node):
+    for node in situation.usable_nodes:
+        if returns.stays(node):
             usable[node.pool].append(node)
     return usable
 
@@ -116,7 +120,8 @@ def _minimum(situation: Situation, market: Market, space: Space) -> list[Launch]
 
 def _warm(situation: Situation, market: Market, space: Space) -> list[Launch]:
     """What each pool keeps ready beyond the nodes in use."""
-    if situation.money.reached(BudgetStep.STOP_GROWING):
+    is_any = any(limits.warm_nodes for limits in situation.limits.values())
+    if not is_any or situation.money.reached(BudgetStep.STOP_GROWING):
         return []
     used: dict[str, int] = defaultdict(int)
     for bin_ in space.everything:
@@ -232,10 +237,11 @@ def _notices(situation: Situation) -> list[Notice]:
 def _waits(situation: Situation, packed: Packed) -> list[Wait]:
     """Why each job has not all that it can use."""
     waits: list[Wait] = []
+    launched = Counter(launch.job_id for launch in packed.launches)
     for job in situation.view.jobs:
         if (reason := packed.reasons.get(job.id)) is not None:
             waits.append(Wait(job_id=job.id, reason=reason))
-        elif (nodes := packed.starting.get(job.id, 0)) > 0:
+        elif (nodes := packed.starting.get(job.id, 0) + launched[job.id]) > 0:
             waits.append(Wait(job_id=job.id, reason=f"{count(nodes, 'node')} for it are starting"))
         elif not job.is_running:
             waits.append(Wait(job_id=job.id, reason="there is room for it on nodes that are ready"))

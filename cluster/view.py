@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from cluster.offerings import Offering
 from cluster.policies import BudgetStep, CapacityRule
@@ -97,10 +98,21 @@ class NodeView:
     #: When it was told to go, be it with a drain or at once; counts for the pace of returns.
     leaving_since: float | None = None
 
-    @property
+    @cached_property
     def is_usable(self) -> bool:
         """It can take work, now or once it has joined."""
         return self.state not in ENDED and self.state not in LEAVING
+
+    @cached_property
+    def is_well(self) -> bool:
+        """It has joined and is to stay, and nobody says otherwise: its machine runs, and Ray calls it alive."""
+        has_joined = self.state in JOINED and self.state not in LEAVING
+        return has_joined and self.provided and self.is_running and self.is_member
+
+    @cached_property
+    def filling_order(self) -> tuple[bool, bool, float, str]:
+        """Nodes that work are filled first, those that still start last, so that idle ones stay idle and can go."""
+        return (not self.jobs, self.state not in JOINED, self.created_at, self.id)
 
     @property
     def is_paid(self) -> bool:

@@ -181,6 +181,9 @@ class Node(View):
     #: Ray resources it brings, e.g. {"CPU": 1.0}.
     resources: dict[str, float] = Field(default_factory=dict)
     message: str | None = None
+    #: What it was bought as, `<size>/<zone or any>/<capacity type>`, and what an hour of it cost then, in USD.
+    offering: str = ""
+    price_per_hour: float = 0.0
     created_at: float
     ready_at: float | None = None
     ended_at: float | None = None

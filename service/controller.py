@@ -7,25 +7,27 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from sqlalchemy.exc import DBAPIError
 
-from cluster.provider import Provider
+from cluster.provider import Provider, ProviderError
+from service.azure_place import CloudUnusable
 from service.journal import write_log
 from service.loops.dispatch import dispatch
 from service.loops.drill import drill
-from service.loops.ports import Launcher, Membership, Rehearsal
-from service.loops.scale import Unseen, scale
+from service.loops.ports import Drains, Launcher, Membership, Rehearsal, Supply
+from service.loops.scale import Hands, Unseen, scale
 from service.loops.sweep import sweep
 from service.loops.track import track
 from service.loops.turn import Turn
@@ -53,8 +55,18 @@ class Cluster:
     launcher: Launcher
     provider: Provider
     membership: Membership
+    #: What nodes can be bought as.
+    supply: Supply
     #: Takes nodes for a rehearsal; None where that is not possible.
     rehearsal: Rehearsal | None = None
+    #: Tells Ray to give nodes no more work; None where nodes are never returned while they work.
+    drains: Drains | None = None
+    #: Nodes are bought and returned as the policies say; False: every pool is kept full.
+    follows_policies: bool = False
+    #: Seconds between two looks at the cloud at least, as clouds count how often they are asked.
+    look_s: float = 0.0
+    #: Ends the connections that it has of its own.
+    close: Callable[[], None] = lambda: None
 
 
 class Controller:
@@ -64,8 +76,13 @@ class Controller:
         self._database = database
         self._settings = settings
         self._cluster = cluster
+        #: Why jobs have not all the nodes that they could use, by job id, as the last plan said.
+        self._why_short: Mapping[str, str] = {}
+        self._looked_at = -math.inf
         #: Since when the cluster cannot be seen; None while it can.
         self.unseen_since: float | None = None
+        #: It is Ray that does not say, not the cloud: another connection may help.
+        self.is_ray_silent = False
         self.owner = f"{socket.gethostname()[:20]}:{os.getpid()}:{new_id('ctl', time.time())[-8:]}"
         self.lease: leases.Lease | None = None
 
@@ -87,21 +104,19 @@ class Controller:
             # 2. Preemptions to rehearse; first, because their seconds count from the time of the turn.
             ("drill", lambda: drill(turn, self._cluster.rehearsal)),
             # 3. Nodes as wished for.
-            ("scale", lambda: scale(turn, self._cluster.provider, self._cluster.membership)),
+            ("scale", lambda: self._scale(turn)),
             # 4. What the attempts tell; it may free nodes.
             ("track", lambda: track(turn, launcher)),
             # 5. What has ended makes room.
             ("sweep", lambda: sweep(turn, launcher)),
             # 6. Jobs whose turn it is.
-            ("dispatch", lambda: dispatch(turn, launcher)),
+            ("dispatch", lambda: dispatch(turn, launcher, self._cluster.supply, self._why_short)),
             # 7. What makes the next start faster.
             ("prepare", launcher.prepare),
         )
         for name, loop in loops:
             try:
                 loop()
-                if name == "scale":
-                    self.unseen_since = None
             except Fenced as error:
                 log.warning("work of the %s loop was dropped: %s", name, error)
                 self._note(None)
@@ -110,14 +125,31 @@ class Controller:
                 if self.unseen_since is None:
                     log.warning("the cluster cannot be seen, nothing is scaled: %s", error)
                     self.unseen_since = now
+                self.is_ray_silent = not isinstance(error.__cause__, ProviderError)
             except Exception:
                 log.exception("the %s loop failed, it is tried again", name)
         return True
 
+    def _scale(self, turn: Turn) -> None:
+        cluster = self._cluster
+        if 0.0 <= turn.now - self._looked_at < cluster.look_s:
+            return
+        self._looked_at = turn.now
+        drains = cluster.drains if cluster.follows_policies else None
+        hands = Hands(cluster.provider, cluster.membership, cluster.supply, drains)
+        self._why_short = scale(turn, hands)
+        self.unseen_since = None
+
     def use(self, cluster: Cluster) -> None:
         """Go on with other hands, after a new connection."""
+        if cluster is not self._cluster:
+            self._cluster.close()
         self._cluster = cluster
         self.unseen_since = None
+
+    def close(self) -> None:
+        """End the connections of the hands; no turn may follow."""
+        self._cluster.close()
 
     def _note(self, lease: leases.Lease | None) -> None:
         if lease != self.lease:
@@ -146,19 +178,35 @@ def ray_address(settings: Settings) -> str | None:
 
 
 def connect(settings: Settings, address: str) -> Cluster:
-    """Connect this process to the Ray cluster and give it hands.  Raises what Ray raises."""
+    """Connect this process to the Ray cluster and give it hands.  Raises what Ray raises, and CloudUnusable."""
     import ray
 
-    from cluster.local.provider import LocalProvider
-    from cluster.local.rehearsal import LocalRehearsal
+    from cluster.drain import RayDrains
     from cluster.membership import RayMembership
+    from service.clouds import cloud_of
     from trainers.launch import RayLauncher
 
-    if ray.is_initialized():
-        ray.shutdown()
-    ray.init(address=address, namespace="remora", log_to_driver=False, configure_logging=False)
-    provider, membership = LocalProvider(settings.home, address), RayMembership()
-    return Cluster(RayLauncher(), provider, membership, LocalRehearsal(provider, membership))
+    membership = RayMembership()
+    # Before Ray: what keeps the cloud from being used is told without a connection that nobody needs.
+    cloud = cloud_of(settings, address, membership)
+    try:
+        if ray.is_initialized():
+            ray.shutdown()
+        ray.init(address=address, namespace="remora", log_to_driver=False, configure_logging=False)
+    except BaseException:
+        cloud.close()
+        raise
+    return Cluster(
+        RayLauncher(),
+        cloud.provider,
+        membership,
+        cloud.supply,
+        rehearsal=cloud.rehearsal,
+        drains=RayDrains(membership),
+        follows_policies=cloud.follows_policies,
+        look_s=cloud.look_s,
+        close=cloud.close,
+    )
 
 
 class Process:
@@ -187,6 +235,7 @@ class Process:
             self.stopping.wait(pause)
         if self._controller is not None:
             self._controller.resign()
+            self._controller.close()
 
     def _turn(self) -> str:
         """One tick; what keeps it from being one, or an empty text."""
@@ -196,6 +245,8 @@ class Process:
         if address != self._address:
             try:
                 cluster = self._connect(self._settings, address)
+            except CloudUnusable as error:
+                return f"no node can be made, trying again: {error}"
             except Exception as error:
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
                 return f"the Ray head at {address} cannot be reached, trying again: {reason}"
@@ -214,7 +265,8 @@ class Process:
             controller.tick(now)
         except DBAPIError as error:
             return f"{why_unreachable(error)}; trying again"
-        if controller.unseen_since is not None and now - controller.unseen_since > RECONNECT_S:
+        unseen_since = controller.unseen_since if controller.is_ray_silent else None
+        if unseen_since is not None and now - unseen_since > RECONNECT_S:
             # A head that was replaced at the same address does not answer to the old connection.
             self._address = None
             return "the cluster cannot be seen for too long: connecting again"

@@ -77,16 +77,17 @@ class ClusterPart:
 
 
 class ServicePart:
-    """The API or the controller: a child process that dies with this one."""
+    """The API, the controller or the emulator: a child process that dies with this one."""
 
-    def __init__(self, settings: Settings, part: Part, module: str) -> None:
+    def __init__(self, settings: Settings, part: Part, module: str, port: int | None = None) -> None:
+        """`port` is the one to serve at, 0 for a free one; None: that of the settings."""
         self._settings = settings
         self._part = part
         self._module = module
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         #: Chosen once, so that the address stays when the API is started again.
-        self._port = settings.port or _free_port(settings.host)
+        self._port = (settings.port if port is None else port) or _free_port(settings.host)
 
     @property
     def url(self) -> str:
@@ -110,8 +111,10 @@ class ServicePart:
             REMORA_HOME=str(settings.home),
             REMORA_PORT=str(self._port),
             REMORA_RAY_ADDRESS=ray_address,
-            # The raylets of the nodes that the controller starts have it from there.
+            # The raylets of the nodes that the controller or the emulator starts have it from there.
             **{PRELOAD_VARIABLE: PRELOADED},
+            REMORA_CLOUD=settings.cloud,
+            REMORA_AZURE_FILE=str(settings.azure),
             REMORA_NODES=str(settings.nodes),
             REMORA_NODE_CPUS=str(settings.node_cpus),
             REMORA_NODE_GPUS=str(settings.node_gpus),
@@ -120,7 +123,7 @@ class ServicePart:
         with self.log.open("ab") as output:
             # This process has one thread, so code between fork and exec is safe.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", self._module],
+                [sys.executable, "-P", "-m", self._module, *self._words()],
                 env=environment,
                 cwd=settings.home,
                 stdin=subprocess.DEVNULL,
@@ -131,6 +134,10 @@ class ServicePart:
             )
         self._started_at = time.monotonic()
 
+    def _words(self) -> list[str]:
+        """Its command line, beside what it has from its environment."""
+        return []
+
     def is_alive(self) -> bool:
         """True while the process runs."""
         return self._process is not None and self._process.poll() is None
@@ -138,7 +145,7 @@ class ServicePart:
     def is_ready(self) -> bool:
         """The API answers; the controller did not end at once."""
         if self._part is Part.API:
-            return _get(f"{self.url}/healthz") is not None
+            return get(f"{self.url}/healthz") is not None
         return time.monotonic() - self._started_at > _CONTROLLER_READY_S
 
     def end(self) -> None:
@@ -193,7 +200,7 @@ def nodes_ready(url: str, home: Path, ray_address: str) -> int:
 
     Rows of an earlier life say ready until the controller has looked, so the provider is asked too.
     """
-    page = _get(f"{url}/v1/nodes") or {}
+    page = get(f"{url}/v1/nodes") or {}
     items: list[dict[str, Any]] = page.get("items", [])
     ready = {item.get("id") for item in items if item.get("state") == "ready"}
     try:
@@ -205,7 +212,7 @@ def nodes_ready(url: str, home: Path, ray_address: str) -> int:
 
 def policies_version(url: str) -> int | None:
     """The version of the policies in force, 0 when none were applied; None when the API does not answer."""
-    version = (_get(f"{url}/v1/policies/newest") or {}).get("version")
+    version = (get(f"{url}/v1/policies/newest") or {}).get("version")
     return version if isinstance(version, int) else None
 
 
@@ -229,7 +236,8 @@ def _free_port(host: str) -> int:
         return port
 
 
-def _get(url: str) -> dict[str, Any] | None:
+def get(url: str) -> dict[str, Any] | None:
+    """The JSON object at an address of ours; None when there is none."""
     try:
         with urllib.request.urlopen(url, timeout=1.0) as answer:  # noqa: S310  # our own address
             body = json.load(answer)

@@ -45,3 +45,7 @@ def write_log(form: Form = "plain", level: int = logging.INFO) -> None:
     logging.basicConfig(level=level, handlers=[to_stderr], force=True)
     # Alembic tells at every start that there is nothing to do.
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    # Azure's clients warn of what they raise as well.
+    logging.getLogger("azure").setLevel(logging.ERROR)
+    # One line for every request would bury the rest.
+    logging.getLogger("httpx2").setLevel(logging.WARNING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import platformdirs
 from pydantic import Field
@@ -26,6 +27,10 @@ class Settings(BaseSettings):
     port: int = Field(default=7265, ge=0, le=65535)
     #: Address of the Ray head's GCS (`host:port`); empty until `remora up` starts one and writes `home/ray.address`.
     ray_address: str = ""
+    #: Where nodes are made: processes of this machine, machines of an emulated Azure on it, or machines of Azure.
+    cloud: Literal["local", "azure-emulated", "azure"] = "local"
+    #: File that says where in Azure the nodes stand; empty: `azure.json` or `azure-emulated.json` in `home`.
+    azure_file: Path | None = None
     #: Nodes of the local pool that the controller keeps alive.
     nodes: int = Field(default=3, ge=0, le=64)
     #: CPUs that each local node announces to Ray.
@@ -57,6 +62,12 @@ class Settings(BaseSettings):
     def database(self) -> str:
         """SQLAlchemy URL in force."""
         return self.database_url or f"sqlite:///{self.home / 'remora.db'}"
+
+    @property
+    def azure(self) -> Path:
+        """The file in force that says where in Azure the nodes stand."""
+        name = "azure-emulated.json" if self.cloud == "azure-emulated" else "azure.json"
+        return (self.azure_file or self.home / name).expanduser()
 
     @property
     def warm(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from service.embedded import (
     policies_version,
     port_problem,
 )
+from service.emulated_azure import EmulatorPart, cloud_problem
 from service.home_lock import HomeLock, HomeTaken
 from service.settings import Settings
 from service.upkeep import Part, PartView
@@ -50,7 +51,8 @@ class Up:
         self._cluster = ClusterPart(settings)
         self._api = ServicePart(settings, Part.API, "service.main")
         self._controller = ServicePart(settings, Part.CONTROLLER, "service.controller")
-        self._views = {part: PartView() for part in Part}
+        self._emulator = EmulatorPart(settings) if settings.cloud == "azure-emulated" else None
+        self._views = {part: PartView() for part, _ in self._sources()}
         self._began_at = time.monotonic()
         self._nodes_told = False
         #: Version of the policies that were applied, 0 for none; None until the API was asked.
@@ -66,9 +68,13 @@ class Up:
             self.stop.wait(TICK_S)
 
     def shut_down(self) -> None:
-        """End API and controller, then all nodes and the head.  Raises ProviderError when something remains."""
-        for part in (self._controller, self._api):
-            part.end()
+        """End API, controller and emulator, then all nodes and the head.
+
+        Raises ProviderError when something remains.
+        """
+        for part in (self._controller, self._api, self._emulator):
+            if part is not None:
+                part.end()
         end_cluster(self._settings.home)
 
     def _observe(self) -> None:
@@ -89,7 +95,12 @@ class Up:
                 self._say(f"{part:<10} ended and starts again in {pause:g} s: {source.complaint()}")
 
     def _sources(self) -> list[tuple[Part, ClusterPart | ServicePart]]:
-        return [(Part.HEAD, self._cluster), (Part.API, self._api), (Part.CONTROLLER, self._controller)]
+        sources: list[tuple[Part, ClusterPart | ServicePart]] = [
+            (Part.HEAD, self._cluster),
+            (Part.API, self._api),
+            (Part.CONTROLLER, self._controller),
+        ]
+        return sources if self._emulator is None else [*sources, (Part.EMULATOR, self._emulator)]
 
     def _apply(self, action: upkeep.Action) -> None:
         source = dict(self._sources())[action.part]
@@ -117,17 +128,23 @@ class Up:
         if self._policies is None:
             self._policies = policies_version(self._api.url)
         if self._policies:
-            self._nodes_told = True
-            self._say(
-                f"{'nodes':<10} as version {self._policies} of the policies says, whatever --nodes and REMORA_NODES"
-                " say; look with: remora policy show"
-            )
+            self._tell_policies(", whatever --nodes and REMORA_NODES say")
+            return
+        if self._settings.cloud != "local":
+            if self._policies is not None:
+                self._tell_policies(", as jobs need them")
             return
         if not wanted:
             return
         if nodes_ready(self._api.url, self._settings.home, self._cluster.address) >= wanted:
             self._nodes_told = True
             self._say(f"{'nodes':<10} {wanted} ready after {time.monotonic() - self._began_at:.1f} s")
+
+    def _tell_policies(self, more: str) -> None:
+        self._nodes_told = True
+        self._say(
+            f"{'nodes':<10} as version {self._policies} of the policies says{more}; look with: remora policy show"
+        )
 
     def _say(self, text: str) -> None:
         self._console.print(text)
@@ -139,7 +156,7 @@ def up(settings: Settings, console: Console) -> None:
     Raises CannotStart, HomeTaken or ProviderError with one sentence.
     """
     with HomeLock(settings.home):
-        problem = port_problem(settings.host, settings.port)
+        problem = cloud_problem(settings) or port_problem(settings.host, settings.port)
         if problem:
             raise CannotStart(problem)
         service = Up(settings, console)
@@ -179,6 +196,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--home", type=Path, help="folder of the service (default: the user's data folder)")
     parser.add_argument("--port", help="port of the API, 0 for a free one")
     parser.add_argument("--nodes", help="local nodes to keep alive")
+    parser.add_argument("--cloud", help="where nodes are made: local or azure-emulated")
     parser.add_argument("--node-cpus", help="CPUs that each node announces")
     parser.add_argument("--node-gpus", help="GPUs that each node announces")
     parser.add_argument(
@@ -197,7 +215,10 @@ def _settings(arguments: argparse.Namespace) -> Settings:
             f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})" for e in error.errors()
         )
         raise CannotStart("; ".join(problems)) from error
-    return settings.model_copy(update={"home": settings.home.expanduser().resolve()})
+    home = settings.home.expanduser().resolve()
+    # The emulator's own file: that of a real place in Azure is not written over.
+    place = home / "azure-emulated.json" if settings.cloud == "azure-emulated" else settings.azure_file
+    return settings.model_copy(update={"home": home, "azure_file": place})
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -24,6 +24,8 @@ class Part(StrEnum):
     HEAD = "head"
     API = "API"
     CONTROLLER = "controller"
+    #: Only where Azure is emulated.
+    EMULATOR = "emulator"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,16 +89,23 @@ def decide(parts: Mapping[Part, PartView], now: float) -> list[Action]:
     if hopeless:
         return [GiveUp(hopeless[0])]
     head, api, controller = parts[Part.HEAD], parts[Part.API], parts[Part.CONTROLLER]
+    emulator = parts.get(Part.EMULATOR)
     actions: list[Action] = []
+    if controller.is_alive and not (head.is_alive and (emulator is None or emulator.is_alive)):
+        # It is connected to a cluster, or known to a cloud, that is no more.
+        actions.append(End(Part.CONTROLLER))
     if not head.is_alive:
-        # The controller is connected to a cluster that is no more.
-        actions += [End(Part.CONTROLLER)] if controller.is_alive else []
+        # The emulator's machines were that cluster's.
+        actions += [End(Part.EMULATOR)] if emulator is not None and emulator.is_alive else []
         actions += [Start(Part.HEAD)] if _is_due(head, now) else []
     elif not head.is_ready and head.started_at is not None and now - head.started_at > HEAD_TIMEOUT_S:
         actions.append(End(Part.HEAD))
     if not api.is_alive and _is_due(api, now):
         actions.append(Start(Part.API))
-    if not controller.is_alive and head.is_ready and _is_due(controller, now):
+    if emulator is not None and not emulator.is_alive and head.is_ready and _is_due(emulator, now):
+        actions.append(Start(Part.EMULATOR))
+    stands = head.is_ready and (emulator is None or emulator.is_ready)
+    if not controller.is_alive and stands and _is_due(controller, now):
         actions.append(Start(Part.CONTROLLER))
     return actions
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from cluster.offerings import Offering
 from cluster.provider import NodeRequest, ProvidedNode, ProviderError
 from remora.spec import JobSpec
 from remora.states import EndReason
 from service.controller import Cluster, Controller
+from service.fixed_pool import local_offerings
 from service.queue import lifecycle
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from service.settings import Settings
@@ -150,8 +152,13 @@ class FakeCluster:
         #: Raised by the next `create`, one each.
         self.refusals: list[ProviderError] = []
         self.list_error: ProviderError | None = None
+        self.looks = 0
         #: Deadlines of the nodes that were told that they go.
         self.notices: dict[str, float] = {}
+        #: Deadlines of the nodes that the controller had drained.
+        self.drains: dict[str, float] = {}
+        #: Raised by `drain` until removed.
+        self.deaf_to_drains: Exception | None = None
         #: Raised by `notify` for these nodes.
         self.deaf: dict[str, Exception] = {}
         #: Every id that `create` made a machine for.
@@ -168,6 +175,7 @@ class FakeCluster:
             )
 
     def list(self) -> list[ProvidedNode]:
+        self.looks += 1
         if self.list_error is not None:
             raise self.list_error
         return list(self.machines.values())
@@ -181,11 +189,28 @@ class FakeCluster:
             self.machines[node_id], is_running=False, message="killed by signal 9"
         )
 
+    def refuse_later(self, node_id: str, error: ProviderError) -> None:
+        """The cloud had accepted the machine and cannot make it after all."""
+        self.machines[node_id] = replace(
+            self.machines[node_id], is_running=False, message=str(error), refusal=error
+        )
+
+    def drain(self, node_id: str, reason: str, deadline_at: float) -> None:
+        assert reason
+        if self.deaf_to_drains is not None:
+            raise self.deaf_to_drains
+        self.drains[node_id] = deadline_at
+        self.draining.add(node_id)
+
     def notify(self, node_id: str, deadline_at: float) -> None:
         if node_id in self.deaf:
             raise self.deaf[node_id]
         self.notices[node_id] = deadline_at
         self.draining.add(node_id)
+
+    def address_of(self, node_id: str) -> str:
+        """Every node has its own."""
+        return f"127.0.1.{self.created.index(node_id) + 1}"
 
     def take(self, node_id: str) -> None:
         if node_id in self.machines:
@@ -194,7 +219,7 @@ class FakeCluster:
     def observe(self) -> dict[str, FakeMember]:
         return {
             machine.node_id: FakeMember(
-                address="127.0.0.2",
+                address=self.address_of(machine.node_id),
                 is_alive=machine.is_running,
                 is_draining=machine.node_id in self.draining,
                 resources=self.resources[machine.node_id],
@@ -202,6 +227,20 @@ class FakeCluster:
             for machine in self.machines.values()
             if self.joins
         }
+
+
+class FakeSupply:
+    """What can be bought here, as the test says."""
+
+    def __init__(self, offerings: tuple[Offering, ...]) -> None:
+        self.sold = offerings
+        self.left: dict[str, int] = {}
+
+    def offerings(self) -> tuple[Offering, ...]:
+        return self.sold
+
+    def quota_left(self) -> dict[str, int]:
+        return self.left
 
 
 class World:
@@ -212,12 +251,26 @@ class World:
         self.settings = settings
         self.launcher = FakeLauncher()
         self.cluster = FakeCluster()
+        self.supply = FakeSupply(local_offerings(settings))
+        #: True: nodes are bought as jobs need them and drained when they are not wanted any more.
+        self.buys = False
+        #: Seconds between two looks at the cloud.
+        self.look_s = 0.0
         self.now = 1000.0
         self.controller = self.new_controller()
 
     def new_controller(self) -> Controller:
         """One more controller on the same database and the same cluster."""
-        hands = Cluster(self.launcher, self.cluster, self.cluster, self.cluster)
+        hands = Cluster(
+            self.launcher,
+            self.cluster,
+            self.cluster,
+            self.supply,
+            rehearsal=self.cluster,
+            drains=self.cluster,
+            follows_policies=self.buys,
+            look_s=self.look_s,
+        )
         return Controller(self.database, self.settings, hands)
 
     def tick(self, count: int = 1) -> None:

@@ -100,8 +100,9 @@ class Record:
     - `checkpoint`: `{"step", "world_size", "size_bytes", "location", "files": {name: bytes}, "committed_at"}`;
       also `{"step": int, "deleted": true}` when retention removed it
     - `output`: `{"location", "committed_at", "files": {name: {"size_bytes", "sha256", "stored"}}}`: all outputs now
-    - `progress`: any of `{"state": "running"|"draining"|"starting", "world_size": int, "step": int, "total_steps": int,
-      "repeated_steps": int, "lost_s": float, "resumed_from_step": int}`; counters are totals of the attempt
+    - `progress`: any of `{"state": "running"|"draining"|"starting", "world_size": int, "workers": {address: int},
+      "step": int, "total_steps": int, "repeated_steps": int, "lost_s": float, "resumed_from_step": int}`; `workers` are
+      those of `world_size` by the address under which Ray knows their node; counters are totals of the attempt
     - `ended`: `{"end_reason": EndReason value, "message": str, "exit_code": int | None}`; always the last record
     """
 

@@ -127,6 +127,11 @@ class AzureProvider:
         """Units of each quota that are left, by its name in lower case; empty when Azure does not say."""
         return self._thread.run(self._quota_left())
 
+    def quota_known(self) -> dict[str, int]:
+        """The same as far as it is known, without asking anybody; empty after a refusal until it is read again."""
+        reading = self._memory.quotas
+        return reading.left() if reading is not None else {}
+
     def sweep(self) -> tuple[str, ...]:
         """Delete network interfaces and disks whose machine is gone for some minutes; returns their names.
 

@@ -33,6 +33,10 @@ class AzureSettings(BaseModel):
     node_identity_client_id: str | None = None
     #: Key vault with the cluster's secret, e.g. `https://remora.vault.azure.net`.
     vault: str | None = None
+    #: Client id of the controller's own identity; None: the only one that its machine has.
+    controller_client_id: str | None = None
+    #: The controller is whoever is logged in on its machine, such as by `az login`: for trying things out.
+    developer_login: bool = False
     ssh_public_key: str = Field(pattern=r"^(ssh|ecdsa)-\S+ \S+")
     #: GiB of the disk of the operating system.
     disk_gb: int = Field(default=128, ge=30, le=2048)

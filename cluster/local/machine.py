@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from cluster import processes
@@ -29,8 +30,6 @@ def start(home: Path, machine: Machine, record: Path, log: Path, arguments: list
     `arguments` follow those that every machine has.  Raises ProviderError when the process cannot be started.
     """
     records.write(record, machine)
-    work = Path(machine.temporary) / "work"
-    marks = {MACHINE_VARIABLE: machine.mark, NODE_VARIABLE: machine.id, "REMORA_WORK_DIR": str(work)}
     command = [
         *(
             sys.executable,
@@ -49,6 +48,23 @@ def start(home: Path, machine: Machine, record: Path, log: Path, arguments: list
         *arguments,
     ]
     try:
+        pid = start_beside(home, machine, log, command)
+    except ProviderError:
+        record.unlink(missing_ok=True)
+        raise
+    started = machine.started_as(pid)
+    records.write(record, started)
+    return started
+
+
+def start_beside(home: Path, machine: Machine, log: Path, command: Sequence[str]) -> int:
+    """Start a process of the machine in a session of its own and return its pid at once; it ends with the machine.
+
+    Raises ProviderError when it cannot be started.
+    """
+    work = Path(machine.temporary) / "work"
+    marks = {MACHINE_VARIABLE: machine.mark, NODE_VARIABLE: machine.id, "REMORA_WORK_DIR": str(work)}
+    try:
         with log.open("ab") as output:
             process = subprocess.Popen(
                 command,
@@ -60,12 +76,9 @@ def start(home: Path, machine: Machine, record: Path, log: Path, arguments: list
                 start_new_session=True,
             )
     except OSError as error:
-        record.unlink(missing_ok=True)
-        raise ProviderError(f"the process of {machine.id} cannot be started: {error}") from error
+        raise ProviderError(f"a process of {machine.id} cannot be started: {error}") from error
     _children.append(process)
-    started = machine.started_as(process.pid)
-    records.write(record, started)
-    return started
+    return process.pid
 
 
 def end(

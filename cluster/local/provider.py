@@ -10,6 +10,7 @@ import json
 import math
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -106,6 +107,22 @@ class LocalProvider:
     def thaw(self, node_id: str) -> None:
         """Let a frozen node go on."""
         machine.thaw(self._folders.mark_of(node_id))
+
+    def start_process(self, node_id: str, name: str, command: Sequence[str]) -> None:
+        """Start one more process on the node, such as its agent; it ends with the node.
+
+        It writes to `<node_id>.<name>.log` beside the node's own log.
+        Raises InvalidRequest when there is no such node, and ProviderError when the process cannot be started.
+        """
+        record = self._record(node_id)
+        self._make_folders()
+        # Whoever deletes the node holds the lock for its last look: nothing is started behind its back.
+        with records.locked(self._folders.lock):
+            node = records.read(record)
+            if node is None:
+                raise InvalidRequest(f"{name} cannot be started on {node_id}: there is no such node")
+            log = self.log(node_id).with_suffix(f".{name}.log")
+            machine.start_beside(self._folders.home, node, log, command)
 
     def node_ids(self) -> tuple[str, ...]:
         """Names of all nodes that have a record, readable or not; for those who only want to delete them."""

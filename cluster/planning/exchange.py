@@ -23,11 +23,14 @@ Usable = Mapping[str, list[NodeView]]
 
 def hand_over(situation: Situation, returns: Returns, usable: Usable) -> None:
     """Drain a stand-in of each pool whose work finds a spot node: one that is there, or one in its own place."""
-    market = Market(situation, usable)
+    market: Market | None = None
     for pool, policy in situation.policies.pools.items():
         nodes = [node for node in usable.get(pool, []) if returns.stays(node)]
         stand_ins = _stand_ins(situation, policy, nodes)
-        if not stand_ins or not _back(situation, market, policy, pool) or _is_on_its_way(situation, pool):
+        if not stand_ins:
+            continue
+        market = market or Market(situation, usable)
+        if not _back(situation, market, policy, pool) or _is_on_its_way(situation, pool):
             continue
         is_full = market.nodes[pool] == situation.limits[pool].max_nodes
         if (is_full or _spare(situation, nodes)) and returns.may_return(pool):

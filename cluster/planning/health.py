@@ -21,6 +21,8 @@ LONGEST_PAUSE_S = 120.0
 
 def end_of(node: NodeView, pools: Mapping[str, PoolPolicy], now: float) -> Terminate | Drain | None:
     """Why a node has to go whatever the wishes for its pool are, or None."""
+    if node.is_well and node.pool in pools:
+        return None
     if node.state in ENDED:
         left = Terminate(node_id=node.id, reason="its row has ended, its machine has not")
         return left if node.provided else None

@@ -41,26 +41,34 @@ class Packing:
 
     def pack(self) -> Packed:
         """Room for all jobs in the order of their turns."""
-        jobs = sorted(self._situation.view.jobs, key=turn_key)
-        for job in jobs:
-            self._gpus[job.project] += _gpus(job, self._space.held.get(job.id, 0))
-        blocked_by: str | None = None
+        jobs = sorted(filter(self._may_want, self._situation.view.jobs), key=turn_key)
+        self._count_gpus()
+        behind: str | None = None
         served: list[JobDemand] = []
         for job in jobs:
-            if blocked_by is not None and not job.is_running:
-                self._packed.reasons[job.id] = (
-                    f"it waits for its turn behind {blocked_by}, which waits for nodes"
-                )
+            if behind is not None and not job.is_running:
+                self._packed.reasons[job.id] = behind
                 continue
             if self._smallest_group(job):
                 self._space.open(job, unused=False)
                 served.append(job)
             elif self._blocks(job):
-                blocked_by = job.id
+                behind = f"it waits for its turn behind {job.id}, which waits for nodes"
         for job in served:
             self._beyond(job)
             self._space.open(job, unused=True)
         return self._packed
+
+    def _may_want(self, job: JobDemand) -> bool:
+        """False when it runs with all the workers that it can use, and so needs no turn."""
+        has_all = job.is_running and self._space.held.get(job.id, 0) >= job.max_workers
+        return not has_all or bool(self._space.own_of(job))
+
+    def _count_gpus(self) -> None:
+        """What the jobs of each project hold, where a project is limited at all."""
+        if self._situation.policies.projects:
+            for job in sorted(self._situation.view.jobs, key=turn_key):
+                self._gpus[job.project] += _gpus(job, self._space.held.get(job.id, 0))
 
     def _blocks(self, job: JobDemand) -> bool:
         pools = job.pools or tuple(self._situation.policies.pools)

@@ -40,6 +40,11 @@ class Returns:
         """Why other nodes do not go."""
         return [*self._waits, *self._kept]
 
+    @property
+    def all_stay(self) -> bool:
+        """The plan so far leaves every node alone."""
+        return not self._gone
+
     def stays(self, node: NodeView) -> bool:
         """The plan so far leaves the node alone."""
         return node.id not in self._gone
@@ -66,6 +71,8 @@ class Returns:
     def out_of_money(self, usable: Usable) -> None:
         """What the steps of the budget demand, mildest first; what costs nothing stays."""
         money = self._situation.money
+        if money.step is None:
+            return
         reason = f"the budget has reached {money.step}: {money.words}"
         for pool, nodes in usable.items():
             paid = [node for node in nodes if self._situation.price_of(node) > 0]

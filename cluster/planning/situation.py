@@ -38,6 +38,7 @@ class Situation:
             name: limits_of(policy, now) for name, policy in policies.pools.items()
         }
         self.offerings: dict[str, Offering] = {offering.id: offering for offering in view.offerings}
+        self._capacities = {name: offering.capacity for name, offering in self.offerings.items()}
         self.jobs: dict[str, JobDemand] = {job.id: job for job in view.jobs}
         self.money: Money = money_of(view, policies, self.offerings)
 
@@ -46,6 +47,19 @@ class Situation:
         """All nodes by pool, in the order of the view."""
         nodes: dict[str, list[NodeView]] = defaultdict(list)
         for node in self.view.nodes:
+            nodes[node.pool].append(node)
+        return nodes
+
+    @cached_property
+    def usable_nodes(self) -> list[NodeView]:
+        """Nodes of the policies' pools that can take work."""
+        return [node for node in self.view.nodes if node.pool in self.policies.pools and node.is_usable]
+
+    @cached_property
+    def usable(self) -> Mapping[str, list[NodeView]]:
+        """The same by pool."""
+        nodes: dict[str, list[NodeView]] = defaultdict(list)
+        for node in self.usable_nodes:
             nodes[node.pool].append(node)
         return nodes
 
@@ -72,8 +86,7 @@ class Situation:
 
     def capacity_of(self, node: NodeView) -> CapacityType | None:
         """How the node is paid for, when it is known."""
-        offering = self.offering_of(node)
-        return None if offering is None else offering.capacity
+        return self._capacities.get(node.offering)
 
     def price_of(self, node: NodeView) -> float:
         """USD for an hour of the node; 0 when its offering is not known."""

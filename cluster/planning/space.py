@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from cluster.offerings import CapacityType, Offering
 from cluster.planning.situation import Situation, accepts
-from cluster.view import JOINED, JobDemand, NodeView
+from cluster.view import JobDemand, NodeView
 
 Resources = Mapping[str, float]
 
@@ -32,13 +33,28 @@ def slots(free: Resources, worker: Resources) -> int:
 class Bin:
     """A node while a plan fills it."""
 
-    __slots__ = ("capacity", "fabric", "free", "is_kept", "is_used", "node", "offering", "pool", "zone")
+    __slots__ = (
+        "_free",
+        "_holds",
+        "_resources",
+        "capacity",
+        "fabric",
+        "is_kept",
+        "is_used",
+        "node",
+        "offering",
+        "pool",
+        "zone",
+    )
 
     def __init__(
         self, pool: str, resources: Resources, offering: Offering | None, fabric: str | None
     ) -> None:
         self.pool = pool
-        self.free = dict(resources)
+        self._resources = resources
+        self._free: dict[str, float] | None = None
+        #: Workers that were put here before anybody asked what is free.
+        self._holds: list[tuple[Resources, int]] = []
         self.offering = offering
         self.capacity: CapacityType | None = None if offering is None else offering.capacity
         self.zone = None if offering is None else offering.zone
@@ -50,12 +66,28 @@ class Bin:
         #: It was bought for a job whose turn has not come in this plan.
         self.is_kept = False
 
+    @property
+    def free(self) -> dict[str, float]:
+        """What is left; counted when it is asked for, as in most plans few nodes are."""
+        if self._free is None:
+            self._free = dict(self._resources)
+            for worker, count in self._holds:
+                _take(self._free, worker, count)
+        return self._free
+
     def put(self, worker: Resources, count: int) -> None:
         """Give room to so many workers."""
-        for name, amount in worker.items():
-            if name in self.free:
-                self.free[name] -= count * amount
+        if self._free is None:
+            self._holds.append((worker, count))
+        else:
+            _take(self._free, worker, count)
         self.is_used = self.is_used or count > 0
+
+
+def _take(free: dict[str, float], worker: Resources, count: int) -> None:
+    for name, amount in worker.items():
+        if name in free:
+            free[name] -= count * amount
 
 
 @dataclass
@@ -100,7 +132,7 @@ class Space:
         self.held_in: dict[str, set[str]] = defaultdict(set)
         #: On-demand nodes that a job's workers are on.
         self.on_demand: dict[str, int] = defaultdict(int)
-        for node in sorted(nodes, key=_order):
+        for node in sorted(nodes, key=attrgetter("filling_order")):
             self._add_node(node)
 
     def _add_node(self, node: NodeView) -> None:
@@ -163,7 +195,9 @@ class Space:
 
     def open(self, job: JobDemand, *, unused: bool) -> None:
         """The job has had its turn: what it uses of its own nodes is open to others, and the `unused` ones too."""
-        own = self._own.get(job.id, [])
+        own = self._own.get(job.id)
+        if own is None:
+            return
         opened = [bin_ for bin_ in own if bin_.is_kept and (unused or bin_.is_used)]
         for bin_ in opened:
             bin_.is_kept = False
@@ -235,10 +269,5 @@ def suits(job: JobDemand, pools: tuple[str, ...], bin_: Bin) -> bool:
     return (
         bin_.pool in pools
         and (not job.zones or bin_.zone is None or bin_.zone in job.zones)
-        and accepts(job, bin_.capacity)
+        and (job.capacity is None or accepts(job, bin_.capacity))
     )
-
-
-def _order(node: NodeView) -> tuple[bool, bool, float, str]:
-    """Nodes that work are filled first, those that still start last, so that idle ones stay idle and can go."""
-    return (not node.jobs, node.state not in JOINED, node.created_at, node.id)

@@ -48,6 +48,8 @@ class Fleet:
         self.refused = 0
         #: True when something happened that a plan may depend on.
         self.has_changed = False
+        #: True when more has become free on ready nodes; who starts jobs there sets it back.
+        self.has_room = False
         self._ended: deque[SimNode] = deque()
         self._refusals: dict[str, Refusal] = {}
         self._random = Random(f"{seed} cloud")  # noqa: S311 - chance, no secret
@@ -58,6 +60,7 @@ class Fleet:
         self._refused_s = refused_s
         self._remembered_s = max(MEMORY_S, remembered_s)
         self._vacate = vacate
+        self._least = least_of(trace)
 
     def launch(self, now: float, action: Launch) -> None:
         """Buy a node, or remember that there is none."""
@@ -98,7 +101,7 @@ class Fleet:
             node.idle_since = now
             node.seen = None
             self.loose[node.id] = node
-            self.has_changed = True
+            self.has_changed = self.has_room = True
 
     def change(self, now: float, change: MarketChange) -> None:
         """Apply a change of the market; what is held beyond it is preempted."""
@@ -148,16 +151,31 @@ class Fleet:
     def take(self, node: SimNode, job_id: str, workers: int, worker: Mapping[str, float]) -> None:
         """Put workers of a job on a node."""
         node.take(job_id, workers, worker)
+        node.is_full = self._is_full(node)
         if all(amount <= 1e-9 for amount in node.free.values()):
             self.loose.pop(node.id, None)
 
     def give_back(self, now: float, node: SimNode, job_id: str, worker: Mapping[str, float]) -> None:
         """Take a job's workers off a node; one that is drained ends when it is empty."""
         node.give_back(job_id, worker, now)
+        node.is_full = self._is_full(node)
         if node.state is NodeState.READY:
             self.loose[node.id] = node
+            self.has_room = True
         elif node.state is NodeState.DRAINING and not node.jobs:
             self._agenda.add(now, self.end, node)
+
+    def may_have_spot(self, now: float, for_s: float) -> bool:
+        """False when each spot offering was refused within the last `for_s`, or is refused now."""
+        since = self._begins_at + now - for_s
+        return any(
+            name not in self._refusals or self._refusals[name].until <= since
+            for name, stock in self.market.stocks.items()
+            if stock.offering.capacity is CapacityType.SPOT
+        )
+
+    def _is_full(self, node: SimNode) -> bool:
+        return any(node.free.get(name, 0.0) / amount + 1e-9 < 1 for name, amount in self._least.items())
 
     def pay_all(self, now: float) -> None:
         """Settle every node."""
@@ -180,3 +198,16 @@ class Fleet:
     def refusals_end(self) -> Iterator[float]:
         """When each refusal that is remembered ends or ended."""
         return (one.until - self._begins_at for one in self._refusals.values())
+
+
+def least_of(trace: Trace) -> dict[str, float]:
+    """Of each resource that every worker of a trace needs, the least that one of them needs.
+
+    Where an offering lacks a resource that a job names, what is free of the others may tell the queue how much of it
+    there is, so that every node is of interest: the answer is empty.
+    """
+    shapes = [dict(shape) for shape in {tuple(job.resources.items()) for job in trace.jobs}]
+    names = {name for shape in shapes for name in shape}
+    if any(names - set(offering.resources) for offering in trace.offerings):
+        return {}
+    return {name: least for name in names if (least := min(shape.get(name, 0.0) for shape in shapes)) > 0}

@@ -39,6 +39,8 @@ class SimJob:
     losses: int = 0
     #: What of it never changes, as the planner sees it.
     seen: JobDemand | None = None
+    #: As the planner saw it last while it waits; None once it has other workers.
+    waits_as: JobDemand | None = None
     #: Counts changes of its speed: an end that was foreseen before the last one does not come.
     version: int = 0
 
@@ -92,6 +94,7 @@ class SimJob:
         self.placed = placed
         self.workers = sum(placed.values())
         self.version += 1
+        self.waits_as = None
         if self.workers < self.job.max_workers and (before == self.job.max_workers or self.started_s == now):
             self.short_since = now
 

@@ -10,12 +10,13 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cluster.actions import Drain, Launch, Notice, Terminate
+from cluster.actions import Drain, Launch, Notice, Terminate, Wait
 from cluster.policies import BudgetStep, Policies
 from cluster.simulator.agenda import Agenda
 from cluster.simulator.doors import Assumptions, Planner, Queue
 from cluster.simulator.fleet import Fleet
 from cluster.simulator.ledger import DAY_S, Ledger
+from cluster.simulator.rest import is_at_rest
 from cluster.simulator.seeing import view_of
 from cluster.simulator.work import Work
 from cluster.traces.trace import MarketChange, Trace, TraceJob
@@ -169,12 +170,18 @@ class Replay:
 
     def _ask(self, now: float) -> None:
         self.looks += 1
+        if not self._runs_by_the_clock and self._is_at_rest(now):
+            return
         at = self.trace.begins_at + now
         has_acted = False
         for action in self._planner(self._view(now), self.policies, at):
-            has_acted |= self._do(now, action)
+            if not isinstance(action, Wait):  # most of a plan in a crowded cluster
+                has_acted |= self._do(now, action)
         if has_acted or self._runs_by_the_clock:
             self.fleet.has_changed = True
+
+    def _is_at_rest(self, now: float) -> bool:
+        return is_at_rest(self.fleet, self.policies, now)
 
     def _view(self, now: float) -> Any:
         spent = (0.0, 0.0)

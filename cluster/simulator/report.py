@@ -51,7 +51,7 @@ class Report:
     useful_s: float
     lost_s: float
     stalled_s: float
-    #: Times that the planner was asked.
+    #: Times that the planner looked; where its answer is known, it is not asked.
     looks: int
 
 

@@ -65,6 +65,9 @@ class Work:
         self._fleet = fleet
         self._queue = queue
         self._agenda = agenda
+        #: Who was next when all had started or grown that could: nothing more does before there is more room, or
+        #: another job is next.  None: that is not known.
+        self._settled: list[SimJob] | None = None
 
     @property
     def is_done(self) -> bool:
@@ -85,15 +88,19 @@ class Work:
 
     def dispatch(self, now: float) -> None:
         """Let elastic jobs grow into what is free, then start whose turn it is, as the service does."""
-        if not (self.waiting or self.short) or not self._fleet().loose:
+        fleet = self._fleet()
+        if not (self.waiting or self.short) or not fleet.loose:
             return
-        rooms = sorted(self._fleet().loose.values(), key=_preference)
+        if not fleet.has_room and self.waiting.first(1) == self._settled:
+            return
+        self._settled, fleet.has_room = None, False
+        rooms = sorted((node for node in fleet.loose.values() if not node.is_full), key=_preference)
         for sim in self.short.first(len(self.short)):
             self._grow(now, sim, rooms)
         look = FIRST_LOOK
         while waiting := self.waiting.first(look):
             if not _may_fit(waiting[0].job, rooms):
-                return
+                break
             free = [FreeRoom(node.id, node.pool, node.free) for node in rooms]
             chosen = set(self._queue.starts([sim.job for sim in waiting], free))
             for sim in waiting:
@@ -102,6 +109,7 @@ class Work:
             if len(chosen) < len(waiting):
                 return
             look *= 2
+        self._settled = self.waiting.first(1)
 
     def _grow(self, now: float, sim: SimJob, rooms: list[SimNode]) -> None:
         job = sim.job
@@ -177,6 +185,7 @@ class Work:
         sim.resize(now, left)
         self.short.add(turn, sim)
         self.shrinks += 1
+        self._settled = None  # it may grow again elsewhere
         self._foresee(sim)
 
     def _lose(self, now: float, sim: SimJob) -> None:
@@ -210,11 +219,14 @@ def _preference(node: SimNode) -> tuple[bool, float, bool, int]:
 
 
 def _fits(free: Mapping[str, float], worker: Mapping[str, float]) -> int:
-    found = math.inf
+    least = math.inf
     for name, amount in worker.items():
         if amount > 0:
-            found = min(found, free.get(name, 0.0) / amount + 1e-9)
-    return max(0, math.floor(found)) if found < math.inf else 0
+            found = free.get(name, 0.0) / amount + 1e-9
+            if found < 1:
+                return 0
+            least = min(least, found)
+    return math.floor(least) if least < math.inf else 0
 
 
 def _may_fit(job: TraceJob, rooms: list[SimNode]) -> bool:

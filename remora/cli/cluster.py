@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -36,9 +36,16 @@ def up(
     node_cpus: Annotated[
         int | None, typer.Option("--node-cpus", min=1, help="CPUs that each node announces.")
     ] = None,
+    cloud: Annotated[
+        Literal["local", "azure-emulated", "azure"] | None,
+        typer.Option(
+            "--cloud",
+            help="Where nodes are made; azure-emulated plays Azure here, with nodes that come by the policies.",
+        ),
+    ] = None,
 ) -> None:
     """Start the embedded service and a cluster of local nodes; Ctrl-C ends both."""
-    options = {"--port": port, "--nodes": nodes, "--node-cpus": node_cpus}
+    options = {"--port": port, "--nodes": nodes, "--node-cpus": node_cpus, "--cloud": cloud}
     given = [text for name, value in options.items() if value is not None for text in (name, str(value))]
     _become_service([*_home_arguments(home), *given])
 
@@ -92,6 +99,7 @@ def nodes(
             node.id,
             node.pool,
             node.state,
+            node.offering,
             node.address or "",
             " ".join(f"{name}={amount:g}" for name, amount in sorted(node.resources.items())),
             output.age(node.created_at),
@@ -99,7 +107,7 @@ def nodes(
         )
         for node in found
     )
-    columns = ("id", "pool", "state", "address", "resources", "age", "message")
+    columns = ("id", "pool", "state", "offering", "address", "resources", "age", "message")
     output.print_table(columns, rows, "There are no nodes.")
 
 

@@ -62,6 +62,8 @@ def node_view(row: NodeRow) -> Node:
         address=row.address,
         resources=row.resources,
         message=row.message,
+        offering=row.offering,
+        price_per_hour=row.price_per_hour,
         created_at=row.created_at,
         ready_at=row.ready_at,
         ended_at=row.ended_at,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
+from cluster.offerings import Offering
+from cluster.planning.limits import limits_of
+from cluster.policies import Policies
 from remora.states import JobState, NodeState
 from service.loops.launching import launch
 from service.loops.policies import policies_in_force
-from service.loops.ports import Launcher
-from service.loops.scale import pools
+from service.loops.ports import Launcher, Supply
 from service.loops.turn import Turn
 from service.queue import lifecycle
 from service.queue.admission import Claim, PoolSize, Room, Wait, admit
@@ -32,24 +34,49 @@ class _Snapshot:
     rooms: list[Room]
 
 
-def dispatch(turn: Turn, launcher: Launcher) -> None:
-    """Admit what fits and launch it.  Raises Fenced."""
+def dispatch(
+    turn: Turn, launcher: Launcher, supply: Supply, why_short: Mapping[str, str] | None = None
+) -> None:
+    """Admit what fits and launch it; `why_short` says by job id why the planner gets no nodes.  Raises Fenced."""
     # 1. Load.
     snapshot = turn.load(lambda connection: _load(connection, turn.now))
     if not snapshot.queue:
         return
     # 2. Decide.
-    sizes = [
-        PoolSize(pool.name, pool.size, pool.resources)
-        for pool in pools(policies_in_force(turn), turn.settings, turn.now)
-    ]
+    sizes = pool_sizes(policies_in_force(turn), supply.offerings(), turn.now)
     admission = admit(snapshot.queue, snapshot.claims, snapshot.rooms, sizes)
     # 3. Apply: rows first, so that a crash before the driver runs is found and healed by `track`.
     started = [pair for job_id in admission.starts if (pair := _start(turn, job_id)) is not None]
-    _tell(turn, snapshot.queue, admission.waits)
+    _tell(turn, snapshot.queue, [_explained(wait, why_short or {}) for wait in admission.waits])
     # 4. Act.
     for job, attempt in started:
         launch(turn, launcher, job, attempt)
+
+
+def pool_sizes(policies: Policies, offerings: Sequence[Offering], now: float) -> list[PoolSize]:
+    """How many nodes of which resources each pool has when it is complete.
+
+    A pool that is sold several sizes counts as if each of its nodes had the most of every resource.
+    """
+    sizes: list[PoolSize] = []
+    for name, pool in policies.pools.items():
+        most: dict[str, float] = {}
+        for offering in offerings:
+            if offering.size in pool.sizes:
+                for resource, amount in offering.resources.items():
+                    most[resource] = max(amount, most.get(resource, 0.0))
+        sizes.append(PoolSize(name, limits_of(pool, now).max_nodes, most))
+    return sizes
+
+
+def _explained(wait: Wait, why_short: Mapping[str, str]) -> Wait:
+    """What the planner says is added where it is nodes that the job waits for."""
+    why = why_short.get(wait.job_id)
+    return (
+        wait
+        if why is None or wait.reason != "waiting_for_nodes"
+        else replace(wait, message=f"{wait.message}: {why}")
+    )
 
 
 def _load(connection: sa.Connection, now: float) -> _Snapshot:

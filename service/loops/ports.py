@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from cluster.offerings import Offering
 from remora.states import EndReason
 from trainers.plan import AttemptPlan, DriverGone, Record
 
@@ -79,6 +80,26 @@ class Membership(Protocol):
 
     def observe(self) -> Mapping[str, Member]:
         """All of our nodes that Ray knows, by node id.  Raises when it is not sure."""
+        ...
+
+
+class Supply(Protocol):
+    """What nodes can be bought as; both answer at once, from what was asked for before."""
+
+    def offerings(self) -> tuple[Offering, ...]:
+        """Everything that is sold here."""
+        ...
+
+    def quota_left(self) -> Mapping[str, int]:
+        """Units that may still be used of each quota, by its name in lower case; others are not limited."""
+        ...
+
+
+class Drains(Protocol):
+    """Tells Ray to give nodes no more work."""
+
+    def drain(self, node_id: str, reason: str, deadline_at: float) -> None:
+        """Drain a node of ours until `deadline_at`, seconds since 1970.  May be repeated; raises with a sentence."""
         ...
 
 

@@ -1,32 +1,38 @@
-"""Keep the cluster at its wished size: observe, plan, and carry the plan out.
+"""Keep the cluster as the policies want it: observe, plan, and carry the plan out.
 
 A node's row exists before its machine and ends after it, so a crash at any line leaves something that the next tick
-finds: a row without a machine is created or ended, a machine without a row is deleted.
+finds: a row without a machine is created or ended, a machine without a row is deleted, a drain that Ray has not heard
+of is told again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import sqlalchemy as sa
 
-from cluster.fixed_pools import ClusterView, Launch, PlannedNode, PoolView, Terminate, plan
-from cluster.planning.limits import limits_of
+from cluster.actions import Drain, Launch, Notice, Plan, Terminate, Wait
+from cluster.offerings import Offering
+from cluster.planner import plan
 from cluster.policies import Policies
 from cluster.provider import NodeRequest, ProvidedNode, Provider, ProviderError, Throttled
+from cluster.view import ClusterView, Refusal
 from remora.states import NodeState
-from service.fixed_pool import local_offerings
+from service.fixed_pool import kept_full
 from service.loops.policies import policies_in_force
-from service.loops.ports import Member, Membership
+from service.loops.ports import Drains, Membership, Supply
+from service.loops.seeing import Load, Machines, Members, bought_view, load_jobs, seen_node
 from service.loops.site_rules import let_through
 from service.loops.turn import Turn
 from service.queue import lifecycle
+from service.queue.demand import idle_since, workers_by_node
 from service.queue.rows import NodeRow
-from service.settings import Settings
+from service.store import jobs as job_store
 from service.store import nodes as store
+from service.store import spending
 from service.store.ids import new_id
 
 log = logging.getLogger(__name__)
@@ -34,59 +40,97 @@ log = logging.getLogger(__name__)
 #: Seconds that ended nodes stay in the planner's view, so that it slows down a pool whose nodes fail.
 MEMORY_S = 900.0
 
-Machines = Mapping[str, ProvidedNode]
-Members = Mapping[str, Member]
+Rows = Mapping[str, NodeRow]
 
 
 class Unseen(Exception):
     """The provider or Ray does not say what there is."""
 
 
-def pools(policies: Policies, settings: Settings, now: float) -> tuple[PoolView, ...]:
-    """The node pools that the policies wish for now; local nodes cost nothing, so each is kept at its maximum."""
-    (local,) = local_offerings(settings)
-    return tuple(
-        PoolView(name=name, size=limits_of(pool, now).max_nodes, resources=local.resources)
-        for name, pool in policies.pools.items()
-    )
+@dataclass(frozen=True)
+class Hands:
+    """What acts on nodes, and what they can be bought as."""
+
+    provider: Provider
+    membership: Membership
+    supply: Supply
+    #: None where nodes cost nothing: each pool is kept at its maximum, whatever jobs there are, and nothing is drained.
+    drains: Drains | None = None
 
 
-def scale(turn: Turn, provider: Provider, membership: Membership) -> None:
-    """Do what the planner says.  Raises Fenced, and Unseen with nothing done when it cannot be sure what there is."""
+def scale(turn: Turn, hands: Hands) -> Mapping[str, str]:
+    """Do what the planner says; why jobs have not all the nodes that they could use, by job id.
+
+    Raises Fenced, and Unseen with nothing done when it cannot be sure what there is.
+    """
     # 1. Look.  What cannot be seen is not acted upon: a failed list is never an empty list.
     try:
-        machines = {machine.node_id: machine for machine in provider.list()}
-        members = membership.observe()
+        machines = {machine.node_id: machine for machine in hands.provider.list()}
+        members = hands.membership.observe()
     except Exception as error:
         raise Unseen(str(error)) from error
     # 2. Load, after looking: a machine that was seen has its row by now.
     rows = turn.load(lambda connection: store.current_nodes(connection, turn.now - MEMORY_S))
+    load = turn.load(lambda connection: load_jobs(connection, turn.now)) if hands.drains else Load()
     # 3. Write down what was seen.
-    rows = [_observe(turn, row, machines, members) for row in rows]
+    jobs_on = workers_by_node(rows, [attempt for _, attempt in load.running])
+    rows = [_observe(turn, row, machines, members, jobs_on if hands.drains else None) for row in rows]
+    _learn_refusals(turn, machines.values())
     # 4. Decide, and hear the operators' own rules.
     policies = policies_in_force(turn)
-    view = ClusterView(
-        pools=pools(policies, turn.settings, turn.now),
-        nodes=tuple(_planned(row, machines, members) for row in rows),
-    )
-    actions = plan(view, turn.now)
-    wished = [action for action in actions if isinstance(action, Launch)]
-    launches = let_through(turn, policies, rows, wished)
+    nodes = [seen_node(row, jobs_on.get(row.id, {}), machines, members) for row in rows]
+    if hands.drains is None:
+        policies = kept_full(policies, turn.now)
+        view = ClusterView(nodes=tuple(nodes), offerings=hands.supply.offerings())
+    else:
+        view = bought_view(turn, policies, hands.supply, load, nodes)
+    actions = plan(view, policies, turn.now)
     # 5. Carry it out.
-    by_id = {row.id: row for row in rows}
+    _carry_out(turn, hands, policies, view, actions, rows, machines, members)
+    return {action.job_id: action.reason for action in actions if isinstance(action, Wait) and action.job_id}
+
+
+def _carry_out(
+    turn: Turn,
+    hands: Hands,
+    policies: Policies,
+    view: ClusterView,
+    actions: Plan,
+    rows: Sequence[NodeRow],
+    machines: Machines,
+    members: Members,
+) -> None:
+    provider, by_id = hands.provider, {row.id: row for row in rows}
+    offerings = {offering.id: offering for offering in view.offerings}
     _delete_orphans(turn, provider, machines, by_id)
     ending = {action.node_id for action in actions if isinstance(action, Terminate)}
     for row in rows:
         if row.state is NodeState.REQUESTED and row.id not in machines and row.id not in ending:
-            _create(turn, provider, row)
+            _create(turn, provider, row, offerings.get(row.offering))
+    draining = [row for row in rows if row.state is NodeState.DRAINING and row.id not in ending]
     for action in actions:
-        if isinstance(action, Terminate):
-            _terminate(turn, provider, by_id[action.node_id], action, machines)
-    for launch in launches:
-        _launch(turn, provider, launch)
+        match action:
+            case Terminate():
+                _terminate(turn, provider, by_id[action.node_id], action, machines)
+            case Drain() if hands.drains is not None:
+                draining.append(_begin_drain(turn, by_id[action.node_id], action))
+            case Notice() if hands.drains is not None:
+                _tell(turn, action)
+    if hands.drains is not None:
+        _drain(hands.drains, draining, members)
+    wished = [action for action in actions if isinstance(action, Launch)]
+    for launch in let_through(turn, policies, view, wished):
+        _launch(turn, provider, launch, offerings[launch.offering])
 
 
-def _observe(turn: Turn, row: NodeRow, machines: Machines, members: Members) -> NodeRow:
+def _observe(
+    turn: Turn,
+    row: NodeRow,
+    machines: Machines,
+    members: Members,
+    jobs_on: Mapping[str, Mapping[str, int]] | None,
+) -> NodeRow:
+    """The row after what was seen; `jobs_on` is None where it does not matter whether anything runs on it."""
     member = members.get(row.id)
     seen = lifecycle.SeenNode(is_provided=row.id in machines)
     if member is not None:
@@ -98,6 +142,9 @@ def _observe(turn: Turn, row: NodeRow, machines: Machines, members: Members) -> 
             resources=member.resources,
         )
     decision = lifecycle.observe_node(row, seen, turn.now)
+    if jobs_on is not None:
+        since = idle_since(decision.node, jobs_on.get(row.id, {}), turn.now)
+        decision = replace(decision, node=replace(decision.node, idle_since=since))
     return _save(turn, row, decision) if decision.node != row else row
 
 
@@ -108,21 +155,29 @@ def _save(turn: Turn, before: NodeRow, decision: lifecycle.NodeDecision) -> Node
     return turn.apply(work)
 
 
-def _planned(row: NodeRow, machines: Machines, members: Members) -> PlannedNode:
-    machine, member = machines.get(row.id), members.get(row.id)
-    return PlannedNode(
-        id=row.id,
-        pool=row.pool,
-        state=row.state,
-        created_at=row.created_at,
-        provided=machine is not None,
-        is_running=machine is not None and machine.is_running,
-        is_member=member is not None and member.is_alive,
-        deadline_at=member.deadline_at if member is not None else None,
-    )
+def _learn_refusals(turn: Turn, machines: Iterable[ProvidedNode]) -> None:
+    """What the cloud said only after it had accepted a machine."""
+    _refused(turn, [machine.refusal for machine in machines if machine.refusal is not None])
 
 
-def _delete_orphans(turn: Turn, provider: Provider, machines: Machines, rows: Mapping[str, NodeRow]) -> None:
+def _refused(turn: Turn, errors: Iterable[ProviderError]) -> None:
+    """Remember which offerings need not be asked for, and until when."""
+    found = [
+        Refusal(offering=offering, until=error.until, reason=str(error))
+        for error in errors
+        if _closes(error, turn.now)
+        for offering in error.closes
+    ]
+    if found:
+        turn.apply(lambda connection: spending.refuse(connection, found))
+
+
+def _closes(error: ProviderError | None, now: float) -> bool:
+    """It says which offerings need not be asked for, so that something else is asked for at the next tick."""
+    return error is not None and bool(error.closes) and error.until > now
+
+
+def _delete_orphans(turn: Turn, provider: Provider, machines: Machines, rows: Rows) -> None:
     for node_id in machines.keys() - rows.keys():
         # Its row ended long ago or never was: whoever holds the lease, nobody wants it.
         known = turn.load(partial(store.get_node, node_id=node_id))
@@ -138,34 +193,83 @@ def _delete(provider: Provider, node_id: str) -> None:
         log.warning("node %s cannot be deleted, it is tried again: %s", node_id, error)
 
 
+def _begin_drain(turn: Turn, row: NodeRow, action: Drain) -> NodeRow:
+    row = _save(turn, row, lifecycle.drain_node(row, action.reason, action.deadline_at, turn.now))
+    log.info("node %s is drained: %s", row.id, action.reason)
+    return row
+
+
+def _drain(drains: Drains, draining: Iterable[NodeRow], members: Members) -> None:
+    """Tell Ray of every drain that it has not heard of."""
+    for row in draining:
+        member = members.get(row.id)
+        if row.deadline_at is None or member is None or not member.is_alive or member.is_draining:
+            continue
+        try:
+            drains.drain(row.id, row.message or "it is to be returned", row.deadline_at)
+        except Exception as error:  # whatever Ray raises; it is told again at the next tick
+            log.warning("node %s cannot be drained, it is tried again: %s", row.id, error)
+
+
+def _tell(turn: Turn, notice: Notice) -> None:
+    def work(connection: sa.Connection) -> None:
+        if notice.step is not None:
+            spending.reach(connection, notice.step, turn.now)
+        job = job_store.lock_job(connection, notice.job_id)
+        if job is not None and not job.state.is_terminal and job.budget_step != notice.step:
+            job_store.save(connection, job, lifecycle.tell_budget(job, notice.message, notice.step, turn.now))
+
+    turn.apply(work)
+
+
 def _terminate(turn: Turn, provider: Provider, row: NodeRow, action: Terminate, machines: Machines) -> None:
+    machine = machines.get(row.id)
     if row.ended_at is None and row.state is not NodeState.TERMINATING:
-        machine = machines.get(row.id)
         said = f": {machine.message}" if machine is not None and machine.message else ""
-        decision = lifecycle.terminate_node(row, action.reason + said, action.is_failure, turn.now)
-        row = _save(turn, row, decision)
+        # A pool is not slowed down by what the cloud has none of: the next offering is asked for at once.
+        was_refused = machine is not None and _closes(machine.refusal, turn.now)
+        is_failure = action.is_failure and not was_refused
+        row = _save(turn, row, lifecycle.terminate_node(row, action.reason + said, is_failure, turn.now))
         log.info("node %s is terminated: %s", row.id, row.message)
-    if row.id in machines:
+    if machine is not None:
         _delete(provider, row.id)
 
 
-def _launch(turn: Turn, provider: Provider, action: Launch) -> None:
+def _launch(turn: Turn, provider: Provider, action: Launch, offering: Offering) -> None:
     row = NodeRow(
         id=new_id("node", turn.now),
         pool=action.pool,
         created_at=turn.now,
         resources=dict(action.resources),
         message=action.reason,
+        offering=action.offering,
+        price_per_hour=offering.price_per_hour,
+        fabric=action.fabric,
+        bought_for=action.job_id,
     )
 
     def work(connection: sa.Connection) -> NodeRow:
         return store.insert_node(connection, lifecycle.request_node(row))
 
-    _create(turn, provider, turn.apply(work), dict(action.labels))
+    _create(turn, provider, turn.apply(work), offering, dict(action.labels))
 
 
-def _create(turn: Turn, provider: Provider, row: NodeRow, labels: dict[str, str] | None = None) -> None:
-    request = NodeRequest(node_id=row.id, pool=row.pool, resources=row.resources, labels=labels or {})
+def _create(
+    turn: Turn,
+    provider: Provider,
+    row: NodeRow,
+    offering: Offering | None,
+    labels: Mapping[str, str] | None = None,
+) -> None:
+    if labels is None:
+        labels = offering.labels if offering is not None else {}
+    request = NodeRequest(
+        node_id=row.id,
+        pool=row.pool,
+        resources=row.resources,
+        labels=dict(labels),
+        offering=row.offering or None,
+    )
     try:
         provider.create(request)
     except Throttled as error:
@@ -173,7 +277,9 @@ def _create(turn: Turn, provider: Provider, row: NodeRow, labels: dict[str, str]
         return
     except ProviderError as error:
         log.warning("node %s was refused: %s", row.id, error)
-        _save(turn, row, lifecycle.terminate_node(row, str(error), True, turn.now))
+        _refused(turn, [error])
+        is_failure = not _closes(error, turn.now)
+        _save(turn, row, lifecycle.terminate_node(row, str(error), is_failure, turn.now))
         return
     log.info("node %s starts", row.id)
     _save(turn, row, lifecycle.observe_node(row, lifecycle.SeenNode(is_provided=True), turn.now))

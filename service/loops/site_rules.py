@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Protocol, TypeVar
 
 import sqlalchemy as sa
 
-from cluster import actions
+from cluster.actions import Launch
 from cluster.installed_rules import SiteRule, load_rules
 from cluster.policies import Policies
-from cluster.view import ClusterView, NodeView
-from service.fixed_pool import local_offerings
+from cluster.view import ClusterView
 from service.loops.turn import Turn
-from service.queue.rows import NewEvent, NodeRow
+from service.queue.rows import NewEvent
 from service.store import policies as store
 
 log = logging.getLogger(__name__)
@@ -24,69 +22,17 @@ log = logging.getLogger(__name__)
 AGAIN_S = 3600.0
 
 
-class Wished(Protocol):
-    """A launch as some planner wishes for it."""
-
-    @property
-    def pool(self) -> str:
-        """Name of the pool."""
-        ...
-
-    @property
-    def resources(self) -> Mapping[str, float]:
-        """Ray resources of the node."""
-        ...
-
-    @property
-    def reason(self) -> str:
-        """One sentence for people."""
-        ...
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """Labels of the Ray node."""
-        ...
-
-
-WishedT = TypeVar("WishedT", bound=Wished)
-
-
 def let_through(
-    turn: Turn, policies: Policies, rows: Sequence[NodeRow], launches: Sequence[WishedT]
-) -> list[WishedT]:
+    turn: Turn, policies: Policies, view: ClusterView, launches: Sequence[Launch]
+) -> list[Launch]:
     """The launches that no rule vetoes.  Raises Fenced."""
     if not policies.rules or not launches:
         return list(launches)
-    (offering,) = local_offerings(turn.settings)
-    view = ClusterView(nodes=tuple(_node(row, offering.id) for row in rows), offerings=(offering,))
     rules = load_rules(policies.rules, partial(_tell_failure, turn))
-    return [launch for launch in launches if not _is_vetoed(turn, rules, view, _asked(launch, offering.id))]
+    return [launch for launch in launches if not _is_vetoed(turn, rules, view, launch)]
 
 
-def _asked(launch: Wished, offering: str) -> actions.Launch:
-    return actions.Launch(
-        pool=launch.pool,
-        offering=offering,
-        resources=launch.resources,
-        reason=launch.reason,
-        labels=launch.labels,
-    )
-
-
-def _node(row: NodeRow, offering: str) -> NodeView:
-    return NodeView(
-        id=row.id,
-        pool=row.pool,
-        state=row.state,
-        created_at=row.created_at,
-        offering=offering,
-        resources=row.resources,
-    )
-
-
-def _is_vetoed(
-    turn: Turn, rules: Sequence[tuple[str, SiteRule]], view: ClusterView, launch: actions.Launch
-) -> bool:
+def _is_vetoed(turn: Turn, rules: Sequence[tuple[str, SiteRule]], view: ClusterView, launch: Launch) -> bool:
     for name, rule in rules:
         try:
             refusal = rule(view, launch)

@@ -65,20 +65,27 @@ class Admission:
 
 def fits(free: Resources, worker: Resources) -> int:
     """How many such workers the free resources carry."""
-    counts = [
-        math.floor(free.get(name, 0.0) / amount + 1e-9) for name, amount in worker.items() if amount > 0
-    ]
-    return max(0, min(counts)) if counts else 0
+    least = math.inf
+    for name, amount in worker.items():
+        if amount > 0:
+            count = free.get(name, 0.0) / amount + 1e-9
+            if count < 1:
+                return 0
+            least = min(least, count)
+    return math.floor(least) if least < math.inf else 0
 
 
-def place(nodes: Sequence[Resources], workers: int, worker: Resources) -> tuple[int, list[dict[str, float]]]:
+def place(nodes: Sequence[Resources], workers: int, worker: Resources) -> tuple[int, list[Resources]]:
     """Put up to `workers` on the nodes: how many found room, and what is free afterwards."""
     left = workers
-    after: list[dict[str, float]] = []
-    for node in nodes:
+    after = list(nodes)
+    for at, node in enumerate(nodes):
+        if left <= 0:
+            break
         count = min(left, fits(node, worker))
-        left -= count
-        after.append({name: amount - count * worker.get(name, 0.0) for name, amount in node.items()})
+        if count > 0:
+            left -= count
+            after[at] = {name: amount - count * worker.get(name, 0.0) for name, amount in node.items()}
     return workers - left, after
 
 
@@ -86,7 +93,7 @@ def admit(
     queue: Sequence[JobRow], claims: Iterable[Claim], rooms: Sequence[Room], pools: Sequence[PoolSize]
 ) -> Admission:
     """Decide about `queue`, which is in order of turns and holds only jobs that may start now."""
-    everything = [dict(room.resources) for room in rooms]
+    everything: list[Resources] = [room.resources for room in rooms]
     free = everything
     for claim in claims:
         _, free = place(free, claim.workers, claim.resources)

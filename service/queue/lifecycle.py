@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from cluster.policies import BudgetStep
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import retry
 from service.queue.records import Progress
@@ -168,8 +169,11 @@ def observe(job: JobRow, attempt: AttemptRow, said: Progress, at: float) -> Deci
     if said.resumed_from_step is not None:
         attempt = replace(attempt, resumed_from_step=said.resumed_from_step)
     if said.world_size is not None:
-        attempt = replace(attempt, world_size=said.world_size)
+        short_since = None if said.world_size >= job.max_workers else attempt.short_since or at
+        attempt = replace(attempt, world_size=said.world_size, short_since=short_since)
         job = replace(job, world_size=said.world_size)
+    if said.workers is not None:
+        attempt = replace(attempt, workers=said.workers)
     if said.total_steps is not None:
         job = replace(job, total_steps=said.total_steps)
     job, attempt = _observe_totals(job, attempt, said)
@@ -284,6 +288,8 @@ def end_attempt(
         message=message,
         exit_code=exit_code,
         world_size=0,
+        workers={},
+        short_since=None,
         ended_at=now,
     )
     event = _event(
@@ -351,7 +357,22 @@ def move_node(node: NodeRow, state: NodeState, message: str, now: float) -> Node
 def terminate_node(node: NodeRow, message: str, is_failure: bool, now: float) -> NodeDecision:
     """The node has to go; `is_failure` says that it ended before it was of any use."""
     decision = move_node(node, NodeState.TERMINATING, message, now)
-    return replace(decision, node=replace(decision.node, is_failure=is_failure))
+    since = now if node.leaving_since is None else node.leaving_since
+    return replace(decision, node=replace(decision.node, is_failure=is_failure, leaving_since=since))
+
+
+def drain_node(node: NodeRow, message: str, deadline_at: float, now: float) -> NodeDecision:
+    """The node takes no more work and goes at `deadline_at`, in seconds since 1970."""
+    decision = move_node(node, NodeState.DRAINING, message, now)
+    return replace(decision, node=replace(decision.node, leaving_since=now, deadline_at=deadline_at))
+
+
+def tell_budget(job: JobRow, message: str, step: BudgetStep | None, now: float) -> Decision:
+    """The owner hears how the cluster's budget touches the job."""
+    event = NewEvent(
+        at=now, kind="job.budget", message=message, data={"step": None if step is None else step.value}
+    )
+    return Decision(replace(job, budget_step=step), None, (event,))
 
 
 def end_node(node: NodeRow, now: float) -> NodeDecision:

@@ -14,6 +14,8 @@ from remora.states import AttemptState, EndReason
 from trainers.plan import Record
 
 MAX_INTEGER = 2**53
+#: Nodes on which an attempt can have workers.
+MAX_ADDRESSES = 4096
 
 
 def clean_text(value: object) -> object:
@@ -144,6 +146,8 @@ class Progress(Said):
 
     state: AttemptState | None = None
     world_size: Count | None = None
+    #: Workers by the address of their node.
+    workers: Annotated[dict[Word, Count], Field(max_length=MAX_ADDRESSES)] | None = None
     step: Count | None = None
     total_steps: Count | None = None
     repeated_steps: Count | None = None

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cluster.policies import BudgetStep
 from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
 
 
@@ -60,6 +61,8 @@ class JobRow:
     trained_s: float = 0.0
     checkpoint_step: int | None = None
     cancel_requested_at: float | None = None
+    #: The last step of the cluster's budget that its owner was told of.
+    budget_step: BudgetStep | None = None
     started_at: float | None = None
     ended_at: float | None = None
     version: int = 1
@@ -82,6 +85,10 @@ class AttemptRow:
     message: str | None = None
     exit_code: int | None = None
     world_size: int = 0
+    #: Workers by the address of their node, as the driver told last.
+    workers: dict[str, int] = field(default_factory=dict)
+    #: Since when it has had fewer workers than `max_workers`; None while it has all, and once it has ended.
+    short_since: float | None = None
     step: int | None = None
     resumed_from_step: int | None = None
     #: Totals that the driver reported.
@@ -113,6 +120,19 @@ class NodeRow:
     message: str | None = None
     #: True when it goes before it was of any use.
     is_failure: bool = False
+    #: `Offering.id` of what it was bought as, and what an hour of it cost then, in USD.
+    offering: str = ""
+    price_per_hour: float = 0.0
+    #: Fabric domain in which it was launched.
+    fabric: str | None = None
+    #: The job that it was bought for.
+    bought_for: str | None = None
+    #: Since when it has been ready and nothing has run on it.
+    idle_since: float | None = None
+    #: When it was told to go.
+    leaving_since: float | None = None
+    #: While draining: when it has to be gone.
+    deadline_at: float | None = None
     ready_at: float | None = None
     ended_at: float | None = None
     #: Number of the newest event of this node.

@@ -10,6 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from cluster.policies import BudgetStep
 from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
 
 metadata = sa.MetaData()
@@ -81,6 +82,7 @@ jobs = sa.Table(
     sa.Column("trained_s", sa.Double, nullable=False),
     sa.Column("checkpoint_step", sa.BigInteger),
     sa.Column("cancel_requested_at", sa.Double),
+    sa.Column("budget_step", Word(BudgetStep)),
     sa.Column("started_at", sa.Double),
     sa.Column("ended_at", sa.Double),
     sa.Column("version", sa.BigInteger, nullable=False),
@@ -103,6 +105,8 @@ attempts = sa.Table(
     sa.Column("message", sa.Text),
     sa.Column("exit_code", sa.BigInteger),
     sa.Column("world_size", sa.BigInteger, nullable=False),
+    sa.Column("workers", sa.JSON, nullable=False, server_default="{}"),
+    sa.Column("short_since", sa.Double),
     sa.Column("step", sa.BigInteger),
     sa.Column("resumed_from_step", sa.BigInteger),
     sa.Column("repeated_steps", sa.BigInteger, nullable=False),
@@ -206,6 +210,13 @@ nodes = sa.Table(
     sa.Column("resources", sa.JSON, nullable=False),
     sa.Column("message", sa.Text),
     sa.Column("is_failure", sa.Boolean, nullable=False),
+    sa.Column("offering", sa.Text, nullable=False, server_default=""),
+    sa.Column("price_per_hour", sa.Double, nullable=False, server_default="0"),
+    sa.Column("fabric", sa.Text),
+    sa.Column("bought_for", sa.String(40)),
+    sa.Column("idle_since", sa.Double),
+    sa.Column("leaving_since", sa.Double),
+    sa.Column("deadline_at", sa.Double),
     sa.Column("ready_at", sa.Double),
     sa.Column("ended_at", sa.Double),
     sa.Column("event_seq", sa.BigInteger, nullable=False),
@@ -264,6 +275,23 @@ drills = sa.Table(
     # What it cost each job: `service.queue.rows.DrilledJob`.
     sa.Column("jobs", sa.JSON, nullable=False),
     _partial("ix_drills_open", "id", where=OPEN_DRILLS),
+)
+
+# What the cloud had none of; kept for some time after its end.
+refusals = sa.Table(
+    "refusals",
+    metadata,
+    sa.Column("offering", sa.String(200), primary_key=True),
+    sa.Column("until", sa.Double, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+)
+
+# The furthest step of the budget in a day (UTC, `2026-07-01`).
+budget_days = sa.Table(
+    "budget_days",
+    metadata,
+    sa.Column("day", sa.String(10), primary_key=True),
+    sa.Column("step", Word(BudgetStep), nullable=False),
 )
 
 idempotency = sa.Table(

@@ -95,6 +95,18 @@ def page_of_metrics(connection: sa.Connection, job_id: str, after_step: int, lim
     return [MetricPoint(**row._mapping) for row in connection.execute(statement)]
 
 
+def newest_checkpoints(connection: sa.Connection, job_ids: Sequence[str]) -> dict[str, float]:
+    """When the newest checkpoint of each of these jobs was committed; jobs without one are missing."""
+    if not job_ids:
+        return {}
+    statement = (
+        sa.select(checkpoints.c.job_id, sa.func.max(checkpoints.c.committed_at))
+        .where(checkpoints.c.job_id.in_(job_ids))
+        .group_by(checkpoints.c.job_id)
+    )
+    return {row[0]: row[1] for row in connection.execute(statement)}
+
+
 def job_checkpoints(connection: sa.Connection, job_id: str) -> list[Checkpoint]:
     """Checkpoints that exist, oldest first."""
     statement = sa.select(checkpoints).where(checkpoints.c.job_id == job_id).order_by(checkpoints.c.step)

@@ -64,9 +64,10 @@ class Answer:
 class Embedded:
     """`remora up`: started, killed in parts or whole, started again on the same home, ended."""
 
-    def __init__(self, home: Path, nodes: int = 2) -> None:
+    def __init__(self, home: Path, nodes: int = 2, cloud: str = "local") -> None:
         self.home = home
         self.nodes = nodes
+        self.cloud = cloud
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self.process: subprocess.Popen[bytes]
@@ -78,13 +79,13 @@ class Embedded:
     def start(self) -> None:
         """Start it, and wait until its nodes may be given work."""
         self.home.mkdir(exist_ok=True)
-        words = [REMORA, "up", "--port", str(self._port), "--nodes", str(self.nodes)]
+        words = [REMORA, "up", "--port", str(self._port), "--nodes", str(self.nodes), "--cloud", self.cloud]
         with self.up_log.open("ab") as log:
             begin = log.tell()
             self.process = subprocess.Popen(
                 words, env=self._environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
-        until(lambda: self._says_nodes_ready(begin), f"{self.nodes} nodes are ready")
+        until(lambda: self._says_nodes_ready(begin), "it has the nodes that it begins with")
 
     @property
     def up_log(self) -> Path:
@@ -98,7 +99,8 @@ class Embedded:
     def _says_nodes_ready(self, begin: int) -> bool:
         said = self.up_log.read_bytes()[begin:].decode()
         assert self.process.poll() is None, f"`remora up` ended: {said}"
-        return f"{self.nodes} ready after" in said
+        # In a cloud there are none before somebody needs them.
+        return (f"{self.nodes} ready after" if self.cloud == "local" else "of the policies says") in said
 
     # --- as users meet it ----------------------------------------------------------------------------------------
 
@@ -131,7 +133,7 @@ class Embedded:
         """The API's or the controller's process, if it runs."""
         for child in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if child.cmdline()[-1:] == [module]:
+                if module in child.cmdline():
                     return child
         return None
 

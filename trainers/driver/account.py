@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainers.driver.journal import Journal
@@ -61,8 +61,12 @@ class Account:
             self.put("log", {"rank": rank, "stream": "remora", "text": text})
 
     def progress(self, **changes: Any) -> None:
-        """State and size of the attempt, as they change."""
+        """State of the attempt, as it changes."""
         self.put("progress", changes)
+
+    def size(self, workers: Mapping[str, int], **changes: Any) -> None:
+        """How many workers train on the node of which address (none: `{}`), and what changed with that."""
+        self.progress(**changes, world_size=sum(workers.values()), workers=dict(workers))
 
     def totals(self, progress: Progress) -> None:
         """Counters of the attempt; only those that changed are told."""
@@ -86,6 +90,6 @@ class Account:
         if self._log_dropped:
             text = f"{self._log_dropped} lines were dropped: the limit of this attempt's log was reached"
             self.put("log", {"rank": 0, "stream": "remora", "text": text})
-        self.put("progress", {"world_size": 0})
+        self.size({})
         self.put("ended", last_word)
         self._is_closed = True

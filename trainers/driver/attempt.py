@@ -103,10 +103,8 @@ class Attempt:
             resumed_from_step=step,
             nodes=sorted({member.address for member in members}),
         )
-        body: dict[str, Any] = {"state": "running", "world_size": len(members)}
-        if step is not None and self.generation == 1:
-            body["resumed_from_step"] = step
-        self.account.progress(**body)
+        resumed = {} if step is None or self.generation > 1 else {"resumed_from_step": step}
+        self.account.size(self.crew.workers, state="running", **resumed)
         return self.generation
 
     def follow(self, world_size: int) -> None:
@@ -292,7 +290,7 @@ class Attempt:
             self.verdict = verdict
         goes_on = self.verdict is None and self.stop_reason is None
         if goes_on:
-            self.account.progress(world_size=0)
+            self.account.size({})
         return goes_on
 
     def group_started(self) -> None:

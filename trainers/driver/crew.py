@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -82,6 +83,11 @@ class Crew:
     def in_order(self) -> list[int]:
         """Slots that are present, in the order of their ranks."""
         return sorted(self.present, key=lambda slot: self.ranks[slot])
+
+    @property
+    def workers(self) -> dict[str, int]:
+        """How many workers of the worker group run on each node, by the address under which Ray knows the node."""
+        return dict(Counter(self.members[slot].address for slot in self.in_order()))
 
     # --- who comes and goes
 

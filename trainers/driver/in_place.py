@@ -350,7 +350,7 @@ class InPlace:
         attempt = self._attempt
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + attempt.plan.regroup_s
-        attempt.account.progress(world_size=0)
+        attempt.account.size({})
         while self._change is change and change.is_short(attempt.plan.sizes):
             self._news.clear()
             if loop.time() >= give_up_at:
@@ -415,7 +415,7 @@ class InPlace:
             cause=change.cause,
             pause_s=pause_s,
         )
-        attempt.account.progress(state="running", world_size=size)
+        attempt.account.size(self._crew.workers, state="running")
 
     def _restart(self) -> None:
         """End this worker group as a whole; the next one, if any, reads the storage."""

@@ -1,6 +1,7 @@
 """`python -m cluster.azure.emulator [--port N] [--home FOLDER]`: the emulator until SIGINT or SIGTERM.
 
-With `--home` its machines are nodes of the local cluster of that folder; without, they are books only.
+With `--home` its machines are nodes of the local cluster of that folder, each with an agent that hears of its
+eviction; without, they are books only.
 """
 
 from __future__ import annotations
@@ -8,13 +9,18 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+import threading
 from pathlib import Path
 
+from cluster.azure.emulator.clock import Clock
 from cluster.azure.emulator.machines import LocalMachines
+from cluster.azure.emulator.notices import metadata_of, metadata_url
 from cluster.azure.emulator.server import EmulatorServer
 from cluster.azure.emulator.state import Cloud
 
 DEFAULT_PORT = 7266
+#: Seconds that something due may be late while nobody asks.
+PASSES_EVERY_S = 0.25
 
 
 def main(arguments: list[str]) -> None:
@@ -23,17 +29,27 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes one that is free")
     parser.add_argument("--home", type=Path, help="folder of the local cluster whose nodes the machines are")
     chosen = parser.parse_args(arguments)
-    ends = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
-    cloud = Cloud()
-    machines = LocalMachines(cloud, chosen.home) if chosen.home is not None else None
+    # Handlers and no mask: machines would inherit that, and nothing on them could be ended by SIGTERM.
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: stopping.set())
+    if chosen.home is None:
+        _serve(EmulatorServer(port=chosen.port), stopping)
+        return
+    cloud, clock = Cloud(), Clock()
+    metadata = metadata_of(cloud, clock).application()
+    server = EmulatorServer(cloud, chosen.port, metadata, clock, PASSES_EVERY_S)
+    machines = LocalMachines(cloud, chosen.home, lambda name: metadata_url(server.url, name))
     try:
-        with EmulatorServer(cloud, chosen.port) as server:
-            print(server.url, flush=True)
-            signal.sigwait(ends)
+        _serve(server, stopping)
     finally:
-        if machines is not None:
-            machines.close()
+        machines.close()
+
+
+def _serve(server: EmulatorServer, stopping: threading.Event) -> None:
+    with server:
+        print(server.url, flush=True)
+        stopping.wait()
 
 
 if __name__ == "__main__":

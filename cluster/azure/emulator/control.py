@@ -70,6 +70,7 @@ class Control:
             Route("/control/faults", self._add_fault, methods=["POST"]),
             Route("/control/faults", self._clear_faults, methods=["DELETE"]),
             Route("/control/knobs", self._turn, methods=["POST"]),
+            Route("/control/machines/{name}/notice", self._notice, methods=["POST"]),
             Route("/control/machines/{name}/evict", self._evict, methods=["POST"]),
             Route("/control/machines/{name}/fail", self._fail, methods=["POST"]),
         ]
@@ -90,6 +91,7 @@ class Control:
                         "size": one.size,
                         "zone": one.zone,
                         "capacity": one.capacity,
+                        "evicts_at": self._cloud.evictions.get(one.name.lower()),
                     }
                     for one in self._cloud.machines.values()
                 },
@@ -125,6 +127,13 @@ class Control:
         self._cloud.limits.update(knobs.limits)
         self._cloud.room.update({(one.size, one.zone, one.capacity): one.machines for one in knobs.room})
         return Response(status_code=204)
+
+    async def _notice(self, request: Request) -> Response:
+        """Evict a machine after its notice; answers when that is, seconds since 1970."""
+        name = request.path_params["name"]
+        if name.lower() not in self._cloud.machines:
+            return _unknown(name)
+        return JSONResponse({"evicts_at": self._cloud.notice(name, self._clock())}, status_code=202)
 
     async def _evict(self, request: Request) -> Response:
         name = request.path_params["name"]

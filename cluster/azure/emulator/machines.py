@@ -1,7 +1,7 @@
 """Emulated machines that run: each is a node of the local cluster, started from what its start-up data says.
 
 It does what cloud-init and the image of a real one do: it writes the files of the document, and the node's service
-joins the Ray head that `/etc/remora/node.json` names.
+joins the Ray head that `/etc/remora/node.json` names, with the agent beside it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,16 +31,21 @@ class StartUpFailed(Exception):
 
 
 class LocalMachines:
-    """Gives the machines of an emulated cloud processes of this host; `home` is that of the cluster they join."""
+    """Gives the machines of an emulated cloud processes of this host."""
 
-    def __init__(self, cloud: Cloud, home: Path) -> None:
+    def __init__(self, cloud: Cloud, home: Path, metadata_url: Callable[[str], str] | None = None) -> None:
+        """`home` is that of the cluster they join.
+
+        `metadata_url` tells where the machine of a name finds its metadata service; without it they run no agent.
+        """
         self._home = home
+        self._metadata_url = metadata_url
         self._running: dict[str, tuple[LocalProvider, str]] = {}
         self._lock = threading.Lock()
         # One thread: what happens to a machine happens in the order in which it was asked for.
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="emulated-machines")
-        cloud.on_start = lambda machine: self._do(self.start, machine)
-        cloud.on_end = lambda machine: self._do(self.end, machine)
+        cloud.on_start.append(lambda machine: self._do(self.start, machine))
+        cloud.on_end.append(lambda machine: self._do(self.end, machine))
 
     def start(self, machine: Machine) -> None:
         """Boot: read the start-up data and join."""
@@ -53,6 +60,10 @@ class LocalMachines:
         with self._lock:
             self._running[machine.name] = (provider, node["node"])
         provider.create(request)
+        if self._metadata_url is not None:
+            provider.start_process(
+                request.node_id, "agent", agent_command(node, self._metadata_url(machine.name))
+            )
 
     def end(self, machine: Machine) -> None:
         """Take the power away."""
@@ -82,6 +93,14 @@ class LocalMachines:
                 log.warning("machine %s: %s", machine.name, error)
 
         self._hands.submit(told)
+
+
+def agent_command(node: dict[str, Any], metadata_url: str) -> list[str]:
+    """What the image of a machine starts beside Ray; `node` is its file."""
+    return [
+        *(sys.executable, "-P", "-m", "cluster.agent"),
+        *("--head", node["head"], "--node-id", node["node"], "--metadata-url", metadata_url),
+    ]
 
 
 def read_node_file(custom_data: str) -> dict[str, Any]:

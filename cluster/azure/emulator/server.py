@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
 import threading
 from types import TracebackType
@@ -45,8 +47,12 @@ class EmulatorServer:
         port: int = 0,
         metadata: ASGIApp | None = None,
         clock: Clock | None = None,
+        passes_every_s: float | None = None,
     ) -> None:
-        """`port` 0 takes one that is free."""
+        """`port` 0 takes one that is free.
+
+        What is due happens when somebody asks, and with `passes_every_s` also by itself, at most so many seconds late.
+        """
         self.cloud = cloud or Cloud()
         self.clock = clock or Clock()
         config = uvicorn.Config(
@@ -56,7 +62,9 @@ class EmulatorServer:
             log_level="critical",
             access_log=False,
             lifespan="off",
+            date_header=False,
         )
+        self._passes_every_s = passes_every_s
         self._server = uvicorn.Server(config)
         self._sockets: list[socket.socket] = []
         self._thread = threading.Thread(target=self._run, name="azure-emulator", daemon=True)
@@ -78,4 +86,16 @@ class EmulatorServer:
         self._thread.join(_PATIENCE_S)
 
     def _run(self) -> None:
-        self._server.run(sockets=self._sockets)
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            if self._passes_every_s is not None:
+                # In the loop that answers the requests: a cloud knows one thread only.
+                stack.callback(asyncio.create_task(self._let_time_pass(self._passes_every_s)).cancel)
+            await self._server.serve(sockets=self._sockets)
+
+    async def _let_time_pass(self, every_s: float) -> None:
+        while True:
+            self.cloud.advance(self.clock())
+            await asyncio.sleep(every_s)

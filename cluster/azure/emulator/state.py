@@ -94,14 +94,6 @@ class Machine:
         return (self.size, self.zone, self.capacity)
 
 
-def _nothing(_machine: Machine) -> None:
-    """What is done about a machine while nobody asked for more."""
-
-
-def _no_notice(_machine: Machine, _at: float) -> None:
-    """What is done about an eviction to come while nobody asked for more."""
-
-
 class Cloud:
     """One subscription with one resource group; times are seconds since 1970."""
 
@@ -123,15 +115,15 @@ class Cloud:
         self.unlisted: set[str] = set()
         #: Seconds between the notice of an eviction and the eviction.
         self.notice_s = 30.0
-        #: Machines that will be evicted, and when.
+        #: Machines that will be evicted, by name in lower case, and when.
         self.evictions: dict[str, float] = {}
         #: Machine-seconds of those that are gone, by capacity type.
         self.used_s: dict[str, float] = {"spot": 0.0, "on-demand": 0.0}
-        #: Called with a machine that began to run, and with one that is gone.
-        self.on_start: Callable[[Machine], None] = _nothing
-        self.on_end: Callable[[Machine], None] = _nothing
-        #: Called with a machine that will be evicted, and when: whoever plays its metadata service tells it.
-        self.on_notice: Callable[[Machine, float], None] = _no_notice
+        #: Each is called with a machine that began to run, and with one that is gone.
+        self.on_start: list[Callable[[Machine], None]] = []
+        self.on_end: list[Callable[[Machine], None]] = []
+        #: Each is called with a machine that will be evicted, and when: whoever plays its metadata service tells it.
+        self.on_notice: list[Callable[[Machine, float], None]] = []
 
     def create(self, name: str, body: Json, now: float, vcpus: int, family: str) -> tuple[Machine, Operation]:
         """Accept a machine.  Raises Refused, and ConnectionAbortedError when a fault takes the answer away."""
@@ -194,11 +186,21 @@ class Cloud:
                 if name in self.machines:
                     self.evict(name, now)
 
-    def notice(self, name: str, now: float) -> None:
-        """Say that a machine will be evicted `notice_s` from now."""
+    def notice(self, name: str, now: float) -> float:
+        """Say that a machine will be evicted `notice_s` from now; when that is, also for one that was told before."""
         machine = self.machines[name.lower()]
-        self.evictions[name.lower()] = now + self.notice_s
-        self.on_notice(machine, now + self.notice_s)
+        told = self.evictions.get(name.lower())
+        if told is not None:
+            return told
+        at = self.evictions[name.lower()] = now + self.notice_s
+        for tell in self.on_notice:
+            tell(machine, at)
+        return at
+
+    def let_go(self, name: str, now: float) -> None:
+        """A machine that will be evicted does not need the rest of its notice; any other stays."""
+        if name.lower() in self.evictions:
+            self.evictions[name.lower()] = now
 
     def evict(self, name: str, now: float) -> None:
         """The cloud takes a machine back at once, with the eviction policy Delete."""
@@ -242,6 +244,18 @@ class Cloud:
         )
         if room is None or held < room:
             return None
+        if machine.capacity == "spot":
+            # There may be room for the same size on demand, so Azure names every constraint of the request.
+            code = (
+                "OverconstrainedZonalAllocationRequest"
+                if machine.zone
+                else "OverconstrainedAllocationRequest"
+            )
+            return code, (
+                "Allocation failed. VM(s) with the following constraints cannot be allocated, because the condition is"
+                " too restrictive. Please remove some constraints and try again. Constraints applied are: VM Size, Low"
+                " Priority VM" + (", Availability Zone" if machine.zone else "")
+            )
         said = "Allocation failed. We do not have sufficient capacity for the requested VM size in this "
         return (
             ("ZonalAllocationFailed", said + "zone.")
@@ -282,10 +296,13 @@ class Cloud:
             machine.state, machine.error = FAILED, operation.error
         else:
             machine.state = SUCCEEDED
-            self.on_start(machine)
+            for start in self.on_start:
+                start(machine)
 
     def _remove(self, machine: Machine, now: float) -> None:
         self.machines.pop(machine.name.lower(), None)
+        # The next one of this name was told nothing.
+        self.evictions.pop(machine.name.lower(), None)
         self.used_s[machine.capacity] += now - machine.created_at
         properties = machine.body["properties"]
         configurations = properties["networkProfile"]["networkInterfaceConfigurations"]
@@ -301,4 +318,5 @@ class Cloud:
                 disk.pop("managedBy")
                 if cascades and not machine.leaks:
                     del self.disks[name]
-        self.on_end(machine)
+        for end in self.on_end:
+            end(machine)

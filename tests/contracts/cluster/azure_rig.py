@@ -13,7 +13,9 @@ from azure.identity.aio import ManagedIdentityCredential
 from cluster.azure import catalogue
 from cluster.azure.body import machine_name
 from cluster.azure.emulator.clock import Clock
+from cluster.azure.emulator.notices import metadata_of
 from cluster.azure.emulator.server import GROUP, REGION, SUBSCRIPTION, EmulatorServer
+from cluster.azure.emulator.state import Cloud
 from cluster.azure.provider import AzureProvider
 from cluster.azure.settings import AzureSettings
 from cluster.offerings import Offering
@@ -67,8 +69,9 @@ class AzureRig:
         self.offerings: Sequence[Offering] = catalogue.offerings(REGION)
 
     def __enter__(self) -> AzureRig:
-        clock = Clock(self.clock) if self._own_time else Clock()
-        self.server = EmulatorServer(clock=clock).__enter__()
+        cloud, clock = Cloud(), Clock(self.clock) if self._own_time else Clock()
+        metadata = metadata_of(cloud, clock).application()
+        self.server = EmulatorServer(cloud, metadata=metadata, clock=clock).__enter__()
         self._before = os.environ.get(_TOKENS)
         os.environ[_TOKENS] = self.server.url
         self._http = httpx2.Client(base_url=self.server.url)
@@ -123,9 +126,14 @@ class AzureRig:
         """Settings of the emulator."""
         self.control("knobs", more)
 
-    def control(self, path: str, document: dict[str, Any]) -> None:
+    def notice(self, node_id: str) -> float:
+        """The cloud says that it will take the machine; when, seconds since 1970."""
+        answer = self.control(f"machines/{machine_name(CLUSTER, node_id)}/notice", {})
+        return float(answer.json()["evicts_at"])
+
+    def control(self, path: str, document: dict[str, Any]) -> httpx2.Response:
         """A request to the emulator's control door."""
-        self._http.post(f"/control/{path}", json=document).raise_for_status()
+        return self._http.post(f"/control/{path}", json=document).raise_for_status()
 
     def state(self) -> dict[str, Any]:
         """Everything that exists, by the emulator's own books."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.azure.body import machine_name
+from cluster.azure.rehearsal import AzureRehearsal
 from cluster.provider import (
     InsufficientCapacity,
     InvalidRequest,
@@ -18,6 +19,7 @@ from cluster.provider import (
     Unanswered,
     Unauthorized,
 )
+from service.loops.ports import Rehearsal
 from tests.contracts.cluster.azure_rig import A100, CLUSTER, CPU_SIZE, AzureRig
 
 SPOT = f"{A100}/1/spot"
@@ -339,7 +341,7 @@ def test_a_clock_that_is_wrong_does_not_age_machines(rig: AzureRig) -> None:
 def test_a_simulated_eviction_takes_a_spot_machine_after_its_notice(rig: AzureRig) -> None:
     rig.create(wish())
     told: list[str] = []
-    rig.server.cloud.on_notice = lambda machine, _at: told.append(machine.name)
+    rig.server.cloud.on_notice.append(lambda machine, _at: told.append(machine.name))
     rig.azure.simulate_eviction("node_a")
     assert told == [machine_name(CLUSTER, "node_a")]
     assert only(rig.list()).is_running, "the notice is not over"
@@ -353,6 +355,25 @@ def test_what_cannot_be_evicted_is_said_in_a_sentence(rig: AzureRig, node_id: st
     rig.create(wish("node_a", ON_DEMAND))
     with pytest.raises(InvalidRequest, match=node_id):
         rig.azure.simulate_eviction(node_id)
+
+
+def test_a_rehearsed_notice_is_azures_own_and_may_be_asked_for_again(rig: AzureRig) -> None:
+    rig.create(wish())
+    rehearsal: Rehearsal = AzureRehearsal(rig.azure)
+    rehearsal.notify("node_a", rig.clock() + 3600)
+    (told,) = rig.state()["machines"].values()
+    assert told["evicts_at"] == pytest.approx(rig.clock() + 30, abs=20), "Azure sets the deadline"
+    rehearsal.notify("node_a", rig.clock() + 3600)
+    assert list(rig.state()["machines"].values()) == [told]
+
+
+def test_a_rehearsed_end_takes_the_machine_at_once(rig: AzureRig) -> None:
+    rig.create(wish())
+    rehearsal: Rehearsal = AzureRehearsal(rig.azure)
+    for _ in range(2):
+        rehearsal.take("node_a")
+        assert rig.list() == []
+        assert rig.left() == 0
 
 
 # What is left behind.

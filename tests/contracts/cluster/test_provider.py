@@ -7,6 +7,7 @@ a provider has to know of it.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -181,6 +182,20 @@ class TestLocalOnly:
         node = only(local_provider(home).list())
         assert not node.is_running
         assert "head" in str(node.message)
+
+    def test_what_is_started_on_a_node_goes_with_it(self, home: Path) -> None:
+        provider = local_provider(home)
+        provider.create(request())
+        provider.start_process("node_a", "agent", [sys.executable, "-c", "import signal; signal.pause()"])
+        assert any("signal.pause" in word for one in provider.processes("node_a") for word in one.cmdline())
+        # Another one, as after the death of who started it: the process is found by the node it runs on.
+        local_provider(home).delete("node_a")
+        assert provider.processes("node_a") == ()
+        assert (home / "nodes" / "node_a.agent.log").exists()
+
+    def test_nothing_is_started_on_a_node_that_is_not_there(self, home: Path) -> None:
+        with pytest.raises(InvalidRequest, match="no such node"):
+            local_provider(home).start_process("node_a", "agent", [sys.executable, "-c", ""])
 
     def test_an_intent_without_a_pid_finds_its_process(self, home: Path) -> None:
         provider = local_provider(home)

@@ -66,10 +66,12 @@ class TestAJob:
         assert ready.job(job_id).state is JobState.ADMITTED
         driver = ready.launcher.driver_of(job_id)
         assert (driver.plan.attempt, driver.plan.command) == (1, ["python", "train.py"])
-        driver.tell("progress", state="running", world_size=3, total_steps=10)
+        workers = {"10.0.0.1": 2, "10.0.0.2": 1}
+        driver.tell("progress", state="running", world_size=3, workers=workers, total_steps=10)
         driver.tell("metric", step=10, world_size=3, values={"loss": 0.1})
         ready.tick()
         assert (ready.job(job_id).state, ready.job(job_id).world_size) == (JobState.RUNNING, 3)
+        assert ready.attempts(job_id)[0].workers == workers
         driver.tell("ended", end_reason="completed", message="every rank returned 0", exit_code=0)
         ready.tick()
         job = ready.job(job_id)
@@ -398,7 +400,9 @@ class TestNodes:
         assert [node.state for node in world.nodes()] == [NodeState.LAUNCHED] * 3
         world.cluster.joins = True
         world.tick()
-        assert [(node.state, node.address) for node in world.nodes()] == [(NodeState.READY, "127.0.0.2")] * 3
+        assert [(node.state, node.address) for node in world.nodes()] == [
+            (NodeState.READY, world.cluster.address_of(node.id)) for node in world.nodes()
+        ]
 
     def test_a_dead_one_is_replaced_and_its_machine_deleted(self, ready: World) -> None:
         victim = ready.nodes()[0]

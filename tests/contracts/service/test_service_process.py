@@ -28,6 +28,7 @@ from service.api.feed import Feed
 from service.api.sse import PING
 from service.api.telemetry import Telemetry
 from service.controller import Cluster, Process
+from service.fixed_pool import LocalSupply
 from service.queue import lifecycle
 from service.settings import Settings
 from service.store import jobs, leases, telemetry
@@ -414,18 +415,28 @@ class TestStarting:
 
 
 class TestControllerProcess:
-    def test_it_waits_for_a_head_and_ends_on_a_signal(self, home: Path) -> None:
+    @pytest.mark.parametrize(
+        ("head", "said", "more"),
+        [
+            ("", "no Ray head is known", {}),
+            ("127.0.0.1:1", "trying again: there is no file", {"REMORA_CLOUD": "azure"}),
+        ],
+    )
+    def test_it_waits_for_what_it_needs_and_ends_on_a_signal(
+        self, home: Path, head: str, said: str, more: dict[str, str]
+    ) -> None:
         home.mkdir()
+        (home / "ray.address").write_text(head)
         log = home / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "service.controller", "--log-format", "json"],
-                env=environment(home),
+                env=environment(home, **more),
                 stderr=output,
                 start_new_session=True,
             )
         try:
-            wait_for("it says what it waits for", lambda: "no Ray head is known" in log.read_text())
+            wait_for("it says what it waits for", lambda: said in log.read_text())
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0
         finally:
@@ -440,13 +451,15 @@ class TestControllerProcess:
         database = Database(settings.database)
         migrate(database)
         addresses: list[str] = []
+        closed: list[str] = []
         fakes = FakeCluster()
 
         def connect(_: Settings, address: str) -> Cluster:
             addresses.append(address)
             if addresses == ["first:1"]:
                 raise ConnectionError("nobody is there\nlong story")
-            return Cluster(FakeLauncher(), fakes, fakes)
+            supply = LocalSupply(settings)
+            return Cluster(FakeLauncher(), fakes, fakes, supply, close=lambda: closed.append(address))
 
         (home / "ray.address").write_text("first:1\n")
         process = Process(settings, database, connect)
@@ -464,9 +477,11 @@ class TestControllerProcess:
             wait_for("the job is admitted", is_admitted)
             (home / "ray.address").write_text("second:2\n")
             wait_for("a new connection", lambda: addresses[-1] == "second:2")
+            wait_for("the end of the old one", lambda: closed == ["first:1"])
         finally:
             process.stopping.set()
             thread.join(20)
+        assert closed == ["first:1", "second:2"]
         assert database.query(lambda c: leases.age_s(c, "controller", time.time())) is not None
         assert (
             database.transact(lambda c: leases.acquire(c, "controller", "next", time.time(), 5.0)) is not None

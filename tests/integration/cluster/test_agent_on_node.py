@@ -57,7 +57,7 @@ def server() -> MetadataServer:
 @pytest.fixture
 def url(server: MetadataServer) -> Iterator[str]:
     app = Starlette(routes=[Mount("/metadata", server.application())])
-    running = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+    running = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off", date_header=False))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
         thread.start()

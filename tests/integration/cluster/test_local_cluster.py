@@ -17,7 +17,7 @@ import pytest
 import ray
 
 from cluster.connection import connect
-from cluster.drain import DrainRefused, drain
+from cluster.drain import DrainRefused, RayDrains, drain
 from cluster.local.environment import MACHINE_VARIABLE, process_environment
 from cluster.local.folders import ClusterFolders
 from cluster.local.head import find_head, start_head, stop_head, wait_until_reachable
@@ -174,6 +174,15 @@ def test_a_drained_node_shows_its_deadline_and_ends_when_its_work_has(provider: 
     member = members()["node_f"]
     assert member.is_alive
     assert member.deadline_at == pytest.approx(deadline_at, abs=0.01)
+    drains = RayDrains(RayMembership())
+    drains.drain("node_f", "nobody uses it", deadline_at + 60.0)
+    assert members()["node_f"].deadline_at == member.deadline_at, "what the cloud said is not put off"
+    drains.drain("node_f", "the budget is spent", deadline_at - 60.0)
+    until(
+        lambda: members()["node_f"].deadline_at == pytest.approx(deadline_at - 60.0, abs=0.01),
+        "it goes sooner",
+        5.0,
+    )
     ray.kill(parent)
     until(lambda: not is_member("node_f"), "it ends after its work", 15.0)
     # Its raylet ended in good order, which `ray start` does not take for an end: deleting it is the planner's part.
@@ -186,6 +195,8 @@ def test_what_cannot_be_drained_is_refused_in_a_sentence(head: Machine) -> None:
         drain("ab" * 28, "test", time.time() + 10)
     with pytest.raises(DrainRefused, match="was not drained"):
         drain("not hexadecimal", "test", time.time() + 10)
+    with pytest.raises(DrainRefused, match="node_never was not drained"):
+        RayDrains(RayMembership()).drain("node_never", "test", time.time() + 10)
 
 
 def test_the_head_is_adopted_not_started_twice(home: Path, head: Machine) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cluster.membership import RayMembership
 from tests.integration.trainers.elastic_script import ELASTIC
 from tests.integration.trainers.lab import Lab, Running
 
@@ -35,6 +36,12 @@ class Training:
         """Workers that did the newest step."""
         metrics = self.run.bodies("metric")
         return metrics[-1]["world_size"] if metrics else 0
+
+    def is_on(self, *nodes: str) -> None:
+        """Wait until the driver has told that the workers are on these nodes, one on each."""
+        members = RayMembership().observe()
+        wanted = {members[node].address: 1 for node in nodes}
+        self.run.until(lambda: self.run.progress["workers"] == wanted, f"one worker each on {nodes}")
 
     @property
     def regrouped(self) -> list[tuple[str, int]]:

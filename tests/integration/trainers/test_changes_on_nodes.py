@@ -28,18 +28,22 @@ def took(training: Training, record_property: pytest.RecordProperty) -> float:
 def test_a_group_shrinks_grows_and_leaves_a_node_without_doing_a_step_again(
     lab: Lab, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
-    lab.nodes(3)
+    nodes = set(lab.nodes(3))
     training = Training(lab, tmp_path, min_workers=1, max_workers=3)
     training.trains(3)
+    training.is_on(*nodes)
     (victim,) = training.kill(1)
     took(training, record_property)
     assert training.regrouped == [("loss", 2)]
     assert training.run.events("node.lost")[0]["data"] == {"ranks": [1]}
     training.trains(2)
+    nodes.remove(victim)
+    training.is_on(*nodes)
 
     lab.provider.delete(victim)
-    lab.add_node()
+    nodes.add(lab.add_node())
     training.trains(3)
+    training.is_on(*nodes)
     assert training.regrouped[-1] == ("grow", 3)
 
     leaving = training.run.node_of(0)
@@ -47,6 +51,7 @@ def test_a_group_shrinks_grows_and_leaves_a_node_without_doing_a_step_again(
     drain(RayMembership().observe()[leaving].ray_node_id, "the cloud takes it", deadline_at)
     training.trains(2)
     assert time.time() < deadline_at
+    training.is_on(*nodes - {leaving})
     lab.provider.kill(leaving)
     training.trains(2)
     training.finish_without_repetition()

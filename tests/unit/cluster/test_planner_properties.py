@@ -19,7 +19,7 @@ from cluster.planning.money import LOOK_S, leaving_time_s
 from cluster.planning.packing import Packing
 from cluster.planning.situation import Situation
 from cluster.planning.space import Space
-from cluster.policies import CapacityRule, Policies
+from cluster.policies import BudgetPolicy, CapacityRule, Policies
 from cluster.view import ENDED, ClusterView
 from remora.states import NodeState
 from tests.unit.cluster.planner_worlds import BY_ID, NOW, done, job, node, policies, views
@@ -173,7 +173,7 @@ def test_on_demand_is_bought_for_a_preferred_spot_only_in_need(view: ClusterView
 @always
 @given(views(), policies)
 def test_the_minimum_is_never_returned(view: ClusterView, rules: Policies) -> None:
-    assume(rules.budget.usd_per_day is None and rules.budget.usd_per_month is None)
+    rules = rules.model_copy(update={"budget": BudgetPolicy()})
     actions = plan(view, rules, NOW)
     by_id = {one.id: one for one in view.nodes}
     unused = Counter(

@@ -97,6 +97,7 @@ def test_a_taken_port_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--port", "70000"], "port"),
         (["--nodes", "-1"], "nodes"),
         (["--node-cpus", "0"], "node_cpus"),
+        (["--cloud", "mars"], "cloud"),
         (["--nodes", "[red]x[/red]"], "[red]x[/red]"),
     ],
 )
@@ -104,6 +105,14 @@ def test_impossible_values_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], named: str
 ) -> None:
     assert named in error_of(capsys, "--home", str(tmp_path), *words, code=2)
+
+
+def test_a_head_that_machines_of_azure_cannot_join_is_not_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = error_of(capsys, "--home", str(tmp_path), "--cloud", "azure")
+    assert "docs/azure.md" in said
+    assert not (tmp_path / "head.json").exists()
 
 
 def test_a_home_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,11 @@ ENDED = PartView(was_ready=True, started_at=NOW - 100, ended_at=NOW - 1, failure
 
 
 def decided(**parts: PartView) -> list[Action]:
-    return decide({part: parts.get(part.name.lower(), WELL) for part in Part}, NOW)
+    """What is done; parts that are not named are well, and there is an emulator only where one is named."""
+    views = {part: parts.get(part.name.lower(), WELL) for part in Part}
+    if "emulator" not in parts:
+        del views[Part.EMULATOR]
+    return decide(views, NOW)
 
 
 def test_at_first_the_head_and_the_api_start_together_and_the_controller_waits_for_the_head() -> None:
@@ -62,6 +66,26 @@ def test_a_head_that_cannot_be_reached_is_ended() -> None:
     assert decided(head=silent, controller=WELL) == []
     silent = PartView(is_alive=True, started_at=NOW - HEAD_TIMEOUT_S - 1)
     assert decided(head=silent, controller=WELL) == [End(Part.HEAD)]
+
+
+def test_an_emulator_stands_between_the_head_and_the_controller() -> None:
+    new, on_its_way = PartView(), PartView(is_alive=True, started_at=NOW)
+    assert decided(emulator=WELL) == []
+    assert decided(head=on_its_way, emulator=new, controller=new) == []
+    assert decided(emulator=new, controller=new) == [Start(Part.EMULATOR)]
+    assert decided(emulator=on_its_way, controller=new) == []
+    assert decided(emulator=WELL, controller=new) == [Start(Part.CONTROLLER)]
+
+
+def test_a_dead_head_takes_the_emulator_with_it_and_a_dead_emulator_the_controller() -> None:
+    assert decided(head=ENDED, emulator=WELL) == [
+        End(Part.CONTROLLER),
+        End(Part.EMULATOR),
+        Start(Part.HEAD),
+    ]
+    # Tokens that it gave and machines that it made are not known to the next one.
+    assert decided(emulator=ENDED) == [End(Part.CONTROLLER), Start(Part.EMULATOR)]
+    assert decided(emulator=ENDED, controller=ENDED) == [Start(Part.EMULATOR)]
 
 
 def test_what_never_worked_is_given_up_and_what_once_worked_never() -> None:

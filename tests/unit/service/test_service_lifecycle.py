@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,6 +93,31 @@ class TestObservations:
         assert decision.attempt is not None
         assert (decision.job.state, decision.attempt.state) == (JobState.RUNNING, AttemptState.STARTING)
         assert decision.job.reason == "regrouping"
+
+    def test_an_attempt_knows_where_its_workers_are_until_it_ends(self) -> None:
+        job, attempt = running(max_workers=3)
+        for workers in ({"10.0.0.1": 2, "10.0.0.2": 1}, {"10.0.0.1": 2}, {}):
+            size = Progress(world_size=sum(workers.values()), workers=workers)
+            for said in (size, Progress(step=7)):
+                decision = lifecycle.observe(job, attempt, said, NOW)
+                assert decision.attempt is not None
+                job, attempt = decision.job, decision.attempt
+                assert attempt.workers == workers, "what is not mentioned stays as it was"
+        last = replace(attempt, workers={"10.0.0.3": 1}, short_since=NOW)
+        ended = lifecycle.end_attempt(job, last, EndReason.NODE_LOST, "lost", NOW).attempt
+        assert ended is not None
+        assert (ended.workers, ended.short_since) == ({}, None)
+
+    def test_an_attempt_is_short_since_it_had_fewer_workers_than_it_can_use(self) -> None:
+        job, attempt = started(max_workers=3)
+        assert attempt.short_since is None
+        since = []
+        for at, size in enumerate((2, None, 1, 3, 3, 0, 2, 3)):
+            decision = lifecycle.observe(job, attempt, Progress(world_size=size), NOW + at)
+            assert decision.attempt is not None
+            job, attempt = decision.job, decision.attempt
+            since.append(None if attempt.short_since is None else attempt.short_since - NOW)
+        assert since == [0.0, 0.0, 0.0, None, None, 5.0, 5.0, None]
 
     def test_totals_of_all_attempts_add_up(self) -> None:
         job, attempt = running(repeated_steps=10, lost_s=3.0)
@@ -268,6 +294,12 @@ class LifeOfAJob(RuleBasedStateMachine):
         assert not self.job.state.is_terminal or (self.job.reason and self.job.message)
         for attempt in self.attempts:
             assert (attempt.state is AttemptState.ENDED) == (attempt.end_reason is not None)
+
+    @invariant()
+    def only_who_has_fewer_workers_is_short(self) -> None:
+        for attempt in self.attempts:
+            is_short = attempt.state is not AttemptState.ENDED and attempt.world_size < self.job.max_workers
+            assert is_short or attempt.short_since is None
 
     @invariant()
     def a_cancelled_job_starts_nothing(self) -> None:

@@ -10,7 +10,7 @@ from remora.states import EndReason, JobState
 from service.queue import admission, intake, retry
 from service.queue.admission import Claim, PoolSize, Room, admit, fits, place
 from service.queue.ordering import in_order
-from service.queue.records import Unreadable, clean_json, clean_text, read
+from service.queue.records import MAX_ADDRESSES, Progress, Unreadable, clean_json, clean_text, read
 from service.queue.rows import JobRow
 from tests.service_fakes import job_row
 from trainers.plan import Record
@@ -199,7 +199,7 @@ class TestRecords:
         st.sampled_from(["event", "log", "metric", "checkpoint", "progress", "ended", "other"]),
         st.dictionaries(
             st.sampled_from(
-                ["kind", "message", "data", "rank", "stream", "text", "step", "values", "deleted"]
+                ["kind", "message", "data", "rank", "stream", "text", "step", "values", "deleted", "workers"]
             ),
             junk,
         ),
@@ -209,6 +209,24 @@ class TestRecords:
         if isinstance(said, Unreadable):
             assert said.why
         said.model_dump_json()
+
+    @pytest.mark.parametrize(
+        ("workers", "read_as"),
+        [
+            ({"10.0.0.1": 2, "10.0.0.2": 1}, {"10.0.0.1": 2, "10.0.0.2": 1}),
+            ({}, {}),
+            (None, None),
+            ({"10.0.0.\x00": 1}, {"10.0.0.\ufffd": 1}),
+            ({str(number): 1 for number in range(MAX_ADDRESSES + 1)}, "refused"),
+            ({"10.0.0.1": -1}, "refused"),
+            ({"10.0.0.1": 2**60}, "refused"),
+            ({"a" * 300: 1}, "refused"),
+        ],
+    )
+    def test_workers_are_read_by_the_address_of_their_node(self, workers: object, read_as: object) -> None:
+        said = read(Record(seq=1, at=1.0, kind="progress", body={"workers": workers}))
+        assert isinstance(said, Progress | Unreadable)
+        assert (said.workers if isinstance(said, Progress) else "refused") == read_as
 
     @settings(derandomize=True)
     @given(st.text(st.characters(), max_size=20))

@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cluster.offerings import CapacityType, Offering
+from cluster.planner import plan
 from cluster.policies import CapacityRule, Policies, PoolPolicy
 from cluster.simulator.doors import Assumptions, FreeRoom
 from cluster.simulator.replay import Replay
@@ -119,6 +120,26 @@ def test_a_planner_that_is_asked_only_after_changes_decides_the_same(seed: int, 
     # who asks more often hears more refusals, and nothing else
     assert replace(seldom, looks=0, refused=0) == replace(always, looks=0, refused=0)
     assert seldom.looks < always.looks
+
+
+class AlwaysAsking(Replay):
+    """Asks the planner at every look, also when its answer is known."""
+
+    def _is_at_rest(self, now: float) -> bool:
+        return False
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([CapacityRule.PREFER_SPOT, CapacityRule.MIXED]), st.booleans())
+def test_what_is_known_of_full_pools_is_what_the_planner_says(
+    seed: int, rule: CapacityRule, returns: bool
+) -> None:
+    trace = a_trace(seed, 40)
+    policy = policies(rule, max_nodes=4, return_to_spot_s=600 if returns else None)
+    assumptions = Assumptions(seed=seed, stuck_s=20_000.0)
+    asking = AlwaysAsking(trace, policy, plan, ServiceQueue(trace.offerings, policy), assumptions)
+    asking.run()
+    assert report_of(replayed(trace, policy, assumptions)) == report_of(asking)
 
 
 def test_a_budget_is_kept() -> None:

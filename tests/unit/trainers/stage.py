@@ -136,6 +136,12 @@ class Stage:
         return [(data["cause"], data["world_size"]) for data in self.events("worker_group.regrouped")]
 
     @property
+    def workers(self) -> list[dict[str, int]]:
+        """Workers by the address of their node, every time that they were told."""
+        bodies = [one.body for one in self.account.records(0, 10_000) if one.kind == "progress"]
+        return [body["workers"] for body in bodies if "world_size" in body]
+
+    @property
     def log(self) -> list[str]:
         return [one.body["text"] for one in self.account.records(0, 10_000) if one.kind == "log"]
 

@@ -66,6 +66,16 @@ def test_counters_are_told_when_they_change() -> None:
     ]
 
 
+def test_how_many_workers_there_are_is_told_with_where_they_are() -> None:
+    account = Account(1000)
+    account.size({"10.0.0.1": 2, "10.0.0.2": 1}, state="running")
+    account.ended({"end_reason": "completed", "message": "", "exit_code": 0})
+    assert bodies(account, "progress") == [
+        {"state": "running", "world_size": 3, "workers": {"10.0.0.1": 2, "10.0.0.2": 1}},
+        {"world_size": 0, "workers": {}},
+    ]
+
+
 def test_the_last_word_is_the_last_record() -> None:
     account = Account(1000)
     account.ended({"end_reason": "cancelled", "message": "", "exit_code": None})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -152,6 +153,20 @@ def test_a_step_that_a_new_rank_0_tells_again_is_not_done_again() -> None:
         progress = stage.attempt.progress
         assert (progress.step, progress.repeated_steps, progress.lost_since) == (11, 0, None)
         assert progress.lost_s == pytest.approx(1.0, abs=0.5)
+
+    play(scene())
+
+
+def test_the_nodes_of_the_workers_are_told_with_every_worker_group() -> None:
+    async def scene() -> None:
+        stage = Stage(2)
+        assert await stage.attempt.judge(set(), {0, 1}) is True
+        one, two, three = stage.new_members(3)
+        stage.attempt.open_group([one, replace(two, address=one.address), three], None)
+        await stage.attempt.end(None)
+        assert stage.workers == [
+            {"10.0.0.0": 1, "10.0.0.1": 1}, {}, {"10.0.0.2": 2, "10.0.0.4": 1}, {},
+        ]  # fmt: skip
 
     play(scene())
 

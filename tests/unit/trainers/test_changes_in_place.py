@@ -35,6 +35,23 @@ async def test_the_others_go_on_when_a_worker_is_lost() -> None:
 
 
 @scene
+async def test_the_nodes_of_those_who_go_on_and_of_those_who_come_are_told() -> None:
+    stage = Stage(3)
+    stage.kill(1)
+    await stage.settled()
+    joiner = stage.join()
+    assert joiner == 3
+    await stage.after(2.0)
+    stage.in_place.drain({"node-0"}, stage.now() + 60.0)
+    await stage.after(2.0)
+    assert stage.regrouped == [("loss", 2), ("grow", 3), ("drain", 2)]
+    assert [sorted(nodes) for nodes in stage.workers] == [
+        ["10.0.0.0", "10.0.0.1", "10.0.0.2"], ["10.0.0.0", "10.0.0.2"], ["10.0.0.0", "10.0.0.2", "10.0.0.3"],
+        ["10.0.0.2", "10.0.0.3"],
+    ]  # fmt: skip
+
+
+@scene
 async def test_who_notices_first_is_believed_and_the_cause_is_looked_for() -> None:
     stage = Stage(3)
     stage.dead.add(1)
@@ -261,7 +278,7 @@ async def test_too_few_wait_with_their_state_until_others_join() -> None:
     await stage.after(60.0)
     assert stage.in_place.is_changing
     assert stage.in_place.may_grow(), "this is what they wait for"
-    assert stage.account.records(0, 1000)[-1].body == {"world_size": 0}
+    assert stage.account.records(0, 1000)[-1].body == {"world_size": 0, "workers": {}}
     joiner = stage.join(is_ready=False)
     assert not stage.in_place.may_grow(), "one is on its way"
     await stage.after(30.0)

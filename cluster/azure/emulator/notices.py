@@ -1,0 +1,32 @@
+"""Machines of an emulated cloud hear from their metadata service that they will be evicted, as real ones do."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from cluster.azure.emulator.clock import Clock
+from cluster.azure.emulator.imds import Announcement, MetadataServer
+from cluster.azure.emulator.state import Cloud, Machine
+
+
+def metadata_of(cloud: Cloud, clock: Clock) -> MetadataServer:
+    """The metadata service of all machines of a cloud, by the cloud's `clock`.
+
+    A machine is announced its eviction as a Preempt; once it acknowledges that, it goes without further delay.
+    """
+    metadata = MetadataServer(lambda name, _event_id: cloud.let_go(name, clock()), clock)
+
+    def tell(machine: Machine, at: float) -> None:
+        # It may be told before it runs.
+        metadata.add(machine.name)
+        metadata.announce(machine.name, Announcement(notice_s=max(0.0, at - clock())))
+
+    cloud.on_start.append(lambda machine: metadata.add(machine.name))
+    cloud.on_notice.append(tell)
+    cloud.on_end.append(lambda machine: metadata.remove(machine.name))
+    return metadata
+
+
+def metadata_url(emulator_url: str, name: str) -> str:
+    """Where the machine of this name finds its metadata service, for `python -m cluster.agent --metadata-url`."""
+    return f"{emulator_url}/metadata/machines/{quote(name, safe='')}"

@@ -1,0 +1,25 @@
+"""Take a node of Azure as Azure itself does: by an eviction that it simulates, or without a notice."""
+
+from __future__ import annotations
+
+from cluster.azure.provider import AzureProvider
+
+
+class AzureRehearsal:
+    """Preempts nodes of Azure; any thread may call it."""
+
+    def __init__(self, provider: AzureProvider) -> None:
+        self._provider = provider
+
+    def notify(self, node_id: str, deadline_at: float) -> None:  # noqa: ARG002  # Azure sets it
+        """Let Azure evict a spot node with its own notice, which the node's agent hears and drains it for.
+
+        `deadline_at` cannot be kept: Azure begins when it likes, usually within minutes, and gives 30 s.  Raises
+        InvalidRequest for a node that is not there or not spot, Unauthorized while the controller lacks the role for
+        it, and ProviderError.
+        """
+        self._provider.simulate_eviction(node_id)
+
+    def take(self, node_id: str) -> None:
+        """Have the machine deleted at once; fine when it is gone.  Raises ProviderError."""
+        self._provider.delete(node_id)

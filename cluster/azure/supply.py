@@ -1,0 +1,56 @@
+"""What can be bought in Azure now, and how much of it, kept fresh beside whoever asks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+
+from cluster.azure.market import Market
+from cluster.azure.provider import AzureProvider
+from cluster.offerings import Offering
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks for what is old; catalogue, prices and quotas each say for how long they are good.
+_LOOK_EVERY_S = 5.0
+#: Seconds that `close` waits for a request that is on its way; afterwards its answer is of no use to anybody.
+_PATIENCE_S = 2.0
+
+
+class AzureSupply:
+    """`service.loops.ports.Supply` of one region: answers at once; a thread of its own asks Azure until `close`."""
+
+    def __init__(self, provider: AzureProvider, market: Market) -> None:
+        self._provider = provider
+        self._market = market
+        #: The last reading that there was: after a refusal the provider has none for a while.
+        self._quota_left: Mapping[str, int] = {}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._keep_fresh, name="azure-supply", daemon=True)
+        self._thread.start()
+
+    def offerings(self) -> tuple[Offering, ...]:
+        """Everything that is sold in the region, as far as it is known."""
+        return self._market()
+
+    def quota_left(self) -> Mapping[str, int]:
+        """Units left by quota name in lower case, with what was asked for since Azure was read."""
+        self._quota_left = self._provider.quota_known() or self._quota_left
+        return self._quota_left
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._closing.set()
+        self._thread.join(_PATIENCE_S)
+
+    def _keep_fresh(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._provider.quota_left()
+                self._market.refresh()
+            except Exception as error:
+                # Whoever plans goes on with what is known.
+                if not self._closing.is_set():
+                    log.warning("what can be bought cannot be read, the last answers stay: %s", error)
+            self._closing.wait(_LOOK_EVERY_S)

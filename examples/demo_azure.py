@@ -1,0 +1,251 @@
+"""Spot machines of Azure come, one is taken away with a notice, on-demand stands in: all on this machine.
+
+`make demo-azure` runs it.  The cloud is an emulator of Azure's own interfaces, whose machines are processes that join
+the Ray cluster; everything else is what runs on Azure.  The last line it prints is one JSON object; it exits with 0
+only when everything it promises held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from rich.console import Console
+from rich.table import Table
+
+from examples.demo import (
+    DemoFailed,
+    Seen,
+    check,
+    end,
+    is_worth_showing,
+    processes_of,
+    read_address,
+    wait_for,
+    watch_events,
+)
+from remora import Client
+from remora.errors import RemoraError
+from remora.states import JobState
+from remora.views import Job, Node
+
+ROOT = Path(__file__).resolve().parents[1]
+HERE = ROOT / "examples/azure"
+SIZE = "Standard_D4s_v5"
+WORKERS = 3
+#: Steps after which the cloud takes a machine back.
+NOTICE_AT = 40
+
+
+@dataclass
+class Course(Seen):
+    """What was observed while the job ran."""
+
+    noticed_node: str | None = None
+    noticed_at: float | None = None
+    #: Numbers of workers that trained, and how many of these there had been before the notice.
+    sizes: list[int] = field(default_factory=list)
+    sizes_before: int = 0
+
+
+class Cloud:
+    """The control door of the emulator."""
+
+    def __init__(self, url: str) -> None:
+        self._http = httpx2.Client(base_url=url, timeout=10.0)
+
+    def answers(self) -> bool:
+        """It runs."""
+        with contextlib.suppress(httpx2.TransportError):
+            self.state()
+            return True
+        return False
+
+    def has_room(self, zone: str, machines: int) -> None:
+        """There is room for so many spot machines in a zone."""
+        room = {"size": SIZE, "zone": zone, "capacity": "spot", "machines": machines}
+        self._http.post("/control/knobs", json={"room": [room]}).raise_for_status()
+
+    def notice(self, node_id: str) -> None:
+        """Tell the machine of a node by its metadata service that it is evicted in 30 s."""
+        (name,) = [name for name, one in self.state()["machines"].items() if one["node"] == node_id]
+        self._http.post(f"/control/machines/{name}/notice").raise_for_status()
+
+    def state(self) -> dict[str, Any]:
+        """Its books."""
+        answer: dict[str, Any] = self._http.get("/control/state").raise_for_status().json()
+        return answer
+
+    def resources(self) -> int:
+        """Machines, network interfaces and disks that exist."""
+        state = self.state()
+        return sum(len(state[kind]) for kind in ("machines", "interfaces", "disks"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--home", type=Path, default=ROOT / ".demo-azure", help="made new; stays for you to look at"
+    )
+    console, home = Console(soft_wrap=True), parser.parse_args().home.resolve()
+    try:
+        with emulated_azure(home, console) as (client, cloud):
+            result = run(client, cloud, console)
+        left = processes_of(home)
+        check(not left, f"processes were left behind: {left}")
+    except (DemoFailed, RemoraError, httpx2.HTTPError) as error:
+        console.print(f"[red]The demo failed:[/red] {error}\nLogs lie in {home / 'logs'}.")
+        return 1
+    print(json.dumps(result))
+    return 0
+
+
+@contextlib.contextmanager
+def emulated_azure(home: Path, console: Console) -> Iterator[tuple[Client, Cloud]]:
+    """`remora up --cloud azure-emulated`, from its start to the end of its last process."""
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    command = [Path(sys.executable).with_name("remora"), "up", "--home", home, "--port", 0]
+    command += ["--cloud", "azure-emulated"]
+    with (home / "up.log").open("wb") as log:
+        up = subprocess.Popen(
+            [str(part) for part in command], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        with console.status("The service, the head of the Ray cluster and the emulated cloud start ..."):
+            server = wait_for(lambda: read_address(home, up), 60, "the service did not start")
+            file = home / "azure-emulated.json"
+            wait_for(file.exists, 60, "the emulator did not start")
+            endpoint = json.loads(file.read_text())["endpoint"]
+            cloud = Cloud(endpoint)
+            wait_for(cloud.answers, 60, "the emulator does not answer")
+        console.print(f"Service at {server}, Azure Resource Manager at {endpoint}; there is no machine yet.")
+        with Client(server) as client:
+            yield client, cloud
+    finally:
+        with console.status("Everything is ended ..."):
+            end(up)
+
+
+def run(client: Client, cloud: Cloud, console: Console) -> dict[str, Any]:
+    """Submit the job, let the cloud have too little and take some back, and check what it cost."""
+    cloud.has_room("1", WORKERS - 1)
+    cloud.has_room("2", 0)
+    policy = client.policy()
+    client.apply_policy((HERE / "policies.yaml").read_text(), based_on=policy.version, author="demo")
+    job = client.submit(HERE / "job.yaml")
+    console.print(
+        f"Submitted {job.id} for {WORKERS} workers; there is spot for {WORKERS - 1}, in one of two zones."
+    )
+    course = Course()
+    watcher = threading.Thread(target=watch_events, args=(client.server.url, job.id, course), daemon=True)
+    watcher.start()
+    job = watch(client, cloud, job, course, console)
+    watcher.join(timeout=30)
+    check(job.state is JobState.SUCCEEDED, f"the job ended {job.state}: {job.message}")
+    with console.status("Nobody needs the machines any more ..."):
+        wait_for(lambda: cloud.resources() == 0, 90, "the machines were not given back")
+    nodes = client.nodes()
+    print_timeline(console, job, course, nodes)
+    result = {
+        "state": job.state.value,
+        "repeated_steps": job.repeated_steps,
+        "preemptions": sum(1 for node in nodes if node.id == course.noticed_node),
+        "spot_nodes": len(used(nodes, "spot")),
+        "on_demand_nodes": len(used(nodes, "on-demand")),
+        "azure_resources_left": cloud.resources(),
+        "ledger": ledger(nodes),
+        "world_sizes": course.sizes,
+    }
+    verify(result, course)
+    return result
+
+
+def watch(client: Client, cloud: Cloud, job: Job, course: Course, console: Console) -> Job:
+    """Look on until the job has ended; tell a spot machine that it goes once two of them train."""
+    told: set[str] = set()
+    while not job.terminal:
+        time.sleep(0.2)  # the rate at which a person is shown news, not a wait for anything
+        job = client.job(job.id)
+        for node in reversed(client.nodes()):
+            line = f"{node.offering} {node.state}" + (f": {node.message}" if node.message else "")
+            if f"{node.id} {line}" not in told and node.state in ("requested", "ready", "draining", "gone"):
+                told.add(f"{node.id} {line}")
+                console.print(f"  {node.id[-6:]}  {line}", highlight=False)
+        if job.world_size and course.sizes[-1:] != [job.world_size]:
+            course.sizes.append(job.world_size)
+            console.print(f"[bold]{job.world_size} workers[/bold] at step {job.step or 0}")
+        is_time = course.noticed_at is None and job.world_size >= WORKERS - 1 and (job.step or 0) >= NOTICE_AT
+        if is_time:
+            course.noticed_node = next(n.id for n in used(client.nodes(), "spot") if n.state == "ready")
+            # What is taken back is sold to somebody else.
+            cloud.has_room("1", WORKERS - 2)
+            cloud.notice(course.noticed_node)
+            course.noticed_at, course.sizes_before = time.time(), len(course.sizes)
+            console.print(f"[red]Preempt[/red] in 30 s: {course.noticed_node}")
+    return job
+
+
+def used(nodes: list[Node], capacity: str) -> list[Node]:
+    """Nodes of a capacity type that became ready."""
+    return [node for node in nodes if node.offering.endswith(f"/{capacity}") and node.ready_at is not None]
+
+
+def ledger(nodes: list[Node]) -> dict[str, dict[str, float]]:
+    """Seconds and USD of machines by capacity type, from the wish for each to its end."""
+    lines: dict[str, dict[str, float]] = {}
+    for capacity in ("spot", "on-demand"):
+        mine = used(nodes, capacity)
+        seconds = sum((node.ended_at or time.time()) - node.created_at for node in mine)
+        usd = sum(
+            ((node.ended_at or time.time()) - node.created_at) / 3600 * node.price_per_hour for node in mine
+        )
+        lines[capacity] = {"vm_seconds": round(seconds, 1), "usd": round(usd, 6)}
+    return lines
+
+
+def print_timeline(console: Console, job: Job, course: Course, nodes: list[Node]) -> None:
+    start = course.events[0].at
+    rows = [(event.at, event.kind, event.message) for event in course.events if is_worth_showing(event)]
+    if course.noticed_at is not None:
+        rows.append(
+            (course.noticed_at, "demo.notice", f"The cloud tells {course.noticed_node} that it goes.")
+        )
+    table = Table("seconds", "event", "what happened", title=f"Timeline of {job.id}")
+    for at, kind, message in sorted(rows):
+        table.add_row(f"{at - start:.1f}", kind, message)
+    console.print(table)
+    money = Table("capacity", "machines", "VM-seconds", "USD", title="Ledger")
+    for capacity, line in ledger(nodes).items():
+        money.add_row(
+            capacity, str(len(used(nodes, capacity))), f"{line['vm_seconds']:.1f}", f"{line['usd']:.6f}"
+        )
+    console.print(money)
+
+
+def verify(result: dict[str, Any], course: Course) -> None:
+    """Everything the demo promises."""
+    sizes, after = course.sizes, course.sizes[course.sizes_before :]
+    check(result["preemptions"] == 1, "no machine was taken back")
+    check(result["repeated_steps"] == 0, f"{result['repeated_steps']} steps were repeated")
+    check(result["spot_nodes"] == WORKERS - 1, f"{result['spot_nodes']} spot machines were used")
+    check(result["on_demand_nodes"] > 0, "on-demand did not stand in for spot")
+    check(WORKERS - 1 in sizes, f"it did not begin with what there was: {sizes}")
+    check(bool(after) and min(after) < sizes[course.sizes_before - 1], f"it did not shrink: {sizes}")
+    check(sizes[-1] == WORKERS, f"it did not grow to {WORKERS} workers: {sizes}")
+    check(result["azure_resources_left"] == 0, "machines, interfaces or disks were left in Azure")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""The cloud that the controller makes nodes in, by the setting `cloud`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cluster.azure.settings import AzureSettings
+from cluster.local.provider import LocalProvider
+from cluster.local.rehearsal import LocalRehearsal
+from cluster.membership import RayMembership
+from cluster.provider import Provider, ProviderError, Unauthorized
+from service.azure_place import CloudUnusable, place_in_azure
+from service.fixed_pool import LocalSupply
+from service.loops.ports import Rehearsal, Supply
+from service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+#: Where Azure's clients ask for the tokens of managed identity, when not at a real machine's metadata service.
+_TOKENS_AT = "AZURE_POD_IDENTITY_AUTHORITY_HOST"
+
+#: Resource Manager refills 25 reads a second for a subscription in a region, and a long list takes dozens of them.
+LOOK_S = 2.0
+
+
+def _nothing() -> None:
+    """What has to be closed where nothing is open."""
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Everything that the controller needs of a cloud."""
+
+    provider: Provider
+    supply: Supply
+    #: Takes nodes for a rehearsal; None where that is not possible.
+    rehearsal: Rehearsal | None
+    #: Nodes are bought and returned as the policies say; False: every pool is kept full.
+    follows_policies: bool
+    #: Seconds between two looks at it at least.
+    look_s: float = 0.0
+    #: Ends its connections; machines live on.
+    close: Callable[[], None] = _nothing
+
+
+def cloud_of(settings: Settings, head: str, membership: RayMembership) -> Cloud:
+    """The cloud of the settings, whose machines join the Ray head at `head` (`host:port`).
+
+    Raises CloudUnusable when it cannot be used as it is set up.  A cloud that merely does not answer now is returned:
+    its provider says so at every look.
+    """
+    if settings.cloud == "local":
+        provider = LocalProvider(settings.home, head)
+        rehearsal = LocalRehearsal(provider, membership)
+        return Cloud(provider, LocalSupply(settings), rehearsal, follows_policies=False)
+    place = place_in_azure(settings)
+    try:
+        return _azure(place, head, is_emulated=settings.cloud == "azure-emulated")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("azure", "aiohttp"):
+            raise
+        raise CloudUnusable(
+            f"{error.name} is missing: install it with pip install 'remora[azure]'"
+        ) from error
+
+
+def _azure(place: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
+    # Not above: a service with local nodes needs none of Azure's packages.
+    from cluster.azure import prices
+    from cluster.azure.identity import credential
+    from cluster.azure.market import Market, Sources
+    from cluster.azure.provider import AzureProvider
+    from cluster.azure.rehearsal import AzureRehearsal
+    from cluster.azure.supply import AzureSupply
+
+    if is_emulated:
+        os.environ[_TOKENS_AT] = place.endpoint
+    identity = credential(place.controller_client_id, place.developer_login)
+    provider = AzureProvider(place, identity, head, lambda: market())
+    prices_at = place.endpoint if is_emulated else prices.ENDPOINT
+    sources = Sources(
+        skus=provider.skus,
+        prices=lambda: prices.fetch_prices(place.region, prices_at),
+        evictions=provider.evictions,
+    )
+    market = Market(place.region, sources)
+    try:
+        provider.list()
+    except Unauthorized as error:
+        provider.close()
+        raise CloudUnusable(f"{error}; look at the controller's identity and its roles") from error
+    except ProviderError as error:
+        log.warning("Azure does not say yet which machines there are: %s", error)
+    supply = AzureSupply(provider, market)
+
+    def close() -> None:
+        supply.close()
+        provider.close()
+
+    rehearsal = AzureRehearsal(provider)
+    return Cloud(provider, supply, rehearsal, follows_policies=True, look_s=LOOK_S, close=close)

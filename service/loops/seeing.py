@@ -1,0 +1,93 @@
+"""The planner's view of the cluster, made of rows and of what the provider and Ray say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import sqlalchemy as sa
+
+from cluster.policies import Policies
+from cluster.provider import ProvidedNode
+from cluster.view import ClusterView, JobDemand, NodeView
+from service.loops.ports import Member, Supply
+from service.loops.turn import Turn
+from service.queue.demand import demand_of, node_view
+from service.queue.ordering import in_order
+from service.queue.rows import AttemptRow, JobRow, NodeRow
+from service.store import jobs as job_store
+from service.store import spending
+from service.store.telemetry import newest_checkpoints
+
+#: Waiting jobs that the planner is shown, first ones first.
+WINDOW = 200
+#: Seconds that refusals stay in the view after their end, so that it is known since when there is spot again.
+REFUSALS_S = 86_400.0
+
+Machines = Mapping[str, ProvidedNode]
+Members = Mapping[str, Member]
+
+
+@dataclass(frozen=True)
+class Load:
+    """The jobs that are there."""
+
+    #: In order of turns.
+    queue: Sequence[JobRow] = ()
+    running: Sequence[tuple[JobRow, AttemptRow]] = ()
+    #: When the newest checkpoint of running jobs was committed, by job id; seconds since 1970.
+    checkpoint_at: Mapping[str, float] | None = None
+
+    def demands(self, now: float) -> tuple[JobDemand, ...]:
+        """What they would use."""
+        saved = self.checkpoint_at or {}
+        waiting = [demand_of(job, None, None, now) for job in self.queue]
+        return (*waiting, *(demand_of(job, one, saved.get(job.id), now) for job, one in self.running))
+
+
+def load_jobs(connection: sa.Connection, now: float) -> Load:
+    """The jobs that wait and may start, and those that run."""
+    running = job_store.live_attempts(connection)
+    return Load(
+        queue=in_order(job_store.queued_jobs(connection, now, WINDOW), now),
+        running=running,
+        checkpoint_at=newest_checkpoints(connection, [job.id for job, _ in running]),
+    )
+
+
+def seen_node(row: NodeRow, jobs: Mapping[str, int], machines: Machines, members: Members) -> NodeView:
+    """A node's row together with what the provider and Ray say about it."""
+    machine, member = machines.get(row.id), members.get(row.id)
+    noticed_until = member.deadline_at if member is not None else None
+    return replace(
+        node_view(row, jobs),
+        provided=machine is not None,
+        is_running=machine is not None and machine.is_running,
+        is_member=member is not None and member.is_alive,
+        deadline_at=row.deadline_at if noticed_until is None else noticed_until,
+    )
+
+
+def bought_view(
+    turn: Turn, policies: Policies, supply: Supply, jobs: Load, nodes: Sequence[NodeView]
+) -> ClusterView:
+    """The view of a cluster whose nodes cost money."""
+    view = ClusterView(
+        jobs=jobs.demands(turn.now),
+        nodes=tuple(nodes),
+        offerings=supply.offerings(),
+        refusals=turn.load(lambda connection: spending.known_refusals(connection, turn.now - REFUSALS_S)),
+        quota_left=supply.quota_left(),
+        in_turns=True,
+    )
+    if not _counts_money(policies):
+        return view
+    whole, projects = turn.load(lambda connection: spending.spent(connection, turn.now))
+    step = turn.load(lambda connection: spending.budget_step(connection, turn.now))
+    return replace(view, spent=whole, spent_by_project=projects, budget_step=step)
+
+
+def _counts_money(policies: Policies) -> bool:
+    limits = [policies.budget.usd_per_day, policies.budget.usd_per_month]
+    limits += [limit for one in policies.projects.values() for limit in (one.usd_per_day, one.usd_per_month)]
+    return any(limit is not None for limit in limits)

@@ -1,0 +1,87 @@
+"""What the planner is told of jobs and of nodes, made from their rows (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from cluster.view import JOINED, JobDemand, NodeView
+from remora.states import NodeState
+from service.queue.rows import AttemptRow, JobRow, NodeRow
+
+#: Seconds that a worker group stands still when its workers change; a start from a checkpoint takes about so long.
+RESUME_S = 10.0
+
+
+def demand_of(job: JobRow, attempt: AttemptRow | None, checkpoint_at: float | None, now: float) -> JobDemand:
+    """What a job would use; `attempt` is the one that runs, `checkpoint_at` the time of its newest checkpoint.
+
+    A job that waits again after a loss has waited since the loss.
+    """
+    workers = job.spec.get("workers")
+    multiple_of = workers.get("multiple_of", 1) if isinstance(workers, Mapping) else 1
+    demand = JobDemand(
+        id=job.id,
+        project=job.project,
+        min_workers=job.min_workers,
+        max_workers=job.max_workers,
+        multiple_of=multiple_of,
+        worker_resources=job.worker_resources,
+        priority=job.priority,
+        created_at=job.created_at,
+        waiting_since=job.lost_since,
+        resume_s=RESUME_S,
+        told=job.budget_step,
+    )
+    if attempt is None:
+        return demand
+    saved_at = max(attempt.started_at or attempt.created_at, checkpoint_at or 0.0)
+    return replace(
+        demand,
+        is_running=True,
+        waiting_since=_short_since(attempt, now),
+        since_checkpoint_s=max(0.0, now - saved_at),
+    )
+
+
+def _short_since(attempt: AttemptRow, now: float) -> float:
+    if attempt.short_since is not None:
+        return attempt.short_since
+    return attempt.created_at if attempt.started_at is None else now
+
+
+def workers_by_node(nodes: Iterable[NodeRow], attempts: Iterable[AttemptRow]) -> dict[str, dict[str, int]]:
+    """Workers of each node, by node id and by job id; nodes without any are missing."""
+    at = {node.address: node.id for node in nodes if node.address is not None and node.ended_at is None}
+    found: dict[str, dict[str, int]] = {}
+    for attempt in attempts:
+        for address, count in attempt.workers.items():
+            if (node_id := at.get(address)) is not None and count > 0:
+                found.setdefault(node_id, {})[attempt.job_id] = count
+    return found
+
+
+def idle_since(node: NodeRow, jobs: Mapping[str, int], now: float) -> float | None:
+    """Since when nothing has run on the node; None while something does, and before it is ready."""
+    if jobs or node.state not in (NodeState.READY, NodeState.DRAINING):
+        return None
+    return now if node.idle_since is None else node.idle_since
+
+
+def node_view(node: NodeRow, jobs: Mapping[str, int]) -> NodeView:
+    """What the row says of a node; what the provider and Ray say is put into it by whoever asked them."""
+    return NodeView(
+        id=node.id,
+        pool=node.pool,
+        state=node.state,
+        created_at=node.created_at,
+        offering=node.offering,
+        resources=node.resources,
+        fabric=node.fabric,
+        jobs=dict(jobs) if node.state in JOINED else {},
+        bought_for=node.bought_for,
+        idle_since=node.idle_since,
+        deadline_at=node.deadline_at,
+        is_failure=node.is_failure,
+        leaving_since=node.leaving_since,
+    )

@@ -1,0 +1,165 @@
+"""The controller's hands in each cloud: the real providers before this machine and before the emulator."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.azure.catalogue import BY_NAME
+from cluster.azure.emulator.retail import FACTOR
+from cluster.membership import RayMembership
+from cluster.provider import NodeRequest
+from service.azure_place import CloudUnusable
+from service.clouds import Cloud, cloud_of
+from service.settings import Settings
+from tests.contracts.cluster.azure_rig import CPU_SIZE, AzureRig, settings
+
+HEAD = "127.0.0.9:6379"
+ON_DEMAND = f"{CPU_SIZE}/any/on-demand"
+
+
+def until(seen: Callable[[], bool], what: str) -> None:
+    """Wait for what happens in a thread of its own."""
+    pause = threading.Event()
+    for _ in range(600):
+        if seen():
+            return
+        pause.wait(0.1)
+    pytest.fail(f"not within a minute: {what}")
+
+
+def threads() -> list[str]:
+    """Those that are about Azure."""
+    return sorted(one.name for one in threading.enumerate() if one.name.startswith("azure"))
+
+
+@pytest.fixture
+def rig() -> Iterator[AzureRig]:
+    with AzureRig() as rig:
+        yield rig
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[..., Cloud]]:
+    """Opens the cloud of some settings; all of them are closed at the end."""
+    clouds: list[Cloud] = []
+
+    def opens(**chosen: Any) -> Cloud:
+        clouds.append(cloud_of(Settings(home=tmp_path, **chosen), HEAD, RayMembership()))
+        return clouds[-1]
+
+    yield opens
+    for cloud in clouds:
+        cloud.close()
+
+
+def write_place(folder: Path, endpoint: str, name: str = "azure-emulated.json", **more: Any) -> Path:
+    """The file that says where in the emulated Azure the nodes stand."""
+    path = folder / name
+    path.write_text(settings(endpoint, **more).model_dump_json())
+    return path
+
+
+def test_on_this_machine_there_is_one_thing_to_buy_and_pools_are_kept_full(
+    opened: Callable[..., Cloud],
+) -> None:
+    cloud = opened(node_cpus=2)
+    (offering,) = cloud.supply.offerings()
+    assert (offering.size, dict(offering.resources)) == ("local", {"CPU": 2.0})
+    assert cloud.supply.quota_left() == {}
+    assert cloud.provider.list() == []
+    assert cloud.rehearsal is not None
+    assert not cloud.follows_policies
+
+
+def test_the_emulated_cloud_sells_makes_and_ends_machines(
+    rig: AzureRig, opened: Callable[..., Cloud], tmp_path: Path
+) -> None:
+    write_place(tmp_path, rig.server.url)
+    cloud = opened(cloud="azure-emulated")
+    assert cloud.follows_policies
+    assert ON_DEMAND in {offering.id for offering in cloud.supply.offerings()}
+    cloud.provider.create(
+        NodeRequest(node_id="node_a", pool="cpu", resources={"CPU": 4.0}, offering=ON_DEMAND)
+    )
+    assert [node.node_id for node in cloud.provider.list()] == ["node_a"]
+    assert [one["node"] for one in rig.state()["machines"].values()] == ["node_a"]
+    assert cloud.rehearsal is not None
+    cloud.rehearsal.take("node_a")
+    assert cloud.provider.list() == []
+
+
+def test_what_azure_says_of_prices_and_quotas_comes_to_be_known_by_itself(
+    rig: AzureRig, opened: Callable[..., Cloud], tmp_path: Path
+) -> None:
+    write_place(tmp_path, rig.server.url)
+    rig.knobs(limits={"cores": 10})
+    cloud = opened(cloud="azure-emulated")
+
+    def price() -> float:
+        sold = (one for one in cloud.supply.offerings() if one.id == ON_DEMAND)
+        return next(sold).price_per_hour
+
+    until(lambda: price() == FACTOR * BY_NAME[CPU_SIZE].on_demand_usd, "the list of prices was read")
+    until(lambda: cloud.supply.quota_left().get("cores") == 10, "the quotas were read")
+    cloud.provider.create(
+        NodeRequest(node_id="node_a", pool="cpu", resources={"CPU": 4.0}, offering=ON_DEMAND)
+    )
+    assert cloud.supply.quota_left()["cores"] == 6, "what was asked for counts at once"
+
+
+def test_a_file_of_another_name_may_be_yaml(
+    rig: AzureRig, opened: Callable[..., Cloud], tmp_path: Path
+) -> None:
+    path = tmp_path / "place.yaml"
+    document = settings(rig.server.url).model_dump(exclude_defaults=True)
+    path.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in document.items()))
+    assert opened(cloud="azure-emulated", azure_file=path).provider.list() == []
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        (None, "there is no file"),
+        ("[1", "cannot be read"),
+        ("just words", "no mapping"),
+        ('{"region": "East US"}', "region: "),
+    ],
+)
+def test_a_file_that_does_not_say_where_is_told_in_a_sentence(
+    opened: Callable[..., Cloud], tmp_path: Path, written: str | None, told: str
+) -> None:
+    path = tmp_path / "azure.json"
+    if written is not None:
+        path.write_text(written)
+    with pytest.raises(CloudUnusable, match=told) as caught:
+        opened(cloud="azure")
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_identity_that_azure_refuses_is_told_in_a_sentence(
+    rig: AzureRig, opened: Callable[..., Cloud], tmp_path: Path
+) -> None:
+    write_place(tmp_path, rig.server.url)
+    rig.fault("token", status=400, code="invalid_request", message="Identity not found", times=9)
+    before = threads()
+    with pytest.raises(CloudUnusable, match="identity and its roles") as caught:
+        opened(cloud="azure-emulated")
+    assert "\n" not in str(caught.value)
+    assert threads() == before, "nothing of it goes on"
+
+
+def test_a_cloud_that_does_not_answer_now_is_used_all_the_same(
+    rig: AzureRig, opened: Callable[..., Cloud], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_place(tmp_path, rig.server.url)
+    rig.fault("list", status=500)
+    cloud = opened(cloud="azure-emulated")
+    assert "does not say yet" in caplog.text
+    assert cloud.provider.list() == []

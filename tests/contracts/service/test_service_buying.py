@@ -1,0 +1,239 @@
+"""The controller buys nodes for the jobs that there are, under the policies, and gives them back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.offerings import CapacityType, Offering
+from cluster.policy_documents import digest_of
+from cluster.provider import InsufficientCapacity
+from remora.states import JobState, NodeState
+from service.fixed_pool import fixed_pool
+from service.queue.policy_versions import PolicyWish, follow
+from service.queue.rows import NodeRow
+from service.settings import Settings
+from service.store import policies, telemetry
+from service.store.database import Database
+from tests.service_fakes import World
+
+SPOT = "Standard_D4s_v5/1/spot"
+OTHER_SPOT = "Standard_D4s_v5/2/spot"
+ON_DEMAND = "Standard_D4s_v5/1/on-demand"
+
+DOCUMENT = """\
+pools:
+  cpu:
+    sizes: [Standard_D4s_v5]
+    zones: [1, 2]
+    capacity: prefer-spot
+    max_nodes: {max_nodes}
+    idle_s: 30
+    patience_s: 20
+    drain_s: 60
+"""
+
+
+def _sold(zone: str, capacity: CapacityType, price: float) -> Offering:
+    return Offering(
+        size="Standard_D4s_v5",
+        zone=zone,
+        capacity=capacity,
+        resources={"CPU": 1.0},
+        price_per_hour=price,
+        quota="lowprioritycores" if capacity is CapacityType.SPOT else "standardDSv5Family",
+        quota_units=4,
+    )
+
+
+@pytest.fixture
+def world(database: Database, tmp_path: Path) -> World:
+    world = World(database, Settings(home=tmp_path, nodes=0, lease_s=5.0))
+    world.buys = True
+    world.supply.sold = tuple(
+        _sold(zone, capacity, price)
+        for zone in ("1", "2")
+        for capacity, price in ((CapacityType.SPOT, 0.04), (CapacityType.ON_DEMAND, 0.2))
+    )
+    world.controller = world.new_controller()
+    apply(world, DOCUMENT.format(max_nodes=3))
+    return world
+
+
+def apply(world: World, document: str) -> None:
+    """The operators' policies from now on."""
+
+    def work(connection: object) -> None:
+        newest = policies.newest_policies(connection) or fixed_pool(world.settings)  # type: ignore[arg-type]
+        wish = PolicyWish(document=document, digest=digest_of(document), based_on=newest.version)
+        policies.insert_policies(connection, follow(newest, wish, world.now))  # type: ignore[arg-type]
+
+    world.database.transact(work)
+
+
+def living(world: World) -> list[NodeRow]:
+    return [node for node in world.nodes() if node.ended_at is None]
+
+
+def bought(world: World) -> list[str]:
+    return sorted(node.offering for node in living(world))
+
+
+def train(world: World, job_id: str) -> None:
+    """The job's driver says that a worker runs on each ready node."""
+    ready = [node for node in living(world) if node.state is NodeState.READY]
+    workers = {str(node.address): 1 for node in ready}
+    driver = world.launcher.driver_of(job_id)
+    driver.tell("progress", at=world.now, state="running", world_size=len(workers), workers=workers)
+    world.tick()
+
+
+def running_on(world: World, nodes: int) -> str:
+    """A job that trains on so many nodes of three that it could use."""
+    job_id = world.submit(min_workers=1, max_workers=nodes)
+    for _ in world.ticks_until("the job starts"):
+        ready = [node for node in living(world) if node.state is NodeState.READY]
+        if len(ready) == nodes and world.job(job_id).state is JobState.ADMITTED:
+            break
+    train(world, job_id)
+    return job_id
+
+
+def test_nodes_are_bought_for_jobs_and_for_nothing_else(world: World) -> None:
+    world.tick(3)
+    assert world.nodes() == []
+    job_id = world.submit(max_workers=2)
+    world.tick(3)
+    assert bought(world) == [SPOT, SPOT]
+    assert {node.bought_for for node in living(world)} == {job_id}
+    assert {node.price_per_hour for node in living(world)} == {0.04}
+    assert world.job(job_id).state is JobState.ADMITTED
+
+
+def test_what_is_sold_out_is_not_asked_for_again_and_the_next_is_bought_within_two_ticks(
+    world: World,
+) -> None:
+    said = InsufficientCapacity("zone 1 has none of it", offering=SPOT, until=world.now + 600.0)
+    world.cluster.refusals.append(said)
+    world.submit()
+    world.tick(2)
+    assert bought(world) == [OTHER_SPOT]
+    refused = [node for node in world.nodes() if node.ended_at is not None]
+    assert [(node.offering, node.message) for node in refused] == [(SPOT, "zone 1 has none of it")]
+    # Another process takes over, and knows it too.
+    world.controller.resign()
+    world.controller = world.new_controller()
+    world.submit()
+    world.tick(2)
+    assert bought(world) == [OTHER_SPOT, OTHER_SPOT]
+
+
+def test_what_the_cloud_refuses_only_later_counts_as_well(world: World) -> None:
+    world.cluster.joins = False
+    world.submit()
+    world.tick()
+    (node,) = living(world)
+    said = InsufficientCapacity("zone 1 has none of it", offering=SPOT, until=world.now + 600.0)
+    world.cluster.refuse_later(node.id, said)
+    world.tick(3)
+    assert bought(world) == [OTHER_SPOT]
+
+
+def test_on_demand_stands_in_once_spot_was_waited_for(world: World) -> None:
+    for offering in (SPOT, OTHER_SPOT):
+        world.cluster.refusals.append(
+            InsufficientCapacity("none of it", offering=offering, until=world.now + 600.0)
+        )
+    job_id = world.submit()
+    world.tick(4)
+    assert living(world) == []
+    assert "on-demand is bought only after 20 s" in str(world.job(job_id).message)
+    world.now += 20.0
+    world.tick(2)
+    assert bought(world) == [ON_DEMAND]
+
+
+def test_a_node_that_nobody_uses_is_returned_and_one_that_works_is_not(world: World) -> None:
+    job_id = running_on(world, 2)
+    world.now += 100.0
+    world.tick()
+    assert len(living(world)) == 2
+    world.launcher.driver_of(job_id).tell("ended", end_reason="completed", message="", exit_code=0)
+    world.tick(2)
+    assert len(living(world)) == 2, "not at once"
+    world.now += 31.0
+    world.tick(3)
+    assert living(world) == []
+    assert world.cluster.machines == {}
+
+
+def test_a_node_that_works_and_has_to_go_is_drained_with_a_deadline(world: World) -> None:
+    job_id = running_on(world, 2)
+    apply(world, DOCUMENT.format(max_nodes=1))
+    world.tick()
+    (drained,) = [node for node in living(world) if node.state is NodeState.DRAINING]
+    assert world.cluster.drains == {drained.id: world.now + 60.0}
+    assert "1 are allowed" in str(drained.message) or "1 is allowed" in str(drained.message)
+    world.tick(3)
+    assert len(living(world)) == 2, "its workers still save what they have"
+    train(world, job_id)
+    world.tick(2)
+    (left,) = living(world)
+    assert left.id != drained.id
+
+
+def test_a_drain_that_a_crash_kept_from_ray_is_told_again(world: World) -> None:
+    running_on(world, 2)
+    apply(world, DOCUMENT.format(max_nodes=1))
+    world.cluster.deaf_to_drains = ConnectionError("the head does not answer")
+    world.tick()
+    assert world.cluster.drains == {}
+    world.cluster.deaf_to_drains = None
+    world.controller.resign()
+    world.controller = world.new_controller()
+    world.tick()
+    assert len(world.cluster.drains) == 1
+
+
+def test_a_drained_node_whose_workers_do_not_go_ends_at_its_deadline(world: World) -> None:
+    running_on(world, 2)
+    apply(world, DOCUMENT.format(max_nodes=1))
+    world.tick()
+    world.now += 61.0
+    world.tick(3)
+    assert len(living(world)) == 1
+
+
+def test_the_owner_is_told_what_the_budget_does_to_a_job_once(world: World) -> None:
+    job_id = running_on(world, 2)
+    budget = "budget:\n  usd_per_day: 0.01\n  steps: {stop-growing: 0.5}\n"
+    apply(world, DOCUMENT.format(max_nodes=3) + budget)
+    # Two nodes for 300 s at 4 cents an hour are two thirds of a cent.
+    world.now += 300.0
+    world.tick(3)
+    events = world.database.query(lambda c: telemetry.page_of_events(c, job_id, 0, 1000))
+    told = [event for event in events if event.kind == "job.budget"]
+    assert [event.data for event in told] == [{"step": "stop-growing"}]
+    assert "no more nodes are bought" in told[0].message
+
+
+def test_the_quota_that_is_left_is_not_exceeded(world: World) -> None:
+    world.supply.left = {"lowprioritycores": 4, "standarddsv5family": 0}
+    job_id = world.submit(max_workers=3)
+    world.tick()
+    assert bought(world) == [SPOT]
+    world.supply.left["lowprioritycores"] = 0
+    world.tick(2)
+    assert bought(world) == [SPOT]
+    assert world.job(job_id).state is JobState.ADMITTED
+
+
+def test_a_cloud_that_counts_is_not_looked_at_in_every_turn(world: World) -> None:
+    world.look_s = 2.0
+    world.controller.resign()
+    world.controller = world.new_controller()
+    job_id = world.submit()
+    world.tick(17)
+    assert world.cluster.looks == 3, "at 0, 2 and 4 s"
+    assert world.job(job_id).state is JobState.ADMITTED
