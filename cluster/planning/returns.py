@@ -177,7 +177,3 @@ class Returns:
                 self.give_back(node, f"nobody has used it for {now - node.idle_since:.0f} s")
                 continue
             self._kept.append(Wait(node_id=node.id, reason=reason))
-
-    def _unused_first(self, node: NodeView) -> tuple[bool, float, float, str]:
-        is_new = node.idle_since is None
-        return (is_new, node.idle_since or 0.0, -self._situation.price_of(node), node.id)

@@ -181,7 +181,8 @@ class Replay:
             self.fleet.has_changed = True
 
     def _is_at_rest(self, now: float) -> bool:
-        return is_at_rest(self.fleet, self.policies, now)
+        is_wanting = bool(self.work.waiting or self.work.short)
+        return is_at_rest(self.fleet, self.policies, now, is_wanting=is_wanting)
 
     def _view(self, now: float) -> Any:
         spent = (0.0, 0.0)

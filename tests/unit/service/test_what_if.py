@@ -131,7 +131,7 @@ class AlwaysAsking(Replay):
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([CapacityRule.PREFER_SPOT, CapacityRule.MIXED]), st.booleans())
-def test_what_is_known_of_full_pools_is_what_the_planner_says(
+def test_what_is_known_of_pools_at_rest_is_what_the_planner_says(
     seed: int, rule: CapacityRule, returns: bool
 ) -> None:
     trace = a_trace(seed, 40)
