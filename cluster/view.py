@@ -81,6 +81,8 @@ class NodeView:
     fabric: str | None = None
     #: Workers on it, by job id.
     jobs: Mapping[str, int] = field(default_factory=dict)
+    #: Ray resources that no worker uses, where somebody keeps count; None: what its jobs use is taken off.
+    free: Mapping[str, float] | None = None
     #: The job that it was bought for (`Launch.job_id`), which is the first to be given room on it.
     bought_for: str | None = None
     #: Since when nothing has run on it; None while something does, and before it is ready.

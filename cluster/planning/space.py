@@ -75,6 +75,11 @@ class Bin:
                 _take(self._free, worker, count)
         return self._free
 
+    def leave(self, free: Resources, *, is_used: bool) -> None:
+        """So much is left on it."""
+        self._resources = free
+        self.is_used = is_used
+
     def put(self, worker: Resources, count: int) -> None:
         """Give room to so many workers."""
         if self._free is None:
@@ -138,10 +143,17 @@ class Space:
     def _add_node(self, node: NodeView) -> None:
         bin_ = Bin(node.pool, node.resources, self._situation.offering_of(node), node.fabric)
         bin_.node = node
+        if node.free is None:
+            self._count(node, bin_)
+        else:
+            bin_.leave(node.free, is_used=bool(node.jobs))
+        held, is_on_demand = self.held, bin_.capacity is CapacityType.ON_DEMAND
         for job_id, workers in node.jobs.items():
-            job = self._situation.jobs.get(job_id)
-            bin_.put(job.worker_resources if job is not None else {}, workers)
-            self.note(job_id, bin_, workers)
+            held[job_id] += workers
+            if is_on_demand:
+                self.on_demand[job_id] += 1
+            if bin_.fabric is not None:
+                self.held_in[job_id].add(bin_.fabric)
         self._register(bin_)
         if node.bought_for in self._situation.jobs and not node.jobs:
             bin_.is_kept = True
@@ -149,6 +161,11 @@ class Space:
             self._own[node.bought_for or ""].append(bin_)
         else:
             (self._worked if node.jobs else self._unused).append(bin_)
+
+    def _count(self, node: NodeView, bin_: Bin) -> None:
+        for job_id, workers in node.jobs.items():
+            job = self._situation.jobs.get(job_id)
+            bin_.put(job.worker_resources if job is not None else {}, workers)
 
     def _register(self, bin_: Bin) -> None:
         if bin_.fabric is not None:

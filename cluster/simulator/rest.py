@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from cluster.offerings import CapacityType
 from cluster.policies import Policies, PoolPolicy
 from cluster.simulator.fleet import Fleet
-from cluster.simulator.nodes import SimNode
 from remora.states import NodeState
 
 #: Seconds before a time of the policies from which on the planner is asked all the same: it counts in other units.
@@ -21,44 +18,44 @@ def is_at_rest(fleet: Fleet, policies: Policies, now: float, *, is_wanting: bool
     nodes that they may have.  No node has failed to start, was idle for long enough to be returned, or stands in for
     spot that is back.  It holds only for policies under which plans do not depend on the hour or on money.
     """
-    nodes = fleet.nodes.values()
-    have = Counter(node.pool for node in nodes if node.state is not NodeState.DRAINING)
+    have: dict[str, int] = dict.fromkeys(policies.pools, 0)
+    changing: set[str] = set()
+    for node in fleet.nodes.values():
+        policy = policies.pools[node.pool]
+        match node.state:
+            case NodeState.READY:
+                have[node.pool] += 1
+                if node.idle_since is not None and now - node.idle_since > policy.idle_s - MARGIN_S:
+                    return False
+            case NodeState.LAUNCHED:
+                have[node.pool] += 1
+                changing.add(node.pool)
+                if now - node.created_s > policy.join_timeout_s - MARGIN_S:
+                    return False
+            case NodeState.DRAINING:
+                if node.deadline_s is None or now > node.deadline_s - MARGIN_S:
+                    return False
+                if node.stock.offering.capacity is CapacityType.ON_DEMAND:
+                    changing.add(node.pool)
+            case _:
+                return False
     for name, policy in policies.pools.items():
         least = policy.max_nodes if is_wanting else min(policy.min_nodes, policy.max_nodes)
         if not least <= have[name] <= policy.max_nodes:
             return False
-    if any(_may_change(node, policies.pools[node.pool], now) for node in nodes):
-        return False
-    return not any(_may_return_to_spot(fleet, name, policy, now) for name, policy in policies.pools.items())
-
-
-def _may_change(node: SimNode, policy: PoolPolicy, now: float) -> bool:
-    match node.state:
-        case NodeState.READY:
-            return node.idle_since is not None and now - node.idle_since > policy.idle_s - MARGIN_S
-        case NodeState.LAUNCHED:
-            return now - node.created_s > policy.join_timeout_s - MARGIN_S
-        case NodeState.DRAINING:
-            return node.deadline_s is None or now > node.deadline_s - MARGIN_S
-        case _:
-            return True
+        # A pool that changes already exchanges no node.
+        if name not in changing and _may_return_to_spot(fleet, name, policy, now):
+            return False
+    return True
 
 
 def _may_return_to_spot(fleet: Fleet, pool: str, policy: PoolPolicy, now: float) -> bool:
     after_s = policy.return_to_spot_s
-    if after_s is None or any(node.pool == pool and _is_changing(node) for node in fleet.nodes.values()):
+    if after_s is None or not fleet.may_have_spot(now, after_s - MARGIN_S):
         return False
-    has_stand_in = any(
+    return any(
         node.pool == pool
         and node.stock.offering.capacity is CapacityType.ON_DEMAND
         and now - node.created_s > after_s - MARGIN_S
         for node in fleet.nodes.values()
     )
-    return has_stand_in and fleet.may_have_spot(now, after_s - MARGIN_S)
-
-
-def _is_changing(node: SimNode) -> bool:
-    """While such a node is there its pool exchanges none."""
-    if node.state is NodeState.DRAINING:
-        return node.stock.offering.capacity is CapacityType.ON_DEMAND
-    return node.state is NodeState.LAUNCHED

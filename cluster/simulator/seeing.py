@@ -95,6 +95,7 @@ def _whole_node(node: SimNode, begins_at: float) -> NodeView:
         resources=node.stock.offering.resources,
         fabric=node.fabric,
         jobs=dict(node.jobs),
+        free=dict(node.free),
         bought_for=node.bought_for,
         idle_since=None if node.idle_since is None or ended else begins_at + node.idle_since,
         provided=not ended,
