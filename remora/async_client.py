@@ -34,6 +34,7 @@ from remora.views import (
     Policy,
     PolicyCheck,
     PolicyVersion,
+    RecordedTrace,
     WhatIf,
 )
 
@@ -226,6 +227,10 @@ class AsyncClient(Shell):
     ) -> WhatIf:
         """See `Client.what_if`."""
         return await self._run(what_if.what_if(traces, policies, seed, look_s, on_progress))
+
+    async def export_trace(self, *, since: float = 0.0) -> RecordedTrace:
+        """See `Client.export_trace`."""
+        return await self._send(requests.export_trace(since))
 
     async def health(self) -> Health:
         """See `Client.health`."""

@@ -44,6 +44,7 @@ from remora.views import (
     Policy,
     PolicyCheck,
     PolicyVersion,
+    RecordedTrace,
     WhatIf,
 )
 
@@ -250,6 +251,10 @@ class Client(Shell):
         `on_progress` is told the part that is done.  Raises ConfigurationError for a file that cannot be read.
         """
         return self._run(what_if.what_if(traces, policies, seed, look_s, on_progress))
+
+    def export_trace(self, *, since: float = 0.0) -> RecordedTrace:
+        """What happened since then (seconds since 1970), as a trace for `what_if`."""
+        return self._send(requests.export_trace(since))
 
     def health(self) -> Health:
         """Whether the service answers."""

@@ -36,6 +36,7 @@ from remora.views import (
     PolicyCheck,
     PolicyVersion,
     Problem,
+    RecordedTrace,
     WhatIf,
 )
 
@@ -365,6 +366,13 @@ def get_plan(plan_id: str, wait_s: float) -> Request[WhatIf]:
     """Where a replay stands, with its next news or after `wait_s`."""
     params = {"wait_s": f"{wait_s:g}"}
     return Request(method="GET", path=f"/v1/plans/{quote(plan_id)}", params=params, parse=_one(WhatIf))
+
+
+def export_trace(since: float) -> Request[RecordedTrace]:
+    """What happened since then, seconds since 1970, as a trace."""
+    return Request(
+        method="GET", path="/v1/trace", params=_params(since=repr(since)), parse=_one(RecordedTrace)
+    )
 
 
 def get_health() -> Request[Health]:

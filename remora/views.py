@@ -319,6 +319,16 @@ class ReplayReport(View):
     deadlines_missed: int
 
 
+class RecordedTrace(View):
+    """What happened on a service, as a trace that can be replayed."""
+
+    #: JSON lines, see `docs/what-if.md`.
+    text: str
+    #: Jobs of the trace, and jobs that are left out because they never trained.
+    jobs: int
+    left_out: int
+
+
 class WhatIf(View):
     """A replay of a trace under one policy or two, and where it stands."""
 

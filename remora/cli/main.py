@@ -8,7 +8,19 @@ from collections.abc import Sequence
 
 import typer
 
-from remora.cli import cluster, conversion, drill, jobs, models, plans, policies, results, streams, submission
+from remora.cli import (
+    cluster,
+    conversion,
+    drill,
+    jobs,
+    models,
+    plans,
+    policies,
+    results,
+    streams,
+    submission,
+    traces,
+)
 from remora.cli.exits import HELP, ExitCode, code_of_error
 from remora.errors import RemoraError, SpecError
 
@@ -43,6 +55,7 @@ for command in (
     app.command("list" if command is jobs.list_jobs else None)(command)
 app.add_typer(models.app, name="models")
 app.add_typer(policies.app, name="policy")
+app.add_typer(traces.app, name="trace")
 
 
 def run(arguments: Sequence[str] | None = None) -> None:

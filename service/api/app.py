@@ -23,6 +23,7 @@ from service.api import (
     policies,
     problems,
     streams,
+    traces,
 )
 from service.api.context import Context
 from service.api.feed import Feed
@@ -92,6 +93,7 @@ def create_app(settings: Settings) -> FastAPI:
         cluster.router,
         policies.router,
         plans.router,
+        traces.router,
     )
     problems.install(app, [*app.routes, *(route for part in parts for route in part.routes)])
     for part in parts:

@@ -45,6 +45,23 @@ def plan(*arguments: str) -> int:
     return int(ended.value.code or 0)
 
 
+def test_what_a_service_has_not_done_yet_is_an_empty_trace(
+    service: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.jsonl"
+    for options in ((), ("-o", str(file)), ("--since", "soon")):
+        with pytest.raises(SystemExit) as ended:
+            run(["trace", "export", *options])
+        out, err = capsys.readouterr()
+        if options[:1] == ("--since",):
+            assert ended.value.code == ExitCode.USAGE
+            assert "--since soon" in err
+        else:
+            assert ended.value.code == ExitCode.OK
+            assert err == "0 jobs of the last 30d\n"
+            assert json.loads((out or file.read_text()).splitlines()[0])["kind"] == "world"
+
+
 def test_two_policies_stand_side_by_side(
     service: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

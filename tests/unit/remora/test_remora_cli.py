@@ -29,7 +29,7 @@ ROOT = Path(remora.__file__).parent.parent
 
 COMMANDS = (
     *("up", "down", "submit", "convert", "list", "show", "logs", "events", "metrics", "cancel", "wait"),
-    *("nodes", "drill", "checkpoints", "download", "outputs", "models", "plan", "policy", "version"),
+    *("nodes", "drill", "checkpoints", "download", "outputs", "models", "plan", "policy", "trace", "version"),
 )
 
 

@@ -1,0 +1,45 @@
+"""What happened here, as a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from pydantic import Field
+
+from cluster.traces.lines import write_lines
+from remora.views import RecordedTrace
+from service.api.context import context_of
+from service.api.parameters import Parameters
+from service.fixed_pool import known, local_offerings
+from service.settings import Settings
+from service.store.history import history_since
+from service.what_if.recorded import History, recorded
+
+router = APIRouter()
+
+
+class SpanParameters(Parameters):
+    """How far back."""
+
+    #: Seconds since 1970.
+    since: Annotated[float, Field(ge=0, le=1e10)] = 0.0
+
+
+@router.get("/v1/trace", operation_id="export_trace", response_model=RecordedTrace)
+async def export_trace(request: Request, query: Annotated[SpanParameters, Query()]) -> RecordedTrace:
+    """Jobs that were submitted since then with the work that they did, what can be bought, and what was sold out."""
+    context = context_of(request)
+    now = time.time()
+    history = await context.database.read(lambda connection: history_since(connection, query.since, now))
+    # Not here: a hundred thousand jobs take a second.
+    return await asyncio.to_thread(_written, history, context.settings)
+
+
+def _written(history: History, settings: Settings) -> RecordedTrace:
+    catalogue = known(settings).catalogue
+    trace, left_out = recorded(history, local_offerings(settings) if catalogue is None else catalogue)
+    text = "".join(f"{line}\n" for line in write_lines(trace))
+    return RecordedTrace(text=text, jobs=len(trace.jobs), left_out=left_out)
