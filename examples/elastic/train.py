@@ -6,6 +6,7 @@ Runs as it is in three ways: `python train.py`, `torchrun --nproc-per-node 2 tra
 from __future__ import annotations
 
 import argparse
+import time
 
 import torch
 import torch.nn.functional as F
@@ -55,6 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--exactness", choices=["sample-exact", "bitwise"], default="sample-exact")
+    parser.add_argument("--least-step-s", type=float, default=0.0, help="for rehearsals that need their time")
     arguments = parser.parse_args()
 
     torch.manual_seed(7)
@@ -70,6 +72,7 @@ def main() -> None:
         scheduler=scheduler, exactness=arguments.exactness,
     )  # fmt: skip
     for step in loop:
+        began = time.monotonic()
         loss = step.backward(lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -78,6 +81,7 @@ def main() -> None:
         if step.number == arguments.steps:
             metrics["test_accuracy"] = accuracy(model, test_x.to(device), test_y.to(device))
         step.report(**metrics)
+        time.sleep(max(0.0, began + arguments.least_step_s - time.monotonic()))
 
     if loop.world.rank == 0:
         reached = accuracy(model, test_x.to(device), test_y.to(device))
