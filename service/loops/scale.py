@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -39,6 +40,9 @@ log = logging.getLogger(__name__)
 
 #: Seconds that ended nodes stay in the planner's view, so that it slows down a pool whose nodes fail.
 MEMORY_S = 900.0
+
+#: Machines that a cloud is asked for at the same time.
+AT_ONCE = 16
 
 Rows = Mapping[str, NodeRow]
 
@@ -104,9 +108,11 @@ def _carry_out(
     offerings = {offering.id: offering for offering in view.offerings}
     _delete_orphans(turn, provider, machines, by_id)
     ending = {action.node_id for action in actions if isinstance(action, Terminate)}
-    for row in rows:
-        if row.state is NodeState.REQUESTED and row.id not in machines and row.id not in ending:
-            _create(turn, provider, row, offerings.get(row.offering))
+    wanted = [
+        _request(row, offerings.get(row.offering))
+        for row in rows
+        if row.state is NodeState.REQUESTED and row.id not in machines and row.id not in ending
+    ]
     draining = [row for row in rows if row.state is NodeState.DRAINING and row.id not in ending]
     for action in actions:
         match action:
@@ -120,7 +126,12 @@ def _carry_out(
         _drain(hands.drains, draining, members)
     wished = [action for action in actions if isinstance(action, Launch)]
     for launch in let_through(turn, policies, view, wished):
-        _launch(turn, provider, launch, offerings[launch.offering])
+        row = _insert(turn, launch, offerings[launch.offering])
+        by_id[row.id] = row
+        wanted.append(_request(row, offerings[launch.offering], launch.labels))
+    answers = _ask(provider, wanted, 1 if hands.drains is None else AT_ONCE)
+    for request, refusal in zip(wanted, answers, strict=True):
+        _settle(turn, by_id[request.node_id], refusal)
 
 
 def _observe(
@@ -235,7 +246,7 @@ def _terminate(turn: Turn, provider: Provider, row: NodeRow, action: Terminate, 
         _delete(provider, row.id)
 
 
-def _launch(turn: Turn, provider: Provider, action: Launch, offering: Offering) -> None:
+def _insert(turn: Turn, action: Launch, offering: Offering) -> NodeRow:
     row = NodeRow(
         id=new_id("node", turn.now),
         pool=action.pool,
@@ -251,35 +262,46 @@ def _launch(turn: Turn, provider: Provider, action: Launch, offering: Offering) 
     def work(connection: sa.Connection) -> NodeRow:
         return store.insert_node(connection, lifecycle.request_node(row))
 
-    _create(turn, provider, turn.apply(work), offering, dict(action.labels))
+    return turn.apply(work)
 
 
-def _create(
-    turn: Turn,
-    provider: Provider,
-    row: NodeRow,
-    offering: Offering | None,
-    labels: Mapping[str, str] | None = None,
-) -> None:
+def _request(row: NodeRow, offering: Offering | None, labels: Mapping[str, str] | None = None) -> NodeRequest:
     if labels is None:
         labels = offering.labels if offering is not None else {}
-    request = NodeRequest(
+    return NodeRequest(
         node_id=row.id,
         pool=row.pool,
         resources=row.resources,
         labels=dict(labels),
         offering=row.offering or None,
     )
-    try:
-        provider.create(request)
-    except Throttled as error:
-        log.info("node %s is asked for again later: %s", row.id, error)
-        return
-    except ProviderError as error:
-        log.warning("node %s was refused: %s", row.id, error)
-        _refused(turn, [error])
-        is_failure = not _closes(error, turn.now)
-        _save(turn, row, lifecycle.terminate_node(row, str(error), is_failure, turn.now))
-        return
-    log.info("node %s starts", row.id)
-    _save(turn, row, lifecycle.observe_node(row, lifecycle.SeenNode(is_provided=True), turn.now))
+
+
+def _ask(provider: Provider, wanted: Sequence[NodeRequest], at_once: int) -> list[ProviderError | None]:
+    """Ask for machines, so many at once, as a cloud takes seconds for each answer; what each was refused with."""
+
+    def one(request: NodeRequest) -> ProviderError | None:
+        try:
+            provider.create(request)
+        except ProviderError as error:
+            return error
+        return None
+
+    if at_once == 1 or len(wanted) <= 1:
+        return [one(request) for request in wanted]
+    with ThreadPoolExecutor(min(at_once, len(wanted)), thread_name_prefix="create") as threads:
+        return list(threads.map(one, wanted))
+
+
+def _settle(turn: Turn, row: NodeRow, refusal: ProviderError | None) -> None:
+    """Write down what became of the wish for a machine."""
+    if refusal is None:
+        log.info("node %s starts", row.id)
+        _save(turn, row, lifecycle.observe_node(row, lifecycle.SeenNode(is_provided=True), turn.now))
+    elif isinstance(refusal, Throttled):
+        log.info("node %s is asked for again later: %s", row.id, refusal)
+    else:
+        log.warning("node %s was refused: %s", row.id, refusal)
+        _refused(turn, [refusal])
+        is_failure = not _closes(refusal, turn.now)
+        _save(turn, row, lifecycle.terminate_node(row, str(refusal), is_failure, turn.now))

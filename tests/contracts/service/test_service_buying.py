@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from cluster.offerings import CapacityType, Offering
 from cluster.policy_documents import digest_of
-from cluster.provider import InsufficientCapacity
+from cluster.provider import InsufficientCapacity, NodeRequest
 from remora.states import JobState, NodeState
 from service.fixed_pool import fixed_pool
 from service.queue.policy_versions import PolicyWish, follow
@@ -237,3 +238,17 @@ def test_a_cloud_that_counts_is_not_looked_at_in_every_turn(world: World) -> Non
     world.tick(17)
     assert world.cluster.looks == 3, "at 0, 2 and 4 s"
     assert world.job(job_id).state is JobState.ADMITTED
+
+
+def test_machines_are_asked_for_side_by_side(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(2, timeout=30)
+    create = world.cluster.create
+
+    def slow(request: NodeRequest) -> None:
+        together.wait()  # raises when the other one is asked for only afterwards
+        create(request)
+
+    monkeypatch.setattr(world.cluster, "create", slow)
+    world.submit(min_workers=2, max_workers=2)
+    world.tick(2)
+    assert [node.state for node in living(world)] == [NodeState.READY] * 2
