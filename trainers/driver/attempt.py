@@ -94,7 +94,8 @@ class Attempt:
             checkpoint_interval_s=self.plan.checkpoint_interval_s,
         )
         step = resume.step if resume is not None else None
-        text = f"{len(members)} workers start" + (f", from the checkpoint of step {step}." if step else ".")
+        count = "1 worker starts" if len(members) == 1 else f"{len(members)} workers start"
+        text = count + (f", from the checkpoint of step {step}." if step else ".")
         self.account.event(
             "worker_group.started",
             text,

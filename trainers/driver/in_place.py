@@ -409,7 +409,7 @@ class InPlace:
         pause_s = round(attempt.now() - change.began_at, 3)
         attempt.account.event(
             "worker_group.regrouped",
-            f"{size} workers go on in place, {pause_s:.2f} s after the others stopped ({change.cause}).",
+            f"{_so_many(size)} on in place, {pause_s:.2f} s after the others stopped ({change.cause}).",
             world_size=size,
             generation=attempt.generation,
             cause=change.cause,
@@ -453,3 +453,7 @@ def _regroup_message(one: Deal, generation: int, address: str, port: int) -> cha
         "master_addr": address,
         "master_port": port,
     }
+
+
+def _so_many(workers: int) -> str:
+    return "1 worker goes" if workers == 1 else f"{workers} workers go"
