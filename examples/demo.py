@@ -104,20 +104,33 @@ def main() -> int:
 @contextlib.contextmanager
 def embedded_service(home: Path, console: Console) -> Iterator[str]:
     """`remora up`, from its start to the end of its last process; yields the API's address."""
-    shutil.rmtree(home, ignore_errors=True)
-    home.mkdir(parents=True)
-    command = [Path(sys.executable).with_name("remora"), "up", "--home", home, "--port", 0, "--nodes", NODES]
-    with (home / "up.log").open("wb") as log:
-        up = subprocess.Popen(
-            [str(part) for part in command], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    try:
+    with remora_up(home, console, "--nodes", str(NODES)) as up:
         with console.status("The service and the head of the Ray cluster start ..."):
             server = wait_for(lambda: read_address(home, up), 60, "the service did not start")
         with Client(server) as client, console.status(f"{NODES} nodes join the cluster ..."):
             wait_for(lambda: len(ready_nodes(client)) == NODES, 60, f"{NODES} nodes did not become ready")
         console.print(f"Service at {server}, a Ray head and {NODES} nodes run.")
         yield server
+
+
+@contextlib.contextmanager
+def remora_up(home: Path, console: Console, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A running `remora up` in a new folder; it has ended afterwards."""
+    remora = str(Path(sys.executable).with_name("remora"))
+    if home.exists():
+        # A demo that was interrupted may still run there, and must not lose its folder.
+        subprocess.run([remora, "down", "--home", str(home)], check=True, capture_output=True)
+        shutil.rmtree(home)
+    home.mkdir(parents=True)
+    with (home / "up.log").open("wb") as log:
+        up = subprocess.Popen(
+            [remora, "up", "--home", str(home), "--port", "0", *options],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield up
     finally:
         with console.status("Everything is ended ..."):
             end(up)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -28,10 +26,10 @@ from examples.demo import (
     DemoFailed,
     Seen,
     check,
-    end,
     is_worth_showing,
     processes_of,
     read_address,
+    remora_up,
     wait_for,
     watch_events,
 )
@@ -114,15 +112,7 @@ def main() -> int:
 @contextlib.contextmanager
 def emulated_azure(home: Path, console: Console) -> Iterator[tuple[Client, Cloud]]:
     """`remora up --cloud azure-emulated`, from its start to the end of its last process."""
-    shutil.rmtree(home, ignore_errors=True)
-    home.mkdir(parents=True)
-    command = [Path(sys.executable).with_name("remora"), "up", "--home", home, "--port", 0]
-    command += ["--cloud", "azure-emulated"]
-    with (home / "up.log").open("wb") as log:
-        up = subprocess.Popen(
-            [str(part) for part in command], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    try:
+    with remora_up(home, console, "--cloud", "azure-emulated") as up:
         with console.status("The service, the head of the Ray cluster and the emulated cloud start ..."):
             server = wait_for(lambda: read_address(home, up), 60, "the service did not start")
             file = home / "azure-emulated.json"
@@ -133,9 +123,6 @@ def emulated_azure(home: Path, console: Console) -> Iterator[tuple[Client, Cloud
         console.print(f"Service at {server}, Azure Resource Manager at {endpoint}; there is no machine yet.")
         with Client(server) as client:
             yield client, cloud
-    finally:
-        with console.status("Everything is ended ..."):
-            end(up)
 
 
 def run(client: Client, cloud: Cloud, console: Console) -> dict[str, Any]:
