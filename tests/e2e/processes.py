@@ -14,7 +14,7 @@ import psutil
 T = TypeVar("T")
 
 #: Seconds within which anything must have happened on a busy machine.
-PATIENCE_S = 90.0
+PATIENCE_S = 180.0
 
 
 def until(look: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S) -> T:

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.embedded import Embedded
 from tests.e2e.raw_http import Door
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NOBODY = "job_00000000000000000000000000"
 

@@ -13,7 +13,7 @@ from tests.e2e.embedded import Embedded
 from tests.e2e.processes import PATIENCE_S, until
 from tests.integration.trainers.scripts import LOCKSTEP
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 1200
 

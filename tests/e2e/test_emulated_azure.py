@@ -12,7 +12,7 @@ from tests.e2e.embedded import Embedded
 from tests.e2e.processes import kill, until
 from tests.e2e.raw_http import Door
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 EMULATOR = "cluster.azure.emulator"
 POLICIES = """\

@@ -18,7 +18,7 @@ from tests.e2e.processes import PATIENCE_S
 from tests.e2e.raw_http import Door
 from tests.e2e.scripts import Steps
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tests.e2e.embedded import Embedded
 from tests.e2e.processes import PATIENCE_S, JobProcesses, is_alive, kill, until
 from tests.e2e.scripts import Steps
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def child(processes: JobProcesses) -> psutil.Process:

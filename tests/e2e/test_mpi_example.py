@@ -15,7 +15,7 @@ from tests.e2e.embedded import Embedded
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.usefixtures("mpirun"),
 ]
 

@@ -14,7 +14,7 @@ from tests.e2e.embedded import API, CONTROLLER, Embedded, Follower
 from tests.e2e.processes import PATIENCE_S, JobProcesses, is_alive, until
 from tests.e2e.scripts import Steps
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_the_service_is_killed_and_started_again_while_a_job_trains(

@@ -13,7 +13,7 @@ from tests.e2e.embedded import Embedded
 from tests.e2e.processes import PATIENCE_S, JobProcesses, until
 from tests.e2e.scripts import DAEMON, ENDLESS, LOUD
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def submit(service: Embedded, folder: Path, *words: str) -> str:

@@ -12,7 +12,7 @@ from remora import Client
 from remora.states import JobState
 from tests.e2e.embedded import Embedded
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp"
 

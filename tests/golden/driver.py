@@ -24,7 +24,7 @@ from tests.golden.worker import Job, Mishap, work
 from trainers.driver.regrouping import Seat, deal
 
 #: Seconds that anything may take on a busy machine.
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 #: Steps that workers may be ahead of the one that the test waits for: it strikes in the middle of any of them.
 LEAD = 4
 

@@ -12,7 +12,7 @@ import torch
 from tests.golden.driver import Driver
 from tests.golden.worker import Job, Mishap
 
-pytestmark = [pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.timeout(600)]
 
 Weights = dict[str, torch.Tensor]
 Record = dict[int, list[int]]

@@ -13,7 +13,7 @@ import torch
 from tests.golden.driver import Driver
 from tests.golden.sharded_worker import TOO_LARGE_AT, ShardedJob, work
 
-pytestmark = [pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.timeout(600)]
 
 
 class ShardedDriver(Driver):

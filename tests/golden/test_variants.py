@@ -13,7 +13,7 @@ from tests.golden.driver import Driver
 from tests.golden.test_interrupted import assert_same, undisturbed
 from tests.golden.worker import Job
 
-pytestmark = [pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_a_controller_runs_fails_is_judged_and_ends(lab: Lab, tmp_path: Path) -> None:
     """The whole of it once, small: start, train, fail, judge, start again, give up."""
     theatre = ray.remote(Theatre).options(num_cpus=0, label_selector={"remora-role": "head"}).remote()
@@ -211,7 +211,7 @@ def test_a_controller_runs_fails_is_judged_and_ends(lab: Lab, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_what_a_dead_controller_had_reserved_is_found_by_its_name(lab: Lab) -> None:
     held = placement_group([{"CPU": 1.0}] * 2, name="att_dead")
     ray.get(held.ready(), timeout=30)

@@ -29,7 +29,7 @@ from cluster.local.records import Machine
 from cluster.membership import MemberNode, RayMembership
 from cluster.provider import NodeRequest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NODE = "node_agent"
 

@@ -20,7 +20,7 @@ from cluster.processes import find_by_environment
 from cluster.provider import NodeRequest
 from tests.contracts.cluster.azure_rig import CPU_SIZE, AzureRig
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from cluster.membership import MemberNode, RayMembership
 from cluster.processes import find_by_environment, identity
 from cluster.provider import NodeRequest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

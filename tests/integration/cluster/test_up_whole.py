@@ -27,7 +27,7 @@ from cluster.local.provider import LocalProvider
 from cluster.local.records import Machine
 from cluster.processes import find_by_environment, identity, signal_all
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "service.up"]

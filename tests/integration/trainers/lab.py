@@ -27,7 +27,7 @@ from trainers.launch import RayLauncher
 from trainers.plan import AttemptPlan, DriverGone, Record
 
 #: Seconds within which anything must have happened on a busy machine.
-PATIENCE_S = 90.0
+PATIENCE_S = 180.0
 
 
 def until(seen: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:

@@ -18,7 +18,7 @@ from trainers.launch import NAMESPACE, RayLauncher
 from trainers.plan import DriverGone
 from trainers.supervisor.device import devices_of_node
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_a_command_runs_to_its_end_on_two_nodes(lab: Lab) -> None:

@@ -14,7 +14,7 @@ from remora.states import EndReason
 from tests.integration.trainers.elastic_training import Training
 from tests.integration.trainers.lab import Lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def took(training: Training, record_property: pytest.RecordProperty) -> float:

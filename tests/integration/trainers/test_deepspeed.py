@@ -14,7 +14,7 @@ from remora.states import EndReason
 from tests.integration.trainers.deepspeed_scripts import COMMAND, EXAMPLE, PIPELINE, with_config
 from tests.integration.trainers.lab import Lab, Running
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 #: Seconds in which several groups of DeepSpeed start one after the other on a busy machine.
 LONG_S = 240.0

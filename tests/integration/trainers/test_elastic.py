@@ -13,7 +13,7 @@ from cluster.membership import RayMembership
 from tests.integration.trainers.lab import Lab, Running, until
 from tests.integration.trainers.scripts import LOCKSTEP
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def lockstep(lab: Lab, steps: int, **fields: Any) -> Running:

@@ -14,7 +14,7 @@ from remora.states import EndReason
 from tests.integration.trainers.lab import Lab, Running
 from tests.integration.trainers.tensorflow_environment import tensorflow_python
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 STEPS = 2000

@@ -13,7 +13,7 @@ from cluster.membership import RayMembership
 from tests.integration.trainers.fsdp_scripts import SHARDED, UNMODIFIED
 from tests.integration.trainers.lab import Lab, Running
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def regrouped(run: Running) -> list[tuple[str, int]]:

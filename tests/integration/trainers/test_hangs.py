@@ -11,7 +11,7 @@ from tests.integration.trainers.elastic_script import ELASTIC
 from tests.integration.trainers.lab import Lab
 from tests.integration.trainers.scripts import LOCKSTEP
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_a_hang_ends_the_attempt_with_the_stack_of_every_rank(lab: Lab) -> None:

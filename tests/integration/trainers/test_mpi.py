@@ -11,7 +11,7 @@ from tests.integration.trainers.lab import Lab, processes_of, until
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.usefixtures("mpirun"),
 ]
 

@@ -14,7 +14,7 @@ from tests.integration.trainers.lan import WHY_NOT, Lan, open_lan
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT)),
 ]
 if WHY_NOT is not None:

@@ -12,7 +12,7 @@ from cluster.membership import RayMembership
 from tests.integration.trainers.elastic_training import Training
 from tests.integration.trainers.lab import Lab, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def notice(node_id: str, seconds: float) -> float:

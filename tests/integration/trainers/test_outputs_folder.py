@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.trainers.lab import Lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 #: Knows nothing of Remora: goes on from its own snapshot, or writes one and waits for its machine to go.
 OWN_SNAPSHOT = """

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.trainers.lab import Lab
 from tests.integration.trainers.tensorflow_environment import tensorflow_python
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = (ROOT / "examples" / "tensorflow" / "train.py").read_text()
