@@ -41,3 +41,12 @@ class Offering:
     def id(self) -> str:
         """`<size>/<zone or any>/<capacity type>`; unique in a catalogue."""
         return f"{self.size}/{self.zone or 'any'}/{self.capacity}"
+
+
+def zone_and_capacity(offering_id: str) -> tuple[str | None, CapacityType | None]:
+    """What an `Offering.id` says of its nodes; None for what is not known, as of an empty id."""
+    try:
+        _, zone, capacity = offering_id.rsplit("/", 2)
+        return None if zone == "any" else zone, CapacityType(capacity)
+    except ValueError:
+        return None, None

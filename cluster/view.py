@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from cluster.offerings import Offering
+from cluster.placement import Placement
 from cluster.policies import BudgetStep, CapacityRule
 from remora.states import NodeState
 
@@ -63,6 +64,11 @@ class JobDemand:
     resume_s: float = 0.0
     #: The last step of the cluster's budget that its owner was told of.
     told: BudgetStep | None = None
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Which nodes it accepts."""
+        return Placement(pools=self.pools, zones=self.zones, capacity=self.capacity)
 
 
 @dataclass(frozen=True, kw_only=True)

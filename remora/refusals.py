@@ -17,7 +17,7 @@ REFUSED: dict[str, str] = {
     "environment.image": "install what the script needs on the nodes beforehand",
     "environment.secrets": "read the secret from a file on the nodes; `variables` are visible to all users",
     "inputs": "let the script open its data itself",
-    "placement": "there is one pool of nodes; leave it out",
+    "placement.fabric": "name a pool of machines that are joined by it in `placement.pools`",
     "retry.on_exit_codes": "every exit code but 0 is retried up to `retry.limit` times",
     "limits.budget": "use `limits.run_time`",
     "limits.deadline": "use `limits.run_time` and `limits.wait_time`",

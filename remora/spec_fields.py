@@ -10,9 +10,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Str
 from remora.quantities import parse_duration, parse_size
 
 MAX_WORKERS = 4096
+#: Pools, or zones, that one job may name.
+MAX_PLACES = 16
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 NAME_FORM = "1 to 63 of a-z, 0-9, '-', '_' and '.', beginning with a letter or a digit"
+_ZONE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Variables that the supervisor sets for every worker.
 _OUR_VARIABLES = frozenset(
@@ -50,6 +53,13 @@ def _name(value: str) -> str:
     return value
 
 
+def _zone(value: object) -> str:
+    text = str(value) if type(value) is int else value
+    if not isinstance(text, str) or not _ZONE.fullmatch(text):
+        raise ValueError
+    return text
+
+
 def _positive(value: float) -> float:
     if value <= 0:
         raise ValueError("expected more than 0 seconds")
@@ -83,6 +93,8 @@ Whole = Annotated[int, BeforeValidator(whole)]
 Number = Annotated[float, BeforeValidator(_number)]
 Name = Annotated[StrictStr, AfterValidator(_name)]
 Duration = Annotated[float, BeforeValidator(parse_duration)]
+#: A zone as its cloud writes it; a number becomes a text.
+Zone = Annotated[str, BeforeValidator(_zone)]
 PositiveDuration = Annotated[float, BeforeValidator(parse_duration), AfterValidator(_positive)]
 Interval = Annotated[float | Literal["auto"], PlainValidator(_interval)]
 Size = Annotated[int, BeforeValidator(parse_size)]

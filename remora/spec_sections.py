@@ -21,6 +21,7 @@ from pydantic import (
 
 from remora.quantities import DURATION_FORM, SIZE_FORM
 from remora.spec_fields import (
+    MAX_PLACES,
     MAX_WORKERS,
     NAME_FORM,
     SHARE_FORM,
@@ -34,6 +35,7 @@ from remora.spec_fields import (
     Text,
     Whole,
     WorkerCount,
+    Zone,
     refuses_variable,
     whole,
 )
@@ -127,6 +129,33 @@ class Environment(Section):
             if refusal := refuses_variable(name):
                 raise ValueError(refusal)
         return variables
+
+
+class Placement(Section):
+    """Which nodes the job accepts; what is left out asks for nothing."""
+
+    #: In order of preference.
+    pools: tuple[Name, ...] = Field((), max_length=MAX_PLACES, description=f"a list of names: {NAME_FORM}")
+    #: `prefer-spot` and `mixed` say what is bought first.
+    capacity: Literal["spot", "on-demand", "prefer-spot", "mixed"] | None = Field(
+        None, description="spot, on-demand, prefer-spot or mixed"
+    )
+    zones: tuple[Zone, ...] = Field((), max_length=MAX_PLACES, description='a list of zones, e.g. ["1", "2"]')
+
+    @field_validator("pools", "zones", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        """One alone needs no list, and an empty one asks for nothing."""
+        if value is None:
+            return ()
+        return (value,) if isinstance(value, str | int) else value
+
+    @field_validator("pools", "zones")
+    @classmethod
+    def _once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if doubled := next((one for one in value if value.count(one) > 1), None):
+            raise ValueError(f"{doubled} is there twice")
+        return value
 
 
 class Elastic(Section):

@@ -43,6 +43,8 @@ class AttemptPlan:
     dealt: int | None = None
     #: Ray resources of one worker, e.g. {"CPU": 1.0, "GPU": 1.0, "memory": 1e9}.
     resources: dict[str, float]
+    #: Values that it accepts, by label of its Ray node; a label that is not named may have any.
+    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     #: What the command must find on its node.
     device: Device = "auto"
     #: How exactly its processor multiplies.

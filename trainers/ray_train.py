@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import ray
@@ -143,14 +143,19 @@ def run_to_end(
     name: str,
     sizes: WorkerSizes,
     resources: dict[str, float],
+    labels: Mapping[str, Sequence[str]],
     storage_path: str,
 ) -> Exception | None:
-    """Run Ray Train's controller in this thread until training has finished or failed; returns its error."""
+    """Run Ray Train's controller in this thread until training has finished or failed; returns its error.
+
+    Workers stand on nodes with these labels only: accepted values by label.
+    """
     os.environ.update(_ENVIRONMENT)
     scaling = ScalingConfig(
         num_workers=(sizes.min, sizes.max),
         resources_per_worker=dict(resources),
         use_gpu=resources.get("GPU", 0) > 0,
+        label_selector=_selector(labels),
     )
     failures = FailureConfig(max_failures=-1)
     trainer = DataParallelTrainer(
@@ -159,7 +164,7 @@ def run_to_end(
         run_config=RunConfig(name=name, storage_path=storage_path, failure_config=failures),
     )
     backend = trainer.backend_config or BackendConfig()
-    policy = _ScalingPolicy(scaling, owner, _requester(name), sizes)
+    policy = _ScalingPolicy(scaling, owner, _requester(name), sizes, labels)
     group_type = _worker_group_type(name, owner)
     controller_type = type("Controller", (_Controller,), {"worker_group_cls": group_type})
     controller = controller_type(
@@ -172,6 +177,11 @@ def run_to_end(
     asyncio.run(controller.run())
     state = controller.get_state()
     return state.training_failed_error if isinstance(state, ErroredState) else None
+
+
+def _selector(labels: Mapping[str, Sequence[str]]) -> dict[str, str] | None:
+    """The labels as Ray writes them; None when every node will do."""
+    return {label: f"in({','.join(values)})" for label, values in labels.items()} or None
 
 
 def free_resources(name: str) -> None:
@@ -323,7 +333,13 @@ def _worker_group_type(name: str, owner: Owner) -> type[WorkerGroup]:
             resources = self._worker_group_context.resources_per_worker
             # Ray refuses a name that a living placement group has.
             own_name = f"{name}{_EXTRA}{next(_extras)}"
-            extra = placement_group(bundles=[resources] * count, strategy="PACK", name=own_name)
+            selectors = self._worker_group_context.label_selector
+            extra = placement_group(
+                bundles=[resources] * count,
+                strategy="PACK",
+                name=own_name,
+                bundle_label_selector=selectors and selectors[:1] * count,
+            )
             if not extra.wait(_EXTEND_TIMEOUT_S):
                 remove_placement_group(extra)
                 raise TimeoutError(f"no resources for {count} more workers after all")
@@ -392,16 +408,24 @@ class _ScalingPolicy(ElasticScalingPolicy):
     GET_RESERVED_RESOURCES_INTERVAL_S = 0.3
 
     def __init__(
-        self, scaling_config: ScalingConfig, owner: Owner, requester: str, sizes: WorkerSizes
+        self,
+        scaling_config: ScalingConfig,
+        owner: Owner,
+        requester: str,
+        sizes: WorkerSizes,
+        labels: Mapping[str, Sequence[str]],
     ) -> None:
         super().__init__(scaling_config)
         self._sizes = sizes
+        self._labels = labels
         self._requester = requester
         self._latest_reserved_resources_query_time: float
         self._latest_reserved_resources: Any
         self._owner = owner
         #: The newest worker group.
         self.group: Any = None
+        #: The newest worker group holds its resources.
+        self._trains = False
         self._looked_at = float("-inf")
         self._fits_since: float | None = None
 
@@ -413,6 +437,7 @@ class _ScalingPolicy(ElasticScalingPolicy):
         self._send_resource_request()
 
     def make_decision_for_non_running_worker_group(self) -> Any:
+        self._trains = False
         if self._owner.wants_to_end():
             raise AttemptEnds
         decision = super().make_decision_for_non_running_worker_group()
@@ -427,6 +452,7 @@ class _ScalingPolicy(ElasticScalingPolicy):
         self, worker_group_state: Any, worker_group_status: Any
     ) -> NoopDecision:
         del worker_group_status
+        self._trains = True
         self._maybe_send_resource_request()
         now = time.monotonic()
         if now - self._looked_at < _GROW_INTERVAL_S:
@@ -479,16 +505,10 @@ class _ScalingPolicy(ElasticScalingPolicy):
         now = time.monotonic()
         if now - self._latest_reserved_resources_query_time < self.GET_RESERVED_RESOURCES_INTERVAL_S:
             return self._latest_reserved_resources
-        reserved = None
-        try:
-            reserved = ray.get(
-                self._autoscaling_coordinator.get_reserved_resources.remote(
-                    self._requester_id, recompute=True
-                ),
-                timeout=5,
-            )
-        except ray.exceptions.RayError as error:
-            log.warning("could not ask for the resources reserved for this attempt: %s", error)
+        reserved = self._ask_coordinator()
+        if reserved is not None and self._labels:
+            # It divides the cluster without regard to labels, so that its answer may be of any nodes.
+            reserved = self._within_labels()
         if reserved is not None:
             answering = answering_nodes(set(reserved))
             going = draining_nodes()
@@ -496,6 +516,30 @@ class _ScalingPolicy(ElasticScalingPolicy):
         self._latest_reserved_resources_query_time = time.monotonic()
         self._latest_reserved_resources = reserved
         return reserved
+
+    def _ask_coordinator(self) -> Any:
+        try:
+            return ray.get(
+                self._autoscaling_coordinator.get_reserved_resources.remote(
+                    self._requester_id, recompute=True
+                ),
+                timeout=5,
+            )
+        except ray.exceptions.RayError as error:
+            log.warning("could not ask for the resources reserved for this attempt: %s", error)
+            return None
+
+    def _within_labels(self) -> dict[str, dict[str, float]]:
+        """What nobody else uses on the nodes that may be used, by Ray node id."""
+        free: dict[str, dict[str, float]] = ray._private.state.available_resources_per_node()
+        found = {node: free[node] for node in _nodes_with(self._labels) if node in free}
+        worker = self.scaling_config._resources_per_worker_not_none
+        for member in self.group.members() if self._trains else ():
+            if member.ray_node_id in found:
+                mine = found[member.ray_node_id]
+                added = {name: mine.get(name, 0.0) + amount for name, amount in worker.items()}
+                found[member.ray_node_id] = {**mine, **added}
+        return found
 
 
 class _FailurePolicy(FailurePolicy):
@@ -584,6 +628,15 @@ def answering_nodes(ray_node_ids: set[str]) -> set[str]:
     with concurrent.futures.ThreadPoolExecutor(min(32, len(nodes))) as pool:
         answers = list(pool.map(_raylet_answers, nodes))
     return {node["NodeID"] for node, answered in zip(nodes, answers, strict=True) if answered}
+
+
+def _nodes_with(labels: Mapping[str, Sequence[str]]) -> set[str]:
+    """Ray node ids of living nodes whose labels have accepted values."""
+    return {
+        node["NodeID"]
+        for node in ray.nodes()
+        if node["Alive"] and all(node["Labels"].get(label) in values for label, values in labels.items())
+    }
 
 
 def _raylet_answers(node: dict[str, Any]) -> bool:

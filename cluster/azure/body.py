@@ -14,6 +14,7 @@ from typing import Any
 
 from cluster.azure.settings import AzureSettings
 from cluster.offerings import CapacityType, Offering
+from cluster.placement import labels_of
 from cluster.provider import InvalidRequest, NodeRequest
 
 #: Tags of every resource of a node.
@@ -123,7 +124,7 @@ def custom_data(settings: AzureSettings, request: NodeRequest, offering: Offerin
         pool=request.pool,
         head=head,
         resources=dict(request.resources),
-        labels={"remora-capacity": offering.capacity, **request.labels},
+        labels={**labels_of(offering.zone, offering.capacity), **request.labels},
         vault=settings.vault,
         identity_client_id=settings.node_identity_client_id,
     )

@@ -13,7 +13,7 @@ from cluster.offerings import CapacityType, Offering
 from cluster.planning.drains import Losses, cheapest
 from cluster.planning.market import Ask, Market
 from cluster.planning.returns import Returns
-from cluster.planning.situation import Situation, accepts
+from cluster.planning.situation import Situation
 from cluster.planning.words import count
 from cluster.policies import CapacityRule, PoolPolicy
 from cluster.view import JOINED, LEAVING, NodeView
@@ -78,7 +78,7 @@ def _stand_ins(situation: Situation, policy: PoolPolicy, nodes: list[NodeView]) 
 
 def _may_move(situation: Situation, job_id: str) -> bool:
     job = situation.jobs.get(job_id)
-    return job is not None and accepts(job, CapacityType.SPOT) and not situation.is_urgent(job)
+    return job is not None and job.placement.takes(CapacityType.SPOT) and not situation.is_urgent(job)
 
 
 def _back(situation: Situation, market: Market, policy: PoolPolicy, pool: str) -> list[Offering]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from cluster.offerings import CapacityType, Offering
+from cluster.placement import bought_by
 from cluster.planning.situation import Situation
 from cluster.planning.space import slots
 from cluster.planning.words import clock, count
@@ -157,7 +158,7 @@ class Market:
         if job is not None and job.needs_fabric and not offering.has_fabric:
             quote.refuse(f"{_words(offering)} has no InfiniBand")
             return 0
-        if job is not None and job.zones and offering.zone and offering.zone not in job.zones:
+        if job is not None and job.zones and offering.zone not in job.zones:
             quote.refuse(f"{_words(offering)} is not in a zone that it accepts")
             return 0
         per_node = slots(offering.resources, ask.worker) if ask.worker else 1
@@ -262,7 +263,9 @@ class Market:
         most = 0
         for pool in pools:
             if pool in self._situation.limits:
-                sold = [o for capacity in CapacityType for o in self.offerings(pool, capacity)]
+                policy = self._situation.policies.pools[pool]
+                bought = [o for one in bought_by(policy.capacity) for o in self.offerings(pool, one)]
+                sold = [o for o in bought if job.placement.allows(pool, o.zone, o.capacity)]
                 per_node = max((slots(o.resources, job.worker_resources) for o in sold), default=0)
                 most += per_node * self._situation.limits[pool].max_nodes
         return most >= job.min_workers

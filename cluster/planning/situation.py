@@ -9,22 +9,11 @@ from functools import cached_property
 from cluster.offerings import CapacityType, Offering
 from cluster.planning.limits import Limits, limits_of
 from cluster.planning.money import Money, money_of
-from cluster.policies import CapacityRule, Policies
+from cluster.policies import Policies
 from cluster.view import ClusterView, JobDemand, NodeView
 
 #: Seconds from the wish for a node to its first step, for jobs whose deadline comes near: a VM boots in minutes.
 PROVISION_S = 300.0
-
-_ACCEPTED: Mapping[CapacityRule | None, frozenset[CapacityType]] = {
-    CapacityRule.SPOT: frozenset({CapacityType.SPOT}),
-    CapacityRule.ON_DEMAND: frozenset({CapacityType.ON_DEMAND}),
-}
-
-
-def accepts(job: JobDemand, capacity: CapacityType | None) -> bool:
-    """The job may run on a node that is paid for so; None: nobody knows how."""
-    accepted = _ACCEPTED.get(job.capacity)
-    return capacity is None or accepted is None or capacity in accepted
 
 
 class Situation:

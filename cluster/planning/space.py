@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from cluster.offerings import CapacityType, Offering
-from cluster.planning.situation import Situation, accepts
+from cluster.planning.situation import Situation
 from cluster.view import JobDemand, NodeView
 
 Resources = Mapping[str, float]
@@ -283,8 +283,4 @@ def _look_through(shape: Shape, tier: Tier, bins: list[Bin]) -> None:
 
 def suits(job: JobDemand, pools: tuple[str, ...], bin_: Bin) -> bool:
     """The job may be put there, as far as its wishes go; whether there is room is another question."""
-    return (
-        bin_.pool in pools
-        and (not job.zones or bin_.zone is None or bin_.zone in job.zones)
-        and (job.capacity is None or accepts(job, bin_.capacity))
-    )
+    return bin_.pool in pools and job.placement.allows(bin_.pool, bin_.zone, bin_.capacity)

@@ -50,6 +50,18 @@ def submit(
         list[str] | None,
         typer.Option("--env", "-e", metavar="NAME=VALUE", help="Environment variable; repeat it."),
     ] = None,
+    pool: Annotated[
+        list[str] | None,
+        typer.Option("--pool", metavar="NAME", help="Pool of nodes; repeat it, the preferred one first."),
+    ] = None,
+    capacity: Annotated[
+        str | None,
+        typer.Option(
+            "--capacity",
+            metavar="TYPE",
+            help="spot, on-demand, prefer-spot or mixed; else what the pool buys.",
+        ),
+    ] = None,
     priority: Annotated[int | None, typer.Option("--priority", help="0 to 100; higher goes first.")] = None,
     checkpoint_interval: Annotated[
         str | None,
@@ -79,6 +91,7 @@ def submit(
     _override(raw, {"name": name, "project": project, "backend": backend, "priority": priority})
     _override(raw, {"workers": _workers(workers)})
     _override(raw, {"cpus": cpus, "gpus": gpus, "memory": _number_or_text(memory)}, "resources")
+    _override(raw, {"pools": pool or None, "capacity": capacity}, "placement")
     _override(
         raw,
         {"interval": _duration(checkpoint_interval, "--checkpoint-interval"), "keep": checkpoint_keep},

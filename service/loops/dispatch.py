@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
-from cluster.offerings import Offering
+from cluster.offerings import Offering, zone_and_capacity
+from cluster.placement import bought_by
 from cluster.planning.limits import limits_of
 from cluster.policies import Policies
 from remora.states import JobState, NodeState
@@ -17,6 +18,7 @@ from service.loops.ports import Launcher, Supply
 from service.loops.turn import Turn
 from service.queue import lifecycle
 from service.queue.admission import Claim, PoolSize, Room, Wait, admit
+from service.queue.demand import placement_of, workers_of_jobs
 from service.queue.ordering import in_order
 from service.queue.rows import AttemptRow, JobRow
 from service.store import jobs as store
@@ -65,7 +67,8 @@ def pool_sizes(policies: Policies, offerings: Sequence[Offering], now: float) ->
             if offering.size in pool.sizes:
                 for resource, amount in offering.resources.items():
                     most[resource] = max(amount, most.get(resource, 0.0))
-        sizes.append(PoolSize(name, limits_of(pool, now).max_nodes, most))
+        size = limits_of(pool, now).max_nodes
+        sizes.append(PoolSize(name, size, most, pool.zones, bought_by(pool.capacity)))
     return sizes
 
 
@@ -85,10 +88,16 @@ def _load(connection: sa.Connection, now: float) -> _Snapshot:
         return _Snapshot([], [], [])
     # Something of an ended attempt may still run: its job does not start again before that is over.
     unreleased = {attempt.job_id for attempt in store.unreleased_attempts(connection)}
-    claims = [Claim(job.max_workers, job.worker_resources) for job, _ in store.live_attempts(connection)]
+    live = store.live_attempts(connection)
+    nodes = node_store.current_nodes(connection, now)
+    at = workers_of_jobs(nodes, [attempt for _, attempt in live])
+    claims = [
+        Claim(job.max_workers, job.worker_resources, placement_of(job.spec), at.get(job.id, {}))
+        for job, _ in live
+    ]
     rooms = [
-        Room(node.id, node.pool, node.resources)
-        for node in node_store.current_nodes(connection, now)
+        Room(node.id, node.pool, node.resources, *zone_and_capacity(node.offering))
+        for node in nodes
         if node.state is NodeState.READY
     ]
     return _Snapshot([job for job in queue if job.id not in unreleased], claims, rooms)

@@ -12,6 +12,7 @@ from remora.states import EndReason
 from service.loops.ports import Launcher
 from service.loops.turn import Turn
 from service.queue import lifecycle
+from service.queue.demand import placement_of
 from service.queue.rows import AttemptRow, JobRow
 from service.settings import Settings
 from service.store import jobs as store
@@ -42,6 +43,7 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         multiple_of=spec.worker_sizes.multiple_of,
         dealt=spec.worker_sizes.dealt,
         resources=spec.ray_resources(),
+        labels=placement_of(job.spec).labels,
         device=spec.resources.device,
         precision=spec.resources.precision,
         variables=dict(spec.environment.variables),

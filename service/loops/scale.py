@@ -16,7 +16,8 @@ from functools import partial
 import sqlalchemy as sa
 
 from cluster.actions import Drain, Launch, Notice, Plan, Terminate, Wait
-from cluster.offerings import Offering
+from cluster.offerings import Offering, zone_and_capacity
+from cluster.placement import labels_of
 from cluster.planner import plan
 from cluster.policies import Policies
 from cluster.provider import NodeRequest, ProvidedNode, Provider, ProviderError, Throttled
@@ -272,7 +273,7 @@ def _request(row: NodeRow, offering: Offering | None, labels: Mapping[str, str] 
         node_id=row.id,
         pool=row.pool,
         resources=row.resources,
-        labels=dict(labels),
+        labels={**labels, **labels_of(*zone_and_capacity(row.offering))},
         offering=row.offering or None,
     )
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
+from cluster.placement import ANYWHERE, Placement
+from cluster.policies import CapacityRule
 from cluster.view import JOINED, JobDemand, NodeView
 from remora.states import NodeState
 from service.queue.rows import AttemptRow, JobRow, NodeRow
@@ -20,12 +23,16 @@ def demand_of(job: JobRow, attempt: AttemptRow | None, checkpoint_at: float | No
     """
     workers = job.spec.get("workers")
     multiple_of = workers.get("multiple_of", 1) if isinstance(workers, Mapping) else 1
+    placement = placement_of(job.spec)
     demand = JobDemand(
         id=job.id,
         project=job.project,
         min_workers=job.min_workers,
         max_workers=job.max_workers,
         multiple_of=multiple_of,
+        pools=placement.pools,
+        zones=placement.zones,
+        capacity=placement.capacity,
         worker_resources=job.worker_resources,
         priority=job.priority,
         created_at=job.created_at,
@@ -44,6 +51,19 @@ def demand_of(job: JobRow, attempt: AttemptRow | None, checkpoint_at: float | No
     )
 
 
+def placement_of(spec: Mapping[str, Any]) -> Placement:
+    """Which nodes a job accepts, by its specification as accepted."""
+    asked = spec.get("placement")
+    if not isinstance(asked, Mapping):
+        return ANYWHERE
+    capacity = asked.get("capacity")
+    return Placement(
+        pools=tuple(asked.get("pools", ())),
+        zones=tuple(asked.get("zones", ())),
+        capacity=None if capacity is None else CapacityRule(capacity),
+    )
+
+
 def _short_since(attempt: AttemptRow, now: float) -> float:
     if attempt.short_since is not None:
         return attempt.short_since
@@ -58,6 +78,15 @@ def workers_by_node(nodes: Iterable[NodeRow], attempts: Iterable[AttemptRow]) ->
         for address, count in attempt.workers.items():
             if (node_id := at.get(address)) is not None and count > 0:
                 found.setdefault(node_id, {})[attempt.job_id] = count
+    return found
+
+
+def workers_of_jobs(nodes: Iterable[NodeRow], attempts: Iterable[AttemptRow]) -> dict[str, dict[str, int]]:
+    """The same the other way round: workers by job id and by node id."""
+    found: dict[str, dict[str, int]] = {}
+    for node_id, jobs in workers_by_node(nodes, attempts).items():
+        for job_id, count in jobs.items():
+            found.setdefault(job_id, {})[node_id] = count
     return found
 
 

@@ -287,6 +287,7 @@ class Driver:
                 name=plan.attempt_id,
                 sizes=plan.sizes,
                 resources=plan.resources,
+                labels=plan.labels,
                 storage_path=str(Path(folder)),
             )
 

@@ -63,7 +63,7 @@ class Theatre:
         owner = Watcher(ends=ends)
         error = ours.run_to_end(
             train, owner, name="att_contract", sizes=WorkerSizes(2, 2), resources={"CPU": 1.0},
-            storage_path=folder,
+            labels={}, storage_path=folder,
         )  # fmt: skip
         nodes = {member.ray_node_id for member in owner.members}
         return {

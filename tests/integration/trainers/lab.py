@@ -181,10 +181,10 @@ class Lab:
         )
         return living[:count]
 
-    def add_node(self, *, wait: bool = True) -> str:
+    def add_node(self, *, wait: bool = True, pool: str = "local") -> str:
         self._made += 1
         node_id = f"node_lab{self._made}"
-        self.provider.create(NodeRequest(node_id=node_id, pool="local", resources={"CPU": 1.0}))
+        self.provider.create(NodeRequest(node_id=node_id, pool=pool, resources={"CPU": 1.0}))
         if wait:
             until(lambda: node_id in self.members(), f"{node_id} joins")
         return node_id

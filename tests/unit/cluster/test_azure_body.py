@@ -146,7 +146,7 @@ def test_the_node_is_told_what_it_is_in_a_cloud_init_document() -> None:
         "pool": "a100",
         "head": "10.1.0.4:6379",
         "resources": {"CPU": 24.0, "GPU": 1.0},
-        "labels": {"remora-capacity": "spot", "tier": "spot"},
+        "labels": {"remora-capacity": "spot", "remora-zone": "1", "tier": "spot"},
         "vault": "https://remora.vault.azure.net",
         "identity_client_id": "11111111-2222",
     }

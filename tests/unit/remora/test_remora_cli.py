@@ -78,6 +78,7 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
         "resources": {"gpus": 0.5, "cpus": 2.0, "memory": 2**30, "device": "auto", "precision": "full"},
         "environment": {"variables": {"A": "1", "B": "x=y"}},
         "outputs": {},
+        "placement": {"pools": [], "capacity": None, "zones": []},
         "elastic": {"exactness": "none", "global_batch": None, "shards": None},
         "checkpoint": {"interval": 90.0, "keep": 2, "best": None, "store": None},
         "priority": 9,

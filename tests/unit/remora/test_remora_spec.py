@@ -45,6 +45,7 @@ def test_a_command_is_enough() -> None:
         },
         "environment": {"variables": {}},
         "outputs": {},
+        "placement": {"pools": [], "capacity": None, "zones": []},
         "elastic": {"exactness": "none", "global_batch": None, "shards": None},
         "checkpoint": {"interval": 60.0, "keep": 3, "best": None, "store": None},
         "priority": 50,
@@ -200,6 +201,14 @@ def test_all_problems_are_told_at_once_each_with_field_value_and_expectation() -
         ({"limits": {"run_time": "11111111d"}}, "between 0 and ten years"),
         ({"limits": 3}, "limits: 3 given, expected keys run_time, wait_time"),
         ({"priority": 10**5000}, "priority: a value given"),
+        ({"placement": {"pools": ["A b"]}}, "placement.pools.0: 'A b' given, expected a list of names"),
+        ({"placement": {"pools": ["a", "a"]}}, "placement.pools: a is there twice"),
+        (
+            {"placement": {"capacity": "cheap"}},
+            "capacity: 'cheap' given, expected spot, on-demand, prefer-spot",
+        ),
+        ({"placement": {"zones": [True]}}, "placement.zones.0: True given, expected a list of zones"),
+        ({"placement": {"pool": "a"}}, "placement.pool: unknown key; did you mean placement.pools?"),
         (
             {"elastic": {"exactness": "exact"}},
             "elastic.exactness: 'exact' given, expected none, sample-exact",
@@ -222,6 +231,12 @@ def test_one_bad_field_is_one_clear_line(fields: dict[Any, Any], said: str) -> N
     assert len(caught.value.problems) == 1
     assert said in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+def test_one_pool_or_zone_needs_no_list_and_numbers_of_zones_are_texts() -> None:
+    asked = JobSpec.from_mapping({"command": "x", "placement": {"pools": "a100", "zones": 2}})
+    assert (asked.placement.pools, asked.placement.zones) == (("a100",), ("2",))
+    assert JobSpec.from_mapping(asked.to_mapping()) == asked
 
 
 @pytest.mark.parametrize("field", REFUSED)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.offerings import CapacityType
 from remora.states import EndReason, JobState
 from service.queue import admission, intake, retry
 from service.queue.admission import Claim, PoolSize, Room, admit, fits, place
@@ -75,6 +76,54 @@ class TestAdmission:
         assert "waits for nodes" in admit([job], [], [], [POOL]).waits[0].message
         small = rooms(3, {"CPU": 1.0, "memory": 4.0 * 2**30})
         assert "8.0 GiB memory" in admit([job], [], small, [POOL]).waits[0].message
+
+    def test_a_job_starts_on_nodes_that_it_accepts_and_leaves_the_others_to_others(self) -> None:
+        picky = job_row(min_workers=1, max_workers=8, spec={"placement": {"pools": ["b"]}})
+        other = job_row(min_workers=2, max_workers=2)
+        nodes = [*rooms(2), Room("node_b", "b", CPU)]
+        decision = admit([picky, other], [], nodes, [POOL, PoolSize("b", 1, CPU)])
+        assert decision.starts == (picky.id, other.id)
+
+    def test_nodes_of_another_pool_zone_or_capacity_type_do_not_count(self) -> None:
+        spot = Room("node_s", "local", CPU, "1", CapacityType.SPOT)
+        for placement, fits_in in (
+            ({"pools": ["b"]}, False),
+            ({"zones": ["2"]}, False),
+            ({"capacity": "on-demand"}, False),
+            ({"pools": ["b", "local"], "zones": ["1", "2"], "capacity": "spot"}, True),
+            ({"capacity": "prefer-spot"}, True),
+        ):
+            job = job_row(spec={"placement": placement})
+            assert bool(admit([job], [], [spot], [POOL, PoolSize("b", 3, CPU)]).starts) is fits_in, placement
+
+    def test_workers_count_where_they_are(self) -> None:
+        """A claim that anything would satisfy does not keep a node free that it uses."""
+        nodes = [*rooms(1), Room("node_b", "b", CPU)]
+        picky = job_row(spec={"placement": {"pools": ["b"]}})
+        pools = [POOL, PoolSize("b", 1, CPU)]
+        assert admit([picky], [Claim(1, CPU, at={"node_0": 1})], nodes, pools).starts == (picky.id,)
+        (wait,) = admit([picky], [Claim(1, CPU, at={"node_b": 1})], nodes, pools).waits
+        assert wait.reason == "waiting_for_turn"
+
+    @pytest.mark.parametrize(
+        ("placement", "said"),
+        [
+            ({"pools": ["a100"]}, "there is no pool a100: change `placement.pools`; the pools are local"),
+            (
+                {"capacity": "spot"},
+                "no pool has nodes in spot capacity: change `placement`; the pools are local",
+            ),
+            ({"zones": ["7"]}, "no pool has nodes in zone 7: change `placement`; the pools are local"),
+        ],
+    )
+    def test_a_job_that_no_pool_can_ever_hold_is_told_why_and_stops_nobody(
+        self, placement: dict[str, object], said: str
+    ) -> None:
+        pool = PoolSize("local", 3, CPU, ("any",), (CapacityType.ON_DEMAND,))
+        never, small = job_row(spec={"placement": placement}), job_row()
+        decision = admit([never, small], [], rooms(3), [pool])
+        assert decision.starts == (small.id,)
+        assert decision.waits[0].message == said
 
     def test_no_pools_no_nodes(self) -> None:
         assert admit([job_row()], [], [], []).waits[0].reason == "waiting_for_nodes"
