@@ -25,6 +25,7 @@ from remora.views import (
     Event,
     Health,
     Job,
+    Ledger,
     LogLine,
     MetricPoint,
     ModelVersion,
@@ -131,6 +132,10 @@ class AsyncClient(Shell):
     async def checkpoints(self, job_id: str) -> list[Checkpoint]:
         """See `Client.checkpoints`."""
         return await self._run(flows.all_pages(lambda cursor: requests.list_checkpoints(job_id, cursor)))
+
+    async def ledger(self, job_id: str) -> Ledger:
+        """See `Client.ledger`."""
+        return await self._send(requests.show_ledger(job_id))
 
     async def download(self, job_id: str, target: str | Path, *, step: int | None = None) -> Checkpoint:
         """See `Client.download`."""

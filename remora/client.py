@@ -35,6 +35,7 @@ from remora.views import (
     Event,
     Health,
     Job,
+    Ledger,
     LogLine,
     MetricPoint,
     ModelVersion,
@@ -145,6 +146,10 @@ class Client(Shell):
     def checkpoints(self, job_id: str) -> list[Checkpoint]:
         """A job's committed checkpoints."""
         return self._run(flows.all_pages(lambda cursor: requests.list_checkpoints(job_id, cursor)))
+
+    def ledger(self, job_id: str) -> Ledger:
+        """What a job has cost so far, by kind of node."""
+        return self._send(requests.show_ledger(job_id))
 
     def download(self, job_id: str, target: str | Path, *, step: int | None = None) -> Checkpoint:
         """Put the newest checkpoint's files (or those of `step`) into the folder `target`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import datetime
 
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_UNITS = {
@@ -13,15 +14,22 @@ _SIZE_UNITS = {
     **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGTP", start=1)},
 }
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_BUDGET = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(?:USD)?")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 #: No duration in a specification is longer: ten years.
 LONGEST_S = 10 * 365 * 86400.0
+#: No budget in a specification is larger, in USD.
+LARGEST_BUDGET = 1e9
+#: No moment in a specification is later: the year 2286.
+LATEST = 1e10
 #: No size in a specification is bigger: one pebibyte.
 LARGEST_BYTES = 1024**5
 
 DURATION_FORM = "a duration such as 30s, 5m or 1h30m, or a number of seconds"
 SIZE_FORM = "a size such as 512MiB or 32GiB, or a number of bytes"
+BUDGET_FORM = "an amount of money such as 50 USD, or a number of USD, above 0"
+MOMENT_FORM = "a date and time with its zone, such as 2026-12-01T08:00Z"
 
 
 def parse_duration(value: object) -> float:
@@ -45,6 +53,37 @@ def _duration_from_text(text: str) -> float:
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(f"expected {DURATION_FORM}")
     return math.fsum(float(number) * _DURATION_UNITS[unit] for number, unit in parts)
+
+
+def parse_budget(value: object) -> float:
+    """USD of `50 USD`, `12.50`, or of a plain number.
+
+    Raises ValueError saying what is expected; zero, infinite amounts and other currencies are refused.
+    """
+    if isinstance(value, str) and (found := _BUDGET.fullmatch(value.strip())):
+        value = float(found[1])
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= LARGEST_BUDGET:
+        raise ValueError(f"expected {BUDGET_FORM}")
+    return float(value)
+
+
+def parse_moment(value: object) -> float:
+    """Seconds since 1970 of `2026-12-01T08:00Z`, of a `datetime` with a zone, or of a plain number of seconds.
+
+    Raises ValueError saying what is expected; a time without a zone may mean anything, and is refused.
+    """
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value.strip())
+        except ValueError:
+            raise ValueError(f"expected {MOMENT_FORM}") from None
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise ValueError(f"expected {MOMENT_FORM}")
+        value = value.timestamp()
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= LATEST:
+        raise ValueError(f"expected {MOMENT_FORM}")
+    return float(value)
 
 
 def parse_size(value: object) -> int:

@@ -19,8 +19,6 @@ REFUSED: dict[str, str] = {
     "inputs": "let the script open its data itself",
     "placement.fabric": "name a pool of machines that are joined by it in `placement.pools`",
     "retry.on_exit_codes": "every exit code but 0 is retried up to `retry.limit` times",
-    "limits.budget": "use `limits.run_time`",
-    "limits.deadline": "use `limits.run_time` and `limits.wait_time`",
     "after": "wait for the other job with `remora wait` and submit this one then",
     "array": "submit one job for each set of parameters",
     "schedule": "submit from cron",

@@ -25,6 +25,7 @@ from remora.views import (
     Event,
     Health,
     Job,
+    Ledger,
     LogLine,
     MetricPoint,
     ModelVersion,
@@ -201,6 +202,11 @@ def list_metrics(
     params = _params(after_step=after_step, limit=limit, cursor=cursor)
     path = job_path(job_id, "metrics")
     return Request(method="GET", path=path, params=params, parse=_one(Page[MetricPoint]))
+
+
+def show_ledger(job_id: str) -> Request[Ledger]:
+    """What a job has cost so far."""
+    return Request(method="GET", path=job_path(job_id, "ledger"), parse=_one(Ledger))
 
 
 def list_checkpoints(job_id: str, cursor: str | None = None) -> Request[Page[Checkpoint]]:

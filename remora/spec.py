@@ -80,7 +80,7 @@ class JobSpec(Section):
     checkpoint: CheckpointPolicy = Field(CheckpointPolicy(), description="keys interval, keep, best, store")
     priority: Whole = Field(50, ge=0, le=100, description="a whole number from 0 to 100")
     retry: Retry = Field(Retry(), description="keys limit, backoff")
-    limits: Limits = Field(Limits(), description="keys run_time, wait_time, step_time")
+    limits: Limits = Field(Limits(), description="keys run_time, wait_time, step_time, budget, deadline")
 
     @field_validator("command", mode="before")
     @classmethod

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, StrictStr
 
-from remora.quantities import parse_duration, parse_size
+from remora.quantities import parse_budget, parse_duration, parse_moment, parse_size
 
 MAX_WORKERS = 4096
 #: Pools, or zones, that one job may name.
@@ -99,6 +99,9 @@ PositiveDuration = Annotated[float, BeforeValidator(parse_duration), AfterValida
 Interval = Annotated[float | Literal["auto"], PlainValidator(_interval)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 Text = Annotated[StrictStr, AfterValidator(_passable)]
+Budget = Annotated[float, BeforeValidator(parse_budget)]
+#: Seconds since 1970.
+Moment = Annotated[float, BeforeValidator(parse_moment)]
 SHARE_FORM = "a whole number from 1 to 2**31"
 Share = Annotated[Whole, Field(ge=1, le=2**31, description=SHARE_FORM)]
 WorkerCount = Annotated[

@@ -19,14 +19,16 @@ from pydantic import (
     model_validator,
 )
 
-from remora.quantities import DURATION_FORM, SIZE_FORM
+from remora.quantities import BUDGET_FORM, DURATION_FORM, MOMENT_FORM, SIZE_FORM
 from remora.spec_fields import (
     MAX_PLACES,
     MAX_WORKERS,
     NAME_FORM,
     SHARE_FORM,
+    Budget,
     Duration,
     Interval,
+    Moment,
     Name,
     Number,
     PositiveDuration,
@@ -232,6 +234,9 @@ class Limits(Section):
     run_time: PositiveDuration | None = Field(None, description=DURATION_FORM)
     wait_time: PositiveDuration | None = Field(None, description=DURATION_FORM)
     step_time: PositiveDuration = Field(600.0, description=DURATION_FORM)
+    #: USD.
+    budget: Budget | None = Field(None, description=BUDGET_FORM)
+    deadline: Moment | None = Field(None, description=MOMENT_FORM)
 
     @property
     def run_time_s(self) -> float | None:

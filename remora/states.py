@@ -103,6 +103,8 @@ class EndReason(StrEnum):
     HANG = "hang"
     #: `limits.run_time` passed.
     RUN_TIME_EXCEEDED = "run_time_exceeded"
+    #: `limits.budget` was spent.
+    BUDGET_SPENT = "budget_spent"
     #: The owner cancelled the job.
     CANCELLED = "cancelled"
     #: The job's machines were taken by a decision of ours.
@@ -116,4 +118,9 @@ class EndReason(StrEnum):
     @property
     def is_final(self) -> bool:
         """True when no further attempt can follow, whatever `retry.limit` says."""
-        return self in (EndReason.COMPLETED, EndReason.CANCELLED, EndReason.RUN_TIME_EXCEEDED)
+        return self in (
+            EndReason.COMPLETED,
+            EndReason.CANCELLED,
+            EndReason.RUN_TIME_EXCEEDED,
+            EndReason.BUDGET_SPENT,
+        )

@@ -141,6 +141,37 @@ class Checkpoint(View):
     files: dict[str, int]
 
 
+class LedgerLine(View):
+    """What a job used of one kind of node."""
+
+    pool: str
+    #: The cloud's word for the kind of machine; empty when it is not known.
+    size: str
+    zone: str | None = None
+    #: `spot`, `on-demand`, or None when it is not known.
+    capacity: str | None = None
+    #: Different nodes that its workers were on.
+    nodes: int
+    #: Seconds of whole nodes: half a node for an hour is 1800.
+    node_s: float
+    #: USD.
+    cost: float
+
+
+class Ledger(View):
+    """What a job has cost: the parts of nodes that its workers held, while they held them."""
+
+    job_id: str
+    #: Up to when it is counted.
+    at: float
+    lines: list[LedgerLine]
+    node_s: float
+    #: USD.
+    cost: float
+    #: USD that it may cost; None sets no limit.
+    budget: float | None = None
+
+
 class OutputFile(View):
     """One file that a job's script left in its outputs folder."""
 

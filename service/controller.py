@@ -24,6 +24,7 @@ from sqlalchemy.exc import DBAPIError
 from cluster.provider import Provider, ProviderError
 from service.azure_place import CloudUnusable
 from service.journal import write_log
+from service.loops.account import account
 from service.loops.dispatch import dispatch
 from service.loops.drill import drill
 from service.loops.ports import Drains, Launcher, Membership, Rehearsal, Supply
@@ -107,11 +108,13 @@ class Controller:
             ("scale", lambda: self._scale(turn)),
             # 4. What the attempts tell; it may free nodes.
             ("track", lambda: track(turn, launcher)),
-            # 5. What has ended makes room.
+            # 5. What jobs use of nodes, by what was just told.
+            ("account", lambda: account(turn)),
+            # 6. What has ended makes room.
             ("sweep", lambda: sweep(turn, launcher)),
-            # 6. Jobs whose turn it is.
+            # 7. Jobs whose turn it is.
             ("dispatch", lambda: dispatch(turn, launcher, self._cluster.supply, self._why_short)),
-            # 7. What makes the next start faster.
+            # 8. What makes the next start faster.
             ("prepare", launcher.prepare),
         )
         for name, loop in loops:

@@ -163,8 +163,11 @@ class FakeCluster:
         self.deaf: dict[str, Exception] = {}
         #: Every id that `create` made a machine for.
         self.created: list[str] = []
+        #: What it was asked for, refused or not.
+        self.requests: list[NodeRequest] = []
 
     def create(self, request: NodeRequest) -> None:
+        self.requests.append(request)
         if self.refusals:
             raise self.refusals.pop(0)
         if request.node_id not in self.machines:

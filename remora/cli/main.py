@@ -49,6 +49,7 @@ for command in (
     plans.plan,
     results.checkpoints,
     results.download,
+    results.ledger,
     models.outputs,
     cluster.version,
 ):

@@ -1,4 +1,4 @@
-"""Commands for what a job learned: `metrics`, `checkpoints`, `download`."""
+"""Commands for what a job learned and what it cost: `metrics`, `checkpoints`, `download`, `ledger`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from remora.cli import output
 from remora.cli.options import JobArgument, JsonOption, ServerOption
 from remora.cli.session import connect
-from remora.quantities import format_size
+from remora.quantities import format_duration, format_size
 
 if TYPE_CHECKING:
     from remora.views import MetricPoint
@@ -106,3 +106,32 @@ def download(
         output.print_json(got)
     else:
         output.print_line(f"step {got.step}, {len(got.files)} files, {format_size(got.size_bytes)}: {target}")
+
+
+def ledger(job: JobArgument, as_json: JsonOption = False, server: ServerOption = None) -> None:
+    """Show what a job has cost: time of nodes and money, by kind of node."""
+    with connect(server) as client:
+        found = client.ledger(client.find(job).id)
+    if as_json:
+        output.print_json(found)
+        return
+    columns = ("pool", "size", "zone", "capacity", "nodes", "node time", "USD")
+    rows = [
+        (
+            line.pool,
+            line.size or "-",
+            line.zone or "any",
+            line.capacity or "-",
+            str(line.nodes),
+            format_duration(line.node_s),
+            f"{line.cost:.4f}",
+        )
+        for line in found.lines
+    ]
+    if rows:
+        rows.append(("total", "", "", "", "", format_duration(found.node_s), f"{found.cost:.4f}"))
+    output.print_table(columns, rows, "No worker of the job has been on a node yet.")
+    if found.budget is not None:
+        output.say(
+            f"{max(0.0, found.budget - found.cost):.2f} of {found.budget:.2f} USD are left of its budget"
+        )

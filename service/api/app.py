@@ -17,6 +17,7 @@ from service.api import (
     cluster,
     drills,
     jobs,
+    ledgers,
     nodes,
     outputs,
     plans,
@@ -94,6 +95,7 @@ def create_app(settings: Settings) -> FastAPI:
         policies.router,
         plans.router,
         traces.router,
+        ledgers.router,
     )
     problems.install(app, [*app.routes, *(route for part in parts for route in part.routes)])
     for part in parts:

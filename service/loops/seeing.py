@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import sqlalchemy as sa
 
@@ -13,10 +13,11 @@ from cluster.view import ClusterView, JobDemand, NodeView
 from service.loops.ports import Member, Supply
 from service.loops.turn import Turn
 from service.queue.demand import demand_of, node_view
+from service.queue.limits import budget_of
 from service.queue.ordering import in_order
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from service.store import jobs as job_store
-from service.store import spending
+from service.store import ledger, spending
 from service.store.telemetry import newest_checkpoints
 
 #: Waiting jobs that the planner is shown, first ones first.
@@ -37,20 +38,29 @@ class Load:
     running: Sequence[tuple[JobRow, AttemptRow]] = ()
     #: When the newest checkpoint of running jobs was committed, by job id; seconds since 1970.
     checkpoint_at: Mapping[str, float] | None = None
+    #: USD that jobs with a budget have spent, by job id.
+    spent: Mapping[str, float] = field(default_factory=dict)
 
     def demands(self, now: float) -> tuple[JobDemand, ...]:
         """What they would use."""
         saved = self.checkpoint_at or {}
-        waiting = [demand_of(job, None, None, now) for job in self.queue]
-        return (*waiting, *(demand_of(job, one, saved.get(job.id), now) for job, one in self.running))
+        spent = self.spent
+        waiting = [demand_of(job, None, None, now, spent.get(job.id, 0.0)) for job in self.queue]
+        running = [
+            demand_of(job, one, saved.get(job.id), now, spent.get(job.id, 0.0)) for job, one in self.running
+        ]
+        return (*waiting, *running)
 
 
 def load_jobs(connection: sa.Connection, now: float) -> Load:
     """The jobs that wait and may start, and those that run."""
     running = job_store.live_attempts(connection)
+    queue = in_order(job_store.queued_jobs(connection, now, WINDOW), now)
+    limited = [job.id for job in (*queue, *(job for job, _ in running)) if budget_of(job.spec) is not None]
     return Load(
-        queue=in_order(job_store.queued_jobs(connection, now, WINDOW), now),
+        queue=queue,
         running=running,
+        spent=ledger.spent(connection, limited, now),
         checkpoint_at=newest_checkpoints(connection, [job.id for job, _ in running]),
     )
 

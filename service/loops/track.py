@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
@@ -12,8 +12,10 @@ from service.loops.launching import end, launch
 from service.loops.ports import Launcher
 from service.loops.turn import Turn
 from service.queue import lifecycle
+from service.queue.limits import budget_of
 from service.queue.rows import AttemptRow, JobRow
 from service.store import jobs as store
+from service.store import ledger
 from service.store.ingest import ingest
 from trainers.plan import DriverGone, Record
 
@@ -40,8 +42,10 @@ def track(turn: Turn, launcher: Launcher) -> None:
         elif answer:
             _store(turn, attempt, answer)
     # 4. Stop what must stop; what was just stored may have ended it already.
-    for job, attempt in turn.load(store.live_attempts):
-        reason = _must_stop(job, attempt, turn.now)
+    live = turn.load(store.live_attempts)
+    spent = _spent(turn, [job for job, _ in live])
+    for job, attempt in live:
+        reason = _must_stop(job, attempt, spent.get(job.id, 0.0), turn.now)
         if reason is not None:
             _stop(turn, launcher, job, attempt, reason)
 
@@ -67,11 +71,20 @@ def _store(turn: Turn, attempt: AttemptRow, new: Sequence[Record]) -> None:
     turn.database.transact(work)
 
 
-def _must_stop(job: JobRow, attempt: AttemptRow, now: float) -> EndReason | None:
+def _spent(turn: Turn, jobs: Sequence[JobRow]) -> Mapping[str, float]:
+    """USD that those of the jobs have spent that have a budget."""
+    limited = [job.id for job in jobs if budget_of(job.spec) is not None]
+    return turn.load(lambda connection: ledger.spent(connection, limited, turn.now)) if limited else {}
+
+
+def _must_stop(job: JobRow, attempt: AttemptRow, spent: float, now: float) -> EndReason | None:
     if attempt.stop_reason is not None:
         return attempt.stop_reason
     if job.cancel_requested_at is not None:
         return EndReason.CANCELLED
+    budget = budget_of(job.spec)
+    if budget is not None and spent >= budget:
+        return EndReason.BUDGET_SPENT
     if job.run_time_s is not None and attempt.started_at is not None:
         trained_s = job.trained_s + now - attempt.started_at
         return EndReason.RUN_TIME_EXCEEDED if trained_s > job.run_time_s else None

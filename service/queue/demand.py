@@ -10,20 +10,25 @@ from cluster.placement import ANYWHERE, Placement
 from cluster.policies import CapacityRule
 from cluster.view import JOINED, JobDemand, NodeView
 from remora.states import NodeState
+from service.queue.limits import budget_of, deadline_of, work_left_s
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 
 #: Seconds that a worker group stands still when its workers change; a start from a checkpoint takes about so long.
 RESUME_S = 10.0
 
 
-def demand_of(job: JobRow, attempt: AttemptRow | None, checkpoint_at: float | None, now: float) -> JobDemand:
+def demand_of(
+    job: JobRow, attempt: AttemptRow | None, checkpoint_at: float | None, now: float, spent: float = 0.0
+) -> JobDemand:
     """What a job would use; `attempt` is the one that runs, `checkpoint_at` the time of its newest checkpoint.
+
+    `spent` is what it has cost so far, in USD.
 
     A job that waits again after a loss has waited since the loss.
     """
     workers = job.spec.get("workers")
     multiple_of = workers.get("multiple_of", 1) if isinstance(workers, Mapping) else 1
-    placement = placement_of(job.spec)
+    placement, budget = placement_of(job.spec), budget_of(job.spec)
     demand = JobDemand(
         id=job.id,
         project=job.project,
@@ -39,6 +44,9 @@ def demand_of(job: JobRow, attempt: AttemptRow | None, checkpoint_at: float | No
         waiting_since=job.lost_since,
         resume_s=RESUME_S,
         told=job.budget_step,
+        deadline_at=deadline_of(job.spec),
+        work_left_s=work_left_s(job, attempt, now),
+        budget_left=None if budget is None else budget - spent,
     )
     if attempt is None:
         return demand

@@ -58,6 +58,7 @@ _REASONS: Mapping[EndReason, str] = {
     EndReason.HANG: "no step ended for far longer than the job's own steps take, or the worker group broke four times"
     " at one step although no worker was lost, or all ranks wait in PyTorch's rendezvous",
     EndReason.RUN_TIME_EXCEEDED: "`limits.run_time` passed",
+    EndReason.BUDGET_SPENT: "`limits.budget` was spent",
     EndReason.CANCELLED: "the owner cancelled the job",
     EndReason.EVICTED: "the job's machines were taken by a decision of ours",
 }

@@ -13,6 +13,7 @@ from typing import TypeVar
 from cluster.policies import BudgetStep
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import retry
+from service.queue.limits import budget_of
 from service.queue.records import Progress
 from service.queue.rows import AttemptRow, JobRow, NewEvent, NodeRow
 
@@ -266,6 +267,8 @@ def why_stopped(job: JobRow, reason: EndReason) -> str:
     """What people are told about an attempt that was asked to stop."""
     if reason is EndReason.RUN_TIME_EXCEEDED:
         return f"it trained longer than limits.run_time ({job.run_time_s:g} s)"
+    if reason is EndReason.BUDGET_SPENT:
+        return f"it has spent limits.budget ({budget_of(job.spec) or 0.0:.2f} USD)"
     return "its owner cancelled it" if reason is EndReason.CANCELLED else f"it was stopped: {reason.value}"
 
 

@@ -41,6 +41,7 @@ LIVE_ATTEMPTS = sa.text("state IN ('starting', 'running', 'draining')")
 UNRELEASED_ATTEMPTS = sa.text("released_at IS NULL")
 LIVE_NODES = sa.text("ended_at IS NULL")
 OPEN_DRILLS = sa.text("ended_at IS NULL")
+OPEN_USES = sa.text("ended_at IS NULL")
 
 
 def _partial(name: str, *columns: str, where: sa.TextClause, unique: bool = False) -> sa.Index:
@@ -275,6 +276,23 @@ drills = sa.Table(
     # What it cost each job: `service.queue.rows.DrilledJob`.
     sa.Column("jobs", sa.JSON, nullable=False),
     _partial("ix_drills_open", "id", where=OPEN_DRILLS),
+)
+
+# Which job used which part of which node.
+uses = sa.Table(
+    "uses",
+    metadata,
+    sa.Column("job_id", sa.String(40), sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("node_id", sa.String(40), primary_key=True),
+    sa.Column("began_at", sa.Double, primary_key=True),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("workers", sa.Integer, nullable=False),
+    sa.Column("pool", sa.Text, nullable=False),
+    sa.Column("offering", sa.Text, nullable=False),
+    sa.Column("share", sa.Double, nullable=False),
+    sa.Column("price_per_hour", sa.Double, nullable=False),
+    sa.Column("ended_at", sa.Double),
+    _partial("ix_uses_open", "job_id", where=OPEN_USES),
 )
 
 # What the cloud had none of; kept for some time after its end.

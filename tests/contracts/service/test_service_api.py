@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 from remora.views import Job, Page, Problem
 from service.api.app import create_app
 from service.queue import lifecycle
+from service.queue.ledger import Entries, UseRow
 from service.settings import Settings
-from service.store import jobs, leases
+from service.store import jobs, leases, ledger
 from service.store.database import Database
 from service.store.ids import new_id
 from service.store.ingest import ingest
@@ -219,7 +220,7 @@ class TestBadPaths:
         "job_id", ["x", "job_x", "job_" + "0" * 26, "job_%00", "%ff%fe", "'; DROP TABLE jobs"]
     )
     @pytest.mark.parametrize(
-        "rest", ["", "/attempts", "/events", "/logs", "/metrics", "/checkpoints", "/outputs"]
+        "rest", ["", "/attempts", "/events", "/logs", "/metrics", "/checkpoints", "/outputs", "/ledger"]
     )
     def test_a_job_that_does_not_exist(self, client: TestClient, job_id: str, rest: str) -> None:
         problem(client.get(f"/v1/jobs/{job_id}{rest}"), 404, "job_not_found")
@@ -458,6 +459,35 @@ class TestBundles:
             os.utime(uploads / f"{name}.part", (at, at))
         with TestClient(create_app(settings), base_url="http://127.0.0.1"):
             assert [path.name for path in uploads.iterdir()] == ["new.part"]
+
+
+class TestLedger:
+    def test_a_job_pays_for_what_its_workers_held_by_kind_of_node(
+        self, client: TestClient, database: Database
+    ) -> None:
+        job = submit(client, limits={"budget": "2 USD"})
+        empty = client.get(f"/v1/jobs/{job.id}/ledger").json()
+        assert (empty["lines"], empty["cost"], empty["budget"]) == ([], 0.0, 2.0)
+        used = [
+            ("node_a", "D4/1/spot", 0.5, 0.0, 3600.0),
+            ("node_a", "D4/1/spot", 1.0, 3600.0, 7200.0),
+            ("node_b", "D4/1/spot", 1.0, 0.0, 1800.0),
+            ("node_c", "D4/any/on-demand", 1.0, 0.0, 3600.0),
+        ]
+        uses = [
+            UseRow(
+                job_id=job.id, node_id=node, attempt=1, workers=1, pool="cpu", offering=offering,
+                share=share, price_per_hour=0.1, began_at=began_at, ended_at=ended_at,
+            )
+            for node, offering, share, began_at, ended_at in used
+        ]  # fmt: skip
+        database.transact(lambda connection: ledger.write(connection, Entries(begun=tuple(uses))))
+        found = client.get(f"/v1/jobs/{job.id}/ledger").json()
+        lines = [
+            (one["size"], one["zone"], one["capacity"], one["nodes"], one["node_s"]) for one in found["lines"]
+        ]
+        assert lines == [("D4", "1", "spot", 2, 7200.0), ("D4", None, "on-demand", 1, 3600.0)]
+        assert found["cost"] == pytest.approx(0.3)
 
 
 class TestCheckpoints:

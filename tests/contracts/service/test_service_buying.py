@@ -10,12 +10,14 @@ import pytest
 from cluster.offerings import CapacityType, Offering
 from cluster.policy_documents import digest_of
 from cluster.provider import InsufficientCapacity, NodeRequest
-from remora.states import JobState, NodeState
+from remora.spec import JobSpec
+from remora.states import EndReason, JobState, NodeState
 from service.fixed_pool import fixed_pool
+from service.queue.ledger import UseRow
 from service.queue.policy_versions import PolicyWish, follow
 from service.queue.rows import NodeRow
 from service.settings import Settings
-from service.store import policies, telemetry
+from service.store import ledger, policies, telemetry
 from service.store.database import Database
 from tests.service_fakes import World
 
@@ -71,6 +73,11 @@ def apply(world: World, document: str) -> None:
         policies.insert_policies(connection, follow(newest, wish, world.now))  # type: ignore[arg-type]
 
     world.database.transact(work)
+
+
+def spec(**fields: object) -> dict[str, object]:
+    """A specification as the service stores it."""
+    return JobSpec.from_mapping({"command": "python train.py", **fields}).to_mapping()
 
 
 def living(world: World) -> list[NodeRow]:
@@ -153,6 +160,50 @@ def test_on_demand_stands_in_once_spot_was_waited_for(world: World) -> None:
     world.now += 20.0
     world.tick(2)
     assert bought(world) == [ON_DEMAND]
+
+
+def test_nodes_are_bought_where_the_job_wants_them(world: World) -> None:
+    placement = {"pools": ["cpu"], "zones": ["2"], "capacity": "on-demand"}
+    job_id = world.submit(spec=spec(placement=placement))
+    lost = world.submit(spec=spec(placement={"pools": ["gpu"]}))
+    world.tick(3)
+    assert bought(world) == ["Standard_D4s_v5/2/on-demand"]
+    plan = world.launcher.driver_of(job_id).plan
+    assert plan.labels == {
+        "remora-pool": ("cpu",), "remora-zone": ("2",), "remora-capacity": ("on-demand",)
+    }  # fmt: skip
+    (request,) = world.cluster.requests
+    assert request.labels == {"remora-zone": "2", "remora-capacity": "on-demand"}
+    assert "there is no pool gpu" in str(world.job(lost).message)
+
+
+def test_the_ledger_says_what_a_job_has_cost_and_its_budget_ends_it(world: World) -> None:
+    job_id = world.submit(min_workers=1, max_workers=2, spec=spec(limits={"budget": 0.1}))
+    for _ in world.ticks_until("the job starts"):
+        ready = [node for node in living(world) if node.state is NodeState.READY]
+        if len(ready) == 2 and world.job(job_id).state is JobState.ADMITTED:
+            break
+    train(world, job_id)
+    began_at = world.now
+    world.now += 3600.0
+    world.tick()
+
+    def uses() -> list[UseRow]:
+        return world.database.query(lambda connection: ledger.uses_of(connection, job_id))
+
+    assert [(use.began_at, use.ended_at, use.workers) for use in uses()] == [(began_at, None, 1)] * 2
+    assert sum(use.cost(began_at + 3600.0) for use in uses()) == pytest.approx(0.08)
+    assert world.job(job_id).state is JobState.RUNNING
+    world.now += 1000.0
+    world.tick(3)
+    (driver,) = world.launcher.history
+    assert driver.stop_reason is EndReason.BUDGET_SPENT
+    ended = world.job(job_id)
+    assert (ended.state, ended.reason) == (JobState.FAILED, "budget_spent")
+    assert ended.message == "it has spent limits.budget (0.10 USD)"
+    cost = sum(use.cost(world.now) for use in uses())
+    world.now += 9999.0
+    assert sum(use.cost(world.now) for use in uses()) == cost, "who is gone pays no more"
 
 
 def test_a_node_that_nobody_uses_is_returned_and_one_that_works_is_not(world: World) -> None:

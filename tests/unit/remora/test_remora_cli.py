@@ -83,7 +83,13 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
         "checkpoint": {"interval": 90.0, "keep": 2, "best": None, "store": None},
         "priority": 9,
         "retry": {"limit": 0, "backoff": 1.0},
-        "limits": {"run_time": 7200.0, "wait_time": None, "step_time": 600.0},
+        "limits": {
+            "run_time": 7200.0,
+            "wait_time": None,
+            "step_time": 600.0,
+            "budget": None,
+            "deadline": None,
+        },
     }
 
 

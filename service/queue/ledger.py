@@ -1,0 +1,97 @@
+"""What a job's workers use of nodes and what that costs: from when to when, and which part of each node (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from service.queue.demand import workers_by_node
+from service.queue.rows import AttemptRow, JobRow, NodeRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class UseRow:
+    """A job's workers on one node while their number does not change; times are seconds since 1970."""
+
+    job_id: str
+    node_id: str
+    began_at: float
+    attempt: int
+    workers: int
+    pool: str
+    #: `Offering.id` of the node; empty when that is not known.
+    offering: str
+    #: Part of the node that the workers hold, 0 to 1.
+    share: float
+    #: USD for an hour of the whole node.
+    price_per_hour: float
+    ended_at: float | None = None
+
+    def node_s(self, now: float) -> float:
+        """Seconds of a whole node: half a node for an hour is 1800."""
+        return self.share * max(0.0, (now if self.ended_at is None else self.ended_at) - self.began_at)
+
+    def cost(self, now: float) -> float:
+        """USD."""
+        return self.node_s(now) * self.price_per_hour / 3600.0
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What is to be written."""
+
+    ended: tuple[UseRow, ...] = ()
+    begun: tuple[UseRow, ...] = ()
+
+
+def part_of(node: Mapping[str, float], worker: Mapping[str, float], workers: int) -> float:
+    """Part of a node that so many workers hold: of the resource of which they hold most.
+
+    Idle parts are nobody's cost.  As the dominant share of Ghodsi et al., Dominant Resource Fairness (NSDI 2011).
+    """
+    held = [
+        workers * amount / node[name]
+        for name, amount in worker.items()
+        if amount > 0 and node.get(name, 0.0) > 0
+    ]
+    return min(1.0, max(held, default=1.0))
+
+
+def entries(
+    open_uses: Iterable[UseRow],
+    live: Iterable[tuple[JobRow, AttemptRow]],
+    nodes: Iterable[NodeRow],
+    now: float,
+) -> Entries:
+    """What changed since the uses were written."""
+    known = {node.id: node for node in nodes}
+    jobs = {job.id: (job, attempt) for job, attempt in live}
+    placed = workers_by_node(known.values(), [attempt for _, attempt in jobs.values()])
+    wanted = {
+        (job_id, node_id): count for node_id, jobs_on in placed.items() for job_id, count in jobs_on.items()
+    }
+    closed: list[UseRow] = []
+    for use in open_uses:
+        key = (use.job_id, use.node_id)
+        current = jobs.get(use.job_id)
+        is_same = current is not None and current[1].attempt == use.attempt and wanted.get(key) == use.workers
+        if is_same:
+            del wanted[key]
+            continue
+        closed.append(replace(use, ended_at=max(use.began_at, now)))
+    begun = [_use(*jobs[job_id], known[node_id], count, now) for (job_id, node_id), count in wanted.items()]
+    return Entries(tuple(closed), tuple(begun))
+
+
+def _use(job: JobRow, attempt: AttemptRow, node: NodeRow, workers: int, now: float) -> UseRow:
+    return UseRow(
+        job_id=job.id,
+        node_id=node.id,
+        began_at=now,
+        attempt=attempt.attempt,
+        workers=workers,
+        pool=node.pool,
+        offering=node.offering,
+        share=part_of(node.resources, job.worker_resources, workers),
+        price_per_hour=node.price_per_hour,
+    )
