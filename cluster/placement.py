@@ -61,7 +61,7 @@ class Placement:
         return {label: values for label, values in accepted.items() if values}
 
     def in_words(self) -> str:
-        """What it asks for, for people: `in pools a and b, zone 1, on spot nodes`; empty when it asks for nothing."""
+        """What it asks for, for people: `pools a and b, zone 1, spot capacity`; empty when it asks for nothing."""
         parts = []
         if self.pools:
             parts.append(f"pool{'s' if len(self.pools) > 1 else ''} {' and '.join(self.pools)}")

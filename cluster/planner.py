@@ -242,7 +242,12 @@ def _waits(situation: Situation, packed: Packed) -> list[Wait]:
         if (reason := packed.reasons.get(job.id)) is not None:
             waits.append(Wait(job_id=job.id, reason=reason))
         elif (nodes := packed.starting.get(job.id, 0) + launched[job.id]) > 0:
-            waits.append(Wait(job_id=job.id, reason=f"{count(nodes, 'node')} for it are starting"))
+            waits.append(
+                Wait(
+                    job_id=job.id,
+                    reason=f"{count(nodes, 'node')} for it {'is' if nodes == 1 else 'are'} starting",
+                )
+            )
         elif not job.is_running:
             waits.append(Wait(job_id=job.id, reason="there is room for it on nodes that are ready"))
     return waits

@@ -75,11 +75,9 @@ def pool_sizes(policies: Policies, offerings: Sequence[Offering], now: float) ->
 def _explained(wait: Wait, why_short: Mapping[str, str]) -> Wait:
     """What the planner says is added where it is nodes that the job waits for."""
     why = why_short.get(wait.job_id)
-    return (
-        wait
-        if why is None or wait.reason != "waiting_for_nodes"
-        else replace(wait, message=f"{wait.message}: {why}")
-    )
+    if why is None or wait.reason != "waiting_for_nodes" or wait.is_hopeless:
+        return wait
+    return replace(wait, message=f"{wait.message}: {why}")
 
 
 def _load(connection: sa.Connection, now: float) -> _Snapshot:

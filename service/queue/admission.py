@@ -73,6 +73,8 @@ class Wait:
     #: `waiting_for_nodes` or `waiting_for_turn`.
     reason: str
     message: str
+    #: Its message says all: no pool could ever hold it.
+    is_hopeless: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def admit(
     for job in queue:
         never = _never(job, rooms, pools)
         if never is not None:
-            waits.append(Wait(job.id, "waiting_for_nodes", never))
+            waits.append(Wait(job.id, "waiting_for_nodes", never, is_hopeless=True))
             continue
         allowed = _allowed(rooms, placement_of(job.spec))
         found, after = place(free, job.max_workers, job.worker_resources, allowed)
@@ -207,13 +209,13 @@ def _nowhere(placement: Placement, pools: Sequence[PoolSize]) -> str | None:
     unknown = [name for name in placement.pools if name not in {pool.name for pool in pools}]
     if placement.pools and len(unknown) == len(placement.pools):
         return f"there is no pool {' or '.join(unknown)}: change `placement.pools`; the pools are {names}"
-    return f"no pool has nodes in {placement.in_words()}: change `placement`; the pools are {names}"
+    return f"no pool has nodes of {placement.in_words()}: change `placement`; the pools are {names}"
 
 
 def _ready(job: JobRow, everything: Sequence[Resources], allowed: Sequence[bool] | None) -> str:
     if allowed is None:
         return f"the {len(everything)} ready nodes"
-    return f"of {len(everything)} ready nodes the {sum(allowed)} in {placement_of(job.spec).in_words()}"
+    return f"the {sum(allowed)} ready nodes of {placement_of(job.spec).in_words()}"
 
 
 def _complete(pool: PoolSize, rooms: Sequence[Room], worker: Resources) -> dict[str, float]:

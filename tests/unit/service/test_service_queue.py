@@ -111,9 +111,9 @@ class TestAdmission:
             ({"pools": ["a100"]}, "there is no pool a100: change `placement.pools`; the pools are local"),
             (
                 {"capacity": "spot"},
-                "no pool has nodes in spot capacity: change `placement`; the pools are local",
+                "no pool has nodes of spot capacity: change `placement`; the pools are local",
             ),
-            ({"zones": ["7"]}, "no pool has nodes in zone 7: change `placement`; the pools are local"),
+            ({"zones": ["7"]}, "no pool has nodes of zone 7: change `placement`; the pools are local"),
         ],
     )
     def test_a_job_that_no_pool_can_ever_hold_is_told_why_and_stops_nobody(
