@@ -35,6 +35,8 @@ class Offering:
     quota_units: int = 0
     #: Its nodes can be joined by InfiniBand when they are launched into one fabric domain.
     has_fabric: bool = False
+    #: The cloud says that it hardly has any now; asked for after the other zones of its size.
+    is_scarce: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @property

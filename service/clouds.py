@@ -85,6 +85,7 @@ def _azure(place: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
         skus=provider.skus,
         prices=lambda: prices.fetch_prices(place.region, prices_at),
         evictions=provider.evictions,
+        scores=provider.scores,
     )
     market = Market(place.region, sources)
     try:

@@ -6,7 +6,7 @@ to ask again is decided by whoever asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,7 +23,7 @@ from azure.core.pipeline.policies import ContentDecodePolicy, RequestIdPolicy, U
 from azure.core.rest import HttpRequest
 from azure.mgmt.compute.aio import ComputeManagementClient
 
-from cluster.azure import evictions
+from cluster.azure import evictions, scores
 from cluster.azure.errors import CloudFailure
 from cluster.azure.identity import Bearer
 from cluster.azure.settings import AzureSettings
@@ -33,6 +33,7 @@ _SCOPE = "https://management.azure.com/.default"
 _CONNECT_S = 10
 _ANSWER_S = 60
 _NETWORK_VERSION = "2024-05-01"
+_SCORES_VERSION = "2025-06-05"
 _GRAPH_VERSION = "2022-10-01"
 _DISK_VERSION = "2024-03-02"
 
@@ -185,6 +186,17 @@ class Arm:
         path = f"/providers/Microsoft.ResourceGraph/resources?api-version={_GRAPH_VERSION}"
         question = {"subscriptions": [self._subscription], "query": evictions.query(region)}
         rows: list[dict[str, Any]] = (await self._json("POST", path, question)).get("data", [])
+        return rows
+
+    async def scores(self, region: str, sizes: Sequence[str]) -> list[dict[str, Any]]:
+        """Where there will be spot machines of these sizes, in the rows of `cluster.azure.scores`."""
+        path = (
+            f"/subscriptions/{self._subscription}/providers/Microsoft.Compute/locations/{region}"
+            f"/placementScores/spot/generate?api-version={_SCORES_VERSION}"
+        )
+        rows: list[dict[str, Any]] = []
+        for body in scores.requests(region, sizes):
+            rows += (await self._json("POST", path, body)).get("placementScores", [])
         return rows
 
     async def interfaces(self) -> list[SeenResource]:

@@ -7,10 +7,11 @@ even when they answer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.azure.body import DISK_PLACEMENT_LABEL
+from cluster.azure.scores import Scarce
 from cluster.offerings import CapacityType, Offering
 
 #: When the table was made; prices are USD per hour for Linux, pay as you go, in `eastus` unless a line says otherwise.
@@ -154,11 +155,13 @@ def offerings(
     skus: Mapping[str, SkuFacts] | None = None,
     prices: Mapping[tuple[str, CapacityType], float] | None = None,
     evictions: Mapping[str, float] | None = None,
+    scarce: Scarce = frozenset(),
 ) -> tuple[Offering, ...]:
     """Everything that nodes of a region can be bought as: each size in each zone and in none, spot and on demand.
 
     `skus` of `read_skus`, `prices` in USD per hour by size and capacity type, and `evictions` in chances per hour by
     size in lower case are what Azure said lately; where one is None, or lacks a size, the table stands in.
+    `scarce` are the spot offerings of which it hardly has any, by size in lower case and zone.
     """
     found: list[Offering] = []
     for size in SIZES:
@@ -171,7 +174,9 @@ def offerings(
             price = (prices or {}).get((size.name, capacity)) or _price(size, capacity, region)
             evicted = (evictions or {}).get(size.name.lower(), _UNKNOWN_EVICTIONS_PER_HOUR)
             for zone in (None, *sorted(facts.zones)):
-                found.append(_offering(size, facts, zone, capacity, price, evicted))
+                offering = _offering(size, facts, zone, capacity, price, evicted)
+                is_scarce = capacity is CapacityType.SPOT and (size.name.lower(), zone) in scarce
+                found.append(replace(offering, is_scarce=True) if is_scarce else offering)
     return tuple(found)
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cluster.azure.catalogue import SkuFacts, offerings, read_skus
 from cluster.azure.evictions import read_evictions
 from cluster.azure.prices import Prices
-from cluster.offerings import Offering
+from cluster.azure.scores import Scarce, read_scores
+from cluster.offerings import CapacityType, Offering
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +23,8 @@ SKUS_EVERY_S = 24 * HOUR_S
 PRICES_EVERY_S = 12 * HOUR_S
 #: The rates are those of the last 28 days.
 EVICTIONS_EVERY_S = 12 * HOUR_S
+#: Azure advises to keep an answer for 15 to 30 minutes.
+SCORES_EVERY_S = 1800.0
 #: A source that did not answer is asked again after so long.
 AGAIN_S = 600.0
 
@@ -35,6 +38,8 @@ class Sources:
     prices: Callable[[], Prices]
     #: Rows of the Resource Graph.
     evictions: Callable[[], list[dict[str, Any]]]
+    #: Placement scores of spot machines of these sizes in their wire form.
+    scores: Callable[[Sequence[str]], list[dict[str, Any]]]
 
 
 class Market:
@@ -47,7 +52,8 @@ class Market:
         self._skus: dict[str, SkuFacts] | None = None
         self._prices: Prices | None = None
         self._evictions: dict[str, float] | None = None
-        self._due = {"skus": 0.0, "prices": 0.0, "evictions": 0.0}
+        self._scarce: Scarce = frozenset()
+        self._due = {"skus": 0.0, "prices": 0.0, "evictions": 0.0, "scores": 0.0}
         self._offerings = offerings(region)
 
     def __call__(self) -> tuple[Offering, ...]:
@@ -62,7 +68,11 @@ class Market:
             self._ask("prices", self._read_prices)
         if self._is_due("evictions", EVICTIONS_EVERY_S):
             self._ask("evictions", self._read_evictions)
-        self._offerings = offerings(self._region, self._skus, self._prices, self._evictions)
+        if self._is_due("scores", SCORES_EVERY_S):
+            # Scores are of the moment: old ones are worth less than none.
+            self._scarce = frozenset()
+            self._ask("scores", self._read_scores)
+        self._offerings = offerings(self._region, self._skus, self._prices, self._evictions, self._scarce)
 
     def _is_due(self, name: str, every_s: float) -> bool:
         now = self._clock()
@@ -76,7 +86,7 @@ class Market:
             read()
         except Exception as error:
             self._due[name] = self._clock() + AGAIN_S
-            log.warning("%s of %s are not known, the last ones stay: %s", name, self._region, error)
+            log.warning("%s of %s are not known: %s", name, self._region, error)
 
     def _read_skus(self) -> None:
         # An answer without any size that we know is no answer: nothing could be bought.
@@ -90,3 +100,7 @@ class Market:
 
     def _read_evictions(self) -> None:
         self._evictions = read_evictions(self._sources.evictions())
+
+    def _read_scores(self) -> None:
+        sold = sorted({one.size for one in self._offerings if one.capacity is CapacityType.SPOT})
+        self._scarce = read_scores(self._sources.scores(sold))

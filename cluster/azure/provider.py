@@ -147,6 +147,10 @@ class AzureProvider:
         """Rows of the Resource Graph, for `cluster.azure.market`; raises ProviderError."""
         return self._thread.run(self._told(self._arm.evictions(self._settings.region)))
 
+    def scores(self, sizes: Sequence[str]) -> builtins.list[dict[str, Any]]:
+        """Placement scores of spot machines, for `cluster.azure.market`; raises ProviderError."""
+        return self._thread.run(self._told(self._arm.scores(self._settings.region, sizes)))
+
     async def _told(self, request: Coroutine[Any, Any, Answer]) -> Answer:
         try:
             return await self._asked("read", request)

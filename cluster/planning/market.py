@@ -102,7 +102,10 @@ class Market:
         self._rate_left, self._on_demand = rate, on_demand.copy()
 
     def offerings(self, pool: str, capacity: CapacityType) -> list[Offering]:
-        """What the pool may buy of a capacity type: its sizes in order, and each in its zones in order."""
+        """What the pool may buy of a capacity type: its sizes in order, and each in its zones in order.
+
+        Zones in which the cloud hardly has any of a size come after its others.
+        """
         key = (pool, capacity)
         if key not in self._sorted:
             policy = self._situation.policies.pools[pool]
@@ -112,7 +115,8 @@ class Market:
             }
             sold = [o for o in self._situation.view.offerings if o.capacity is capacity]
             mine = [o for o in sold if (o.size, o.zone) in rank]
-            self._sorted[key] = sorted(mine, key=lambda o: rank[o.size, o.zone])
+            sizes = {size: at for at, size in enumerate(policy.sizes)}
+            self._sorted[key] = sorted(mine, key=lambda o: (sizes[o.size], o.is_scarce, rank[o.size, o.zone]))
         return self._sorted[key]
 
     def _to_be_had(self, pool: str, capacity: CapacityType) -> tuple[list[Offering], dict[str, None]]:

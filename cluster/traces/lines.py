@@ -139,8 +139,8 @@ def write_lines(trace: Trace) -> Iterator[str]:
     world = {"kind": "world", "begins_at": trace.begins_at, "provisioning_s": trace.provisioning_s}
     yield json.dumps(world)
     for offering in trace.offerings:
-        # labels are of a cluster, not of a market
-        fields = {key: value for key, value in vars(offering).items() if key != "labels"}
+        # labels are of a cluster, and scarcity is of a moment, not of a market
+        fields = {key: value for key, value in vars(offering).items() if key not in ("labels", "is_scarce")}
         yield json.dumps({"kind": "offering", **fields, "resources": dict(offering.resources)})
     for change in trace.changes:
         yield json.dumps({"kind": "market", **_set(change, "at_s", "offering", "nodes", "price_per_hour")})

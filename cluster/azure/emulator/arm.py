@@ -28,6 +28,10 @@ _MACHINES = "/subscriptions/{subscription}/resourceGroups/{group}/providers/Micr
 _COMPUTE = "/subscriptions/{subscription}/providers/Microsoft.Compute"
 _GROUP = "/subscriptions/{subscription}/resourceGroups/{group}/providers"
 
+#: Sizes and places of one request for scores.
+_SCORED_SIZES, _SCORED_PLACES = 5, 8
+_ZONES = ("1", "2", "3")
+
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -44,6 +48,7 @@ def routes(cloud: Cloud, tokens: Tokens, clock: Clock, group: str, region: str) 
         ("GET", f"{_COMPUTE}/locations/{{region}}/operations/{{id}}", arm.operation),
         ("GET", f"{_COMPUTE}/locations/{{region}}/usages", arm.usages),
         ("GET", f"{_COMPUTE}/skus", arm.skus),
+        ("POST", f"{_COMPUTE}/locations/{{region}}/placementScores/spot/generate", arm.scores),
         ("POST", "/providers/Microsoft.ResourceGraph/resources", arm.resource_graph),
         ("GET", f"{_GROUP}/Microsoft.Network/networkInterfaces", arm.list_interfaces),
         ("DELETE", f"{_GROUP}/Microsoft.Network/networkInterfaces/{{name}}", arm.delete_interface),
@@ -206,6 +211,25 @@ class _Arm:
         self._fault(Place.EVICTIONS)
         rows = [{"skuName": name.lower(), "evictionRate": "5-10"} for name in BY_NAME]
         return JSONResponse({"totalRecords": len(rows), "count": len(rows), "data": rows})
+
+    async def scores(self, request: Request) -> Response:
+        self._fault(Place.SCORES)
+        asked = await request.json()
+        if len(asked["desiredSizes"]) > _SCORED_SIZES or len(asked["desiredLocations"]) > _SCORED_PLACES:
+            raise Refused(400, "BadRequest", "Too many sizes or locations are asked for.")
+        rows = [
+            {
+                "sku": one["sku"],
+                "region": region,
+                "availabilityZone": zone,
+                "score": self._cloud.score(one["sku"], zone, asked["desiredCount"]),
+                "isQuotaAvailable": True,
+            }
+            for region in asked["desiredLocations"]
+            for one in asked["desiredSizes"]
+            for zone in _ZONES
+        ]
+        return JSONResponse({**asked, "placementScores": rows})
 
     async def list_interfaces(self, request: Request) -> Response:
         return JSONResponse(

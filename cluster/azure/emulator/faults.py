@@ -23,6 +23,7 @@ class Place(StrEnum):
     USAGES = "usages"
     SKUS = "skus"
     EVICTIONS = "evictions"
+    SCORES = "scores"
     PRICES = "prices"
     TOKEN = "token"  # noqa: S105  # a word, not a token
 

@@ -236,6 +236,15 @@ class Cloud:
                     f"Limit Required: {used + machine.vcpus}.",
                 )
 
+    def score(self, size: str, zone: str, count: int) -> str:
+        """Azure's word for the chance of so many spot machines there."""
+        key = (size, zone, "spot")
+        room = self.room.get(key)
+        held = sum(1 for other in self.machines.values() if other.key == key and other.state != FAILED)
+        if room is None or room - held >= count:
+            return "High"
+        return "Medium" if room > held else "Low"
+
     def _crowded(self, machine: Machine) -> tuple[str, str] | None:
         """Why there is no room for one more: told only after the request was accepted, as Azure does."""
         room = self.room.get(machine.key)

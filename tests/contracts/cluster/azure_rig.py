@@ -70,6 +70,7 @@ class AzureRig:
 
     def __enter__(self) -> AzureRig:
         cloud, clock = Cloud(), Clock(self.clock) if self._own_time else Clock()
+        self.cloud = cloud
         metadata = metadata_of(cloud, clock).application()
         self.server = EmulatorServer(cloud, metadata=metadata, clock=clock).__enter__()
         self._before = os.environ.get(_TOKENS)

@@ -9,7 +9,7 @@ import pytest
 from cluster.azure.catalogue import BY_NAME, offerings
 from cluster.azure.emulator.retail import FACTOR
 from cluster.azure.emulator.server import REGION
-from cluster.azure.market import AGAIN_S, PRICES_EVERY_S, Market, Sources
+from cluster.azure.market import AGAIN_S, PRICES_EVERY_S, SCORES_EVERY_S, Market, Sources
 from cluster.azure.prices import PricesUnknown, fetch_prices
 from cluster.offerings import CapacityType, Offering
 from tests.contracts.cluster.azure_rig import A100, AzureRig
@@ -29,6 +29,7 @@ def market(rig: AzureRig) -> Market:
         skus=rig.azure.skus,
         prices=lambda: fetch_prices(REGION, rig.server.url),
         evictions=rig.azure.evictions,
+        scores=rig.azure.scores,
     )
     return Market(REGION, sources, rig.clock)
 
@@ -48,7 +49,7 @@ def test_prices_of_all_pages_replace_the_tables(market: Market) -> None:
     assert sold(market, CapacityType.SPOT).evictions_per_hour == 0.075
 
 
-@pytest.mark.parametrize("silent", ["skus", "prices", "evictions"])
+@pytest.mark.parametrize("silent", ["skus", "prices", "evictions", "scores"])
 def test_a_source_that_does_not_answer_leaves_the_others_and_is_asked_again(
     rig: AzureRig, market: Market, silent: str
 ) -> None:
@@ -70,6 +71,24 @@ def test_answers_are_kept_for_hours_and_through_a_failure(rig: AzureRig, market:
     market.refresh()
     assert rig.fired() == [1]
     assert sold(market).price_per_hour == FACTOR * TABLE.on_demand_usd
+
+
+def test_a_zone_that_hardly_has_any_spot_is_known_for_half_an_hour(rig: AzureRig, market: Market) -> None:
+    rig.cloud.room[A100, "1", "spot"] = 0
+
+    def scarce() -> set[str | None]:
+        return {one.zone for one in market() if one.is_scarce}
+
+    market.refresh()
+    assert scarce() == {"1"}
+    assert {(one.size, one.capacity) for one in market() if one.is_scarce} == {(A100, CapacityType.SPOT)}
+    del rig.cloud.room[A100, "1", "spot"]
+    market.refresh()
+    assert scarce() == {"1"}
+    rig.fault("scores", status=500)
+    rig.clock.passed_s = SCORES_EVERY_S + 1
+    market.refresh()
+    assert scarce() == set(), "an old score is worth less than none"
 
 
 def test_a_list_of_prices_that_nobody_serves_is_told_in_a_sentence() -> None:

@@ -51,6 +51,16 @@ def said_to(actions: Plan, job_id: str = "j") -> str:
     return next(action.reason for action in actions if isinstance(action, Wait) and action.job_id == job_id)
 
 
+def test_of_one_size_the_zone_that_the_cloud_hardly_has_any_in_is_asked_last() -> None:
+    scarce = replace(SPOT, is_scarce=True)
+    wish = [job(workers=1)]
+    assert bought(plan(view(wish, sold=[scarce, SPOT_2]), rules(), NOW)) == [SPOT_2.id]
+    assert bought(plan(view(wish, sold=[scarce]), rules(), NOW)) == [SPOT.id]
+    other = offering("b", "1")
+    chosen = plan(view(wish, sold=[scarce, other]), rules(sizes=["a", "b"]), NOW)
+    assert bought(chosen) == [SPOT.id], "the order of sizes is the operators' own"
+
+
 def test_spot_is_preferred_and_on_demand_bought_after_patience() -> None:
     """A job for three: one zone has two, the other none; later on-demand stands in for the third."""
     demand = job(workers=(1, 3))
