@@ -43,6 +43,7 @@ def losses(out: Path, mode: str, layout: str, workers: int) -> dict[int, float]:
     return {int(step): loss for step, loss in told.items()}
 
 
+@pytest.mark.backend("deepspeed", "resumes other size")
 @pytest.mark.parametrize(
     ("layout", "saved_by", "resumed_by"),
     [("tensor", 4, 2), ("tensor", 2, 4), ("pipeline", 2, 4), ("3d", 8, 4)],

@@ -91,6 +91,7 @@ def test_a_pipeline_loses_a_whole_copy_with_a_worker(lab: Lab) -> None:
         assert with_two == pytest.approx(with_one, rel=1e-6), "done again by one copy, as by two"
 
 
+@pytest.mark.backend("deepspeed", "silent death")
 def test_a_model_whose_tensors_are_cut_wins_and_loses_whole_copies(lab: Lab) -> None:
     lab.nodes(3)
     running = run(
