@@ -9,76 +9,47 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import remora
 from benchmarks.backends import FrameworkMissing
-from benchmarks.remora_cluster import Run, remora_cluster
-from benchmarks.steady import pack_code, take_turn, torchrun
+from benchmarks.contest import contest, pack_examples
+from benchmarks.ratios import Ratio, steady
+from benchmarks.remora_cluster import remora_cluster
 from trainers.supervisor.supervisor import free_port
 
 SCRIPT = Path(__file__).with_name("zero_train.py")
 SITE = Path(remora.__file__).parent / "deepspeed" / "site"
-#: Blocks, of which the first is thrown away, and steps of each.
-BLOCKS, STEPS = 5, 8
+#: Rounds, and steps of each block.
+ROUNDS, STEPS = 16, 4
 STAGES = (0, 1, 2, 3)
 #: Relative difference of losses that counts as none.
 TOLERANCE = 1e-6
 
 
-def run(blocks: int = BLOCKS, steps: int = STEPS) -> dict[str, Any]:
+def run(rounds: int = ROUNDS, steps: int = STEPS) -> dict[str, Any]:
     """Its part of the document."""
     if importlib.util.find_spec("deepspeed") is None:
         raise FrameworkMissing("DeepSpeed is not installed: make deepspeed")
     os.environ["DS_ACCELERATOR"] = "cpu"
-    seconds = measure(blocks, steps)
     return {
-        "steady_ratio": {"deepspeed": round(seconds["remora-deepspeed"] / seconds["torchrun-deepspeed"], 3)},
+        **steady(deepspeed=measure(rounds, steps)),
         "deepspeed_resize": {str(stage): resize(stage) for stage in STAGES},
     }
 
 
-def measure(blocks: int, steps: int) -> dict[str, float]:
-    """Median seconds of a step of one unmodified script under both, two workers each; they take turns."""
-    with (
-        tempfile.TemporaryDirectory(prefix="remora-backends-") as name,
-        remora_cluster(2) as cluster,
-        ExitStack() as running,
-    ):
-        turns, code = Path(name) / "turns", Path(name) / "code"
-        turns.mkdir()
-        pack_code(code)
-        shutil.copy(SCRIPT, code)
-
-        def words(contestant: str) -> list[str]:
-            return ["steady", contestant, str(turns), str(blocks), str(steps)]
-
-        running.enter_context(torchrun(code, words("torchrun-deepspeed"), script=SCRIPT.name))
-        attempt = Run(
-            cluster,
-            code,
-            ["python", SCRIPT.name, *words("remora-deepspeed")],
-            backend="deepspeed",
-            min_workers=2,
-            max_workers=2,
-            checkpoint_interval_s=None,
-        )
-        running.callback(attempt.close)
-        times: dict[str, list[float]] = {"torchrun-deepspeed": [], "remora-deepspeed": []}
-        for block in range(blocks):
-            for contestant, kept in times.items():
-                seconds = take_turn(turns, contestant, block)
-                if block > 0:
-                    kept.extend(seconds[1:])
-        (turns / "end").touch()
-        return {contestant: median(seconds) for contestant, seconds in times.items()}
+def measure(rounds: int, steps: int) -> Ratio:
+    """One unmodified script under both, two workers each."""
+    with remora_cluster(2) as cluster, contest(cluster, SCRIPT, rounds=rounds, steps=steps) as match:
+        pack_examples(match.code)
+        match.torchrun("torchrun", [SCRIPT.name, "steady", "torchrun"])
+        match.remora("remora", ["python", SCRIPT.name, "steady", "remora"], backend="deepspeed")
+        match.hold()
+        return match.ratio("remora", "torchrun")
 
 
 def resize(stage: int) -> dict[str, Any]:

@@ -104,10 +104,11 @@ class Packing:
         found, lots, quote = self._look(job, wanted)
         got = wanted - quote.workers_short
         short = _short(quote, wanted) if quote.workers_short else None
-        if mark is not None and got % job.multiple_of:
+        over = min(got, (self._space.held.get(job.id, 0) + got) % job.multiple_of)
+        if mark is not None and over:
             # What is over cannot be used: its workers come in whole copies of the model.
             self._market.back(mark)
-            wanted = got - got % job.multiple_of
+            wanted = got - over
             found, lots, quote = self._look(job, wanted)
             got = wanted - quote.workers_short
         self._settle(job, found, lots, got)

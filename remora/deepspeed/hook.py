@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import inspect
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from remora.deepspeed.configuration import filled
+from remora.deepspeed.configuration import TOTAL, filled
 from remora.deepspeed.refusal import Refused, end_refused
 
 #: DeepSpeed's kernel for inference on CPUs; compiling it would cost each machine's first script a minute.
@@ -75,15 +76,18 @@ def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def initialize(*arguments: Any, **named: Any) -> Any:
-        from remora.deepspeed.taking_part import copies_of, take_part
+        from remora.deepspeed.taking_part import copies_of, counts_every_worker, take_part
 
         bound = signature.bind(*arguments, **named)
         given = bound.arguments
         try:
             config = _config_of(given)
             if config is not None:
-                copies = copies_of(given.get("model"), given.get("mpu"), config)
-                _give(given, filled(config, copies, _global_batch()))
+                layout = (given.get("model"), given.get("mpu"), config)
+                numbers = filled(config, copies_of(*layout), _global_batch())
+                if counts_every_worker(*layout):
+                    del numbers[TOTAL]
+                _give(given, numbers)
         except Refused as refused:
             end_refused(refused)
         made = original(*bound.args, **bound.kwargs)
@@ -134,14 +138,30 @@ def _refuse_half_pipelines(pipeline: Any) -> None:
 
     @functools.wraps(original)
     def init(self: Any, *arguments: Any, **named: Any) -> None:
-        stages, world_size = named.get("num_stages"), int(os.environ.get("WORLD_SIZE", "1"))
-        if isinstance(stages, int) and stages > 0 and world_size % stages:
-            end_refused(
-                Refused(
-                    f"the pipeline has {stages} stages, and {world_size} workers cannot be cut into whole pipelines;"
-                    f" write workers: {{multiple_of: {stages}}} into the job"
-                )
+        try:
+            _check_places(
+                named.get("num_stages"), named.get("topology"), int(os.environ.get("WORLD_SIZE", "1"))
             )
+        except Refused as refused:
+            end_refused(refused)
         original(self, *arguments, **named)
 
     pipeline.__init__ = init
+
+
+def _check_places(stages: Any, topology: Any, world_size: int) -> None:
+    """Raise Refused when so many workers cannot all be put into whole copies of the model."""
+    if topology is not None:
+        axes = {name: max(1, topology.get_dim(name)) for name in topology.get_axis_names()}
+        together = math.prod(length for name, length in axes.items() if name != "data")
+        if together * axes.get("data", 1) != world_size:
+            raise Refused(
+                f"the topology has places for {together * axes.get('data', 1)} workers, of which {together} hold one"
+                f" model together, and there are {world_size}; write workers: {{multiple_of: {together}}} into the job,"
+                " and have the script make as many copies as WORLD_SIZE has room for"
+            )
+    elif isinstance(stages, int) and stages > 0 and world_size % stages:
+        raise Refused(
+            f"the pipeline has {stages} stages, and {world_size} workers cannot be cut into whole pipelines;"
+            f" write workers: {{multiple_of: {stages}}} into the job"
+        )

@@ -13,14 +13,17 @@ import argparse
 import contextlib
 import io
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from remora import training
 from remora.deepspeed.record import Record
 from remora.deepspeed.refusal import Refused
+
+T = TypeVar("T")
 
 #: Files by which ZeRO's parts of the optimizer are known.
 _PARTS = "*_optim_states.pt"
@@ -35,13 +38,34 @@ def readable_by(resume: Path, record: Record, present: Record) -> tuple[Path, bo
         return resume, False
     world = training.world()
     target = Path(os.environ["REMORA_SCRATCH_DIR"]) / "universal"
-    if world.local_rank == 0:
+
+    def make() -> tuple[int, str] | None:
+        if world.local_rank != 0:
+            return None
         convert(resume / record.tag, target / record.tag)
+        return world.node_rank, str(target)
+
     # Workers of one machine share what the first of them made.
-    made: list[Any] = [None] * world.world_size
-    dist.all_gather_object(made, (world.node_rank, world.local_rank, str(target)))
-    (shared,) = {folder for node, local, folder in made if node == world.node_rank and local == 0}
-    return Path(shared), True
+    made = dict(one for one in agree(make) if one is not None)
+    return Path(made[world.node_rank]), True
+
+
+def agree(work: Callable[[], T]) -> list[T]:
+    """Do something on every rank, and return what each made; when one refuses, all do, with its sentence.
+
+    Every rank calls it.  A rank that ended alone would leave the others with an error of their network.
+    """
+    own: tuple[T | None, str | None]
+    try:
+        own = (work(), None)
+    except Refused as refused:
+        own = (None, str(refused))
+    answers: list[Any] = [None] * training.world().world_size
+    dist.all_gather_object(answers, own)
+    for _, refusal in answers:
+        if refusal is not None:
+            raise Refused(refusal)
+    return [made for made, _ in answers]
 
 
 def convert(source: Path, target: Path) -> None:
@@ -63,8 +87,9 @@ def convert(source: Path, target: Path) -> None:
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             main(wanted)
-    except (RuntimeError, ValueError, KeyError, IndexError, AssertionError, OSError) as error:
-        why = next(iter(str(error).splitlines()), type(error).__name__)
+    except Exception as error:  # DeepSpeed's converter fails in many ways at layouts that it does not know.
+        why = next(iter(str(error).splitlines()), "no reason is given")
         raise Refused(
-            f"DeepSpeed cannot cut this checkpoint anew for another number of workers: {type(error).__name__}: {why}"
+            f"DeepSpeed cannot cut this checkpoint anew for another number of workers ({type(error).__name__}: {why});"
+            " start as many workers as wrote it"[:600]
         ) from error

@@ -20,7 +20,7 @@ from typing import Any
 from remora import training
 from remora.deepspeed.record import Record, check_fits, digest_of, read, relative_folder, write
 from remora.deepspeed.refusal import Refused, end_refused
-from remora.deepspeed.resharding import readable_by
+from remora.deepspeed.resharding import agree, readable_by
 
 #: The engine of this process that takes part; another one, as of a critic beside its actor, is the script's own.
 _taking_part: TakingPart | None = None
@@ -53,14 +53,25 @@ def copies_of(model: Any, mpu: Any, config: Mapping[str, Any]) -> int:
         return int(model.topology().get_dim("data") or 1)
     if mpu is not None:
         return int(mpu.get_data_parallel_world_size())
-    tensor_parallel = config.get("tensor_parallel")
-    parts = tensor_parallel.get("autotp_size", 1) if isinstance(tensor_parallel, Mapping) else 1
-    if world_size % max(1, parts):
+    parts = _parts(config)
+    if world_size % parts:
         raise Refused(
             f"tensor_parallel.autotp_size is {parts} in the DeepSpeed configuration, and {world_size} workers cannot be"
             f" cut into whole copies of the model; write workers: {{multiple_of: {parts}}} into the job"
         )
-    return world_size // max(1, parts)
+    return world_size // parts
+
+
+def counts_every_worker(model: Any, mpu: Any, config: Mapping[str, Any]) -> bool:
+    """True where DeepSpeed takes each part of a tensor for a copy of the model when it checks the size of a batch."""
+    return mpu is None and not hasattr(model, "num_stages") and _parts(config) > 1
+
+
+def _parts(config: Mapping[str, Any]) -> int:
+    """Into how many parts DeepSpeed cuts tensors by itself."""
+    tensor_parallel = config.get("tensor_parallel")
+    asked = tensor_parallel.get("autotp_size") if isinstance(tensor_parallel, Mapping) else None
+    return max(1, asked or 1)
 
 
 class TakingPart:
@@ -151,7 +162,7 @@ class TakingPart:
             world_size=training.world().world_size,
             copies=_copies(engine),
             stage=int(engine.zero_optimization_stage()),
-            global_batch=int(engine.train_batch_size()),
+            global_batch=_global_batch(engine),
             folder=folder,
             parameters=_count(parameters),
             model=digest_of(parameters),
@@ -182,8 +193,7 @@ class TakingPart:
         engine, step = self._engine, os.environ.get("REMORA_RESUME_STEP", "?")
         record = read(resume, step)
         present = self._record(record.tag, record.folder)
-        if training.world().rank == 0:
-            check_fits(record, present, step)
+        agree(lambda: check_fits(record, present, step) if training.world().rank == 0 else None)
         folder, is_universal = readable_by(resume, record, present)
         engine._config.load_universal_checkpoint = is_universal
         try:
@@ -211,6 +221,13 @@ def _asked_of(resume: Path, folder: Any) -> Path:
 
 def _copies(engine: Any) -> int:
     return int(engine.dp_world_size)
+
+
+def _global_batch(engine: Any) -> int:
+    """Samples of one step; `engine.train_batch_size()` counts them once for each part of a tensor."""
+    return int(engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps()) * _copies(
+        engine
+    )
 
 
 def _shapes(module: Any) -> list[tuple[str, tuple[int, ...]]]:

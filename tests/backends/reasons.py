@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 REASONS: dict[str | tuple[str, str], str] = {
-    "horovod": "no release builds against the PyTorch of today as it is; one built with MPI by hand runs with `mpi`",
+    "horovod": "no release builds against the PyTorch of today as it is; one that `make horovod` built runs with `mpi`",
 }

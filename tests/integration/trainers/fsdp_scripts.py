@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-#: usage: train.py STEPS PAUSE_S [WORKERS_OF_ONE_COPY]
+#: usage: train.py STEPS PAUSE_S [shard|tensor WORKERS]; so many hold one copy, or compute a layer together.
 SHARDED = """
 import sys, time
 import torch, torch.nn.functional as F
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from remora.torch.sharded import ShardedLoop
 
 torch.set_num_threads(1)
 steps, pause = int(sys.argv[1]), float(sys.argv[2])
+layout = {sys.argv[3]: int(sys.argv[4])} if len(sys.argv) > 4 else {}
 features = torch.randn(48, 8, generator=torch.Generator().manual_seed(5))
 data = torch.utils.data.TensorDataset(features, features.argmax(1))
 
 def build(mesh):
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8))
+    if "tensor" in layout:
+        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        mesh = mesh["shard"]
     fully_shard(model[0], mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-copy = int(sys.argv[3]) if len(sys.argv) > 3 else None
-loop = ShardedLoop(build, data=data, global_batch=12, shards=6, total_steps=steps, seed=3, shard=copy)
+loop = ShardedLoop(build, data=data, global_batch=12, shards=6, total_steps=steps, seed=3, **layout)
 for step in loop:
     time.sleep(pause)
     loss = step.backward(lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))

@@ -11,7 +11,14 @@ import pytest
 from cluster.drain import drain
 from cluster.membership import RayMembership
 from remora.states import EndReason
-from tests.integration.trainers.deepspeed_scripts import COMMAND, EXAMPLE, PIPELINE, with_config
+from tests.integration.trainers.deepspeed_scripts import (
+    COMMAND,
+    EXAMPLE,
+    PIPELINE,
+    SHORT_PIPELINE,
+    TENSOR_PARALLEL,
+    with_config,
+)
 from tests.integration.trainers.lab import Lab, Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -82,6 +89,61 @@ def test_a_pipeline_loses_a_whole_copy_with_a_worker(lab: Lab) -> None:
     for step in (6, 7):
         with_two, with_one = map(float, re.findall(rf"step {step} loss ([\d.]+)", running.text()))
         assert with_two == pytest.approx(with_one, rel=1e-6), "done again by one copy, as by two"
+
+
+@pytest.mark.backend("deepspeed", "silent death")
+def test_a_model_whose_tensors_are_cut_wins_and_loses_whole_copies(lab: Lab) -> None:
+    lab.nodes(3)
+    running = run(
+        lab, {"train.py": TENSOR_PARALLEL}, "python", "train.py", "100000", "0.1",
+        min_workers=2, max_workers=4, multiple_of=2, elastic_variables={"REMORA_GLOBAL_BATCH": "8"},
+    )  # fmt: skip
+    running.until(lambda: 7 in losses(running), "one copy trains", LONG_S)
+    assert running.world_sizes == [2], "the third node is of no use"
+    lab.add_node()
+    running.until(lambda: len(begins(running)) == 2, "two copies go on", LONG_S)
+    at = max(losses(running))
+    running.until(lambda: max(losses(running)) > at + 7, "they train", LONG_S)
+    lab.provider.kill(running.node_of(3))
+    running.until(lambda: len(begins(running)) == 3, "one copy goes on", LONG_S)
+    at = max(losses(running))
+    running.until(lambda: max(losses(running)) > at + 7, "it trains", LONG_S)
+    lab.stop(running, EndReason.CANCELLED)
+    assert running.end(LONG_S)["end_reason"] == "cancelled"
+    assert running.world_sizes == [2, 4, 2]
+    assert [line.split()[0] for line in begins(running)] == ["1", "2", "1"]
+    twice = done_twice(running)
+    assert twice, "what came after the last checkpoint was done again"
+    for step, (with_two, with_one) in twice.items():
+        assert with_two == pytest.approx(with_one, rel=1e-6), f"step {step} by one copy, as by two"
+
+
+def done_twice(running: Running) -> dict[int, list[float]]:
+    """Losses of the steps that were done again."""
+    found: dict[int, list[float]] = {}
+    for step, loss in re.findall(r"step (\d+) loss ([\d.]+)", running.text()):
+        found.setdefault(int(step), []).append(float(loss))
+    return {step: both for step, both in found.items() if len(both) > 1}
+
+
+def test_a_layout_that_deepspeed_cannot_cut_anew_ends_with_one_sentence(lab: Lab) -> None:
+    lab.nodes(4)
+    running = run(
+        lab, {"train.py": SHORT_PIPELINE}, "python", "train.py", "100000", "0.2",
+        min_workers=2, max_workers=4, multiple_of=2, elastic_variables={"REMORA_GLOBAL_BATCH": "8"},
+    )  # fmt: skip
+    running.until(lambda: 7 in losses(running), "two copies train", LONG_S)
+    lab.provider.kill(running.node_of(3))
+    end = running.end(LONG_S)
+    assert end["end_reason"] == "start_failed", running.text()
+    assert re.search(
+        r"DeepSpeed cannot cut this checkpoint anew for another number of workers \(ZeroDivisionError: .*\);"
+        r" start as many workers as wrote it$",
+        end["message"],
+    ), end["message"]
+    refusals = running.text().partition("remora: DeepSpeed cannot cut")[2]
+    assert refusals
+    assert "Traceback" not in refusals, "the other worker says the same, and no error of the network"
 
 
 @pytest.mark.parametrize(

@@ -52,10 +52,11 @@ def test_a_sharded_model_goes_on_from_memory_after_a_loss_and_leaves_a_node_in_t
     run.close()
 
 
-def test_of_three_that_are_left_two_go_on_with_one_copy_of_a_model_that_is_cut_over_two(lab: Lab) -> None:
+@pytest.mark.parametrize("layout", ["shard", "tensor"])
+def test_of_three_that_are_left_two_go_on_with_a_model_that_two_hold_together(lab: Lab, layout: str) -> None:
     lab.nodes(4)
     run = lab.run(
-        {"train.py": SHARDED}, "python", "train.py", "150", "0.03", "2",
+        {"train.py": SHARDED}, "python", "train.py", "150", "0.03", layout, "2",
         backend="fsdp", min_workers=2, max_workers=4, multiple_of=2,
     )  # fmt: skip
     run.until(lambda: run.step >= 5, "two copies on four nodes train")

@@ -104,6 +104,18 @@ def test_a_group_is_bought_whole_or_not_at_all() -> None:
     assert "behind large" in said_to(plan(small_quota, rules(), NOW), "small")
 
 
+@pytest.mark.parametrize(
+    ("held", "room", "bought_for_it"), [(0, 5, 4), (2, 3, 2), (2, 1, 0), (3, 1, 1), (3, 2, 1)]
+)
+def test_a_model_that_two_workers_hold_gets_nodes_for_whole_copies_only(
+    held: int, room: int, bought_for_it: int
+) -> None:
+    """A group that lost one of four workers, and is still three, gets the one that it lacks."""
+    there = [node(f"n{at}", jobs={"j": 1}) for at in range(held)]
+    demand = job(workers=(2, 8), multiple_of=2, is_running=held > 0)
+    assert len(bought(plan(view([demand], there), rules(max_nodes=held + room), NOW))) == bought_for_it
+
+
 def test_infiniband_jobs_get_one_domain_of_one_offering() -> None:
     dry, fast = offering("a", "1"), offering("a", "2", has_fabric=True)
     launches = acts(plan(view([job(workers=(2, 3), needs_fabric=True)], sold=[dry, fast]), rules(), NOW))

@@ -1,0 +1,41 @@
+"""The example of Keras' own `model.fit` and `BackupAndRestore` by its users' roads: by hand, and as a job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from remora import Client
+from remora.states import JobState
+from tests.e2e.embedded import Embedded
+from tests.integration.trainers.tensorflow_environment import tensorflow_python
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "keras"
+
+
+def test_it_trains_by_hand(tmp_path: Path) -> None:
+    script = [tensorflow_python(), str(EXAMPLE / "train.py"), "--epochs", "1", "--samples", "3200"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "began with epoch 1, loss " in done.stdout
+    assert [path.name for path in (tmp_path / "training").iterdir()] == ["model.keras"]
+
+
+def test_a_job_trains_it_and_keeps_the_model(service: Embedded, client: Client, tmp_path: Path) -> None:
+    text = (EXAMPLE / "job.yaml").read_text()
+    text = text.replace("code: .", f"code: {EXAMPLE}")
+    text = text.replace("python train.py ", f"{tensorflow_python()} train.py --epochs 2 --samples 3200 ")
+    (tmp_path / "job.yaml").write_text(text)
+    submitted = service.remora("submit", "-f", str(tmp_path / "job.yaml"))
+    job = client.find("last")
+    assert (submitted.code, job.name, job.state) == (0, "keras-sines", JobState.SUCCEEDED), submitted.out
+    assert any(line.text.startswith("began with epoch 1, loss ") for line in client.logs(job.id))
+    kept = service.remora("outputs", "last")
+    assert "training/model.keras" in kept.out
+    assert "training/backup" not in kept.out
