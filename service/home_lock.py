@@ -51,6 +51,18 @@ class HomeLock:
             os.close(self._descriptor)
             self._descriptor = None
 
+    @property
+    def is_held(self) -> bool:
+        """False when the home was taken away from under its owner: removed, or replaced by another folder."""
+        if self._descriptor is None:
+            return False
+        try:
+            there = self._path.stat()
+        except OSError:
+            return False
+        mine = os.fstat(self._descriptor)
+        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+
     def end_owner(self) -> bool:
         """Ask the service that owns the home to end and wait for it; False when there is none.
 

@@ -44,8 +44,9 @@ class CannotStart(Exception):
 class Up:
     """The parts of one embedded service, kept running until `stop` is set."""
 
-    def __init__(self, settings: Settings, console: Console) -> None:
+    def __init__(self, settings: Settings, lock: HomeLock, console: Console) -> None:
         self.stop = threading.Event()
+        self._lock = lock
         self._settings = settings
         self._console = console
         self._cluster = ClusterPart(settings)
@@ -61,6 +62,11 @@ class Up:
     def run(self) -> None:
         """Keep all parts running until told to stop.  Raises CannotStart when one of them cannot be made to work."""
         while not self.stop.is_set():
+            if not self._lock.is_held:
+                # Nobody could find this service any more, not even to end it.
+                raise CannotStart(
+                    f"{self._settings.home} was removed while the service ran in it, so it ends"
+                )
             self._observe()
             for action in upkeep.decide(self._views, time.monotonic()):
                 self._apply(action)
@@ -155,11 +161,11 @@ def up(settings: Settings, console: Console) -> None:
 
     Raises CannotStart, HomeTaken or ProviderError with one sentence.
     """
-    with HomeLock(settings.home):
+    with HomeLock(settings.home) as lock:
         problem = cloud_problem(settings) or port_problem(settings.host, settings.port)
         if problem:
             raise CannotStart(problem)
-        service = Up(settings, console)
+        service = Up(settings, lock, console)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # Started by nohup, a closed terminal must not end it.
             if signal.getsignal(number) is not signal.SIG_IGN:
