@@ -135,13 +135,14 @@ def _global_batch() -> int | None:
 
 def _refuse_half_pipelines(pipeline: Any) -> None:
     original = pipeline.__init__
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
     def init(self: Any, *arguments: Any, **named: Any) -> None:
         try:
-            _check_places(
-                named.get("num_stages"), named.get("topology"), int(os.environ.get("WORLD_SIZE", "1"))
-            )
+            given = signature.bind_partial(self, *arguments, **named).arguments
+            world_size = int(os.environ.get("WORLD_SIZE", "1"))
+            _check_places(given.get("num_stages"), given.get("topology"), world_size)
         except Refused as refused:
             end_refused(refused)
         original(self, *arguments, **named)

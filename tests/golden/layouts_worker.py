@@ -106,7 +106,7 @@ def batches(step: int, copies: int, mine: int, size: int) -> list[tuple[torch.Te
     return [(x[part], y[part]) for part in torch.arange(BATCH).chunk(copies)[mine].split(size)]
 
 
-def tensor() -> tuple[Any, Callable[[int], float]]:
+def tensor(stage: int = 1) -> tuple[Any, Callable[[int], float]]:
     """DeepSpeed cuts the layers that the configuration names (AutoTP)."""
     model = nn.Sequential(Block(), Block(), nn.Linear(WIDTH, CLASSES))
     specs = [
@@ -114,8 +114,9 @@ def tensor() -> tuple[Any, Callable[[int], float]]:
         {"patterns": [r".*\.down\.weight$"], "partition_type": "row"},
     ]
     cut = {"autotp_size": 2, "partition_config": {"use_default_specs": False, "layer_specs": specs}}
+    config = {**CONFIG, "zero_optimization": {"stage": stage}, "tensor_parallel": cut}
     engine, _, _, _ = deepspeed.initialize(
-        model=model, model_parameters=model.parameters(), config={**CONFIG, "tensor_parallel": cut}
+        model=model, model_parameters=model.parameters(), config=config
     )  # fmt: skip
     copies, mine = dist.get_world_size() // 2, dist.get_rank() // 2
 
@@ -158,6 +159,7 @@ def three_dimensions() -> tuple[Any, Callable[[int], float]]:
 
 LAYOUTS: dict[str, Callable[[], tuple[Any, Callable[[int], float]]]] = {
     "tensor": tensor,
+    "tensor, stage 3": lambda: tensor(3),
     "pipeline": lambda: pipeline([Block(), Block(), Block()], num_stages=2),
     "short pipeline": lambda: pipeline([Block(), Block()], num_stages=2),
     "3d": three_dimensions,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from remora.deepspeed.hook import _check_places
+from remora.deepspeed.hook import _check_places, _refuse_half_pipelines
 from remora.deepspeed.refusal import Refused
 from remora.deepspeed.taking_part import copies_of, counts_every_worker
 
@@ -87,3 +87,19 @@ def test_half_copies_are_refused_with_the_multiple_that_fits(
 ) -> None:
     with pytest.raises(Refused, match=said):
         _check_places(stages, topology, world_size)
+
+
+def test_stages_are_seen_whether_they_are_named_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Module:
+        """With the first parameters of `PipelineModule`."""
+
+        def __init__(self, layers: list[int], num_stages: int | None = None, topology: Any = None) -> None:
+            self.made_of = (layers, num_stages, topology)
+
+    _refuse_half_pipelines(Module)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(SystemExit, match="2 stages, and 3 workers"):
+        Module([], 2)
+    with pytest.raises(SystemExit, match="2 stages, and 3 workers"):
+        Module([], num_stages=2)
+    assert Module([1], 3).made_of == ([1], 3, None)
