@@ -35,7 +35,7 @@ def hand_over(situation: Situation, returns: Returns, usable: Usable) -> None:
         is_full = market.nodes[pool] == situation.limits[pool].max_nodes
         if (is_full or _spare(situation, nodes)) and returns.may_return(pool):
             everybody = [n for n in situation.view.nodes if n.is_usable and returns.stays(n)]
-            for node in cheapest(stand_ins, Losses(situation.jobs, everybody), 1):
+            for node in cheapest(stand_ins, Losses(situation.jobs, everybody, situation.now), 1):
                 waited = count(round(policy.return_to_spot_s or 0.0), "second")
                 returns.give_back_one(
                     node, f"spot has been back for {waited} or more, and it stood in for spot"

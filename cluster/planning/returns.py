@@ -93,7 +93,7 @@ class Returns:
     ) -> int:
         """Give back up to so many nodes, those that cost least work; how many it became."""
         everybody = [node for node in self._situation.view.nodes if node.is_usable]
-        losses = Losses(self._situation.jobs, everybody)
+        losses = Losses(self._situation.jobs, everybody, self._situation.now)
         for node in everybody:
             if not self.stays(node):
                 losses.drain(node)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from cluster.actions import Drain, Launch, Notice, Terminate, Wait
 from cluster.policies import BudgetStep, Policies
@@ -20,6 +19,7 @@ from cluster.simulator.rest import is_at_rest
 from cluster.simulator.seeing import view_of
 from cluster.simulator.work import Work
 from cluster.traces.trace import MarketChange, Trace, TraceJob
+from cluster.view import ClusterView
 
 #: Seconds after which the planner looks again although nothing has happened, while jobs wait for nodes.
 GLANCE_S = 300.0
@@ -58,7 +58,6 @@ class Replay:
         self._arrived = 0
         #: When the planner looks next.
         self._look: float | None = None
-        self._told: dict[str, BudgetStep] = {}
         self._step: BudgetStep | None = None
         self._step_day = -1
         self._returns_to_spot = any(pool.return_to_spot_s is not None for pool in policies.pools.values())
@@ -184,7 +183,7 @@ class Replay:
         is_wanting = bool(self.work.waiting or self.work.short)
         return is_at_rest(self.fleet, self.policies, now, is_wanting=is_wanting)
 
-    def _view(self, now: float) -> Any:
+    def _view(self, now: float) -> ClusterView:
         spent = (0.0, 0.0)
         if self.policies.budget.usd_per_day is not None or self.policies.budget.usd_per_month is not None:
             self.fleet.pay_all(now)
@@ -201,7 +200,6 @@ class Replay:
             offerings=self.fleet.market.offered,
             refusals=self.fleet.refusals(now),
             spent=spent,
-            told=self._told,
             budget_step=self._step,
         )
 
@@ -234,10 +232,9 @@ class Replay:
         return True
 
     def _tell(self, notice: Notice) -> None:
+        self.work.sims[notice.job_id].tell(notice.step)
         if notice.step is None:
-            self._told.pop(notice.job_id, None)
             return
-        self._told[notice.job_id] = notice.step
         order = list(BudgetStep)
         if self._step is None or order.index(notice.step) > order.index(self._step):
             self._step = notice.step

@@ -49,6 +49,8 @@ class Work:
     def __init__(self, fleet: Callable[[], Fleet], queue: Queue, agenda: Agenda) -> None:
         self.waiting = Line()
         self.running: dict[str, SimJob] = {}
+        #: All that have come, by id.
+        self.sims: dict[str, SimJob] = {}
         #: Running jobs that have fewer workers than they can use.
         self.short = Line()
         #: Jobs that wait for the time at which they may start again.
@@ -83,7 +85,8 @@ class Work:
         if not self._queue.can_ever_start(job):
             self.impossible += 1
             return
-        self.waiting.add(self._queue.turn(job), SimJob(job, at_s=now, short_since=now))
+        sim = self.sims[job.id] = SimJob(job, at_s=now, short_since=now)
+        self.waiting.add(self._queue.turn(job), sim)
         self.has_moved = True
 
     def dispatch(self, now: float) -> None:

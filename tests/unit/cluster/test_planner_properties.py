@@ -250,13 +250,13 @@ def test_the_nodes_drained_are_those_that_cost_least(
 ) -> None:
     """One node: no other costs less.  Several: each is the cheapest after those before it."""
     demands = {
-        f"j{at}": job(f"j{at}", (least, 20), since_checkpoint_s=since, resume_s=resume)
+        f"j{at}": job(f"j{at}", (least, 20), saved_at=NOW - since, resume_s=resume)
         for at, (least, since, resume) in enumerate(kinds)
     }
     there = [node(f"n{at}", jobs={f"j{which}": workers}) for at, (which, workers) in enumerate(places)]
-    chosen = cheapest(there, Losses(demands, there), number)
+    chosen = cheapest(there, Losses(demands, there, NOW), number)
     assert len(chosen) == min(number, len(there))
-    losses = Losses(demands, there)
+    losses = Losses(demands, there, NOW)
     left = list(there)
     for one in chosen:
         assert losses.of(one) == min(losses.of(other) for other in left)
@@ -269,7 +269,7 @@ def test_the_nodes_drained_are_those_that_cost_least(
 def test_a_shrink_leaves_every_job_its_smallest_group(places: list[tuple[int, int]]) -> None:
     demands = {f"j{at}": job(f"j{at}", (2, 20)) for at in range(3)}
     there = [node(f"n{at}", jobs={f"j{which}": workers}) for at, (which, workers) in enumerate(places)]
-    gone = {one.id for one in cheapest(there, Losses(demands, there), 99, keep_minimum=True)}
+    gone = {one.id for one in cheapest(there, Losses(demands, there, NOW), 99, keep_minimum=True)}
     before, after = Counter[str](), Counter[str]()
     for one in there:
         before.update(one.jobs)
