@@ -33,11 +33,19 @@ PASSES = 4
 Rule = Callable[[ClusterView, Launch], str | None]
 
 
-def plan(view: ClusterView, policies: Policies, now: float, rules: Sequence[tuple[str, Rule]] = ()) -> Plan:
+def plan(
+    view: ClusterView,
+    policies: Policies,
+    now: float,
+    rules: Sequence[tuple[str, Rule]] = (),
+    *,
+    tells_jobs: bool = True,
+) -> Plan:
     """What to do now, and why the rest is not done.
 
     Applied to the cluster, the plan leads to a view whose plan at the same `now` has no further launch, drain or end.
-    `rules` are asked in order, by name, about every launch.
+    `rules` are asked in order, by name, about every launch.  With `tells_jobs` false nobody is going to read why jobs
+    wait, so that it is left out; all else stays as it is.
     """
     ends = [end for node in view.nodes if (end := end_of(node, policies.pools, now)) is not None]
     situation = Situation(_after(view, ends), policies, now)
@@ -57,7 +65,7 @@ def plan(view: ClusterView, policies: Policies, now: float, rules: Sequence[tupl
         *held_up,
         *refused,
         *returns.waits,
-        *_waits(situation, packed),
+        *(_waits(situation, packed) if tells_jobs else ()),
     )
 
 
@@ -74,7 +82,7 @@ def _filled(
         launches = [*least, *packed.launches, *_warm(situation, market, space)]
         launched = {launch.pool for launch in launches}
         launches.extend(replacements(situation, returns, market, before, launched))
-        if not returns.unused(packed.space.everything) or not packed.reasons:
+        if not returns.unused(packed.space) or not packed.reasons:
             break
     return packed, launches
 
@@ -238,8 +246,9 @@ def _waits(situation: Situation, packed: Packed) -> list[Wait]:
     """Why each job has not all that it can use."""
     waits: list[Wait] = []
     launched = Counter(launch.job_id for launch in packed.launches)
+    reasons = packed.reasons | {job.id: packed.why_behind for job in packed.behind}
     for job in situation.view.jobs:
-        if (reason := packed.reasons.get(job.id)) is not None:
+        if (reason := reasons.get(job.id)) is not None:
             waits.append(Wait(job_id=job.id, reason=reason))
         elif (nodes := packed.starting.get(job.id, 0) + launched[job.id]) > 0:
             waits.append(Wait(job_id=job.id, reason=f"{count(nodes, 'node')} for it are starting"))

@@ -66,6 +66,17 @@ class JobDemand:
     #: The last step of the cluster's budget that its owner was told of.
     told: BudgetStep | None = None
 
+    @cached_property
+    def turn(self) -> tuple[bool, int, float, str]:
+        """Whose turn it is: what runs, then higher priority, then who came first; the smallest is next."""
+        return (not self.is_running, -self.priority, self.created_at, self.id)
+
+    @cached_property
+    def shape(self) -> tuple[object, ...]:
+        """Equal for jobs whose workers may be put into the same nodes."""
+        resources = tuple(sorted(self.worker_resources.items()))
+        return (resources, self.pools, self.zones, self.capacity, self.needs_fabric)
+
     def unsaved_s(self, now: float) -> float:
         """Seconds of training that are lost when it is stopped now without a notice."""
         if self.saved_at is None or now <= self.saved_at:

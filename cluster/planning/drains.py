@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from cluster.view import JobDemand, NodeView
@@ -22,9 +22,10 @@ class Losses:
     def __init__(self, jobs: Mapping[str, JobDemand], nodes: Iterable[NodeView], now: float) -> None:
         self._jobs = jobs
         self._now = now
-        self._workers: Counter[str] = Counter()
+        self._workers: dict[str, int] = defaultdict(int)
         for node in nodes:
-            self._workers.update(node.jobs)
+            for job_id, workers in node.jobs.items():
+                self._workers[job_id] += workers
         self._left = self._workers.copy()
         self._stopped: set[str] = set()
 

@@ -24,8 +24,9 @@ def end_of(node: NodeView, pools: Mapping[str, PoolPolicy], now: float) -> Termi
     if node.is_well and node.pool in pools:
         return None
     if node.state in ENDED:
-        left = Terminate(node_id=node.id, reason="its row has ended, its machine has not")
-        return left if node.provided else None
+        if not node.provided:
+            return None
+        return Terminate(node_id=node.id, reason="its row has ended, its machine has not")
     if node.state is NodeState.TERMINATING:
         return Terminate(node_id=node.id, reason="it was to be terminated already")
     if (failure := _failure(node, pools, now)) is not None:

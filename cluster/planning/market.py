@@ -70,9 +70,6 @@ class _Stage:
     note: str = ""
 
 
-Mark = tuple[defaultdict[str, int], dict[str, int], float, defaultdict[str, int]]
-
-
 class Market:
     """Counts what a plan buys, so that the whole of it stays within every limit."""
 
@@ -87,38 +84,25 @@ class Market:
             self._on_demand[pool] = capacities.count(CapacityType.ON_DEMAND)
         self._quota = {name.lower(): left for name, left in situation.view.quota_left.items()}
         self._rate_left = situation.money.rate_left
-        self._sorted: dict[tuple[str, CapacityType], list[Offering]] = {}
+        #: What was bought: pool, offering, nodes, and the rate that was left before.
+        self._bought: list[tuple[str, Offering, int, float]] = []
         self._open: dict[tuple[str, CapacityType], tuple[list[Offering], dict[str, None]]] = {}
 
-    def mark(self) -> Mark:
+    def mark(self) -> int:
         """Where the counts stand, for `back`."""
-        return self.nodes.copy(), dict(self._quota), self._rate_left, self._on_demand.copy()
+        return len(self._bought)
 
-    def back(self, mark: Mark) -> None:
+    def back(self, mark: int) -> None:
         """Forget what was bought since."""
-        nodes, quota, rate, on_demand = mark
-        self.nodes, self._quota = nodes.copy(), dict(quota)
-        self._rate_left, self._on_demand = rate, on_demand.copy()
-
-    def offerings(self, pool: str, capacity: CapacityType) -> list[Offering]:
-        """What the pool may buy of a capacity type: its sizes in order, and each in its zones in order."""
-        key = (pool, capacity)
-        if key not in self._sorted:
-            policy = self._situation.policies.pools[pool]
-            rank = {
-                (size, None if zone == "any" else zone): at
-                for at, (size, zone) in enumerate((s, z) for s in policy.sizes for z in policy.zones)
-            }
-            sold = [o for o in self._situation.view.offerings if o.capacity is capacity]
-            mine = [o for o in sold if (o.size, o.zone) in rank]
-            self._sorted[key] = sorted(mine, key=lambda o: rank[o.size, o.zone])
-        return self._sorted[key]
+        while len(self._bought) > mark:
+            pool, offering, nodes, self._rate_left = self._bought.pop()
+            self._count(offering, pool, -nodes)
 
     def _to_be_had(self, pool: str, capacity: CapacityType) -> tuple[list[Offering], dict[str, None]]:
         """What of these offerings is not refused now, and why the others are."""
         key = (pool, capacity)
         if key not in self._open:
-            sold, refused = self.offerings(pool, capacity), self._situation.refused
+            sold, refused = self._situation.sold(pool, capacity), self._situation.refused
             reasons = [
                 f"{_words(o)} is refused until {clock(refused[o.id])}" for o in sold if o.id in refused
             ]
@@ -171,7 +155,10 @@ class Market:
                 quote.refuse(why)
             got = min(got, allowed)
         if got > 0:
+            self._bought.append((ask.pool, offering, got, self._rate_left))
             self._count(offering, ask.pool, got)
+            if offering.price_per_hour > 0:
+                self._rate_left -= got * offering.price_per_hour
             quote.lots.append(Lot(offering, got, stage.note))
             quote.workers_short = max(0, quote.workers_short - got * per_node)
         return got
@@ -198,8 +185,6 @@ class Market:
         self.nodes[pool] += nodes
         if offering.quota.lower() in self._quota:
             self._quota[offering.quota.lower()] -= nodes * offering.quota_units
-        if offering.price_per_hour > 0:
-            self._rate_left -= nodes * offering.price_per_hour
         if offering.capacity is CapacityType.ON_DEMAND:
             self._on_demand[pool] += nodes
 
@@ -255,14 +240,14 @@ class Market:
         return [spot]
 
     def _is_free(self, pool: str) -> bool:
-        return all(o.price_per_hour <= 0 for o in self.offerings(pool, CapacityType.ON_DEMAND))
+        return all(o.price_per_hour <= 0 for o in self._situation.sold(pool, CapacityType.ON_DEMAND))
 
     def could_ever(self, job: JobDemand, pools: tuple[str, ...]) -> bool:
         """The job's smallest group would fit if every pool were empty and everything could be had."""
         most = 0
         for pool in pools:
             if pool in self._situation.limits:
-                sold = [o for capacity in CapacityType for o in self.offerings(pool, capacity)]
+                sold = [o for capacity in CapacityType for o in self._situation.sold(pool, capacity)]
                 per_node = max((slots(o.resources, job.worker_resources) for o in sold), default=0)
                 most += per_node * self._situation.limits[pool].max_nodes
         return most >= job.min_workers

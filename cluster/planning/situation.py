@@ -38,6 +38,7 @@ class Situation:
             name: limits_of(policy, now) for name, policy in policies.pools.items()
         }
         self.offerings: dict[str, Offering] = {offering.id: offering for offering in view.offerings}
+        self._sold: dict[tuple[str, CapacityType], list[Offering]] = {}
         self._capacities = {name: offering.capacity for name, offering in self.offerings.items()}
         self.jobs: dict[str, JobDemand] = {job.id: job for job in view.jobs}
         self.money: Money = money_of(view, policies, self.offerings)
@@ -79,6 +80,19 @@ class Situation:
         for refusal in self.view.refusals:
             since[refusal.offering] = max(refusal.until, since.get(refusal.offering, float("-inf")))
         return since
+
+    def sold(self, pool: str, capacity: CapacityType) -> list[Offering]:
+        """What the pool may buy of a capacity type: its sizes in order, and each in its zones in order."""
+        key = (pool, capacity)
+        if key not in self._sold:
+            policy = self.policies.pools[pool]
+            rank = {
+                (size, None if zone == "any" else zone): at
+                for at, (size, zone) in enumerate((s, z) for s in policy.sizes for z in policy.zones)
+            }
+            mine = [o for o in self.view.offerings if o.capacity is capacity and (o.size, o.zone) in rank]
+            self._sold[key] = sorted(mine, key=lambda o: rank[o.size, o.zone])
+        return self._sold[key]
 
     def offering_of(self, node: NodeView) -> Offering | None:
         """What the node was bought as, when it is known."""

@@ -59,6 +59,16 @@ def test_it_settles(view: ClusterView, rules: Policies) -> None:
 
 @always
 @given(views(), policies)
+def test_a_plan_that_does_not_tell_jobs_why_they_wait_is_the_same_otherwise(
+    view: ClusterView, rules: Policies
+) -> None:
+    told = plan(view, rules, NOW)
+    untold = tuple(one for one in told if not isinstance(one, Wait) or one.job_id is None)
+    assert plan(view, rules, NOW, tells_jobs=False) == untold
+
+
+@always
+@given(views(), policies)
 def test_a_pool_never_gets_more_nodes_than_its_maximum(view: ClusterView, rules: Policies) -> None:
     after = done(view, plan(view, rules, NOW), NOW)
     for name, policy in rules.pools.items():
