@@ -47,7 +47,12 @@ def plan(
     `rules` are asked in order, by name, about every launch.  With `tells_jobs` false nobody is going to read why jobs
     wait, so that it is left out; all else stays as it is.
     """
-    ends = [end for node in view.nodes if (end := end_of(node, policies.pools, now)) is not None]
+    pools = policies.pools
+    ends = [
+        end
+        for node in view.nodes
+        if not (node.is_well and node.pool in pools) and (end := end_of(node, pools, now)) is not None
+    ]
     situation = Situation(_after(view, ends), policies, now)
     returns = Returns(situation)
     returns.out_of_money(_usable(situation, returns))
@@ -108,11 +113,8 @@ def _after(view: ClusterView, ends: Sequence[Terminate | Drain]) -> ClusterView:
 def _usable(situation: Situation, returns: Returns) -> Mapping[str, list[NodeView]]:
     if returns.all_stay:
         return situation.usable
-    usable: dict[str, list[NodeView]] = defaultdict(list)
-    for node in situation.usable_nodes:
-        if returns.stays(node):
-            usable[node.pool].append(node)
-    return usable
+    staying = {pool: returns.staying(nodes) for pool, nodes in situation.usable.items()}
+    return {pool: nodes for pool, nodes in staying.items() if nodes}
 
 
 def _minimum(situation: Situation, market: Market, space: Space) -> list[Launch]:

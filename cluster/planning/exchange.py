@@ -17,6 +17,7 @@ from cluster.planning.situation import Situation, accepts
 from cluster.planning.words import count
 from cluster.policies import CapacityRule, PoolPolicy
 from cluster.view import JOINED, LEAVING, NodeView
+from remora.states import NodeState
 
 Usable = Mapping[str, list[NodeView]]
 
@@ -28,7 +29,7 @@ def hand_over(situation: Situation, returns: Returns, usable: Usable) -> None:
         if not returns.may_return(pool) or not _back(situation, policy, pool):
             continue
         there = usable.get(pool, [])
-        nodes = _staying(returns, there)
+        nodes = returns.staying(there)
         is_full = len(there) == situation.limits[pool].max_nodes
         if not (is_full or _spare(situation, nodes)) or _is_on_its_way(situation, pool):
             continue
@@ -50,7 +51,7 @@ def replacements(
         if pool in launched or not (back := _back(situation, policy, pool)):
             continue
         there = usable.get(pool, [])
-        nodes = _staying(returns, there)
+        nodes = returns.staying(there)
         if len(nodes) < len(there) or _is_on_its_way(situation, pool) or _spare(situation, nodes):
             continue
         if _stand_ins(situation, policy, nodes):
@@ -58,12 +59,8 @@ def replacements(
     return launches
 
 
-def _staying(returns: Returns, nodes: list[NodeView]) -> list[NodeView]:
-    return nodes if returns.all_stay else [node for node in nodes if returns.stays(node)]
-
-
 def _spare(situation: Situation, nodes: list[NodeView]) -> list[NodeView]:
-    return [node for node in nodes if situation.capacity_of(node) is CapacityType.SPOT and not node.jobs]
+    return situation.paid_as((node for node in nodes if not node.jobs), CapacityType.SPOT)
 
 
 def _stand_ins(situation: Situation, policy: PoolPolicy, nodes: list[NodeView]) -> list[NodeView]:
@@ -71,9 +68,8 @@ def _stand_ins(situation: Situation, policy: PoolPolicy, nodes: list[NodeView]) 
     after_s = policy.return_to_spot_s or 0.0
     return [
         node
-        for node in nodes
-        if situation.capacity_of(node) is CapacityType.ON_DEMAND
-        and situation.now - node.created_at >= after_s
+        for node in situation.paid_as(nodes, CapacityType.ON_DEMAND)
+        if situation.now - node.created_at >= after_s
         and all(_may_move(situation, job_id) for job_id in node.jobs)
     ]
 
@@ -97,10 +93,11 @@ def _back(situation: Situation, policy: PoolPolicy, pool: str) -> list[Offering]
 
 def _is_on_its_way(situation: Situation, pool: str) -> bool:
     """The pool changes already, or may not: the next exchange waits until it is at rest."""
-    return situation.limits[pool].maintenance_until is not None or any(
-        (node.is_usable and node.state not in JOINED)
-        or (node.state in LEAVING and situation.capacity_of(node) is CapacityType.ON_DEMAND)
-        for node in situation.nodes_of.get(pool, [])
+    if situation.limits[pool].maintenance_until is not None:
+        return True
+    changing = [node for node in situation.nodes_of.get(pool, []) if node.state is not NodeState.READY]
+    return any(node.is_usable and node.state not in JOINED for node in changing) or bool(
+        situation.paid_as((node for node in changing if node.state in LEAVING), CapacityType.ON_DEMAND)
     )
 
 

@@ -75,13 +75,12 @@ class Market:
 
     def __init__(self, situation: Situation, usable: Mapping[str, list[NodeView]]) -> None:
         self._situation = situation
-        #: Usable nodes by pool, and the on-demand ones among them; both grow with what is bought.
+        self._usable = usable
+        #: Usable nodes by pool, with what is bought; and the on-demand ones that are bought.
         self.nodes: defaultdict[str, int] = defaultdict(int)
         self._on_demand: defaultdict[str, int] = defaultdict(int)
         for pool, nodes in usable.items():
             self.nodes[pool] = len(nodes)
-            capacities = [situation.capacity_of(node) for node in nodes]
-            self._on_demand[pool] = capacities.count(CapacityType.ON_DEMAND)
         self._quota = {name.lower(): left for name, left in situation.view.quota_left.items()}
         self._rate_left = situation.money.rate_left
         #: What was bought: pool, offering, nodes, and the rate that was left before.
@@ -215,13 +214,17 @@ class Market:
                 return [on_demand]
             case CapacityRule.MIXED:
                 is_own_core = ask.job is not None and ask.job.capacity is CapacityRule.MIXED
-                have = ask.on_demand if is_own_core else self._on_demand[ask.pool]
+                have = ask.on_demand if is_own_core else self._on_demand_in(ask.pool)
                 core = max(0, policy.on_demand_core - have)
                 return (
                     [_Stage(CapacityType.ON_DEMAND, core, "as the on-demand core"), spot] if core else [spot]
                 )
             case CapacityRule.PREFER_SPOT:
                 return self._after_patience(ask, policy, quote)
+
+    def _on_demand_in(self, pool: str) -> int:
+        there = self._situation.paid_as(self._usable.get(pool, ()), CapacityType.ON_DEMAND)
+        return len(there) + self._on_demand[pool]
 
     def _after_patience(self, ask: Ask, policy: PoolPolicy, quote: Quote) -> list[_Stage]:
         spot = _Stage(CapacityType.SPOT)

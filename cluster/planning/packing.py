@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -45,7 +45,8 @@ class Packing:
 
     def pack(self) -> Packed:
         """Room for all jobs in the order of their turns."""
-        jobs = sorted(self._wanting(), key=attrgetter("turn"))
+        jobs = self._wanting()
+        jobs.sort(key=attrgetter("turn"))
         self._count_gpus()
         packed, served = self._packed, list[JobDemand]()
         for at, job in enumerate(jobs):
@@ -62,12 +63,14 @@ class Packing:
             self._space.open(job, unused=True)
         return packed
 
-    def _wanting(self) -> Iterator[JobDemand]:
+    def _wanting(self) -> list[JobDemand]:
         """All but those that run with all the workers that they can use, which need no turn."""
         held, owners = self._space.held, self._space.owners
-        for job in self._situation.view.jobs:
-            if not job.is_running or held.get(job.id, 0) < job.max_workers or job.id in owners:
-                yield job
+        return [
+            job
+            for job in self._situation.view.jobs
+            if not job.is_running or held.get(job.id, 0) < job.max_workers or job.id in owners
+        ]
 
     def _count_gpus(self) -> None:
         """What the jobs of each project hold, where a project is limited at all."""

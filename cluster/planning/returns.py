@@ -50,6 +50,10 @@ class Returns:
         """The plan so far leaves the node alone."""
         return node.id not in self._gone
 
+    def staying(self, nodes: list[NodeView]) -> list[NodeView]:
+        """Those of the nodes that the plan so far leaves alone."""
+        return [node for node in nodes if node.id not in self._gone] if self._gone else nodes
+
     def give_back(self, node: NodeView, reason: str) -> None:
         """Let a node go.  A node that works is drained with a deadline; one that does not is ended."""
         self._gone.add(node.id)
@@ -83,11 +87,10 @@ class Returns:
                 continue
             spare = max(0, len(nodes) - self._situation.limits[pool].min_nodes)
             if money.reached(BudgetStep.SPOT_ONLY):
-                on_demand = [n for n in paid if self._situation.capacity_of(n) is CapacityType.ON_DEMAND]
+                on_demand = self._situation.paid_as(paid, CapacityType.ON_DEMAND)
                 spare -= self._drain_some(on_demand, spare, reason)
             if money.reached(BudgetStep.SHRINK):
-                rest = [node for node in paid if self.stays(node)]
-                self._drain_some(rest, spare, reason, keep_minimum=True)
+                self._drain_some(self.staying(paid), spare, reason, keep_minimum=True)
 
     def _drain_some(
         self, nodes: list[NodeView], number: int, reason: str, *, keep_minimum: bool = False
@@ -109,7 +112,7 @@ class Returns:
             limits = self._situation.limits[pool]
             if len(nodes) <= limits.max_nodes:
                 continue
-            staying = [node for node in nodes if self.stays(node)]
+            staying = self.staying(nodes)
             surplus = len(staying) - limits.max_nodes
             if surplus <= 0:
                 continue
@@ -156,7 +159,7 @@ class Returns:
             limits = self._situation.limits[pool]
             keep = max(limits.min_nodes, min(used[pool] + self._warm(pool), limits.max_nodes))
             surplus = max(0, used[pool] + len(nodes) - keep)
-            self._return_unused(pool, [node for node in nodes if self.stays(node)], surplus)
+            self._return_unused(pool, self.staying(nodes), surplus)
         return len(self.actions) > before
 
     def _warm(self, pool: str) -> int:

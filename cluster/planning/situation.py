@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from cluster.offerings import CapacityType, Offering
@@ -52,17 +52,18 @@ class Situation:
         return nodes
 
     @cached_property
-    def usable_nodes(self) -> list[NodeView]:
-        """Nodes of the policies' pools that can take work."""
-        return [node for node in self.view.nodes if node.pool in self.policies.pools and node.is_usable]
-
-    @cached_property
     def usable(self) -> Mapping[str, list[NodeView]]:
-        """The same by pool."""
+        """Nodes that can take work, by pool of the policies; a pool without any is missing."""
         nodes: dict[str, list[NodeView]] = defaultdict(list)
-        for node in self.usable_nodes:
-            nodes[node.pool].append(node)
+        for node in self.view.nodes:
+            if node.is_usable and node.pool in self.limits:
+                nodes[node.pool].append(node)
         return nodes
+
+    def paid_as(self, nodes: Iterable[NodeView], capacity: CapacityType) -> list[NodeView]:
+        """Those of the nodes that are paid for so."""
+        capacities = self._capacities
+        return [node for node in nodes if capacities.get(node.offering) is capacity]
 
     @cached_property
     def refused(self) -> Mapping[str, float]:

@@ -201,8 +201,7 @@ class Space:
 
     @cached_property
     def _worked_on_demand(self) -> dict[str, int]:
-        capacity_of = self._situation.capacity_of
-        on_demand = [node for node in self.at_work if capacity_of(node) is CapacityType.ON_DEMAND]
+        on_demand = self._situation.paid_as(self.at_work, CapacityType.ON_DEMAND)
         return Counter(job_id for node in on_demand for job_id in node.jobs)
 
     def on_demand_of(self, job: JobDemand) -> int:
@@ -307,12 +306,16 @@ class Space:
 
     def _with_room(self, worker: Resources) -> Iterator[Bin]:
         """Nodes that work and have room for one more such worker."""
-        for node in self.at_work:
-            # What the plan puts on a node only makes it fuller, so that a full one needs no bin.
-            if node.free is None or slots(node.free, worker) > 0:
-                bin_ = self._bin_of(node)
-                if slots(bin_.free, worker) > 0:
-                    yield bin_
+        nodes = self.at_work
+        for name, amount in worker.items():
+            # Most are full by far.  What the plan puts on a node only makes it fuller, so that those need no bin.
+            if name != "memory":
+                least = 0.99 * amount
+                nodes = [node for node in nodes if node.free is None or node.free.get(name, 0.0) >= least]
+        for node in nodes:
+            bin_ = self._bin_of(node)
+            if slots(bin_.free, worker) > 0:
+                yield bin_
 
     def find_kept(self, job: JobDemand, shape: Shape, workers: int) -> list[tuple[Bin, int]]:
         """Room on nodes that were bought for others who had no turn yet: the last resort."""

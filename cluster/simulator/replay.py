@@ -60,6 +60,7 @@ class Replay:
         self._look: float | None = None
         self._step: BudgetStep | None = None
         self._step_day = -1
+        self._most = sum(pool.max_nodes for pool in policies.pools.values())
         self._returns_to_spot = any(pool.return_to_spot_s is not None for pool in policies.pools.values())
         self._runs_by_the_clock = assumptions.asks_always or _runs_by_the_clock(policies)
 
@@ -121,9 +122,8 @@ class Replay:
 
     def _is_full(self) -> bool:
         """Every pool has all the nodes that it may have, and all of them work: more wishes change nothing."""
-        nodes = self.fleet.nodes.values()
-        most = sum(pool.max_nodes for pool in self.policies.pools.values())
-        return len(nodes) >= most and all(node.jobs for node in nodes) and not self._returns_to_spot
+        nodes = self.fleet.nodes
+        return len(nodes) >= self._most and not self._returns_to_spot and all(n.jobs for n in nodes.values())
 
     def _times(self, now: float, is_wanting: bool) -> Iterator[float]:
         """When time alone may change a plan: a node was idle, a job waited, or spot was there, for long enough."""

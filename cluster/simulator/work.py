@@ -110,7 +110,7 @@ class Work:
                 if sim.job.id in chosen:
                     self._start(now, sim, rooms)
             if len(chosen) < len(waiting):
-                return
+                break
             look *= 2
         self._settled = self.waiting.first(1)
 
