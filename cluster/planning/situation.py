@@ -40,8 +40,12 @@ class Situation:
         self.offerings: dict[str, Offering] = {offering.id: offering for offering in view.offerings}
         self._sold: dict[tuple[str, CapacityType], list[Offering]] = {}
         self._capacities = {name: offering.capacity for name, offering in self.offerings.items()}
-        self.jobs: dict[str, JobDemand] = {job.id: job for job in view.jobs}
         self.money: Money = money_of(view, policies, self.offerings)
+
+    @cached_property
+    def jobs(self) -> Mapping[str, JobDemand]:
+        """All jobs by id."""
+        return {job.id: job for job in self.view.jobs}
 
     @cached_property
     def nodes_of(self) -> Mapping[str, list[NodeView]]:
