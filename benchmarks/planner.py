@@ -118,6 +118,6 @@ def _job(name: str, dice: random.Random) -> JobDemand:
         needs_fabric=dice.random() < 0.05,
         priority=dice.choice((10, 50, 50, 90)),
         created_at=NOW - dice.uniform(0, 3_600),
-        since_checkpoint_s=dice.uniform(0, 600),
+        saved_at=NOW - dice.uniform(0, 600),
         resume_s=20.0,
     )

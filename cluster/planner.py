@@ -33,13 +33,26 @@ PASSES = 4
 Rule = Callable[[ClusterView, Launch], str | None]
 
 
-def plan(view: ClusterView, policies: Policies, now: float, rules: Sequence[tuple[str, Rule]] = ()) -> Plan:
+def plan(
+    view: ClusterView,
+    policies: Policies,
+    now: float,
+    rules: Sequence[tuple[str, Rule]] = (),
+    *,
+    tells_jobs: bool = True,
+) -> Plan:
     """What to do now, and why the rest is not done.
 
     Applied to the cluster, the plan leads to a view whose plan at the same `now` has no further launch, drain or end.
-    `rules` are asked in order, by name, about every launch.
+    `rules` are asked in order, by name, about every launch.  With `tells_jobs` false nobody is going to read why jobs
+    wait, so that it is left out; all else stays as it is.
     """
-    ends = [end for node in view.nodes if (end := end_of(node, policies.pools, now)) is not None]
+    pools = policies.pools
+    ends = [
+        end
+        for node in view.nodes
+        if not (node.is_well and node.pool in pools) and (end := end_of(node, pools, now)) is not None
+    ]
     situation = Situation(_after(view, ends), policies, now)
     returns = Returns(situation)
     returns.out_of_money(_usable(situation, returns))
@@ -57,7 +70,7 @@ def plan(view: ClusterView, policies: Policies, now: float, rules: Sequence[tupl
         *held_up,
         *refused,
         *returns.waits,
-        *_waits(situation, packed),
+        *(_waits(situation, packed) if tells_jobs else ()),
     )
 
 
@@ -74,7 +87,7 @@ def _filled(
         launches = [*least, *packed.launches, *_warm(situation, market, space)]
         launched = {launch.pool for launch in launches}
         launches.extend(replacements(situation, returns, market, before, launched))
-        if not returns.unused(packed.space.everything) or not packed.reasons:
+        if not returns.unused(packed.space) or not packed.reasons:
             break
     return packed, launches
 
@@ -100,11 +113,8 @@ def _after(view: ClusterView, ends: Sequence[Terminate | Drain]) -> ClusterView:
 def _usable(situation: Situation, returns: Returns) -> Mapping[str, list[NodeView]]:
     if returns.all_stay:
         return situation.usable
-    usable: dict[str, list[NodeView]] = defaultdict(list)
-    for node in situation.usable_nodes:
-        if returns.stays(node):
-            usable[node.pool].append(node)
-    return usable
+    staying = {pool: returns.staying(nodes) for pool, nodes in situation.usable.items()}
+    return {pool: nodes for pool, nodes in staying.items() if nodes}
 
 
 def _minimum(situation: Situation, market: Market, space: Space) -> list[Launch]:
@@ -238,8 +248,9 @@ def _waits(situation: Situation, packed: Packed) -> list[Wait]:
     """Why each job has not all that it can use."""
     waits: list[Wait] = []
     launched = Counter(launch.job_id for launch in packed.launches)
+    reasons = packed.reasons | {job.id: packed.why_behind for job in packed.behind}
     for job in situation.view.jobs:
-        if (reason := packed.reasons.get(job.id)) is not None:
+        if (reason := reasons.get(job.id)) is not None:
             waits.append(Wait(job_id=job.id, reason=reason))
         elif (nodes := packed.starting.get(job.id, 0) + launched[job.id]) > 0:
             waits.append(

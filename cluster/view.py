@@ -54,12 +54,14 @@ class JobDemand:
     waiting_since: float | None = None
     #: When it has to be done.
     deadline_at: float | None = None
-    #: Seconds that it still has to train with `max_workers`, when somebody knows.
+    #: Seconds that it still has to train with `max_workers`, when somebody knows; of use to jobs with a deadline.
     work_left_s: float | None = None
     #: USD that it may still spend.
     budget_left: float | None = None
-    #: Seconds of training that are lost when it is stopped without a notice.
-    since_checkpoint_s: float = 0.0
+    #: When its newest checkpoint was made, or its training began; None: a stop without a notice loses nothing.
+    saved_at: float | None = None
+    #: Since then it has made another checkpoint every so many seconds; None: it has made none.
+    saves_every_s: float | None = None
     #: Seconds that it stands still when its workers change.
     resume_s: float = 0.0
     #: The last step of the cluster's budget that its owner was told of.
@@ -69,6 +71,24 @@ class JobDemand:
     def placement(self) -> Placement:
         """Which nodes it accepts."""
         return Placement(pools=self.pools, zones=self.zones, capacity=self.capacity)
+
+    @cached_property
+    def turn(self) -> tuple[bool, int, float, str]:
+        """Whose turn it is: what runs, then higher priority, then who came first; the smallest is next."""
+        return (not self.is_running, -self.priority, self.created_at, self.id)
+
+    @cached_property
+    def shape(self) -> tuple[object, ...]:
+        """Equal for jobs whose workers may be put into the same nodes."""
+        resources = tuple(sorted(self.worker_resources.items()))
+        return (resources, self.pools, self.zones, self.capacity, self.needs_fabric)
+
+    def unsaved_s(self, now: float) -> float:
+        """Seconds of training that are lost when it is stopped now without a notice."""
+        if self.saved_at is None or now <= self.saved_at:
+            return 0.0
+        since_s = now - self.saved_at
+        return since_s if self.saves_every_s is None else since_s % self.saves_every_s
 
 
 @dataclass(frozen=True, kw_only=True)

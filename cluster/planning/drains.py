@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from cluster.view import JobDemand, NodeView
@@ -19,11 +19,13 @@ class Losses:
     checkpoint.  A group that goes on smaller loses what the drained workers did, and all stand still for the resume.
     """
 
-    def __init__(self, jobs: Mapping[str, JobDemand], nodes: Iterable[NodeView]) -> None:
+    def __init__(self, jobs: Mapping[str, JobDemand], nodes: Iterable[NodeView], now: float) -> None:
         self._jobs = jobs
-        self._workers: Counter[str] = Counter()
+        self._now = now
+        self._workers: dict[str, int] = defaultdict(int)
         for node in nodes:
-            self._workers.update(node.jobs)
+            for job_id, workers in node.jobs.items():
+                self._workers[job_id] += workers
         self._left = self._workers.copy()
         self._stopped: set[str] = set()
 
@@ -39,7 +41,7 @@ class Losses:
             return 0.0
         everybody = self._workers[job_id]
         stops = self._left[job_id] - workers < job.min_workers
-        return everybody * job.resume_s + (everybody if stops else workers) * job.since_checkpoint_s
+        return everybody * job.resume_s + (everybody if stops else workers) * job.unsaved_s(self._now)
 
     def keeps_minimum(self, node: NodeView) -> bool:
         """Every job on the node keeps `min_workers` without it."""

@@ -17,25 +17,25 @@ from cluster.planning.situation import Situation
 from cluster.planning.words import count
 from cluster.policies import CapacityRule, PoolPolicy
 from cluster.view import JOINED, LEAVING, NodeView
+from remora.states import NodeState
 
 Usable = Mapping[str, list[NodeView]]
 
 
 def hand_over(situation: Situation, returns: Returns, usable: Usable) -> None:
     """Drain a stand-in of each pool whose work finds a spot node: one that is there, or one in its own place."""
-    market: Market | None = None
     for pool, policy in situation.policies.pools.items():
-        nodes = [node for node in usable.get(pool, []) if returns.stays(node)]
-        stand_ins = _stand_ins(situation, policy, nodes)
-        if not stand_ins:
+        # Nodes are looked through last: most of the time spot is not back, or the pool changes already.
+        if not returns.may_return(pool) or not _back(situation, policy, pool):
             continue
-        market = market or Market(situation, usable)
-        if not _back(situation, market, policy, pool) or _is_on_its_way(situation, pool):
+        there = usable.get(pool, [])
+        nodes = returns.staying(there)
+        is_full = len(there) == situation.limits[pool].max_nodes
+        if not (is_full or _spare(situation, nodes)) or _is_on_its_way(situation, pool):
             continue
-        is_full = market.nodes[pool] == situation.limits[pool].max_nodes
-        if (is_full or _spare(situation, nodes)) and returns.may_return(pool):
+        if stand_ins := _stand_ins(situation, policy, nodes):
             everybody = [n for n in situation.view.nodes if n.is_usable and returns.stays(n)]
-            for node in cheapest(stand_ins, Losses(situation.jobs, everybody), 1):
+            for node in cheapest(stand_ins, Losses(situation.jobs, everybody, situation.now), 1):
                 waited = count(round(policy.return_to_spot_s or 0.0), "second")
                 returns.give_back_one(
                     node, f"spot has been back for {waited} or more, and it stood in for spot"
@@ -48,30 +48,28 @@ def replacements(
     """A spot node for each pool that has stand-ins, room for one more node, and nothing else on its way."""
     launches: list[Launch] = []
     for pool, policy in situation.policies.pools.items():
-        nodes = [node for node in usable.get(pool, []) if returns.stays(node)]
-        back = _back(situation, market, policy, pool)
-        is_busy = (
-            pool in launched or len(nodes) < len(usable.get(pool, [])) or _is_on_its_way(situation, pool)
-        )
-        if back and not is_busy and _stand_ins(situation, policy, nodes) and not _spare(situation, nodes):
+        if pool in launched or not (back := _back(situation, policy, pool)):
+            continue
+        there = usable.get(pool, [])
+        nodes = returns.staying(there)
+        if len(nodes) < len(there) or _is_on_its_way(situation, pool) or _spare(situation, nodes):
+            continue
+        if _stand_ins(situation, policy, nodes):
             launches.extend(_launch(market, pool, back))
     return launches
 
 
 def _spare(situation: Situation, nodes: list[NodeView]) -> list[NodeView]:
-    return [node for node in nodes if situation.capacity_of(node) is CapacityType.SPOT and not node.jobs]
+    return situation.paid_as((node for node in nodes if not node.jobs), CapacityType.SPOT)
 
 
 def _stand_ins(situation: Situation, policy: PoolPolicy, nodes: list[NodeView]) -> list[NodeView]:
     """On-demand nodes that could as well be spot, and have been there for long enough to be worth it."""
-    after_s = policy.return_to_spot_s
-    if after_s is None or policy.capacity is not CapacityRule.PREFER_SPOT:
-        return []
+    after_s = policy.return_to_spot_s or 0.0
     return [
         node
-        for node in nodes
-        if situation.capacity_of(node) is CapacityType.ON_DEMAND
-        and situation.now - node.created_at >= after_s
+        for node in situation.paid_as(nodes, CapacityType.ON_DEMAND)
+        if situation.now - node.created_at >= after_s
         and all(_may_move(situation, job_id) for job_id in node.jobs)
     ]
 
@@ -81,22 +79,25 @@ def _may_move(situation: Situation, job_id: str) -> bool:
     return job is not None and job.placement.takes(CapacityType.SPOT) and not situation.is_urgent(job)
 
 
-def _back(situation: Situation, market: Market, policy: PoolPolicy, pool: str) -> list[Offering]:
-    """Spot that has been available for long enough."""
-    since = situation.now - (policy.return_to_spot_s or 0.0)
+def _back(situation: Situation, policy: PoolPolicy, pool: str) -> list[Offering]:
+    """Spot that has been available for long enough, where the policy lets nodes return to it at all."""
+    if policy.return_to_spot_s is None or policy.capacity is not CapacityRule.PREFER_SPOT:
+        return []
+    since = situation.now - policy.return_to_spot_s
     return [
         offering
-        for offering in market.offerings(pool, CapacityType.SPOT)
+        for offering in situation.sold(pool, CapacityType.SPOT)
         if situation.available_since.get(offering.id, float("-inf")) <= since
     ]
 
 
 def _is_on_its_way(situation: Situation, pool: str) -> bool:
     """The pool changes already, or may not: the next exchange waits until it is at rest."""
-    return situation.limits[pool].maintenance_until is not None or any(
-        (node.is_usable and node.state not in JOINED)
-        or (node.state in LEAVING and situation.capacity_of(node) is CapacityType.ON_DEMAND)
-        for node in situation.nodes_of.get(pool, [])
+    if situation.limits[pool].maintenance_until is not None:
+        return True
+    changing = [node for node in situation.nodes_of.get(pool, []) if node.state is not NodeState.READY]
+    return any(node.is_usable and node.state not in JOINED for node in changing) or bool(
+        situation.paid_as((node for node in changing if node.state in LEAVING), CapacityType.ON_DEMAND)
     )
 
 

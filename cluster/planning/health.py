@@ -24,8 +24,9 @@ def end_of(node: NodeView, pools: Mapping[str, PoolPolicy], now: float) -> Termi
     if node.is_well and node.pool in pools:
         return None
     if node.state in ENDED:
-        left = Terminate(node_id=node.id, reason="its row has ended, its machine has not")
-        return left if node.provided else None
+        if not node.provided:
+            return None
+        return Terminate(node_id=node.id, reason="its row has ended, its machine has not")
     if node.state is NodeState.TERMINATING:
         return Terminate(node_id=node.id, reason="it was to be terminated already")
     if (failure := _failure(node, pools, now)) is not None:
@@ -65,25 +66,24 @@ def _end_of_drain(node: NodeView, now: float) -> Terminate | None:
     return None
 
 
-def failures_in_a_row(nodes: Iterable[NodeView]) -> int:
-    """Nodes of one pool that failed after its newest node that joined was created."""
-    nodes = list(nodes)
-    joined_at = max((node.created_at for node in nodes if node.state in JOINED), default=float("-inf"))
-    return sum(1 for node in nodes if _failed(node) and node.created_at > joined_at)
-
-
-def _failed(node: NodeView) -> bool:
-    return node.state is NodeState.FAILED or (node.state is NodeState.TERMINATING and node.is_failure)
-
-
 def launch_not_before(nodes: Iterable[NodeView]) -> float:
-    """When a pool may launch again: a pause after its newest failure that doubles with every one in a row."""
+    """When a pool may launch again: a pause after its newest failure that doubles with every one in a row.
+
+    In a row are nodes of the pool that failed after its newest node that joined was created.
+    """
     nodes = list(nodes)
-    failures = failures_in_a_row(nodes)
+    failed = [
+        node.created_at
+        for node in nodes
+        if node.state is NodeState.FAILED or (node.state is NodeState.TERMINATING and node.is_failure)
+    ]
+    if not failed:
+        return float("-inf")
+    joined_at = max((node.created_at for node in nodes if node.state in JOINED), default=float("-inf"))
+    failures = sum(1 for created_at in failed if created_at > joined_at)
     if not failures:
         return float("-inf")
-    newest = max(node.created_at for node in nodes if _failed(node))
-    return newest + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30))
+    return max(failed) + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30))
 
 
 def starting(nodes: Iterable[NodeView]) -> int:

@@ -71,59 +71,38 @@ class _Stage:
     note: str = ""
 
 
-Mark = tuple[defaultdict[str, int], dict[str, int], float, defaultdict[str, int]]
-
-
 class Market:
     """Counts what a plan buys, so that the whole of it stays within every limit."""
 
     def __init__(self, situation: Situation, usable: Mapping[str, list[NodeView]]) -> None:
         self._situation = situation
-        #: Usable nodes by pool, and the on-demand ones among them; both grow with what is bought.
+        self._usable = usable
+        #: Usable nodes by pool, with what is bought; and the on-demand ones that are bought.
         self.nodes: defaultdict[str, int] = defaultdict(int)
         self._on_demand: defaultdict[str, int] = defaultdict(int)
         for pool, nodes in usable.items():
             self.nodes[pool] = len(nodes)
-            capacities = [situation.capacity_of(node) for node in nodes]
-            self._on_demand[pool] = capacities.count(CapacityType.ON_DEMAND)
         self._quota = {name.lower(): left for name, left in situation.view.quota_left.items()}
         self._rate_left = situation.money.rate_left
-        self._sorted: dict[tuple[str, CapacityType], list[Offering]] = {}
+        #: What was bought: pool, offering, nodes, and the rate that was left before.
+        self._bought: list[tuple[str, Offering, int, float]] = []
         self._open: dict[tuple[str, CapacityType], tuple[list[Offering], dict[str, None]]] = {}
 
-    def mark(self) -> Mark:
+    def mark(self) -> int:
         """Where the counts stand, for `back`."""
-        return self.nodes.copy(), dict(self._quota), self._rate_left, self._on_demand.copy()
+        return len(self._bought)
 
-    def back(self, mark: Mark) -> None:
+    def back(self, mark: int) -> None:
         """Forget what was bought since."""
-        nodes, quota, rate, on_demand = mark
-        self.nodes, self._quota = nodes.copy(), dict(quota)
-        self._rate_left, self._on_demand = rate, on_demand.copy()
-
-    def offerings(self, pool: str, capacity: CapacityType) -> list[Offering]:
-        """What the pool may buy of a capacity type: its sizes in order, and each in its zones in order.
-
-        Zones in which the cloud hardly has any of a size come after its others.
-        """
-        key = (pool, capacity)
-        if key not in self._sorted:
-            policy = self._situation.policies.pools[pool]
-            rank = {
-                (size, None if zone == "any" else zone): at
-                for at, (size, zone) in enumerate((s, z) for s in policy.sizes for z in policy.zones)
-            }
-            sold = [o for o in self._situation.view.offerings if o.capacity is capacity]
-            mine = [o for o in sold if (o.size, o.zone) in rank]
-            sizes = {size: at for at, size in enumerate(policy.sizes)}
-            self._sorted[key] = sorted(mine, key=lambda o: (sizes[o.size], o.is_scarce, rank[o.size, o.zone]))
-        return self._sorted[key]
+        while len(self._bought) > mark:
+            pool, offering, nodes, self._rate_left = self._bought.pop()
+            self._count(offering, pool, -nodes)
 
     def _to_be_had(self, pool: str, capacity: CapacityType) -> tuple[list[Offering], dict[str, None]]:
         """What of these offerings is not refused now, and why the others are."""
         key = (pool, capacity)
         if key not in self._open:
-            sold, refused = self.offerings(pool, capacity), self._situation.refused
+            sold, refused = self._situation.sold(pool, capacity), self._situation.refused
             reasons = [
                 f"{_words(o)} is refused until {clock(refused[o.id])}" for o in sold if o.id in refused
             ]
@@ -176,7 +155,10 @@ class Market:
                 quote.refuse(why)
             got = min(got, allowed)
         if got > 0:
+            self._bought.append((ask.pool, offering, got, self._rate_left))
             self._count(offering, ask.pool, got)
+            if offering.price_per_hour > 0:
+                self._rate_left -= got * offering.price_per_hour
             quote.lots.append(Lot(offering, got, stage.note))
             quote.workers_short = max(0, quote.workers_short - got * per_node)
         return got
@@ -203,8 +185,6 @@ class Market:
         self.nodes[pool] += nodes
         if offering.quota.lower() in self._quota:
             self._quota[offering.quota.lower()] -= nodes * offering.quota_units
-        if offering.price_per_hour > 0:
-            self._rate_left -= nodes * offering.price_per_hour
         if offering.capacity is CapacityType.ON_DEMAND:
             self._on_demand[pool] += nodes
 
@@ -235,13 +215,17 @@ class Market:
                 return [on_demand]
             case CapacityRule.MIXED:
                 is_own_core = ask.job is not None and ask.job.capacity is CapacityRule.MIXED
-                have = ask.on_demand if is_own_core else self._on_demand[ask.pool]
+                have = ask.on_demand if is_own_core else self._on_demand_in(ask.pool)
                 core = max(0, policy.on_demand_core - have)
                 return (
                     [_Stage(CapacityType.ON_DEMAND, core, "as the on-demand core"), spot] if core else [spot]
                 )
             case CapacityRule.PREFER_SPOT:
                 return self._after_patience(ask, policy, quote)
+
+    def _on_demand_in(self, pool: str) -> int:
+        there = self._situation.paid_as(self._usable.get(pool, ()), CapacityType.ON_DEMAND)
+        return len(there) + self._on_demand[pool]
 
     def _after_patience(self, ask: Ask, policy: PoolPolicy, quote: Quote) -> list[_Stage]:
         spot = _Stage(CapacityType.SPOT)
@@ -260,7 +244,7 @@ class Market:
         return [spot]
 
     def _is_free(self, pool: str) -> bool:
-        return all(o.price_per_hour <= 0 for o in self.offerings(pool, CapacityType.ON_DEMAND))
+        return all(o.price_per_hour <= 0 for o in self._situation.sold(pool, CapacityType.ON_DEMAND))
 
     def could_ever(self, job: JobDemand, pools: tuple[str, ...]) -> bool:
         """The job's smallest group would fit if every pool were empty and everything could be had."""
@@ -268,7 +252,7 @@ class Market:
         for pool in pools:
             if pool in self._situation.limits:
                 policy = self._situation.policies.pools[pool]
-                bought = [o for one in bought_by(policy.capacity) for o in self.offerings(pool, one)]
+                bought = [o for one in bought_by(policy.capacity) for o in self._situation.sold(pool, one)]
                 sold = [o for o in bought if job.placement.allows(pool, o.zone, o.capacity)]
                 per_node = max((slots(o.resources, job.worker_resources) for o in sold), default=0)
                 most += per_node * self._situation.limits[pool].max_nodes

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from cluster.actions import Launch
 from cluster.offerings import Offering
@@ -23,8 +24,11 @@ class Packed:
 
     space: Space
     launches: list[Launch] = field(default_factory=list)
-    #: Why a job did not get all that it can use, by job id.
+    #: Why a job did not get all that it can use, by job id; without those in `behind`.
     reasons: dict[str, str] = field(default_factory=dict)
+    #: Jobs that had no turn, and why: as many as wait, so that each is given its reason only when it is told.
+    behind: list[JobDemand] = field(default_factory=list)
+    why_behind: str = ""
     #: Jobs that have their smallest group on nodes of which some still start or are to be bought.
     starting: dict[str, int] = field(default_factory=dict)
 
@@ -41,33 +45,37 @@ class Packing:
 
     def pack(self) -> Packed:
         """Room for all jobs in the order of their turns."""
-        jobs = sorted(filter(self._may_want, self._situation.view.jobs), key=turn_key)
+        jobs = self._wanting()
+        jobs.sort(key=attrgetter("turn"))
         self._count_gpus()
-        behind: str | None = None
-        served: list[JobDemand] = []
-        for job in jobs:
-            if behind is not None and not job.is_running:
-                self._packed.reasons[job.id] = behind
-                continue
+        packed, served = self._packed, list[JobDemand]()
+        for at, job in enumerate(jobs):
+            if packed.why_behind and not job.is_running:
+                packed.behind = jobs[at:]  # what runs comes before what waits
+                break
             if self._smallest_group(job):
                 self._space.open(job, unused=False)
                 served.append(job)
             elif self._blocks(job):
-                behind = f"it waits for its turn behind {job.id}, which waits for nodes"
+                packed.why_behind = f"it waits for its turn behind {job.id}, which waits for nodes"
         for job in served:
             self._beyond(job)
             self._space.open(job, unused=True)
-        return self._packed
+        return packed
 
-    def _may_want(self, job: JobDemand) -> bool:
-        """False when it runs with all the workers that it can use, and so needs no turn."""
-        has_all = job.is_running and self._space.held.get(job.id, 0) >= job.max_workers
-        return not has_all or bool(self._space.own_of(job))
+    def _wanting(self) -> list[JobDemand]:
+        """All but those that run with all the workers that they can use, which need no turn."""
+        held, owners = self._space.held, self._space.owners
+        return [
+            job
+            for job in self._situation.view.jobs
+            if not job.is_running or held.get(job.id, 0) < job.max_workers or job.id in owners
+        ]
 
     def _count_gpus(self) -> None:
         """What the jobs of each project hold, where a project is limited at all."""
         if self._situation.policies.projects:
-            for job in sorted(self._situation.view.jobs, key=turn_key):
+            for job in sorted(self._situation.view.jobs, key=attrgetter("turn")):
                 self._gpus[job.project] += _gpus(job, self._space.held.get(job.id, 0))
 
     def _blocks(self, job: JobDemand) -> bool:
@@ -140,19 +148,19 @@ class Packing:
     def _obtain_whole(self, job: JobDemand, wanted: int) -> str | None:
         """Room for all these workers, or why there is none."""
         shape = self._space.shape_of(job)
-        key = self._failure_key(job, shape)
-        failed = shape.failed.get(key)
         # Workers that it has, and nodes that are its own, may make it luckier than the others.
         is_like_others = not self._space.own_of(job) and not self._space.held.get(job.id, 0)
-        if failed is not None and wanted >= failed[0] and is_like_others:
-            return failed[1]
+        if is_like_others and shape.failed:
+            failed = shape.failed.get(self._failure_key(job, shape))
+            if failed is not None and wanted >= failed[0]:
+                return failed[1]
         mark = self._market.mark()
         found, lots, quote = self._look(job, wanted)
         if quote.workers_short:
             self._market.back(mark)
             why = _short(quote, wanted)
             if is_like_others:
-                shape.failed[key] = (wanted, why)
+                shape.failed[self._failure_key(job, shape)] = (wanted, why)
             return why
         self._settle(job, found, lots, wanted)
         return None
@@ -162,8 +170,11 @@ class Packing:
         waited_s = self._situation.waited_s(job)
         policies = self._situation.policies.pools
         patient = tuple(waited_s < policies[pool].patience_s for pool in shape.pools if pool in policies)
-        core = self._space.on_demand.get(job.id, 0) if job.capacity is CapacityRule.MIXED else 0
-        return (patient, self._situation.is_urgent(job), core)
+        return (patient, self._situation.is_urgent(job), self._core(job))
+
+    def _core(self, job: JobDemand) -> int:
+        """On-demand nodes that the job is on, where that counts."""
+        return self._space.on_demand_of(job) if job.capacity is CapacityRule.MIXED else 0
 
     def _look(
         self, job: JobDemand, wanted: int
@@ -208,8 +219,9 @@ class Packing:
         return lots, total
 
     def _ask(self, job: JobDemand, pool: str, workers: int) -> Ask:
-        on_demand = self._space.on_demand.get(job.id, 0)
-        return Ask(pool=pool, worker=job.worker_resources, workers=workers, job=job, on_demand=on_demand)
+        return Ask(
+            pool=pool, worker=job.worker_resources, workers=workers, job=job, on_demand=self._core(job)
+        )
 
     def _look_in_domains(
         self, job: JobDemand, shape: Shape, wanted: int
@@ -321,11 +333,6 @@ class Packing:
                 self._space.put(job, bin_, number)
                 workers -= number
                 self._packed.launches.append(_launch(job, pool, lot, fabric))
-
-
-def turn_key(job: JobDemand) -> tuple[bool, int, float, str]:
-    """Whose turn it is: what runs, then higher priority, then who came first; the smallest is next."""
-    return (not job.is_running, -job.priority, job.created_at, job.id)
 
 
 def _gpus(job: JobDemand, workers: int) -> float:

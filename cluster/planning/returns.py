@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from cluster.actions import Drain, Terminate, Wait
@@ -9,7 +10,7 @@ from cluster.offerings import CapacityType
 from cluster.planning.drains import Losses, cheapest
 from cluster.planning.limits import pace_left
 from cluster.planning.situation import Situation
-from cluster.planning.space import Bin
+from cluster.planning.space import Space
 from cluster.planning.words import clock, count
 from cluster.policies import BudgetStep
 from cluster.view import NodeView
@@ -49,6 +50,10 @@ class Returns:
         """The plan so far leaves the node alone."""
         return node.id not in self._gone
 
+    def staying(self, nodes: list[NodeView]) -> list[NodeView]:
+        """Those of the nodes that the plan so far leaves alone."""
+        return [node for node in nodes if node.id not in self._gone] if self._gone else nodes
+
     def give_back(self, node: NodeView, reason: str) -> None:
         """Let a node go.  A node that works is drained with a deadline; one that does not is ended."""
         self._gone.add(node.id)
@@ -82,18 +87,17 @@ class Returns:
                 continue
             spare = max(0, len(nodes) - self._situation.limits[pool].min_nodes)
             if money.reached(BudgetStep.SPOT_ONLY):
-                on_demand = [n for n in paid if self._situation.capacity_of(n) is CapacityType.ON_DEMAND]
+                on_demand = self._situation.paid_as(paid, CapacityType.ON_DEMAND)
                 spare -= self._drain_some(on_demand, spare, reason)
             if money.reached(BudgetStep.SHRINK):
-                rest = [node for node in paid if self.stays(node)]
-                self._drain_some(rest, spare, reason, keep_minimum=True)
+                self._drain_some(self.staying(paid), spare, reason, keep_minimum=True)
 
     def _drain_some(
         self, nodes: list[NodeView], number: int, reason: str, *, keep_minimum: bool = False
     ) -> int:
         """Give back up to so many nodes, those that cost least work; how many it became."""
         everybody = [node for node in self._situation.view.nodes if node.is_usable]
-        losses = Losses(self._situation.jobs, everybody)
+        losses = Losses(self._situation.jobs, everybody, self._situation.now)
         for node in everybody:
             if not self.stays(node):
                 losses.drain(node)
@@ -106,7 +110,9 @@ class Returns:
         """Nodes beyond what a pool may have: those that start, then unused ones, then what costs least work."""
         for pool, nodes in usable.items():
             limits = self._situation.limits[pool]
-            staying = [node for node in nodes if self.stays(node)]
+            if len(nodes) <= limits.max_nodes:
+                continue
+            staying = self.staying(nodes)
             surplus = len(staying) - limits.max_nodes
             if surplus <= 0:
                 continue
@@ -131,21 +137,29 @@ class Returns:
         reason = f"{count(number, 'node')} more go later: at most {pace:g} a minute are returned"
         self._waits.append(Wait(pool=pool, reason=reason))
 
-    def unused(self, bins: Iterable[Bin]) -> bool:
+    def unused(self, space: Space) -> bool:
         """Return what nobody has use for: longest unused first, dear before cheap.  True when something went."""
         before = len(self.actions)
         self._kept.clear()
-        by_pool: dict[str, list[Bin]] = {pool: [] for pool in self._situation.policies.pools}
-        for bin_ in bins:
-            by_pool[bin_.pool].append(bin_)
-        for pool, everything in by_pool.items():
+        free: dict[str, list[NodeView]] = {pool: [] for pool in self._situation.policies.pools}
+        used = Counter[str]()
+        for bin_ in space.others:
             # What still starts does not make superfluous what is there: it may never come.
-            mine = [bin_ for bin_ in everything if bin_.node is not None and bin_.node.is_member]
-            free = [bin_.node for bin_ in mine if bin_.node is not None and not bin_.is_used]
+            if bin_.node is None or not bin_.node.is_member:
+                continue
+            if bin_.is_used:
+                used[bin_.pool] += 1
+            else:
+                free[bin_.pool].append(bin_.node)
+        if any(free.values()):
+            used.update(node.pool for node in space.at_work if node.is_member)
+        for pool, nodes in free.items():
+            if not nodes:
+                continue
             limits = self._situation.limits[pool]
-            used = len(mine) - len(free)
-            keep = max(limits.min_nodes, min(used + self._warm(pool), limits.max_nodes))
-            self._return_unused(pool, [node for node in free if self.stays(node)], max(0, len(mine) - keep))
+            keep = max(limits.min_nodes, min(used[pool] + self._warm(pool), limits.max_nodes))
+            surplus = max(0, used[pool] + len(nodes) - keep)
+            self._return_unused(pool, self.staying(nodes), surplus)
         return len(self.actions) > before
 
     def _warm(self, pool: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from cluster.offerings import CapacityType, Offering
@@ -27,9 +27,14 @@ class Situation:
             name: limits_of(policy, now) for name, policy in policies.pools.items()
         }
         self.offerings: dict[str, Offering] = {offering.id: offering for offering in view.offerings}
+        self._sold: dict[tuple[str, CapacityType], list[Offering]] = {}
         self._capacities = {name: offering.capacity for name, offering in self.offerings.items()}
-        self.jobs: dict[str, JobDemand] = {job.id: job for job in view.jobs}
         self.money: Money = money_of(view, policies, self.offerings)
+
+    @cached_property
+    def jobs(self) -> Mapping[str, JobDemand]:
+        """All jobs by id."""
+        return {job.id: job for job in self.view.jobs}
 
     @cached_property
     def nodes_of(self) -> Mapping[str, list[NodeView]]:
@@ -40,17 +45,18 @@ class Situation:
         return nodes
 
     @cached_property
-    def usable_nodes(self) -> list[NodeView]:
-        """Nodes of the policies' pools that can take work."""
-        return [node for node in self.view.nodes if node.pool in self.policies.pools and node.is_usable]
-
-    @cached_property
     def usable(self) -> Mapping[str, list[NodeView]]:
-        """The same by pool."""
+        """Nodes that can take work, by pool of the policies; a pool without any is missing."""
         nodes: dict[str, list[NodeView]] = defaultdict(list)
-        for node in self.usable_nodes:
-            nodes[node.pool].append(node)
+        for node in self.view.nodes:
+            if node.is_usable and node.pool in self.limits:
+                nodes[node.pool].append(node)
         return nodes
+
+    def paid_as(self, nodes: Iterable[NodeView], capacity: CapacityType) -> list[NodeView]:
+        """Those of the nodes that are paid for so."""
+        capacities = self._capacities
+        return [node for node in nodes if capacities.get(node.offering) is capacity]
 
     @cached_property
     def refused(self) -> Mapping[str, float]:
@@ -68,6 +74,23 @@ class Situation:
         for refusal in self.view.refusals:
             since[refusal.offering] = max(refusal.until, since.get(refusal.offering, float("-inf")))
         return since
+
+    def sold(self, pool: str, capacity: CapacityType) -> list[Offering]:
+        """What the pool may buy of a capacity type: its sizes in order, and each in its zones in order.
+
+        Zones in which the cloud hardly has any of a size come after its others.
+        """
+        key = (pool, capacity)
+        if key not in self._sold:
+            policy = self.policies.pools[pool]
+            rank = {
+                (size, None if zone == "any" else zone): at
+                for at, (size, zone) in enumerate((s, z) for s in policy.sizes for z in policy.zones)
+            }
+            mine = [o for o in self.view.offerings if o.capacity is capacity and (o.size, o.zone) in rank]
+            sizes = {size: at for at, size in enumerate(policy.sizes)}
+            self._sold[key] = sorted(mine, key=lambda o: (sizes[o.size], o.is_scarce, rank[o.size, o.zone]))
+        return self._sold[key]
 
     def offering_of(self, node: NodeView) -> Offering | None:
         """What the node was bought as, when it is known."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import attrgetter
 
 from cluster.offerings import CapacityType, Offering
@@ -33,60 +34,65 @@ def slots(free: Resources, worker: Resources) -> int:
 class Bin:
     """A node while a plan fills it."""
 
-    __slots__ = (
-        "_free",
-        "_holds",
-        "_resources",
-        "capacity",
-        "fabric",
-        "is_kept",
-        "is_used",
-        "node",
-        "offering",
-        "pool",
-        "zone",
-    )
+    __slots__ = ("_free", "_holds", "_own", "fabric", "is_kept", "is_used", "node", "offering", "pool")
 
     def __init__(
-        self, pool: str, resources: Resources, offering: Offering | None, fabric: str | None
+        self,
+        pool: str,
+        free: Resources,
+        offering: Offering | None,
+        fabric: str | None,
+        node: NodeView | None = None,
     ) -> None:
         self.pool = pool
-        self._resources = resources
-        self._free: dict[str, float] | None = None
-        #: Workers that were put here before anybody asked what is free.
-        self._holds: list[tuple[Resources, int]] = []
+        self._free = free
+        #: A copy once something was taken off it: in most plans few nodes are given anything.
+        self._own: dict[str, float] | None = None
+        #: Workers that are to be taken off it before anybody is told what is free.
+        self._holds: Sequence[tuple[Resources, int]] = ()
         self.offering = offering
-        self.capacity: CapacityType | None = None if offering is None else offering.capacity
-        self.zone = None if offering is None else offering.zone
         self.fabric = fabric
         #: None for a node that this plan buys.
-        self.node: NodeView | None = None
+        self.node = node
         #: A worker runs on it or was given room on it.
         self.is_used = False
         #: It was bought for a job whose turn has not come in this plan.
         self.is_kept = False
 
     @property
-    def free(self) -> dict[str, float]:
+    def capacity(self) -> CapacityType | None:
+        """How it is paid for, when it is known."""
+        return None if self.offering is None else self.offering.capacity
+
+    @property
+    def zone(self) -> str | None:
+        """Where it is, when it is known."""
+        return None if self.offering is None else self.offering.zone
+
+    @property
+    def free(self) -> Resources:
         """What is left; counted when it is asked for, as in most plans few nodes are."""
-        if self._free is None:
-            self._free = dict(self._resources)
+        if self._holds:
+            free = self._own_free()
             for worker, count in self._holds:
-                _take(self._free, worker, count)
+                _take(free, worker, count)
+            self._holds = ()
         return self._free
 
-    def leave(self, free: Resources, *, is_used: bool) -> None:
-        """So much is left on it."""
-        self._resources = free
-        self.is_used = is_used
+    def hold(self, holds: Sequence[tuple[Resources, int]]) -> None:
+        """So many workers are on it already, which nobody has taken off what is free."""
+        self._holds = holds
 
     def put(self, worker: Resources, count: int) -> None:
         """Give room to so many workers."""
-        if self._free is None:
-            self._holds.append((worker, count))
-        else:
-            _take(self._free, worker, count)
-        self.is_used = self.is_used or count > 0
+        if count > 0:
+            _take(self._own_free(), worker, count)
+            self.is_used = True
+
+    def _own_free(self) -> dict[str, float]:
+        if self._own is None:
+            self._free = self._own = dict(self._free)
+        return self._own
 
 
 def _take(free: dict[str, float], worker: Resources, count: int) -> None:
@@ -100,8 +106,8 @@ class Tier:
     """Bins that may suit a shape, in the order in which they are filled."""
 
     bins: list[Bin] = field(default_factory=list)
-    #: How many of all bins have been looked through.
-    seen: int = 0
+    #: How many of all bins have been looked through; -1: not even the nodes that work.
+    seen: int = -1
     #: Everything before it is full for this shape, and stays so.
     start: int = 0
 
@@ -126,7 +132,11 @@ class Space:
     def __init__(self, situation: Situation, nodes: Iterable[NodeView]) -> None:
         self._situation = situation
         self._shapes: dict[object, Shape] = {}
-        #: Open to everybody: with work, bought by this plan or for a job that had its turn; and unused ones.
+        by_filling = sorted(nodes, key=attrgetter("filling_order"))
+        #: Nodes that work, in the order in which they are filled; most of them are full, and need no bin.
+        self.at_work: list[NodeView] = [node for node in by_filling if node.jobs]
+        self._at_work: dict[str, Bin] = {}
+        #: Open to everybody: bought by this plan or for a job that had its turn; and unused ones.
         self._worked: list[Bin] = []
         self._unused: list[Bin] = []
         self._kept: list[Bin] = []
@@ -135,46 +145,73 @@ class Space:
         #: Workers by job, and the domains that they are in.
         self.held: dict[str, int] = defaultdict(int)
         self.held_in: dict[str, set[str]] = defaultdict(set)
-        #: On-demand nodes that a job's workers are on.
-        self.on_demand: dict[str, int] = defaultdict(int)
-        for node in sorted(nodes, key=attrgetter("filling_order")):
-            self._add_node(node)
+        #: On-demand nodes on which this plan gave a job room.
+        self._on_demand: dict[str, int] = defaultdict(int)
+        held = self.held
+        for node in self.at_work:
+            for job_id, workers in node.jobs.items():
+                held[job_id] += workers
+            if node.fabric is not None:
+                for job_id in node.jobs:
+                    self.held_in[job_id].add(node.fabric)
+                self.domains[node.fabric].append(self._bin_of(node))
+        for node in by_filling[len(self.at_work) :]:
+            self._add_unused(node)
 
-    def _add_node(self, node: NodeView) -> None:
-        bin_ = Bin(node.pool, node.resources, self._situation.offering_of(node), node.fabric)
-        bin_.node = node
-        if node.free is None:
-            self._count(node, bin_)
-        else:
-            bin_.leave(node.free, is_used=bool(node.jobs))
-        held, is_on_demand = self.held, bin_.capacity is CapacityType.ON_DEMAND
-        for job_id, workers in node.jobs.items():
-            held[job_id] += workers
-            if is_on_demand:
-                self.on_demand[job_id] += 1
-            if bin_.fabric is not None:
-                self.held_in[job_id].add(bin_.fabric)
+    def _bin_of(self, node: NodeView) -> Bin:
+        """The bin of a node that works."""
+        bin_ = self._at_work.get(node.id)
+        if bin_ is None:
+            free = node.resources if node.free is None else node.free
+            offering = self._situation.offering_of(node)
+            bin_ = self._at_work[node.id] = Bin(node.pool, free, offering, node.fabric, node)
+            bin_.is_used = True
+            if node.free is None:
+                bin_.hold([(self._worker_of(job_id), workers) for job_id, workers in node.jobs.items()])
+        return bin_
+
+    def _worker_of(self, job_id: str) -> Resources:
+        job = self._situation.jobs.get(job_id)
+        return {} if job is None else job.worker_resources
+
+    def _add_unused(self, node: NodeView) -> None:
+        free = node.resources if node.free is None else node.free
+        bin_ = Bin(node.pool, free, self._situation.offering_of(node), node.fabric, node)
         self._register(bin_)
-        if node.bought_for in self._situation.jobs and not node.jobs:
+        if node.bought_for is not None and node.bought_for in self._situation.jobs:
             bin_.is_kept = True
             self._kept.append(bin_)
-            self._own[node.bought_for or ""].append(bin_)
+            self._own[node.bought_for].append(bin_)
         else:
-            (self._worked if node.jobs else self._unused).append(bin_)
-
-    def _count(self, node: NodeView, bin_: Bin) -> None:
-        for job_id, workers in node.jobs.items():
-            job = self._situation.jobs.get(job_id)
-            bin_.put(job.worker_resources if job is not None else {}, workers)
+            self._unused.append(bin_)
 
     def _register(self, bin_: Bin) -> None:
         if bin_.fabric is not None:
             self.domains[bin_.fabric].append(bin_)
 
     @property
-    def everything(self) -> list[Bin]:
-        """Every bin, those included whose owners had no turn."""
+    def others(self) -> list[Bin]:
+        """Every bin but those of nodes that work, those included whose owners had no turn."""
         return [*self._worked, *self._unused, *(bin_ for bin_ in self._kept if bin_.is_kept)]
+
+    @property
+    def everything(self) -> list[Bin]:
+        """Every bin."""
+        return [*map(self._bin_of, self.at_work), *self.others]
+
+    @cached_property
+    def _worked_on_demand(self) -> dict[str, int]:
+        on_demand = self._situation.paid_as(self.at_work, CapacityType.ON_DEMAND)
+        return Counter(job_id for node in on_demand for job_id in node.jobs)
+
+    def on_demand_of(self, job: JobDemand) -> int:
+        """On-demand nodes that the job's workers are on."""
+        return self._worked_on_demand.get(job.id, 0) + self._on_demand.get(job.id, 0)
+
+    @property
+    def owners(self) -> Collection[str]:
+        """Jobs that nodes without work were bought for."""
+        return self._own.keys()
 
     def buy(self, pool: str, offering: Offering, fabric: str | None, *, is_used: bool = True) -> Bin:
         """One more bin, for a node that the plan launches."""
@@ -189,7 +226,7 @@ class Space:
         if bin_.fabric is not None:
             self.held_in[job_id].add(bin_.fabric)
         if bin_.capacity is CapacityType.ON_DEMAND:
-            self.on_demand[job_id] += 1
+            self._on_demand[job_id] += 1
 
     def put(self, job: JobDemand, bin_: Bin, workers: int) -> None:
         """Give the job room for so many workers in the bin."""
@@ -198,17 +235,15 @@ class Space:
 
     def shape_of(self, job: JobDemand) -> Shape:
         """The shape that the job shares with others."""
-        resources = tuple(sorted(job.worker_resources.items()))
-        key = (resources, job.pools, job.zones, job.capacity, job.needs_fabric)
-        shape = self._shapes.get(key)
+        shape = self._shapes.get(job.shape)
         if shape is None:
             pools = job.pools or tuple(self._situation.policies.pools)
-            shape = self._shapes[key] = Shape(job.worker_resources, pools, job)
+            shape = self._shapes[job.shape] = Shape(job.worker_resources, pools, job)
         return shape
 
-    def own_of(self, job: JobDemand) -> list[Bin]:
+    def own_of(self, job: JobDemand) -> Sequence[Bin]:
         """What was bought for the job and has no work yet."""
-        return self._own.get(job.id, [])
+        return self._own.get(job.id, ()) if self._own else ()
 
     def open(self, job: JobDemand, *, unused: bool) -> None:
         """The job has had its turn: what it uses of its own nodes is open to others, and the `unused` ones too."""
@@ -240,7 +275,8 @@ class Space:
 
     def _find_free(self, shape: Shape, workers: int, taken: set[int], found: list[tuple[Bin, int]]) -> None:
         for tier, bins in zip(shape.tiers, (self._worked, self._unused), strict=True):
-            _look_through(shape, tier, bins)
+            if tier.seen != len(bins):
+                self._look_through(shape, tier, bins)
             at = tier.start
             while workers > 0 and at < len(tier.bins):
                 bin_ = tier.bins[at]
@@ -251,6 +287,35 @@ class Space:
                     found.append((bin_, min(count, workers)))
                     workers -= found[-1][1]
                 at += 1
+
+    def _look_through(self, shape: Shape, tier: Tier, bins: list[Bin]) -> None:
+        """Take bins that came since into the shape's own list; the pool that is asked for first comes first.
+
+        What has no room for one worker never has it again within a plan.
+        """
+        worker, is_first = shape.worker, tier.seen < 0
+        new = [bin_ for bin_ in bins[max(0, tier.seen) :] if slots(bin_.free, worker) > 0]
+        if is_first and bins is self._worked:
+            new = [*self._with_room(worker), *new]
+        new = [bin_ for bin_ in new if suits(shape.example, shape.pools, bin_)]
+        if is_first and len(shape.pools) > 1:
+            preference = {name: at for at, name in enumerate(shape.pools)}
+            new.sort(key=lambda bin_: preference[bin_.pool])
+        tier.bins.extend(new)
+        tier.seen = len(bins)
+
+    def _with_room(self, worker: Resources) -> Iterator[Bin]:
+        """Nodes that work and have room for one more such worker."""
+        nodes = self.at_work
+        for name, amount in worker.items():
+            # Most are full by far.  What the plan puts on a node only makes it fuller, so that those need no bin.
+            if name != "memory":
+                least = 0.99 * amount
+                nodes = [node for node in nodes if node.free is None or node.free.get(name, 0.0) >= least]
+        for node in nodes:
+            bin_ = self._bin_of(node)
+            if slots(bin_.free, worker) > 0:
+                yield bin_
 
     def find_kept(self, job: JobDemand, shape: Shape, workers: int) -> list[tuple[Bin, int]]:
         """Room on nodes that were bought for others who had no turn yet: the last resort."""
@@ -267,18 +332,6 @@ class Space:
                 workers -= found[-1][1]
             at += 1
         return found
-
-
-def _look_through(shape: Shape, tier: Tier, bins: list[Bin]) -> None:
-    """Take bins that came since into the shape's own list; the pool that is asked for first comes first."""
-    if tier.seen == len(bins):
-        return
-    new = [bin_ for bin_ in bins[tier.seen :] if suits(shape.example, shape.pools, bin_)]
-    if tier.seen == 0 and len(shape.pools) > 1:
-        preference = {name: at for at, name in enumerate(shape.pools)}
-        new.sort(key=lambda bin_: preference[bin_.pool])
-    tier.bins.extend(new)
-    tier.seen = len(bins)
 
 
 def suits(job: JobDemand, pools: tuple[str, ...], bin_: Bin) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from random import Random
 
@@ -41,8 +41,15 @@ class Fleet:
         self.nodes: dict[str, SimNode] = {}
         #: All nodes that were ever bought, in that order.
         self.every: list[SimNode] = []
-        #: Ready nodes on which something is free.
+        #: Ready nodes on which something is free, and those of them that are empty.
         self.loose: dict[str, SimNode] = {}
+        self.idle: dict[str, SimNode] = {}
+        #: Nodes that start or are drained.
+        self.changing: dict[str, SimNode] = {}
+        #: All that are paid on demand.
+        self.on_demand: dict[str, SimNode] = {}
+        #: Nodes by pool that are ready or start.
+        self.have: Counter[str] = Counter()
         self.preemptions = 0
         self.launches = 0
         self.refused = 0
@@ -84,7 +91,10 @@ class Fleet:
             bought_for=action.job_id,
             paid_until=now,
         )
-        self.nodes[node.id] = node
+        self.nodes[node.id] = self.changing[node.id] = node
+        self.have[node.pool] += 1
+        if stock.offering.capacity is CapacityType.ON_DEMAND:
+            self.on_demand[node.id] = node
         self.every.append(node)
         self._agenda.add(now + self._provisioning_s, self._ready, node)
         rate = stock.offering.evictions_per_hour / 3600
@@ -100,7 +110,8 @@ class Fleet:
             node.state = NodeState.READY
             node.idle_since = now
             node.seen = None
-            self.loose[node.id] = node
+            del self.changing[node.id]
+            self.loose[node.id] = self.idle[node.id] = node
             self.has_changed = self.has_room = True
 
     def change(self, now: float, change: MarketChange) -> None:
@@ -129,7 +140,10 @@ class Fleet:
         node.deadline_s = deadline_s
         node.leaving_since = now
         node.seen = None
+        self.have[node.pool] -= 1
+        self.changing[node.id] = node
         self.loose.pop(node.id, None)
+        self.idle.pop(node.id, None)
         self._agenda.add(max(now, deadline_s), self.end, node)
 
     def end(self, now: float, node: SimNode) -> None:
@@ -138,13 +152,18 @@ class Fleet:
             return
         self._vacate(now, node)
         self._ledger.pay(node, now)
+        if node.state is not NodeState.DRAINING:
+            self.have[node.pool] -= 1
         node.state = NodeState.GONE
         node.ended_s = now
         node.seen = None
         node.leaving_since = now if node.leaving_since is None else node.leaving_since
         node.stock.held -= 1
         del self.nodes[node.id]
+        self.changing.pop(node.id, None)
+        self.on_demand.pop(node.id, None)
         self.loose.pop(node.id, None)
+        self.idle.pop(node.id, None)
         self._ended.append(node)
         self.has_changed = True
 
@@ -152,6 +171,7 @@ class Fleet:
         """Put workers of a job on a node."""
         node.take(job_id, workers, worker)
         node.is_full = self._is_full(node)
+        self.idle.pop(node.id, None)
         if all(amount <= 1e-9 for amount in node.free.values()):
             self.loose.pop(node.id, None)
 
@@ -161,6 +181,8 @@ class Fleet:
         node.is_full = self._is_full(node)
         if node.state is NodeState.READY:
             self.loose[node.id] = node
+            if not node.jobs:
+                self.idle[node.id] = node
             self.has_room = True
         elif node.state is NodeState.DRAINING and not node.jobs:
             self._agenda.add(now, self.end, node)

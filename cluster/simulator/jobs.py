@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from cluster.policies import BudgetStep
 from cluster.traces.trace import TraceJob
 from cluster.view import JobDemand
 
@@ -37,10 +38,10 @@ class SimJob:
     #: Since when it has had fewer workers than it can use.
     short_since: float = 0.0
     losses: int = 0
-    #: What of it never changes, as the planner sees it.
+    #: The last step of the cluster's budget that its owner was told of.
+    told: BudgetStep | None = None
+    #: As the planner saw it last; None once something has changed that it sees.
     seen: JobDemand | None = None
-    #: As the planner saw it last while it waits; None once it has other workers.
-    waits_as: JobDemand | None = None
     #: Counts changes of its speed: an end that was foreseen before the last one does not come.
     version: int = 0
 
@@ -94,7 +95,7 @@ class SimJob:
         self.placed = placed
         self.workers = sum(placed.values())
         self.version += 1
-        self.waits_as = None
+        self.seen = None
         if self.workers < self.job.max_workers and (before == self.job.max_workers or self.started_s == now):
             self.short_since = now
 
@@ -107,7 +108,7 @@ class SimJob:
         """Work done until now, without taking note of it."""
         return self.done_s + self.workers * max(0.0, now - max(self.at_s, self.stalled_until))
 
-    def unsaved_s(self, now: float) -> float:
-        """Seconds of training that a loss would cost it now."""
-        since_s = now - self.checkpoint_at
-        return since_s % self.job.checkpoint_s if self.workers and since_s > 0 else 0.0
+    def tell(self, step: BudgetStep | None) -> None:
+        """Its owner hears how the budget touches it."""
+        self.told = step
+        self.seen = None

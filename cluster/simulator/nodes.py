@@ -14,6 +14,7 @@ from remora.states import NodeState
 class SimNode:
     """One node; times are seconds since the trace began."""
 
+    #: Counts from 1, in the order in which nodes were bought.
     number: int
     pool: str
     stock: Stock
@@ -34,13 +35,13 @@ class SimNode:
     #: USD until `paid_until`.
     cost: float = 0.0
     paid_until: float = 0.0
+    #: As in a view.
+    id: str = field(init=False)
     #: As the planner saw it last; None once something has changed that it sees.
     seen: NodeView | None = None
 
-    @property
-    def id(self) -> str:
-        """As in a view."""
-        return f"node_{self.number:06d}"
+    def __post_init__(self) -> None:
+        self.id = f"node_{self.number:06d}"
 
     def take(self, job_id: str, workers: int, worker: Mapping[str, float]) -> None:
         """Put workers on it."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from cluster.actions import Drain, Launch, Notice, Terminate, Wait
 from cluster.policies import BudgetStep, Policies
@@ -20,6 +19,7 @@ from cluster.simulator.rest import is_at_rest
 from cluster.simulator.seeing import view_of
 from cluster.simulator.work import Work
 from cluster.traces.trace import MarketChange, Trace, TraceJob
+from cluster.view import ClusterView
 
 #: Seconds after which the planner looks again although nothing has happened, while jobs wait for nodes.
 GLANCE_S = 300.0
@@ -58,9 +58,9 @@ class Replay:
         self._arrived = 0
         #: When the planner looks next.
         self._look: float | None = None
-        self._told: dict[str, BudgetStep] = {}
         self._step: BudgetStep | None = None
         self._step_day = -1
+        self._most = sum(pool.max_nodes for pool in policies.pools.values())
         self._returns_to_spot = any(pool.return_to_spot_s is not None for pool in policies.pools.values())
         self._runs_by_the_clock = assumptions.asks_always or _runs_by_the_clock(policies)
 
@@ -122,9 +122,8 @@ class Replay:
 
     def _is_full(self) -> bool:
         """Every pool has all the nodes that it may have, and all of them work: more wishes change nothing."""
-        nodes = self.fleet.nodes.values()
-        most = sum(pool.max_nodes for pool in self.policies.pools.values())
-        return len(nodes) >= most and all(node.jobs for node in nodes) and not self._returns_to_spot
+        nodes = self.fleet.nodes
+        return len(nodes) >= self._most and not self._returns_to_spot and all(n.jobs for n in nodes.values())
 
     def _times(self, now: float, is_wanting: bool) -> Iterator[float]:
         """When time alone may change a plan: a node was idle, a job waited, or spot was there, for long enough."""
@@ -184,7 +183,7 @@ class Replay:
         is_wanting = bool(self.work.waiting or self.work.short)
         return is_at_rest(self.fleet, self.policies, now, is_wanting=is_wanting)
 
-    def _view(self, now: float) -> Any:
+    def _view(self, now: float) -> ClusterView:
         spent = (0.0, 0.0)
         if self.policies.budget.usd_per_day is not None or self.policies.budget.usd_per_month is not None:
             self.fleet.pay_all(now)
@@ -201,7 +200,6 @@ class Replay:
             offerings=self.fleet.market.offered,
             refusals=self.fleet.refusals(now),
             spent=spent,
-            told=self._told,
             budget_step=self._step,
         )
 
@@ -234,10 +232,9 @@ class Replay:
         return True
 
     def _tell(self, notice: Notice) -> None:
+        self.work.sims[notice.job_id].tell(notice.step)
         if notice.step is None:
-            self._told.pop(notice.job_id, None)
             return
-        self._told[notice.job_id] = notice.step
         order = list(BudgetStep)
         if self._step is None or order.index(notice.step) > order.index(self._step):
             self._step = notice.step

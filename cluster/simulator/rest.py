@@ -18,30 +18,26 @@ def is_at_rest(fleet: Fleet, policies: Policies, now: float, *, is_wanting: bool
     nodes that they may have.  No node has failed to start, was idle for long enough to be returned, or stands in for
     spot that is back.  It holds only for policies under which plans do not depend on the hour or on money.
     """
-    have: dict[str, int] = dict.fromkeys(policies.pools, 0)
+    for node in fleet.idle.values():
+        if node.idle_since is None or now - node.idle_since > policies.pools[node.pool].idle_s - MARGIN_S:
+            return False
     changing: set[str] = set()
-    for node in fleet.nodes.values():
-        policy = policies.pools[node.pool]
-        match node.state:
-            case NodeState.READY:
-                have[node.pool] += 1
-                if node.idle_since is not None and now - node.idle_since > policy.idle_s - MARGIN_S:
-                    return False
-            case NodeState.LAUNCHED:
-                have[node.pool] += 1
-                changing.add(node.pool)
-                if now - node.created_s > policy.join_timeout_s - MARGIN_S:
-                    return False
-            case NodeState.DRAINING:
-                if node.deadline_s is None or now > node.deadline_s - MARGIN_S:
-                    return False
-                if node.stock.offering.capacity is CapacityType.ON_DEMAND:
-                    changing.add(node.pool)
-            case _:
+    for node in fleet.changing.values():
+        if node.state is NodeState.LAUNCHED:
+            changing.add(node.pool)
+            if now - node.created_s > policies.pools[node.pool].join_timeout_s - MARGIN_S:
                 return False
+        else:
+            if node.deadline_s is None or now > node.deadline_s - MARGIN_S:
+                return False
+            if node.jobs:
+                # A place elsewhere is looked for its workers, although they still count for their jobs.
+                is_wanting = True
+            if node.stock.offering.capacity is CapacityType.ON_DEMAND:
+                changing.add(node.pool)
     for name, policy in policies.pools.items():
         least = policy.max_nodes if is_wanting else min(policy.min_nodes, policy.max_nodes)
-        if not least <= have[name] <= policy.max_nodes:
+        if not least <= fleet.have[name] <= policy.max_nodes:
             return False
         # A pool that changes already exchanges no node.
         if name not in changing and _may_return_to_spot(fleet, name, policy, now):
@@ -54,8 +50,5 @@ def _may_return_to_spot(fleet: Fleet, pool: str, policy: PoolPolicy, now: float)
     if after_s is None or not fleet.may_have_spot(now, after_s - MARGIN_S):
         return False
     return any(
-        node.pool == pool
-        and node.stock.offering.capacity is CapacityType.ON_DEMAND
-        and now - node.created_s > after_s - MARGIN_S
-        for node in fleet.nodes.values()
+        node.pool == pool and now - node.created_s > after_s - MARGIN_S for node in fleet.on_demand.values()
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from cluster.offerings import Offering
 from cluster.policies import BudgetStep
@@ -18,21 +18,21 @@ def view_of(
     now: float,
     begins_at: float,
     *,
-    waiting: Sequence[SimJob],
+    waiting: Iterable[SimJob],
     running: Iterable[SimJob],
     nodes: Iterable[SimNode],
     offerings: tuple[Offering, ...],
     refusals: Iterable[Refusal],
     spent: tuple[float, float],
-    told: Mapping[str, BudgetStep],
     budget_step: BudgetStep | None,
 ) -> ClusterView:
-    """The frozen view at a time; nodes that ended are among `nodes` as long as they are remembered."""
-    demands = [_demand(job, now, begins_at, told.get(job.job.id)) for job in waiting]
-    demands.extend(_demand(job, now, begins_at, told.get(job.job.id)) for job in running)
+    """The frozen view at a time; nodes that ended are among `nodes` as long as they are remembered.
+
+    What has not changed is in it as it was in the view before: few jobs and nodes change from look to look.
+    """
     return ClusterView(
-        jobs=tuple(demands),
-        nodes=tuple(_node(node, begins_at) for node in nodes),
+        jobs=tuple([sim.seen or _demand(sim, now, begins_at) for sim in (*waiting, *running)]),
+        nodes=tuple([node.seen or _node(node, begins_at) for node in nodes]),
         offerings=offerings,
         refusals=tuple(refusals),
         spent=Spending(today=spent[0], this_month=spent[1]),
@@ -41,30 +41,9 @@ def view_of(
     )
 
 
-def _demand(sim: SimJob, now: float, begins_at: float, told: BudgetStep | None) -> JobDemand:
-    """What changes from look to look is put into a copy: making a demand anew for every job takes most of a look."""
-    waits_as = sim.waits_as
-    if waits_as is not None and waits_as.told is told:
-        return waits_as
-    if sim.seen is None:
-        sim.seen = _whole_demand(sim, begins_at)
-    demand = object.__new__(JobDemand)
-    demand.__dict__.update(
-        sim.seen.__dict__,
-        waiting_since=begins_at + sim.short_since,
-        work_left_s=(sim.job.work_s - sim.done_at(now)) / sim.job.max_workers,
-        since_checkpoint_s=sim.unsaved_s(now),
-        is_running=bool(sim.workers),
-        told=told,
-    )
-    if not sim.workers:
-        sim.waits_as = demand  # nothing of it changes before it starts
-    return demand
-
-
-def _whole_demand(sim: SimJob, begins_at: float) -> JobDemand:
+def _demand(sim: SimJob, now: float, begins_at: float) -> JobDemand:
     job = sim.job
-    return JobDemand(
+    demand = JobDemand(
         id=job.id,
         project=job.project,
         min_workers=job.min_workers,
@@ -72,18 +51,26 @@ def _whole_demand(sim: SimJob, begins_at: float) -> JobDemand:
         worker_resources=job.resources,
         priority=job.priority,
         created_at=begins_at + job.at_s,
+        is_running=bool(sim.workers),
+        waiting_since=begins_at + sim.short_since,
         deadline_at=None if job.deadline_s is None else begins_at + job.deadline_s,
+        work_left_s=None if job.deadline_s is None else (job.work_s - sim.done_at(now)) / job.max_workers,
+        saved_at=begins_at + sim.checkpoint_at if sim.workers else None,
+        saves_every_s=job.checkpoint_s,
         resume_s=job.resize_s if job.is_elastic else job.resume_s,
+        told=sim.told,
     )
+    if job.deadline_s is None or not sim.workers:  # the work that is left becomes less while it runs
+        sim.seen = demand
+    return demand
 
 
 def _node(node: SimNode, begins_at: float) -> NodeView:
-    if node.seen is None:
-        node.seen = _whole_node(node, begins_at)
+    node.seen = _seen_node(node, begins_at)
     return node.seen
 
 
-def _whole_node(node: SimNode, begins_at: float) -> NodeView:
+def _seen_node(node: SimNode, begins_at: float) -> NodeView:
     ended = node.state in ENDED
     joined = node.state in _JOINED
     return NodeView(

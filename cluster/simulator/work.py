@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +14,7 @@ from cluster.simulator.fleet import Fleet
 from cluster.simulator.jobs import SimJob
 from cluster.simulator.nodes import SimNode
 from cluster.traces.trace import TraceJob
+from cluster.view import ENDED
 
 #: Jobs that the queue is asked about at first; as long as all of them start, twice as many.
 FIRST_LOOK = 4
@@ -23,24 +24,27 @@ class Line:
     """Jobs in order of their turns."""
 
     def __init__(self) -> None:
-        self._entries: list[tuple[Any, SimJob]] = []
+        self._turns: list[Any] = []
+        self._sims: list[SimJob] = []
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._sims)
 
     def add(self, turn: Any, sim: SimJob) -> None:
         """Put a job where its turn is."""
-        insort(self._entries, (turn, sim), key=lambda entry: entry[0])
+        at = bisect_right(self._turns, turn)
+        self._turns.insert(at, turn)
+        self._sims.insert(at, sim)
 
     def remove(self, turn: Any) -> None:
         """Take out the job with this turn, if it is here."""
-        at = bisect_left(self._entries, turn, key=lambda entry: entry[0])
-        if at < len(self._entries) and self._entries[at][0] == turn:
-            del self._entries[at]
+        at = bisect_left(self._turns, turn)
+        if at < len(self._turns) and self._turns[at] == turn:
+            del self._turns[at], self._sims[at]
 
     def first(self, count: int) -> list[SimJob]:
         """The jobs whose turn comes next."""
-        return [sim for _, sim in self._entries[:count]]
+        return self._sims[:count]
 
 
 class Work:
@@ -49,6 +53,8 @@ class Work:
     def __init__(self, fleet: Callable[[], Fleet], queue: Queue, agenda: Agenda) -> None:
         self.waiting = Line()
         self.running: dict[str, SimJob] = {}
+        #: All that have come, by id.
+        self.sims: dict[str, SimJob] = {}
         #: Running jobs that have fewer workers than they can use.
         self.short = Line()
         #: Jobs that wait for the time at which they may start again.
@@ -83,7 +89,8 @@ class Work:
         if not self._queue.can_ever_start(job):
             self.impossible += 1
             return
-        self.waiting.add(self._queue.turn(job), SimJob(job, at_s=now, short_since=now))
+        sim = self.sims[job.id] = SimJob(job, at_s=now, short_since=now)
+        self.waiting.add(self._queue.turn(job), sim)
         self.has_moved = True
 
     def dispatch(self, now: float) -> None:
@@ -107,7 +114,7 @@ class Work:
                 if sim.job.id in chosen:
                     self._start(now, sim, rooms)
             if len(chosen) < len(waiting):
-                return
+                break
             look *= 2
         self._settled = self.waiting.first(1)
 
@@ -160,8 +167,8 @@ class Work:
         del self.running[job.id]
         self.short.remove(self._queue.turn(job))
         for number in sim.placed:
-            node = self._fleet().nodes.get(_id(number))
-            if node is not None:
+            node = self._fleet().every[number - 1]
+            if node.state not in ENDED:
                 self._fleet().give_back(now, node, job.id, job.resources)
         self.moved_s = now
         self.has_moved = True
@@ -206,10 +213,6 @@ class Work:
         self.resting -= 1
         self.has_moved = True
         self.waiting.add(self._queue.turn(sim.job), sim)
-
-
-def _id(number: int) -> str:
-    return f"node_{number:06d}"
 
 
 def _preference(node: SimNode) -> tuple[bool, float, bool, int]:

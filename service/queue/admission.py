@@ -116,9 +116,17 @@ def place(
 
 
 def admit(
-    queue: Sequence[JobRow], claims: Iterable[Claim], rooms: Sequence[Room], pools: Sequence[PoolSize]
+    queue: Sequence[JobRow],
+    claims: Iterable[Claim],
+    rooms: Sequence[Room],
+    pools: Sequence[PoolSize],
+    *,
+    tells_jobs: bool = True,
 ) -> Admission:
-    """Decide about `queue`, which is in order of turns and holds only jobs that may start now."""
+    """Decide about `queue`, which is in order of turns and holds only jobs that may start now.
+
+    With `tells_jobs` false nobody is going to read why the others wait, so that it is left out.
+    """
     everything: list[Resources] = [room.resources for room in rooms]
     free = _beside(claims, rooms)
     starts: list[str] = []
@@ -135,6 +143,8 @@ def admit(
             starts.append(job.id)
             free = after
             continue
+        if not tells_jobs:
+            break  # nobody starts behind a job that waits
         waits.append(_wait(job, ahead, everything, allowed, found))
         ahead += 1
     return Admission(tuple(starts), tuple(waits))

@@ -50,12 +50,11 @@ def demand_of(
     )
     if attempt is None:
         return demand
-    saved_at = max(attempt.started_at or attempt.created_at, checkpoint_at or 0.0)
     return replace(
         demand,
         is_running=True,
         waiting_since=_short_since(attempt, now),
-        since_checkpoint_s=max(0.0, now - saved_at),
+        saved_at=max(attempt.started_at or attempt.created_at, checkpoint_at or 0.0),
     )
 
 

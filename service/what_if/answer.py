@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from cluster.planner import plan
@@ -24,7 +25,8 @@ def replayed(
     trace: Trace, policies: Policies, assumptions: Assumptions, progress: Progress | None = None
 ) -> Replay:
     """The trace under the policies, decided by the planner and the queue of the service."""
-    replay = Replay(trace, policies, plan, ServiceQueue(trace.offerings, policies), assumptions)
+    planner = partial(plan, tells_jobs=False)
+    replay = Replay(trace, policies, planner, ServiceQueue(trace.offerings, policies), assumptions)
     replay.run(progress)
     return replay
 

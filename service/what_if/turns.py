@@ -43,7 +43,8 @@ class ServiceQueue:
     def starts(self, waiting: Sequence[TraceJob], rooms: Sequence[FreeRoom]) -> Sequence[str]:
         """As `service.queue.admission` decides; the rooms hold what is free, so that nobody has a claim on them."""
         free = [Room(room.node, room.pool, room.free) for room in rooms]
-        return admit([self._row(job) for job in waiting], (), free, self._pools).starts
+        rows = [self._row(job) for job in waiting]
+        return admit(rows, (), free, self._pools, tells_jobs=False).starts
 
     def after_loss(self, job: TraceJob, losses: int, now: float) -> float | None:
         """As `service.queue.retry` decides; a job trains between two losses, so none of them follows another."""

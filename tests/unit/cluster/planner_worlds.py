@@ -180,7 +180,7 @@ def jobs(draw: st.DrawFn, name: str) -> JobDemand:
         is_running=draw(st.booleans()),
         deadline_at=draw(st.sampled_from([None, NOW + 1000.0])),
         work_left_s=draw(st.sampled_from([None, 100.0, 900.0])),
-        since_checkpoint_s=draw(st.integers(0, 1000)),
+        saved_at=NOW - draw(st.integers(0, 1000)),
         resume_s=draw(st.integers(0, 60)),
     )
 

@@ -59,6 +59,16 @@ def test_it_settles(view: ClusterView, rules: Policies) -> None:
 
 @always
 @given(views(), policies)
+def test_a_plan_that_does_not_tell_jobs_why_they_wait_is_the_same_otherwise(
+    view: ClusterView, rules: Policies
+) -> None:
+    told = plan(view, rules, NOW)
+    untold = tuple(one for one in told if not isinstance(one, Wait) or one.job_id is None)
+    assert plan(view, rules, NOW, tells_jobs=False) == untold
+
+
+@always
+@given(views(), policies)
 def test_a_pool_never_gets_more_nodes_than_its_maximum(view: ClusterView, rules: Policies) -> None:
     after = done(view, plan(view, rules, NOW), NOW)
     for name, policy in rules.pools.items():
@@ -250,13 +260,13 @@ def test_the_nodes_drained_are_those_that_cost_least(
 ) -> None:
     """One node: no other costs less.  Several: each is the cheapest after those before it."""
     demands = {
-        f"j{at}": job(f"j{at}", (least, 20), since_checkpoint_s=since, resume_s=resume)
+        f"j{at}": job(f"j{at}", (least, 20), saved_at=NOW - since, resume_s=resume)
         for at, (least, since, resume) in enumerate(kinds)
     }
     there = [node(f"n{at}", jobs={f"j{which}": workers}) for at, (which, workers) in enumerate(places)]
-    chosen = cheapest(there, Losses(demands, there), number)
+    chosen = cheapest(there, Losses(demands, there, NOW), number)
     assert len(chosen) == min(number, len(there))
-    losses = Losses(demands, there)
+    losses = Losses(demands, there, NOW)
     left = list(there)
     for one in chosen:
         assert losses.of(one) == min(losses.of(other) for other in left)
@@ -269,7 +279,7 @@ def test_the_nodes_drained_are_those_that_cost_least(
 def test_a_shrink_leaves_every_job_its_smallest_group(places: list[tuple[int, int]]) -> None:
     demands = {f"j{at}": job(f"j{at}", (2, 20)) for at in range(3)}
     there = [node(f"n{at}", jobs={f"j{which}": workers}) for at, (which, workers) in enumerate(places)]
-    gone = {one.id for one in cheapest(there, Losses(demands, there), 99, keep_minimum=True)}
+    gone = {one.id for one in cheapest(there, Losses(demands, there, NOW), 99, keep_minimum=True)}
     before, after = Counter[str](), Counter[str]()
     for one in there:
         before.update(one.jobs)

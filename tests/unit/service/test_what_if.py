@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from cluster.offerings import CapacityType, Offering
@@ -130,6 +130,7 @@ class AlwaysAsking(Replay):
 
 
 @settings(max_examples=15, deadline=None)
+@example(888, CapacityRule.PREFER_SPOT, True)  # workers on a node that is drained while spot comes back
 @given(st.integers(0, 2**32), st.sampled_from([CapacityRule.PREFER_SPOT, CapacityRule.MIXED]), st.booleans())
 def test_what_is_known_of_pools_at_rest_is_what_the_planner_says(
     seed: int, rule: CapacityRule, returns: bool
