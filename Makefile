@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 DEEPSPEED := $(VENV)/.installed-deepspeed
 TORCH_INDEX ?=
 
-.PHONY: setup deepspeed demo demo-elastic demo-bytegpt demo-azure test test-fast tensorflow chaos check format bench bench-elastic bench-backends bench-planner backends-table lock clean
+.PHONY: setup deepspeed demo demo-elastic demo-bytegpt demo-azure test test-fast tensorflow horovod chaos check format bench bench-elastic bench-backends bench-planner backends-table lock clean
 
 setup: $(STAMP)
 
@@ -59,6 +59,14 @@ tensorflow: .venv-tensorflow/.installed
 	.venv-tensorflow/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
+# Horovod's last release is built from its source, with MPI: many minutes, and only for tests/integration/trainers/test_horovod.py.
+horovod: .venv-horovod/.installed
+
+.venv-horovod/.installed: requirements/horovod.txt requirements/torch.txt deploy/make-horovod
+	deploy/make-horovod "$(PYTHON)" .venv-horovod $(TORCH_INDEX)
+	.venv-horovod/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
 # A real training under twenty seeds of faults; SEED=7 runs one of them again.
 chaos: setup
 	REMORA_CHAOS_SEEDS=$(or $(SEED),all) $(BIN)/python -m pytest -q -s tests/chaos
@@ -96,4 +104,4 @@ lock: setup
 	    --no-emit-index-url --python-version 3.11 -o requirements/lock.txt
 
 clean:
-	rm -rf $(VENV) .venv-tensorflow .demo .demo-azure .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-tensorflow .venv-horovod .demo .demo-azure .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
