@@ -67,6 +67,11 @@ def cheapest(
     With `keep_minimum` only those are taken without which every job keeps its smallest group.
     """
     nodes = list(nodes)
+    if count == 1 and nodes and not keep_minimum:
+        # An exchange: it is over before the cost of another node changes.
+        first = min(nodes, key=lambda node: (losses.of(node), -node.created_at, node.id))
+        losses.drain(first)
+        return [first]
     on: dict[str, list[int]] = {}
     for at, node in enumerate(nodes):
         for job_id in node.jobs:

@@ -117,8 +117,11 @@ class Replay:
         if self._runs_by_the_clock or has_news:
             self._look_at(now)
         else:
+            soonest = math.inf
             for at_s in self._times(now, is_wanting):
-                self._look_at(at_s)
+                if at_s < soonest:
+                    soonest = at_s
+                    self._look_at(at_s)
 
     def _is_full(self) -> bool:
         """Every pool has all the nodes that it may have, and all of them work: more wishes change nothing."""
@@ -139,9 +142,9 @@ class Replay:
                 *self.work.waiting.first(self._assumptions.window),
                 *self.work.short.first(len(self.work.short)),
             ]
-            yield from (
+            yield from [
                 at_s for sim in short for patience_s in waits if (at_s := sim.short_since + patience_s) > now
-            )
+            ]
         elif self._returns_to_spot:
             yield now + GLANCE_S
 
