@@ -20,17 +20,19 @@ BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Run what was asked for; 1 when a part of it failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("name", nargs="?", choices=sorted(BENCHMARKS))
     chosen = parser.parse_args().name
     OUT.mkdir(exist_ok=True)
+    is_whole = True
     for name, run in BENCHMARKS.items():
         if chosen in (None, name):
             result = run()
             (OUT / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
             print(json.dumps(result))
-    return 0
+            is_whole = is_whole and not result.get("failed")
+    return 0 if is_whole else 1
 
 
 if __name__ == "__main__":

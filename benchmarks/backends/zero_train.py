@@ -7,6 +7,7 @@ usage: zero_train.py steady NAME TURNS BLOCKS STEPS     (takes turns as `steady_
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -82,7 +83,9 @@ def resize(out: str, mode: str, stage: str) -> None:
     if dist.get_rank() == 0:
         told = {"seconds": seconds, "losses": losses[-(STEPS - SAVED) :]}
         (Path(out) / f"{mode}-{stage}-{dist.get_world_size()}.json").write_text(json.dumps(told))
-    dist.destroy_process_group()
+    dist.barrier()
+    # Gloo's threads may still be at work when Python takes its modules apart, and would abort the process.
+    os._exit(0)
 
 
 def train_one(engine: Any, step: int) -> float:

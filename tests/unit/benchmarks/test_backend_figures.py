@@ -23,3 +23,13 @@ def test_parts_are_put_together_and_what_is_missing_is_named() -> None:
         "resize": {"0": {"seconds": 2.0, "equal": True}},
         "missing": {"tensorflow": "install tensorflow"},
     }
+
+
+def test_a_part_that_fails_is_named_and_the_others_are_kept() -> None:
+    def broken() -> dict[str, Any]:
+        raise RuntimeError("a rank ended with -6")
+
+    assert collect({"zero": broken, "mpi": lambda: {"steady_ratio": {"mpi": 1.0}}}) == {
+        "failed": {"zero": "RuntimeError: a rank ended with -6"},
+        "steady_ratio": {"mpi": 1.0},
+    }
