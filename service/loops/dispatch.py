@@ -19,9 +19,11 @@ from service.loops.turn import Turn
 from service.queue import lifecycle
 from service.queue.admission import Claim, PoolSize, Room, Wait, admit
 from service.queue.demand import placement_of, workers_of_jobs
+from service.queue.limits import budget_of
 from service.queue.ordering import in_order
 from service.queue.rows import AttemptRow, JobRow
 from service.store import jobs as store
+from service.store import ledger
 from service.store import nodes as node_store
 from service.store.ids import new_id
 
@@ -32,6 +34,8 @@ WINDOW = 200
 @dataclass(frozen=True)
 class _Snapshot:
     queue: list[JobRow]
+    #: Jobs that wait again and have spent what they may cost.
+    spent: list[JobRow]
     claims: list[Claim]
     rooms: list[Room]
 
@@ -42,6 +46,8 @@ def dispatch(
     """Admit what fits and launch it; `why_short` says by job id why the planner gets no nodes.  Raises Fenced."""
     # 1. Load.
     snapshot = turn.load(lambda connection: _load(connection, turn.now))
+    for job in snapshot.spent:
+        _end_spent(turn, job)
     if not snapshot.queue:
         return
     # 2. Decide.
@@ -83,7 +89,7 @@ def _explained(wait: Wait, why_short: Mapping[str, str]) -> Wait:
 def _load(connection: sa.Connection, now: float) -> _Snapshot:
     queue = in_order(store.queued_jobs(connection, now, WINDOW), now)
     if not queue:
-        return _Snapshot([], [], [])
+        return _Snapshot([], [], [], [])
     # Something of an ended attempt may still run: its job does not start again before that is over.
     unreleased = {attempt.job_id for attempt in store.unreleased_attempts(connection)}
     live = store.live_attempts(connection)
@@ -98,7 +104,25 @@ def _load(connection: sa.Connection, now: float) -> _Snapshot:
         for node in nodes
         if node.state is NodeState.READY
     ]
-    return _Snapshot([job for job in queue if job.id not in unreleased], claims, rooms)
+    spent = _have_spent(connection, queue, now)
+    out = unreleased | {job.id for job in spent}
+    return _Snapshot([job for job in queue if job.id not in out], spent, claims, rooms)
+
+
+def _have_spent(connection: sa.Connection, queue: Sequence[JobRow], now: float) -> list[JobRow]:
+    """Those that have a budget, trained before, and have nothing left."""
+    budgets = {job.id: budget for job in queue if job.attempt and (budget := budget_of(job.spec)) is not None}
+    spent = ledger.spent(connection, budgets, now)
+    return [job for job in queue if job.id in budgets and spent[job.id] >= budgets[job.id]]
+
+
+def _end_spent(turn: Turn, job: JobRow) -> None:
+    def work(connection: sa.Connection) -> None:
+        current = store.lock_job(connection, job.id)
+        if current is not None and current.state is JobState.QUEUED:
+            store.save(connection, current, lifecycle.end_spent(current, turn.now))
+
+    turn.apply(work)
 
 
 def _start(turn: Turn, job_id: str) -> tuple[JobRow, AttemptRow] | None:

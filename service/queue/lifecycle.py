@@ -21,7 +21,10 @@ StateT = TypeVar("StateT", JobState, AttemptState, NodeState)
 
 JOB_EDGES: Mapping[tuple[JobState, JobState], str] = {
     (JobState.QUEUED, JobState.ADMITTED): "its smallest worker group fits: the dispatch loop made an attempt",
-    (JobState.QUEUED, JobState.FAILED): "it waited longer than `limits.wait_time`",
+    (
+        JobState.QUEUED,
+        JobState.FAILED,
+    ): "it waited longer than `limits.wait_time`, or has spent `limits.budget`",
     (JobState.QUEUED, JobState.CANCELLED): "its owner cancelled it while no attempt existed",
     (JobState.ADMITTED, JobState.RUNNING): "the driver reported its first worker group",
     (JobState.ADMITTED, JobState.QUEUED): "the attempt ended before it trained and another one follows",
@@ -261,6 +264,12 @@ def give_up_waiting(job: JobRow, now: float) -> Decision:
     """The job waited longer than its owner allowed."""
     message = f"it waited longer than limits.wait_time ({job.wait_time_s:g} s)"
     return _finish(job, JobState.FAILED, "wait_time_exceeded", message, now)
+
+
+def end_spent(job: JobRow, now: float) -> Decision:
+    """The job waits again and has nothing left to spend on another attempt."""
+    reason = EndReason.BUDGET_SPENT
+    return _finish(job, JobState.FAILED, reason.value, why_stopped(job, reason), now)
 
 
 def why_stopped(job: JobRow, reason: EndReason) -> str:

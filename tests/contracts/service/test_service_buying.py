@@ -206,6 +206,22 @@ def test_the_ledger_says_what_a_job_has_cost_and_its_budget_ends_it(world: World
     assert sum(use.cost(world.now) for use in uses()) == cost, "who is gone pays no more"
 
 
+def test_a_job_that_has_spent_its_budget_does_not_wait_for_another_attempt(world: World) -> None:
+    job_id = world.submit(min_workers=1, max_workers=1, spec=spec(limits={"budget": 0.01}))
+    for _ in world.ticks_until("the job starts"):
+        if world.job(job_id).state is JobState.ADMITTED:
+            break
+    train(world, job_id)
+    driver = world.launcher.driver_of(job_id)
+    world.now += 1000.0  # at 0.04 USD an hour
+    driver.tell("ended", end_reason="node_lost", message="all nodes are gone", exit_code=None)
+    for _ in world.ticks_until("the job ends"):
+        if world.job(job_id).state.is_terminal:
+            break
+    assert (world.job(job_id).state, world.job(job_id).reason) == (JobState.FAILED, "budget_spent")
+    assert len(world.attempts(job_id)) == 1
+
+
 def test_a_node_that_nobody_uses_is_returned_and_one_that_works_is_not(world: World) -> None:
     job_id = running_on(world, 2)
     world.now += 100.0
