@@ -48,6 +48,8 @@ class JobDemand:
     #: 0 to 100; the highest comes first.
     priority: int = 50
     created_at: float = 0.0
+    #: Its place among those that wait, where a queue has put them in order; equal ones follow priority and age.
+    place: int = 0
     #: An attempt of it runs, with workers or waiting for them: it keeps its turn before all that are queued.
     is_running: bool = False
     #: Since when it has had fewer workers than `max_workers`; None: since `created_at`.
@@ -73,9 +75,12 @@ class JobDemand:
         return Placement(pools=self.pools, zones=self.zones, capacity=self.capacity)
 
     @cached_property
-    def turn(self) -> tuple[bool, int, float, str]:
-        """Whose turn it is: what runs, then higher priority, then who came first; the smallest is next."""
-        return (not self.is_running, -self.priority, self.created_at, self.id)
+    def turn(self) -> tuple[bool, int, int, float, str]:
+        """Whose turn it is: what runs, then as the queue says, then higher priority, then who came first.
+
+        The smallest is next.
+        """
+        return (not self.is_running, self.place, -self.priority, self.created_at, self.id)
 
     @cached_property
     def shape(self) -> tuple[object, ...]:

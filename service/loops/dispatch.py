@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
-from cluster.offerings import Offering, zone_and_capacity
-from cluster.placement import bought_by
-from cluster.planning.limits import limits_of
+from cluster.offerings import zone_and_capacity
 from cluster.policies import Policies
 from remora.states import JobState, NodeState
 from service.loops.launching import launch
+from service.loops.line import line, pool_sizes
 from service.loops.policies import policies_in_force
 from service.loops.ports import Launcher, Supply
 from service.loops.turn import Turn
@@ -20,15 +19,11 @@ from service.queue import lifecycle
 from service.queue.admission import Claim, PoolSize, Room, Wait, admit
 from service.queue.demand import placement_of, workers_of_jobs
 from service.queue.limits import budget_of
-from service.queue.ordering import in_order
 from service.queue.rows import AttemptRow, JobRow
 from service.store import jobs as store
 from service.store import ledger
 from service.store import nodes as node_store
 from service.store.ids import new_id
-
-#: Jobs that are looked at in one tick; those behind them go on waiting for their turn.
-WINDOW = 200
 
 
 @dataclass(frozen=True)
@@ -45,13 +40,14 @@ def dispatch(
 ) -> None:
     """Admit what fits and launch it; `why_short` says by job id why the planner gets no nodes.  Raises Fenced."""
     # 1. Load.
-    snapshot = turn.load(lambda connection: _load(connection, turn.now))
+    policies = policies_in_force(turn)
+    sizes = pool_sizes(policies, supply.offerings(), turn.now)
+    snapshot = turn.load(lambda connection: _load(connection, policies, sizes, turn.now))
     for job in snapshot.spent:
         _end_spent(turn, job)
     if not snapshot.queue:
         return
     # 2. Decide.
-    sizes = pool_sizes(policies_in_force(turn), supply.offerings(), turn.now)
     admission = admit(snapshot.queue, snapshot.claims, snapshot.rooms, sizes)
     # 3. Apply: rows first, so that a crash before the driver runs is found and healed by `track`.
     started = [pair for job_id in admission.starts if (pair := _start(turn, job_id)) is not None]
@@ -59,23 +55,6 @@ def dispatch(
     # 4. Act.
     for job, attempt in started:
         launch(turn, launcher, job, attempt)
-
-
-def pool_sizes(policies: Policies, offerings: Sequence[Offering], now: float) -> list[PoolSize]:
-    """How many nodes of which resources each pool has when it is complete.
-
-    A pool that is sold several sizes counts as if each of its nodes had the most of every resource.
-    """
-    sizes: list[PoolSize] = []
-    for name, pool in policies.pools.items():
-        most: dict[str, float] = {}
-        for offering in offerings:
-            if offering.size in pool.sizes:
-                for resource, amount in offering.resources.items():
-                    most[resource] = max(amount, most.get(resource, 0.0))
-        size = limits_of(pool, now).max_nodes
-        sizes.append(PoolSize(name, size, most, pool.zones, bought_by(pool.capacity)))
-    return sizes
 
 
 def _explained(wait: Wait, why_short: Mapping[str, str]) -> Wait:
@@ -86,13 +65,13 @@ def _explained(wait: Wait, why_short: Mapping[str, str]) -> Wait:
     return replace(wait, message=f"{wait.message}: {why}")
 
 
-def _load(connection: sa.Connection, now: float) -> _Snapshot:
-    queue = in_order(store.queued_jobs(connection, now, WINDOW), now)
+def _load(connection: sa.Connection, policies: Policies, sizes: Sequence[PoolSize], now: float) -> _Snapshot:
+    live = store.live_attempts(connection)
+    queue = line(connection, policies, sizes, live, now)
     if not queue:
         return _Snapshot([], [], [], [])
     # Something of an ended attempt may still run: its job does not start again before that is over.
     unreleased = {attempt.job_id for attempt in store.unreleased_attempts(connection)}
-    live = store.live_attempts(connection)
     nodes = node_store.current_nodes(connection, now)
     at = workers_of_jobs(nodes, [attempt for _, attempt in live])
     claims = [

@@ -76,13 +76,17 @@ def scale(turn: Turn, hands: Hands) -> Mapping[str, str]:
         raise Unseen(str(error)) from error
     # 2. Load, after looking: a machine that was seen has its row by now.
     rows = turn.load(lambda connection: store.current_nodes(connection, turn.now - MEMORY_S))
-    load = turn.load(lambda connection: load_jobs(connection, turn.now)) if hands.drains else Load()
+    policies = policies_in_force(turn)
+    load = (
+        turn.load(lambda connection: load_jobs(connection, policies, hands.supply, turn.now))
+        if hands.drains
+        else Load()
+    )
     # 3. Write down what was seen.
     jobs_on = workers_by_node(rows, [attempt for _, attempt in load.running])
     rows = [_observe(turn, row, machines, members, jobs_on if hands.drains else None) for row in rows]
     _learn_refusals(turn, machines.values())
     # 4. Decide, and hear the operators' own rules.
-    policies = policies_in_force(turn)
     nodes = [seen_node(row, jobs_on.get(row.id, {}), machines, members) for row in rows]
     if hands.drains is None:
         policies = kept_full(policies, turn.now)

@@ -10,18 +10,16 @@ import sqlalchemy as sa
 from cluster.policies import Policies
 from cluster.provider import ProvidedNode
 from cluster.view import ClusterView, JobDemand, NodeView
+from service.loops.line import line, pool_sizes
 from service.loops.ports import Member, Supply
 from service.loops.turn import Turn
 from service.queue.demand import demand_of, node_view
 from service.queue.limits import budget_of
-from service.queue.ordering import in_order
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from service.store import jobs as job_store
 from service.store import ledger, spending
 from service.store.telemetry import newest_checkpoints
 
-#: Waiting jobs that the planner is shown, first ones first.
-WINDOW = 200
 #: Seconds that refusals stay in the view after their end, so that it is known since when there is spot again.
 REFUSALS_S = 86_400.0
 
@@ -45,17 +43,20 @@ class Load:
         """What they would use."""
         saved = self.checkpoint_at or {}
         spent = self.spent
-        waiting = [demand_of(job, None, None, now, spent.get(job.id, 0.0)) for job in self.queue]
+        waiting = [
+            replace(demand_of(job, None, None, now, spent.get(job.id, 0.0)), place=place)
+            for place, job in enumerate(self.queue)
+        ]
         running = [
             demand_of(job, one, saved.get(job.id), now, spent.get(job.id, 0.0)) for job, one in self.running
         ]
         return (*waiting, *running)
 
 
-def load_jobs(connection: sa.Connection, now: float) -> Load:
+def load_jobs(connection: sa.Connection, policies: Policies, supply: Supply, now: float) -> Load:
     """The jobs that wait and may start, and those that run."""
     running = job_store.live_attempts(connection)
-    queue = in_order(job_store.queued_jobs(connection, now, WINDOW), now)
+    queue = line(connection, policies, pool_sizes(policies, supply.offerings(), now), running, now)
     limited = [job.id for job in (*queue, *(job for job, _ in running)) if budget_of(job.spec) is not None]
     return Load(
         queue=queue,

@@ -222,6 +222,18 @@ def test_a_job_that_has_spent_its_budget_does_not_wait_for_another_attempt(world
     assert len(world.attempts(job_id)) == 1
 
 
+def test_projects_take_turns_by_their_shares(world: World) -> None:
+    apply(world, DOCUMENT.format(max_nodes=3) + "projects:\n  vision: {share: 2}\n  speech: {share: 1}\n")
+    first = [world.submit(project="speech") for _ in range(3)]
+    later = [world.submit(project="vision") for _ in range(3)]
+    for _ in world.ticks_until("three jobs have started"):
+        started = [one for one in (*first, *later) if world.job(one).state is not JobState.QUEUED]
+        if len(started) == 3:
+            break
+    assert started == [first[0], *later[:2]]
+    assert {node.bought_for for node in living(world)} == set(started)
+
+
 def test_a_node_that_nobody_uses_is_returned_and_one_that_works_is_not(world: World) -> None:
     job_id = running_on(world, 2)
     world.now += 100.0

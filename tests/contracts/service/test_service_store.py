@@ -348,6 +348,16 @@ class TestJobs:
         assert len(queue) == 5
         assert late.id not in [job.id for job in queue]
 
+    def test_the_line_of_one_project_does_not_hide_anothers(self, database: Database) -> None:
+        for number in range(6):
+            submit(database, project="many", priority=50 + number, now=1000.0 + number)
+        few = submit(database, project="few", priority=10)
+        queue = read(database, lambda connection: jobs.queued_jobs_of_each(connection, 1000.0, 3))
+        assert queue == sorted(queue, key=turn_key)
+        assert [job.project for job in queue] == ["many", "many", "many", "few"]
+        assert [job.priority for job in queue] == [55, 54, 53, 10]
+        assert queue[-1] == few
+
     def test_followers_see_every_event_although_many_write(self, database: Database) -> None:
         """Numbers are given under the job's lock, so whoever reads up to N never finds something below N later."""
         job = submit(database)

@@ -1,0 +1,90 @@
+"""Projects take turns by their shares: whose running jobs hold least for its share goes first (pure).
+
+What a job holds is measured as a part of everything that the complete pools may bring, of the resource of which it is
+most: the dominant share of Ghodsi et al., Dominant Resource Fairness (NSDI 2011), with weights.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from cluster.policies import Policies
+from service.queue.admission import PoolSize
+from service.queue.ordering import turn_key
+from service.queue.rows import AttemptRow, JobRow
+
+Resources = Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """What the projects are entitled to, what they hold, and what there is of everything."""
+
+    #: By project; one that is not named has 1.
+    shares: Mapping[str, float]
+    #: Parts of the whole that the running jobs of each project hold.
+    held: Mapping[str, float] = field(default_factory=dict)
+    #: Resources of all nodes of the complete pools.
+    whole: Resources = field(default_factory=dict)
+
+    def order(self, jobs: Sequence[JobRow]) -> list[JobRow]:
+        """The jobs, which are in order of turns, with those of equal priority in turns of their projects.
+
+        A job counts with its smallest group as soon as its turn has come, so that one project's jobs do not come in a
+        row.  Of projects that hold equally much the one whose job came first is next: who holds nothing is never
+        overtaken for good.
+        """
+        held = defaultdict(float, self.held)
+        ordered: list[JobRow] = []
+        for _, level in groupby(jobs, key=lambda job: job.priority):
+            lines: dict[str, deque[JobRow]] = defaultdict(deque)
+            for job in level:
+                lines[job.project].append(job)
+            turns = [self._turn(project, line, held) for project, line in lines.items()]
+            heapq.heapify(turns)
+            while turns:
+                *_, project = heapq.heappop(turns)
+                line = lines[project]
+                job = line.popleft()
+                ordered.append(job)
+                held[project] += part_of_all(self.whole, job.worker_resources, job.min_workers)
+                if line:
+                    heapq.heappush(turns, self._turn(project, line, held))
+        return ordered
+
+    def _turn(
+        self, project: str, line: deque[JobRow], held: Mapping[str, float]
+    ) -> tuple[float, tuple[int, float, str], str]:
+        return held[project] / self.shares.get(project, 1.0), turn_key(line[0]), project
+
+
+def part_of_all(whole: Resources, worker: Resources, workers: int) -> float:
+    """Part of the whole that so many workers hold: of the resource of which they are most."""
+    parts = [
+        workers * amount / whole[name]
+        for name, amount in worker.items()
+        if amount > 0 and whole.get(name, 0.0) > 0
+    ]
+    return max(parts, default=0.0)
+
+
+def shares_of(
+    policies: Policies, pools: Iterable[PoolSize], running: Iterable[tuple[JobRow, AttemptRow]]
+) -> Shares | None:
+    """The shares that operators gave to projects; None when they gave none, and priority and age alone decide."""
+    if not any("share" in policy.model_fields_set for policy in policies.projects.values()):
+        return None
+    whole: dict[str, float] = defaultdict(float)
+    for pool in pools:
+        for name, amount in pool.resources.items():
+            whole[name] += pool.size * amount
+    held: dict[str, float] = defaultdict(float)
+    for job, attempt in running:
+        workers = max(attempt.world_size, job.min_workers)
+        held[job.project] += part_of_all(whole, job.worker_resources, workers)
+    shares = {name: policy.share for name, policy in policies.projects.items()}
+    return Shares(shares=shares, held=held, whole=whole)
