@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray._private import state as ray_state
+from ray.experimental import internal_kv
 
 #: Label that says which of our nodes a Ray node is.
 NODE_LABEL = "remora-node"
+#: Namespace and beginning of the keys under which agents tell how their machines are, as JSON:
+#: `{"at": seconds since 1970, "problems": [text], "leaves": why its node is drained, or null}`.
+BEAT_NAMESPACE = b"remora"
+BEAT_PREFIX = b"agent:"
 
 
 class MembershipUnknown(Exception):
@@ -33,6 +40,8 @@ class MemberNode:
     resources: dict[str, float] = field(default_factory=dict)
     #: While draining: when it has to be gone, seconds since 1970.
     deadline_at: float | None = None
+    #: While draining: why, as its agent says; None without one.
+    leaves: str | None = None
     #: Port of its raylet, to find out quicker than Ray whether it answers.
     raylet_port: int = 0
 
@@ -74,5 +83,15 @@ def _member(node: dict[str, Any], draining: dict[str, int]) -> MemberNode | None
         is_draining=node["Alive"] and deadline_ms is not None,
         resources={k: v for k, v in node["Resources"].items() if not k.startswith("node:")},
         deadline_at=deadline_ms / 1000 if deadline_ms else None,
+        leaves=_why_it_leaves(node_id) if node["Alive"] and deadline_ms is not None else None,
         raylet_port=node["NodeManagerPort"],
     )
+
+
+def _why_it_leaves(node_id: str) -> str | None:
+    """What the node's agent says; nothing where it says nothing, or nothing that can be read."""
+    with contextlib.suppress(Exception):  # a reason is no reason to see no nodes
+        told = internal_kv._internal_kv_get(BEAT_PREFIX + node_id.encode(), namespace=BEAT_NAMESPACE)
+        reason = json.loads(told or b"{}").get("leaves")
+        return reason[:500] if isinstance(reason, str) and reason else None
+    return None

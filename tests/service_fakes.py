@@ -138,6 +138,7 @@ class FakeMember:
     is_draining: bool
     resources: dict[str, float]
     deadline_at: float | None = None
+    leaves: str | None = None
 
 
 class FakeCluster:

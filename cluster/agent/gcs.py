@@ -10,11 +10,7 @@ from functools import cache
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.core.generated import autoscaler_pb2
 
-from cluster.membership import NODE_LABEL
-
-#: Namespace and beginning of the keys under which agents tell how their machines are.
-NAMESPACE = b"remora"
-BEAT_PREFIX = b"agent:"
+from cluster.membership import BEAT_NAMESPACE, BEAT_PREFIX, NODE_LABEL
 
 
 @cache
@@ -53,4 +49,4 @@ def is_empty(address: str, node_id: str) -> bool:
 def beat(address: str, node_id: str, text: str) -> None:
     """Leave word of how the machine is."""
     key = BEAT_PREFIX + node_id.encode()
-    _client(address).internal_kv_put(key, text.encode(), True, NAMESPACE, timeout=5)
+    _client(address).internal_kv_put(key, text.encode(), True, BEAT_NAMESPACE, timeout=5)

@@ -62,6 +62,8 @@ class RayHead:
         self._pool: ProcessPoolExecutor | None = None
         self._wanted: tuple[float, str] | None = None
         self._problems: tuple[str, ...] = ()
+        #: Why the node is drained, or is about to be.
+        self._leaves: str | None = None
         self._news = threading.Event()
         self._stopping = threading.Event()
         self._complaint = ""
@@ -106,6 +108,9 @@ class RayHead:
     def _turn(self) -> None:
         wanted = self._wanted
         if wanted is not None:
+            # First, so that whoever sees the drain finds the reason.
+            self._leaves = wanted[1]
+            self._beat()
             refusal = self._ask(gcs.drain, *wanted)
             if refusal:
                 raise HeadSilent(f"the head did not drain this node: {refusal}")
@@ -115,7 +120,11 @@ class RayHead:
             log.info("the head drains this node")
         if self.drained_until is not None:
             self.is_empty = self._ask(gcs.is_empty)
-        self._ask(gcs.beat, json.dumps({"at": time.time(), "problems": self._problems}))
+        self._beat()
+
+    def _beat(self) -> None:
+        told = {"at": time.time(), "problems": self._problems, "leaves": self._leaves}
+        self._ask(gcs.beat, json.dumps(told))
 
     def _ask(self, question: Callable[..., T], *arguments: Any) -> T:
         timeout_s = TIMEOUT_S

@@ -74,6 +74,11 @@ class Member(Protocol):
         """While draining: when it has to be gone, seconds since 1970."""
         ...
 
+    @property
+    def leaves(self) -> str | None:
+        """While draining: why, where its agent says so."""
+        ...
+
 
 class Membership(Protocol):
     """Knows which of our nodes are members of the Ray cluster."""

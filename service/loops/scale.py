@@ -154,6 +154,7 @@ def _observe(
             seen,
             is_alive=member.is_alive,
             is_draining=member.is_draining,
+            leaves=member.leaves,
             address=member.address,
             resources=member.resources,
         )

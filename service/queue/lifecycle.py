@@ -404,6 +404,8 @@ class SeenNode:
     is_alive: bool = False
     #: Ray gives it no new work.
     is_draining: bool = False
+    #: Why it drains, where somebody says so.
+    leaves: str | None = None
     address: str | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
 
@@ -424,7 +426,8 @@ def _observe_once(node: NodeRow, seen: SeenNode, now: float) -> NodeDecision | N
             joined = replace(node, address=seen.address, resources=dict(seen.resources) or node.resources)
             return move_node(joined, NodeState.JOINED, "it joined the Ray cluster", now)
         case NodeState.JOINED | NodeState.READY if seen.is_alive and seen.is_draining:
-            return move_node(node, NodeState.DRAINING, "it is being drained and takes no new work", now)
+            why = f"{seen.leaves}: it" if seen.leaves else "it"
+            return move_node(node, NodeState.DRAINING, f"{why} is being drained and takes no new work", now)
         case NodeState.JOINED if seen.is_alive:
             return move_node(node, NodeState.READY, "it may be given work", now)
         case NodeState.TERMINATING if not seen.is_provided:

@@ -19,14 +19,13 @@ from ray._raylet import GcsClient
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from cluster.agent import gcs
 from cluster.azure.emulator.imds import Announcement, MetadataServer
 from cluster.connection import connect
 from cluster.local.environment import process_environment
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
 from cluster.local.records import Machine
-from cluster.membership import MemberNode, RayMembership
+from cluster.membership import BEAT_NAMESPACE, BEAT_PREFIX, MemberNode, RayMembership
 from cluster.provider import NodeRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -103,9 +102,9 @@ def test_a_notice_drains_the_node_and_is_answered_when_its_work_has_left(
     )
     until(member, "the node joins")
     client = GcsClient(address=head.ray_address)
-    key = gcs.BEAT_PREFIX + NODE.encode()
-    until(lambda: client.internal_kv_get(key, gcs.NAMESPACE), "the agent gives a sign of life")
-    beat = json.loads(client.internal_kv_get(key, gcs.NAMESPACE))
+    key = BEAT_PREFIX + NODE.encode()
+    until(lambda: client.internal_kv_get(key, BEAT_NAMESPACE), "the agent gives a sign of life")
+    beat = json.loads(client.internal_kv_get(key, BEAT_NAMESPACE))
     assert beat["problems"] == []
 
     @ray.remote(num_cpus=1)
@@ -122,6 +121,8 @@ def test_a_notice_drains_the_node_and_is_answered_when_its_work_has_left(
     seen = member()
     assert seen is not None
     assert seen.deadline_at == pytest.approx(announced.not_before, abs=2.0)
+    assert seen.leaves is not None
+    assert "Terminate" in seen.leaves
     assert not announced.is_acknowledged, "its work is still there"
 
     ray.kill(work)

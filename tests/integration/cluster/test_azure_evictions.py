@@ -18,7 +18,6 @@ import ray
 from azure.identity.aio import ManagedIdentityCredential
 from ray._raylet import GcsClient
 
-from cluster.agent import gcs
 from cluster.azure import catalogue
 from cluster.azure.body import machine_name
 from cluster.azure.emulator.server import REGION
@@ -28,7 +27,7 @@ from cluster.local.environment import process_environment
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
 from cluster.local.records import Machine
-from cluster.membership import MemberNode, RayMembership
+from cluster.membership import BEAT_NAMESPACE, BEAT_PREFIX, MemberNode, RayMembership
 from cluster.provider import NodeRequest
 from tests.contracts.cluster.azure_rig import CLUSTER, CPU_SIZE, settings
 
@@ -109,8 +108,8 @@ def test_a_machine_that_azure_takes_is_drained_until_it_goes_with_all_that_ran_o
     azure.create(NodeRequest(node_id=NODE, pool="cpu", resources={"CPU": 1.0}, offering=offering))
     # Nobody asks the cloud for anything from here on: it makes the machine, and takes it, by itself.
     until(member, "the machine joins")
-    client, key = GcsClient(address=head.ray_address), gcs.BEAT_PREFIX + NODE.encode()
-    until(lambda: client.internal_kv_get(key, gcs.NAMESPACE), "its agent gives a sign of life")
+    client, key = GcsClient(address=head.ray_address), BEAT_PREFIX + NODE.encode()
+    until(lambda: client.internal_kv_get(key, BEAT_NAMESPACE), "its agent gives a sign of life")
     local = LocalProvider(tmp_path, head.ray_address)
     agents = [one.pid for one in local.processes(NODE) if "cluster.agent" in one.cmdline()]
     assert [blocks_sigterm(pid) for pid in agents] == [False]

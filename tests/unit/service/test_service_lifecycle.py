@@ -181,6 +181,17 @@ class TestNodes:
         node = lifecycle.observe_node(NodeRow(id="n", pool="p", created_at=NOW), seen, NOW).node
         assert lifecycle.observe_node(node, seen, NOW + 1) == lifecycle.NodeDecision(node)
 
+    def test_why_a_node_leaves_is_told_where_its_agent_says_so(self) -> None:
+        ready = NodeRow(id="n", pool="p", created_at=NOW, state=NodeState.READY)
+        seen = SeenNode(is_provided=True, is_alive=True, is_draining=True)
+        told = lifecycle.observe_node(ready, replace(seen, leaves="this machine is sick: XID 79"), NOW)
+        assert told.node.state is NodeState.DRAINING
+        assert told.node.message == "this machine is sick: XID 79: it is being drained and takes no new work"
+        assert (
+            lifecycle.observe_node(ready, seen, NOW).node.message
+            == "it is being drained and takes no new work"
+        )
+
     @pytest.mark.parametrize(("is_failure", "end"), [(True, NodeState.FAILED), (False, NodeState.GONE)])
     def test_the_reason_of_an_end_is_kept(self, is_failure: bool, end: NodeState) -> None:
         node = NodeRow(id="n", pool="p", created_at=NOW)
