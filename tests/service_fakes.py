@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from cluster.offerings import Offering
+from cluster.placement import ZONE_LABEL
 from cluster.provider import NodeRequest, ProvidedNode, ProviderError
 from remora.spec import JobSpec
 from remora.states import EndReason
@@ -149,6 +150,9 @@ class FakeCluster:
         self.resources: dict[str, dict[str, float]] = {}
         #: False: machines run and never join.
         self.joins = True
+        #: The head cannot be reached from these zones, by the label of their nodes.
+        self.cut_off: set[str] = set()
+        self._zones: dict[str, str | None] = {}
         self.draining: set[str] = set()
         #: Raised by the next `create`, one each.
         self.refusals: list[ProviderError] = []
@@ -174,6 +178,7 @@ class FakeCluster:
         if request.node_id not in self.machines:
             self.created.append(request.node_id)
             self.resources[request.node_id] = dict(request.resources)
+            self._zones[request.node_id] = request.labels.get(ZONE_LABEL)
             self.machines[request.node_id] = ProvidedNode(
                 node_id=request.node_id, pool=request.pool, is_running=True, address=None, created_at=0.0
             )
@@ -229,7 +234,7 @@ class FakeCluster:
                 resources=self.resources[machine.node_id],
             )
             for machine in self.machines.values()
-            if self.joins
+            if self.joins and self._zones[machine.node_id] not in self.cut_off
         }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from cluster.actions import Drain, Terminate
 from cluster.policies import PoolPolicy
@@ -84,6 +84,24 @@ def launch_not_before(nodes: Iterable[NodeView]) -> float:
     if not failures:
         return float("-inf")
     return max(failed) + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30))
+
+
+def silent_zones(nodes: Iterable[NodeView], zone_of: Callable[[NodeView], str | None]) -> frozenset[str]:
+    """Zones in which the newest nodes did not come up: created after all that joined there, and failed.
+
+    Whatever keeps a zone's machines from joining, as a head that cannot be reached from there, is likely to keep the
+    next one.  Failures are forgotten with the nodes that the view leaves out, so that the zone is tried again.
+    """
+    failed: dict[str, float] = {}
+    joined: dict[str, float] = {}
+    for node in nodes:
+        is_failed = node.state is NodeState.FAILED or (
+            node.state is NodeState.TERMINATING and node.is_failure
+        )
+        if (is_failed or node.state in JOINED) and (zone := zone_of(node)) is not None:
+            newest = failed if is_failed else joined
+            newest[zone] = max(node.created_at, newest.get(zone, float("-inf")))
+    return frozenset(zone for zone, at in failed.items() if at > joined.get(zone, float("-inf")))
 
 
 def starting(nodes: Iterable[NodeView]) -> int:

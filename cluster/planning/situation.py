@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from cluster.offerings import CapacityType, Offering
+from cluster.planning.health import silent_zones
 from cluster.planning.limits import Limits, limits_of
 from cluster.planning.money import Money, money_of
 from cluster.policies import Policies
@@ -78,7 +79,8 @@ class Situation:
     def sold(self, pool: str, capacity: CapacityType) -> list[Offering]:
         """What the pool may buy of a capacity type: its sizes in order, and each in its zones in order.
 
-        Zones in which the cloud hardly has any of a size come after its others.
+        Zones of which little is to be hoped come after a size's others: the cloud hardly has any there, or nodes that
+        were made there did not join.
         """
         key = (pool, capacity)
         if key not in self._sold:
@@ -89,8 +91,20 @@ class Situation:
             }
             mine = [o for o in self.view.offerings if o.capacity is capacity and (o.size, o.zone) in rank]
             sizes = {size: at for at, size in enumerate(policy.sizes)}
-            self._sold[key] = sorted(mine, key=lambda o: (sizes[o.size], o.is_scarce, rank[o.size, o.zone]))
+            silent = self._silent_zones
+            self._sold[key] = sorted(
+                mine,
+                key=lambda o: (sizes[o.size], o.zone in silent, o.is_scarce, rank[o.size, o.zone]),
+            )
         return self._sold[key]
+
+    @cached_property
+    def _silent_zones(self) -> frozenset[str]:
+        return silent_zones(self.view.nodes, self._zone_of)
+
+    def _zone_of(self, node: NodeView) -> str | None:
+        offering = self.offering_of(node)
+        return None if offering is None else offering.zone
 
     def offering_of(self, node: NodeView) -> Offering | None:
         """What the node was bought as, when it is known."""

@@ -222,6 +222,25 @@ def test_a_job_that_has_spent_its_budget_does_not_wait_for_another_attempt(world
     assert len(world.attempts(job_id)) == 1
 
 
+def test_a_zone_from_which_the_head_cannot_be_reached_is_left_for_another(world: World) -> None:
+    apply(world, DOCUMENT.format(max_nodes=1).replace("idle_s: 30", "idle_s: 30\n    join_timeout_s: 60"))
+    world.cluster.cut_off = {"1"}
+    job_id = world.submit()
+    world.tick(3)
+    assert bought(world) == [SPOT]
+    assert world.job(job_id).state is JobState.QUEUED
+    world.now += 61.0
+    for _ in world.ticks_until("the job starts"):
+        if world.job(job_id).state is JobState.ADMITTED:
+            break
+    assert bought(world) == [OTHER_SPOT]
+    failed = [node for node in world.nodes() if node.ended_at is not None]
+    assert [(node.offering, node.state, node.message) for node in failed] == [
+        (SPOT, NodeState.FAILED, "it did not join the Ray cluster within 60 s")
+    ]
+    assert len(world.cluster.machines) == 1, "the machine that never joined was deleted"
+
+
 def test_projects_take_turns_by_their_shares(world: World) -> None:
     apply(world, DOCUMENT.format(max_nodes=3) + "projects:\n  vision: {share: 2}\n  speech: {share: 1}\n")
     first = [world.submit(project="speech") for _ in range(3)]

@@ -61,6 +61,18 @@ def test_of_one_size_the_zone_that_the_cloud_hardly_has_any_in_is_asked_last() -
     assert bought(chosen) == [SPOT.id], "the order of sizes is the operators' own"
 
 
+def test_a_zone_whose_nodes_do_not_join_is_asked_last_until_one_joins_or_it_is_forgotten() -> None:
+    failed = node("f", offering=SPOT.id, state=NodeState.FAILED, created_at=NOW - 900)
+    wish = [job(workers=1)]
+    assert bought(plan(view(wish, [failed]), rules(), NOW)) == [SPOT_2.id]
+    assert bought(plan(view(wish, [failed], sold=[SPOT]), rules(), NOW)) == [SPOT.id]
+    wish.append(job("other", is_running=True))
+    before = node("b", offering=SPOT.id, created_at=NOW - 2000, jobs={"other": 1})
+    since = node("s", offering=SPOT.id, created_at=NOW - 600, jobs={"other": 1})
+    assert bought(plan(view(wish, [failed, before]), rules(), NOW)) == [SPOT_2.id]
+    assert bought(plan(view(wish, [failed, since]), rules(), NOW)) == [SPOT.id]
+
+
 def test_spot_is_preferred_and_on_demand_bought_after_patience() -> None:
     """A job for three: one zone has two, the other none; later on-demand stands in for the third."""
     demand = job(workers=(1, 3))
