@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from service.queue.demand import workers_by_node
+from service.queue.dominant_part import dominant_part
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 
 
@@ -21,15 +22,15 @@ class UseRow:
     pool: str
     #: `Offering.id` of the node; empty when that is not known.
     offering: str
-    #: Part of the node that the workers hold, 0 to 1.
-    share: float
+    #: Dominant part of the node that the workers hold, 0 to 1; idle parts are nobody's cost.
+    part: float
     #: USD for an hour of the whole node.
     price_per_hour: float
     ended_at: float | None = None
 
     def node_s(self, now: float) -> float:
         """Seconds of a whole node: half a node for an hour is 1800."""
-        return self.share * max(0.0, (now if self.ended_at is None else self.ended_at) - self.began_at)
+        return self.part * max(0.0, (now if self.ended_at is None else self.ended_at) - self.began_at)
 
     def cost(self, now: float) -> float:
         """USD."""
@@ -42,19 +43,6 @@ class Entries:
 
     ended: tuple[UseRow, ...] = ()
     begun: tuple[UseRow, ...] = ()
-
-
-def part_of(node: Mapping[str, float], worker: Mapping[str, float], workers: int) -> float:
-    """Part of a node that so many workers hold: of the resource of which they hold most.
-
-    Idle parts are nobody's cost.  As the dominant share of Ghodsi et al., Dominant Resource Fairness (NSDI 2011).
-    """
-    held = [
-        workers * amount / node[name]
-        for name, amount in worker.items()
-        if amount > 0 and node.get(name, 0.0) > 0
-    ]
-    return min(1.0, max(held, default=1.0))
 
 
 def entries(
@@ -84,6 +72,8 @@ def entries(
 
 
 def _use(job: JobRow, attempt: AttemptRow, node: NodeRow, workers: int, now: float) -> UseRow:
+    # Of a node of which nothing is known all is held.
+    part = dominant_part(node.resources, job.worker_resources, workers)
     return UseRow(
         job_id=job.id,
         node_id=node.id,
@@ -92,6 +82,6 @@ def _use(job: JobRow, attempt: AttemptRow, node: NodeRow, workers: int, now: flo
         workers=workers,
         pool=node.pool,
         offering=node.offering,
-        share=part_of(node.resources, job.worker_resources, workers),
+        part=min(1.0, 1.0 if part is None else part),
         price_per_hour=node.price_per_hour,
     )

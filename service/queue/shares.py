@@ -1,7 +1,6 @@
 """Projects take turns by their shares: whose running jobs hold least for its share goes first (pure).
 
-What a job holds is measured as a part of everything that the complete pools may bring, of the resource of which it is
-most: the dominant share of Ghodsi et al., Dominant Resource Fairness (NSDI 2011), with weights.
+What a job holds is its dominant part (`service/queue/dominant_part.py`) of all that the complete pools may bring.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from itertools import groupby
 
 from cluster.policies import Policies
 from service.queue.admission import PoolSize
+from service.queue.dominant_part import dominant_part
 from service.queue.ordering import turn_key
 from service.queue.rows import AttemptRow, JobRow
 
@@ -51,7 +51,7 @@ class Shares:
                 line = lines[project]
                 job = line.popleft()
                 ordered.append(job)
-                held[project] += part_of_all(self.whole, job.worker_resources, job.min_workers)
+                held[project] += _part(self.whole, job, job.min_workers)
                 if line:
                     heapq.heappush(turns, self._turn(project, line, held))
         return ordered
@@ -60,16 +60,6 @@ class Shares:
         self, project: str, line: deque[JobRow], held: Mapping[str, float]
     ) -> tuple[float, tuple[int, float, str], str]:
         return held[project] / self.shares.get(project, 1.0), turn_key(line[0]), project
-
-
-def part_of_all(whole: Resources, worker: Resources, workers: int) -> float:
-    """Part of the whole that so many workers hold: of the resource of which they are most."""
-    parts = [
-        workers * amount / whole[name]
-        for name, amount in worker.items()
-        if amount > 0 and whole.get(name, 0.0) > 0
-    ]
-    return max(parts, default=0.0)
 
 
 def shares_of(
@@ -85,6 +75,11 @@ def shares_of(
     held: dict[str, float] = defaultdict(float)
     for job, attempt in running:
         workers = max(attempt.world_size, job.min_workers)
-        held[job.project] += part_of_all(whole, job.worker_resources, workers)
+        held[job.project] += _part(whole, job, workers)
     shares = {name: policy.share for name, policy in policies.projects.items()}
     return Shares(shares=shares, held=held, whole=whole)
+
+
+def _part(whole: Resources, job: JobRow, workers: int) -> float:
+    """What is not known counts nothing."""
+    return dominant_part(whole, job.worker_resources, workers) or 0.0

@@ -289,7 +289,7 @@ uses = sa.Table(
     sa.Column("workers", sa.Integer, nullable=False),
     sa.Column("pool", sa.Text, nullable=False),
     sa.Column("offering", sa.Text, nullable=False),
-    sa.Column("share", sa.Double, nullable=False),
+    sa.Column("part", sa.Double, nullable=False),
     sa.Column("price_per_hour", sa.Double, nullable=False),
     sa.Column("ended_at", sa.Double),
     _partial("ix_uses_open", "job_id", where=OPEN_USES),

@@ -477,9 +477,9 @@ class TestLedger:
         uses = [
             UseRow(
                 job_id=job.id, node_id=node, attempt=1, workers=1, pool="cpu", offering=offering,
-                share=share, price_per_hour=0.1, began_at=began_at, ended_at=ended_at,
+                part=part, price_per_hour=0.1, began_at=began_at, ended_at=ended_at,
             )
-            for node, offering, share, began_at, ended_at in used
+            for node, offering, part, began_at, ended_at in used
         ]  # fmt: skip
         database.transact(lambda connection: ledger.write(connection, Entries(begun=tuple(uses))))
         found = client.get(f"/v1/jobs/{job.id}/ledger").json()

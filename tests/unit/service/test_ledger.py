@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from remora.states import NodeState
 from service.queue.demand import demand_of
-from service.queue.ledger import Entries, UseRow, entries, part_of
+from service.queue.dominant_part import dominant_part
+from service.queue.ledger import Entries, UseRow, entries
 from service.queue.limits import budget_of, deadline_of, work_left_s
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from tests.service_fakes import job_row
@@ -39,7 +40,7 @@ def opened(uses: list[UseRow]) -> list[UseRow]:
 def test_a_job_pays_for_the_part_of_a_node_that_it_holds_while_it_holds_it() -> None:
     live = running({"10.0.0.1": 1})
     uses = apply([], entries([], [live], [NODE], 100.0))
-    assert [(use.share, use.workers, use.offering) for use in uses] == [(0.5, 1, "big/1/spot")]
+    assert [(use.part, use.workers, use.offering) for use in uses] == [(0.5, 1, "big/1/spot")]
     assert entries(uses, [live], [NODE], 150.0) == Entries(), "nothing is written while nothing changes"
     grown = (live[0], replace(live[1], workers={"10.0.0.1": 2}))
     uses = apply(uses, entries(opened(uses), [grown], [NODE], 200.0))
@@ -59,9 +60,11 @@ def test_another_attempt_on_the_same_node_is_another_use() -> None:
 
 
 def test_the_part_is_that_of_the_resource_of_which_most_is_held() -> None:
-    assert part_of({"CPU": 8.0, "GPU": 2.0}, {"CPU": 6.0, "GPU": 1.0}, 1) == 0.75
-    assert part_of({"CPU": 8.0}, {"CPU": 16.0}, 1) == 1.0
-    assert part_of({}, {"CPU": 1.0}, 1) == 1.0, "of a node of which nothing is known all is held"
+    assert dominant_part({"CPU": 8.0, "GPU": 2.0}, {"CPU": 6.0, "GPU": 1.0}, 1) == 0.75
+    for resources in ({"CPU": 0.5}, {}):
+        node = replace(NODE, resources=resources)
+        (use,) = entries([], [running({"10.0.0.1": 1})], [node], 100.0).begun
+        assert use.part == 1.0, "more than a whole node is not held, and of an unknown one all is"
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 50.0), st.integers(0, 2)), min_size=1, max_size=20))

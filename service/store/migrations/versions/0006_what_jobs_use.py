@@ -18,7 +18,7 @@ def upgrade() -> None:
     sa.Column('workers', sa.Integer(), nullable=False),
     sa.Column('pool', sa.Text(), nullable=False),
     sa.Column('offering', sa.Text(), nullable=False),
-    sa.Column('share', sa.Double(), nullable=False),
+    sa.Column('part', sa.Double(), nullable=False),
     sa.Column('price_per_hour', sa.Double(), nullable=False),
     sa.Column('ended_at', sa.Double(), nullable=True),
     sa.ForeignKeyConstraint(['job_id'], ['jobs.id'], ),
