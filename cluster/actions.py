@@ -44,6 +44,8 @@ class Terminate:
     reason: str
     #: True when it never became useful, so that its row ends as `failed` and slows its pool down.
     is_failure: bool = False
+    #: True when it was a member, and Ray lost it while its machine runs: something lies between the two.
+    is_cut_off: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

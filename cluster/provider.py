@@ -58,7 +58,7 @@ class Unauthorized(ProviderError):
 class NodeRequest:
     """A machine that is wished for."""
 
-    #: `node_...`; the provider uses it as the machine's own name, so `create` is idempotent by it.
+    #: `node_...`; the provider marks the machine with it, so `create` is idempotent by it.
     node_id: str
     pool: str
     #: Ray resources it shall bring, e.g. {"CPU": 1.0}.
@@ -67,6 +67,9 @@ class NodeRequest:
     labels: dict[str, str] = field(default_factory=dict)
     #: Id of the offering to buy, `<size>/<zone>/<capacity type>`; for providers that have more than one kind.
     offering: str | None = None
+    #: Fabric domain whose other machines InfiniBand shall join it to; None: none.  A provider without InfiniBand
+    #: ignores it.
+    fabric: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

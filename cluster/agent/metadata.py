@@ -65,6 +65,16 @@ class MetadataService:
         )
         return answer.text.strip()
 
+    def tags(self) -> dict[str, str]:
+        """The machine's tags as they are now.  Raises MetadataAway."""
+        answer = self._send(
+            "GET", "/instance/compute/tagsList", {"api-version": _INSTANCE_VERSION, "format": "json"}
+        )
+        try:
+            return {str(tag["name"]): str(tag["value"]) for tag in answer.json()}
+        except (ValueError, TypeError, KeyError) as error:
+            raise MetadataAway("the metadata service sent tags that cannot be read") from error
+
     def listen(self) -> Heard:
         """The events of now.  Raises MetadataAway."""
         answer = self._send("GET", "/scheduledevents", {"api-version": API_VERSION})

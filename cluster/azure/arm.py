@@ -13,20 +13,17 @@ from urllib.parse import urlsplit
 
 from azure.core import MatchConditions
 from azure.core.credentials_async import AsyncTokenCredential
-from azure.core.exceptions import (
-    AzureError,
-    ClientAuthenticationError,
-    HttpResponseError,
-    ResourceNotFoundError,
-)
+from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.core.pipeline.policies import ContentDecodePolicy, RequestIdPolicy, UserAgentPolicy
 from azure.core.rest import HttpRequest
 from azure.mgmt.compute.aio import ComputeManagementClient
 
 from cluster.azure import evictions, scores
+from cluster.azure.arm_sets import ArmSets
 from cluster.azure.errors import CloudFailure
 from cluster.azure.identity import Bearer
 from cluster.azure.settings import AzureSettings
+from cluster.azure.wire import ArmError, Failures, failure_of, header, told_failure
 
 _SCOPE = "https://management.azure.com/.default"
 #: Seconds for a connection, and for an answer: a PUT of the real one takes one to three.
@@ -36,14 +33,6 @@ _NETWORK_VERSION = "2024-05-01"
 _SCORES_VERSION = "2025-06-05"
 _GRAPH_VERSION = "2022-10-01"
 _DISK_VERSION = "2024-03-02"
-
-
-class ArmError(Exception):
-    """Azure refused, or did not answer."""
-
-    def __init__(self, failure: CloudFailure) -> None:
-        super().__init__(f"{failure.code}: {failure.message}")
-        self.failure = failure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +81,8 @@ class Arm:
             connection_timeout=_CONNECT_S,
             read_timeout=_ANSWER_S,
         )
+        #: Requests about scale sets, over the same connections.
+        self.sets = ArmSets(self._client, self._group, settings.region)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -107,8 +98,8 @@ class Arm:
         def keep(response: Any, _result: object, _headers: object) -> None:
             headers.update(response.http_response.headers)
 
-        async with _Failures():
-            await self._client.virtual_machines.begin_create_or_update(
+        async with Failures():
+            poller = await self._client.virtual_machines.begin_create_or_update(
                 self._group,
                 name,
                 body,
@@ -116,36 +107,38 @@ class Arm:
                 polling=False,
                 cls=keep,
             )
-        return _header(headers, "Azure-AsyncOperation")
+            # Without polling there is nothing to wait for: `keep` is called now, and not before.
+            await poller.result()
+        return header(headers, "Azure-AsyncOperation")
 
     async def delete(self, name: str) -> None:
         """Begin to delete a machine; fine when there is none."""
-        async with _Failures():
+        async with Failures():
             try:
                 await self._client.virtual_machines.begin_delete(
                     self._group, name, force_deletion=True, polling=False
                 )
             except ResourceNotFoundError as error:
-                if _failure(error).code == "ResourceGroupNotFound":
+                if failure_of(error).code == "ResourceGroupNotFound":
                     raise
 
     async def simulate_eviction(self, name: str) -> None:
         """Let Azure take a spot machine back within minutes, with the notice that it gives to real ones."""
-        async with _Failures():
+        async with Failures():
             await self._client.virtual_machines.simulate_eviction(self._group, name)
 
     async def machines(self) -> list[SeenMachine]:
         """All machines of the resource group, those of others too.  Raises ArmError when any page fails."""
-        async with _Failures():
+        async with Failures():
             return [_seen(one) async for one in self._client.virtual_machines.list(self._group)]
 
     async def machine(self, name: str) -> SeenMachine | None:
         """One machine, None when there is none."""
-        async with _Failures():
+        async with Failures():
             try:
                 return _seen(await self._client.virtual_machines.get(self._group, name))
             except ResourceNotFoundError as error:
-                if _failure(error).code == "ResourceGroupNotFound":
+                if failure_of(error).code == "ResourceGroupNotFound":
                     raise
                 return None
 
@@ -159,17 +152,13 @@ class Arm:
 
     async def machine_failure(self, name: str) -> CloudFailure | None:
         """What a machine says that its creation failed with, None when it does not say."""
-        async with _Failures():
+        async with Failures():
             view = await self._client.virtual_machines.instance_view(self._group, name)
-        for status in view.statuses or []:
-            if (status.code or "").startswith("ProvisioningState/failed/"):
-                code = status.code.rpartition("/")[2]
-                return CloudFailure(code=code, message=status.message or "", status=200)
-        return None
+        return told_failure(view.statuses)
 
     async def usages(self, region: str) -> dict[str, tuple[int, int]]:
         """Used units and limit of every compute quota of a region, by its name in lower case."""
-        async with _Failures():
+        async with Failures():
             return {
                 str(one.name.value).lower(): (int(one.current_value), int(one.limit))
                 async for one in self._client.usage.list(region)
@@ -177,7 +166,7 @@ class Arm:
 
     async def skus(self, region: str) -> list[dict[str, Any]]:
         """Resource SKUs of a region in their wire form; some megabytes."""
-        async with _Failures():
+        async with Failures():
             listed = self._client.resource_skus.list(filter=f"location eq '{region}'")
             return [one.as_dict() async for one in listed]
 
@@ -232,7 +221,7 @@ class Arm:
 
     async def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         url = path if path.startswith("http") else self._endpoint + path
-        async with _Failures():
+        async with Failures():
             response = await self._client.send_request(HttpRequest(method, url, json=body))
             if response.status_code >= 400:
                 raise HttpResponseError(response=response)
@@ -249,42 +238,3 @@ def _seen(machine: Any) -> SeenMachine:
 def _resource(document: Mapping[str, Any], is_attached: bool) -> SeenResource:
     tags = document.get("tags") or {}
     return SeenResource(id=document["id"], name=document["name"], tags=tags, is_attached=is_attached)
-
-
-class _Failures:
-    """Between its begin and its end, what Azure's client raises is raised as `ArmError`."""
-
-    async def __aenter__(self) -> None:
-        return None
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (AzureError, TimeoutError)):
-            raise ArmError(_failure(error)) from error
-
-
-def _failure(error: BaseException) -> CloudFailure:
-    """What an exception of Azure's client tells; its class is of no use, see `cluster.azure.errors`."""
-    if isinstance(error, HttpResponseError) and error.response is not None:
-        code = error.error.code if error.error is not None and error.error.code else type(error).__name__
-        message = error.error.message if error.error is not None else str(error)
-        return CloudFailure(
-            code=code,
-            message=message or "",
-            status=error.status_code,
-            retry_after_s=_seconds(_header(getattr(error.response, "headers", {}), "Retry-After")),
-        )
-    if isinstance(error, ClientAuthenticationError):
-        return CloudFailure(code="AuthenticationFailed", message=str(error), status=401)
-    return CloudFailure(code=type(error).__name__, message=str(error))
-
-
-def _header(headers: Mapping[str, str], name: str) -> str | None:
-    return next((value for key, value in headers.items() if key.lower() == name.lower()), None)
-
-
-def _seconds(text: str | None) -> float | None:
-    """A Retry-After in seconds; one that is a date, which Azure does not send here, counts as none."""
-    try:
-        return max(0.0, float(text)) if text is not None else None
-    except ValueError:
-        return None

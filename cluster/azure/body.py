@@ -1,5 +1,7 @@
 """The body of the one request that makes a node's machine, with its network interface and its disk (pure).
 
+Nodes of a fabric domain are instances of a scale set, whose body is made of the same parts.
+
 Everything the machine brings is deleted with it.  What is written here is read by anybody on the machine, so it holds
 names and addresses and no secret: the node fetches the cluster's secret with its identity.
 """
@@ -9,7 +11,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.azure.settings import AzureSettings
@@ -24,7 +27,13 @@ POOL_TAG = "remora:pool"
 #: When the machine was asked for by the controller's clock, seconds since 1970.
 CREATED_TAG = "remora:created-at"
 OFFERING_TAG = "remora:offering"
+#: Fabric domain of a scale set and of its instances.
+FABRIC_TAG = "remora:fabric"
+#: Digest of what the instances of a scale set are made of: another one means that the set's document is out of date.
+MODEL_TAG = "remora:model"
 
+#: What a tag's value may have.
+TAG_CHARACTERS = 256
 #: Label of an offering: where its ephemeral disk lies, one of Azure's words such as `ResourceDisk`.
 DISK_PLACEMENT_LABEL = "azure-disk-placement"
 #: Where the node finds what it has to know; the image's service reads it.
@@ -34,8 +43,6 @@ NODE_SERVICE = "remora-node.service"
 _ADMIN = "remora"
 #: Bytes that Azure accepts, before base64.
 _CUSTOM_DATA_BYTES = 65_535
-#: What a tag's value may have.
-_TAG_CHARACTERS = 256
 #: Version of the network service's words in the inline network interface; the newest that the client knows.
 _NETWORK_VERSION = "2022-11-01"
 
@@ -45,7 +52,8 @@ class NodeFile:
     """What a machine is told about itself."""
 
     cluster: str
-    node: str
+    #: None: an instance of a scale set, all of which are told the same; its own tags say which node it is.
+    node: str | None
     pool: str
     #: Address of the Ray head, `host:port`.
     head: str
@@ -65,8 +73,28 @@ def machine_name(cluster: str, node_id: str) -> str:
     Azure compares names without regard to case and allows fewer characters than node ids have, so a digest is part
     of it.
     """
-    readable = "".join(one if one.isalnum() else "-" for one in node_id.lower())[:24].strip("-")
-    return f"remora-{cluster}-{readable}-{hashlib.sha256(node_id.encode()).hexdigest()[:10]}"
+    return f"remora-{cluster}-{_readable(node_id)}-{_digest(node_id)}"
+
+
+def set_name(cluster: str, domain: str, offering: str) -> str:
+    """Name of the scale set of a fabric domain that is bought as this offering; what `machine_name` says holds."""
+    return f"remora-{cluster}-{_readable(domain)}-{_digest(f'{domain} {offering}')}"
+
+
+def _readable(text: str) -> str:
+    return "".join(one if one.isalnum() else "-" for one in text.lower())[:24].strip("-")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def created_at(tags: Mapping[str, str]) -> float:
+    """When a machine was asked for, seconds since 1970; 0.0 when somebody wrote something else there."""
+    try:
+        return float(tags.get(CREATED_TAG) or 0.0)
+    except ValueError:
+        return 0.0
 
 
 def machine_body(
@@ -85,11 +113,7 @@ def machine_body(
         CREATED_TAG: repr(now),
         OFFERING_TAG: offering.id,
     }
-    for value in tags.values():
-        if len(value) > _TAG_CHARACTERS:
-            raise InvalidRequest(
-                f"{value[:40]!r}... is longer than the {_TAG_CHARACTERS} characters of a tag"
-            )
+    _check_tags(tags)
     body: dict[str, Any] = {
         "location": settings.region,
         "tags": tags,
@@ -102,25 +126,99 @@ def machine_body(
             "networkProfile": _network(settings, name, tags),
         },
     }
-    if offering.zone is not None:
-        body["zones"] = [offering.zone]
-    if settings.node_identity is not None:
-        body["identity"] = {
-            "type": "UserAssigned",
-            "userAssignedIdentities": {settings.node_identity: {}},
-        }
-    if offering.capacity is CapacityType.SPOT:
-        # Azure's own default keeps an evicted machine, its disk and its part of the quota.
-        spot = {"priority": "Spot", "evictionPolicy": "Delete"}
-        body["properties"] |= spot | {"billingProfile": {"maxPrice": settings.max_spot_price}}
+    body["properties"] |= _paid(settings, offering)
+    return body | _placed(settings, offering)
+
+
+def set_body(
+    settings: AzureSettings, request: NodeRequest, offering: Offering, head: str, tags: Mapping[str, str]
+) -> dict[str, Any]:
+    """The body of the PUT for a Uniform scale set whose instances InfiniBand joins, without its capacity.
+
+    `request` is one of the nodes of its fabric domain; the instances are alike in all but their names.  `tags` are
+    added to the set's own.  Raises InvalidRequest for what Azure would refuse.
+    """
+    domain = request.fabric or ""
+    name = set_name(settings.cluster, domain, offering.id)
+    own = {
+        CLUSTER_TAG: settings.cluster,
+        POOL_TAG: request.pool,
+        OFFERING_TAG: offering.id,
+        FABRIC_TAG: domain,
+    }
+    _check_tags(own)
+    start_up = custom_data(settings, replace(request, node_id=""), offering, head)
+    # Its interface and its disk are parts of an instance: they go with it, and there is nothing to say about that.
+    storage = _storage(settings, offering, name)
+    for word in ("name", "deleteOption"):
+        storage["osDisk"].pop(word)
+    system = _system(settings, name, start_up)
+    # Azure adds six characters, and Linux takes sixty-four.
+    system["computerNamePrefix"] = f"remora-{system.pop('computerName').rpartition('-')[2]}-"
+    interface = _interface(settings, name)
+    interface["properties"].pop("deleteOption")
+    profile: dict[str, Any] = {
+        "securityProfile": {"securityType": "Standard"},
+        "storageProfile": storage,
+        "osProfile": system,
+        "networkProfile": {"networkInterfaceConfigurations": [interface]},
+    }
+    body: dict[str, Any] = {
+        "location": settings.region,
+        "tags": own | dict(tags),
+        "sku": {"name": offering.size, "tier": "Standard"},
+        "properties": {
+            # Only here are machines joined by InfiniBand.
+            "orchestrationMode": "Uniform",
+            "singlePlacementGroup": True,
+            # More would be made than asked for, and some of them deleted again.
+            "overprovision": False,
+            "platformFaultDomainCount": 1,
+            # Nothing is done to machines that run.
+            "upgradePolicy": {"mode": "Manual"},
+            "virtualMachineProfile": profile | _paid(settings, offering),
+        },
+    }
+    body |= _placed(settings, offering)
+    made_of = {name: value for name, value in body.items() if name != "tags"}
+    body["tags"][MODEL_TAG] = _digest(json.dumps(made_of, sort_keys=True))
     return body
 
 
+def _check_tags(tags: Mapping[str, str]) -> None:
+    for value in tags.values():
+        if len(value) > TAG_CHARACTERS:
+            raise InvalidRequest(f"{value[:40]!r}... is longer than the {TAG_CHARACTERS} characters of a tag")
+
+
+def _paid(settings: AzureSettings, offering: Offering) -> dict[str, Any]:
+    """How the machine is paid for, and what its eviction does."""
+    if offering.capacity is not CapacityType.SPOT:
+        return {}
+    # Azure's own default keeps an evicted machine, its disk and its part of the quota.
+    spot = {"priority": "Spot", "evictionPolicy": "Delete"}
+    return spot | {"billingProfile": {"maxPrice": settings.max_spot_price}}
+
+
+def _placed(settings: AzureSettings, offering: Offering) -> dict[str, Any]:
+    """Where the machine stands and who it is."""
+    placed: dict[str, Any] = {} if offering.zone is None else {"zones": [offering.zone]}
+    if settings.node_identity is not None:
+        placed["identity"] = {
+            "type": "UserAssigned",
+            "userAssignedIdentities": {settings.node_identity: {}},
+        }
+    return placed
+
+
 def custom_data(settings: AzureSettings, request: NodeRequest, offering: Offering, head: str) -> str:
-    """The cloud-init document of a node, as text.  Raises InvalidRequest when it is larger than Azure takes."""
+    """The cloud-init document of a node, as text; without an id it is that of every node like it.
+
+    Raises InvalidRequest when it is larger than Azure takes.
+    """
     node = NodeFile(
         cluster=settings.cluster,
-        node=request.node_id,
+        node=request.node_id or None,
         pool=request.pool,
         head=head,
         resources=dict(request.resources),
@@ -136,7 +234,7 @@ def custom_data(settings: AzureSettings, request: NodeRequest, offering: Offerin
     text = "#cloud-config\n" + json.dumps(document, indent=1) + "\n"
     if len(text.encode()) > _CUSTOM_DATA_BYTES:
         raise InvalidRequest(
-            f"labels and resources of {request.node_id} are too large for a machine's start-up data"
+            f"labels and resources of {request.node_id or request.fabric} are too large for start-up data"
         )
     return text
 
@@ -173,6 +271,11 @@ def _system(settings: AzureSettings, name: str, start_up: str) -> dict[str, Any]
 
 
 def _network(settings: AzureSettings, name: str, tags: dict[str, str]) -> dict[str, Any]:
+    interface = {**_interface(settings, name), "tags": tags}
+    return {"networkApiVersion": _NETWORK_VERSION, "networkInterfaceConfigurations": [interface]}
+
+
+def _interface(settings: AzureSettings, name: str) -> dict[str, Any]:
     properties: dict[str, Any] = {
         "primary": True,
         "deleteOption": "Delete",
@@ -183,5 +286,4 @@ def _network(settings: AzureSettings, name: str, tags: dict[str, str]) -> dict[s
     }
     if settings.network_security_group is not None:
         properties["networkSecurityGroup"] = {"id": settings.network_security_group}
-    interface = {"name": f"{name}-nic", "tags": tags, "properties": properties}
-    return {"networkApiVersion": _NETWORK_VERSION, "networkInterfaceConfigurations": [interface]}
+    return {"name": f"{name}-nic", "properties": properties}

@@ -215,7 +215,6 @@ def _offering(
         evictions_per_hour=evicted if is_spot else 0.0,
         quota=SPOT_QUOTA if is_spot else facts.family,
         quota_units=size.vcpus,
-        # Machines that are made one by one are not joined, whatever their size could do.
-        has_fabric=False,
+        has_fabric=size.has_fabric,
         labels=labels,
     )

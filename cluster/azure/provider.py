@@ -1,13 +1,13 @@
-"""Nodes that are single virtual machines of Azure, behind the synchronous door of `cluster.provider.Provider`.
+"""Nodes that are virtual machines of Azure, behind the synchronous door of `cluster.provider.Provider`.
 
-One node is one PUT: its network interface and its disk come and go with the machine.  Nothing waits for an operation;
+Nodes of a fabric domain are instances of scale sets, see `cluster.azure.scale_sets`.  Any other node is one PUT: its
+network interface and its disk come and go with the machine.  Nothing waits for an operation;
 every look compares what was asked for with one list of the resource group, and asks about a machine by itself only
 where the list lacks one that it should have or shows one that failed.
 """
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import logging
 import math
@@ -19,22 +19,25 @@ from typing import Any, TypeVar
 from azure.core.credentials_async import AsyncTokenCredential
 
 from cluster.azure import quota
-from cluster.azure.arm import Arm, ArmError, SeenMachine
+from cluster.azure.arm import Arm, SeenMachine
+from cluster.azure.asking import Asking, gathered
 from cluster.azure.body import (
     CLUSTER_TAG,
-    CREATED_TAG,
     NODE_TAG,
     OFFERING_TAG,
     POOL_TAG,
+    created_at,
     machine_body,
     machine_name,
 )
-from cluster.azure.errors import CloudFailure, Reason, judge, to_error
+from cluster.azure.errors import CloudFailure
 from cluster.azure.event_loop import EventLoopThread
 from cluster.azure.memory import Memory, Wish
+from cluster.azure.scale_sets import ScaleSets
 from cluster.azure.settings import AzureSettings
 from cluster.azure.sweep import orphans
-from cluster.offerings import CapacityType, Offering
+from cluster.azure.wire import ArmError
+from cluster.offerings import Offering
 from cluster.provider import (
     InvalidRequest,
     NodeRequest,
@@ -51,8 +54,6 @@ _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _GOING_S = 300.0
 #: Seconds between two looks for what was left behind.
 _SWEEP_EVERY_S = 300.0
-#: Requests about single machines that are on their way at once.
-_AT_ONCE = 16
 
 Answer = TypeVar("Answer")
 
@@ -74,11 +75,12 @@ class AzureProvider:
         """Machines join the Ray head at `head` (`host:port`); `catalogue` tells what can be bought."""
         self._settings = settings
         self._head = head
-        self._catalogue = catalogue
         self._clock = clock
         self._memory = Memory()
         self._thread = EventLoopThread("azure")
         self._arm = self._thread.run(self._open(credential))
+        self._asking = Asking(self._arm, self._memory, settings.region, catalogue, clock)
+        self._sets = ScaleSets(settings, self._arm, self._asking, head, clock)
         self._credential = credential
 
     async def _open(self, credential: AsyncTokenCredential) -> Arm:
@@ -96,10 +98,13 @@ class AzureProvider:
         What Azure refuses only later is the `refusal` of a listed node that does not run.
         """
         _check(request)
-        offering = next((one for one in self._catalogue() if one.id == request.offering), None)
+        offering = self._asking.offering(request.offering)
         if offering is None:
             raise InvalidRequest(f"{request.offering!r} is not an offering of {self._settings.region}")
-        self._thread.run(self._create(request, offering))
+        if request.fabric is not None:
+            self._thread.run(self._sets.create(request, offering))
+        else:
+            self._thread.run(self._create(request, offering))
 
     def list(self) -> list[ProvidedNode]:
         """Every machine with this cluster's tag, in order of creation; raises when any page of the list fails.
@@ -113,7 +118,7 @@ class AzureProvider:
 
         Should the deletion fail, the machine is listed again.
         """
-        self._thread.run(self._delete(machine_name(self._settings.cluster, node_id)))
+        self._thread.run(self._delete(node_id))
 
     def simulate_eviction(self, node_id: str) -> None:
         """Let Azure preempt a spot node within minutes, with its usual notice: a rehearsal.
@@ -153,9 +158,9 @@ class AzureProvider:
 
     async def _told(self, request: Coroutine[Any, Any, Answer]) -> Answer:
         try:
-            return await self._asked("read", request)
+            return await self._asking.asked("read", request)
         except ArmError as error:
-            raise self._error(error.failure, None) from error
+            raise self._asking.error(error.failure, None) from error
 
     async def _create(self, request: NodeRequest, offering: Offering) -> None:
         name = machine_name(self._settings.cluster, request.node_id)
@@ -163,30 +168,29 @@ class AzureProvider:
         memory = self._memory
         if name in memory.nodes and name not in memory.deleted:
             return
-        await self._check_quota(offering)
+        await self._asking.check_quota(offering)
         body = machine_body(self._settings, request, offering, self._head, now)
         wish = Wish(request, offering, now)
         try:
-            wish.operation = await self._asked("write", self._arm.put(name, body))
+            wish.operation = await self._asking.asked("write", self._arm.put(name, body))
         except ArmError as error:
             if error.failure.status == 412:
                 # It exists: asked for before, by this process or another one.
                 memory.wishes.setdefault(name, wish)
                 return
-            refused = self._error(error.failure, offering)
+            refused = self._asking.error(error.failure, offering)
             if isinstance(refused, Unanswered):
                 # It may have been taken: the next look asks.
                 memory.wishes[name] = wish
             elif isinstance(refused, QuotaExceeded):
-                memory.quotas = None
+                self._asking.forget_quota()
             raise refused from error
         memory.wishes[name] = wish
-        if memory.quotas is not None:
-            memory.quotas = memory.quotas.with_one_more(offering)
+        self._asking.one_more(offering)
 
     async def _list(self) -> tuple[ProvidedNode, ...]:
         try:
-            listed = await self._asked("read", self._arm.machines())
+            listed = await self._asking.asked("read", self._arm.machines())
             ours = {one.name: one for one in listed if one.tags.get(CLUSTER_TAG) == self._settings.cluster}
             now = self._clock()
             self._forget(now)
@@ -195,58 +199,46 @@ class AzureProvider:
                 for name in {**self._memory.nodes, **self._memory.wishes}
                 if name not in ours and name not in self._memory.deleted
             ]
-            found = await _gathered([self._asked("read", self._arm.machine(name)) for name in missing])
+            found = await gathered([self._asking.asked("read", self._arm.machine(name)) for name in missing])
             ours |= {one.name: one for one in found if one is not None}
         except ArmError as error:
-            raise self._error(error.failure, None) from error
+            raise self._asking.error(error.failure, None) from error
         shown = {name: one for name, one in ours.items() if not self._is_going(one)}
         await self._learn_failures([one for one in shown.values() if one.state in ("Failed", "Canceled")])
         # Names that Azure writes in another case are still ours.
         self._memory.nodes = {name: self._node(one) for name, one in shown.items()}
         self._memory.wishes = {n: wish for n, wish in self._memory.wishes.items() if n in shown}
         self._memory.refusals = {n: one for n, one in self._memory.refusals.items() if n in shown}
+        joined = await self._sets.look()
         await self._sweep_when_due(now)
-        ordered = sorted(self._memory.nodes.values(), key=lambda node: (node.created_at, node.node_id))
-        return tuple(ordered)
+        every = [*self._memory.nodes.values(), *joined]
+        return tuple(sorted(every, key=lambda node: (node.created_at, node.node_id)))
 
-    async def _delete(self, name: str) -> None:
+    async def _delete(self, node_id: str) -> None:
+        if await self._sets.delete(node_id):
+            return
+        name = machine_name(self._settings.cluster, node_id)
         try:
-            await self._asked("write", self._arm.delete(name))
+            await self._asking.asked("write", self._arm.delete(name))
         except ArmError as error:
-            raise self._error(error.failure, None) from error
+            raise self._asking.error(error.failure, None) from error
         self._memory.deleted[name] = self._clock()
         self._memory.wishes.pop(name, None)
         self._memory.nodes.pop(name, None)
 
     async def _simulate_eviction(self, node_id: str) -> None:
         name = machine_name(self._settings.cluster, node_id)
+        instance = self._sets.place_of(node_id)
         try:
-            await self._asked("write", self._arm.simulate_eviction(name))
+            if instance is not None:
+                await self._asking.asked("write", self._arm.sets.simulate_eviction(*instance))
+            else:
+                await self._asking.asked("write", self._arm.simulate_eviction(name))
         except ArmError as error:
             if error.failure.status in (400, 404, 409):
                 said = f"Azure does not simulate an eviction of {node_id}: {error.failure.message}"
                 raise InvalidRequest(said) from error
-            raise self._error(error.failure, None) from error
-
-    async def _asked(self, kind: str, request: Coroutine[Any, Any, Answer]) -> Answer:
-        """Send a request unless Azure said not to ask before some time; raises ArmError."""
-        wait_s = self._memory.not_before.get(kind, -math.inf) - self._clock()
-        if wait_s > 0:
-            request.close()
-            said = "Azure asked for a pause"
-            raise ArmError(
-                CloudFailure(code="TooManyRequests", message=said, status=429, retry_after_s=wait_s)
-            )
-        try:
-            return await request
-        except ArmError as error:
-            verdict = judge(error.failure)
-            if verdict.reason is Reason.THROTTLED:
-                self._memory.not_before[kind] = self._clock() + verdict.memory_s
-            raise
-
-    def _error(self, failure: CloudFailure, offering: Offering | None) -> ProviderError:
-        return to_error(failure, self._clock(), offering, self._catalogue())
+            raise self._asking.error(error.failure, None) from error
 
     def _forget(self, now: float) -> None:
         self._memory.deleted = {n: at for n, at in self._memory.deleted.items() if now - at < _GOING_S}
@@ -258,29 +250,18 @@ class AzureProvider:
     async def _learn_failures(self, failed: Sequence[SeenMachine]) -> None:
         """Find out why machines failed; what cannot be found out now is asked for at the next look."""
         unknown = [one for one in failed if one.name not in self._memory.refusals]
-        told = await _gathered([self._reason_of(one) for one in unknown])
+        told = await gathered([self._reason_of(one) for one in unknown])
         for machine, failure in zip(unknown, told, strict=True):
             if failure is not None:
-                refusal = self._error(failure, self._offering_of(machine))
+                refusal = self._asking.error(failure, self._asking.offering(machine.tags.get(OFFERING_TAG)))
                 self._memory.refusals[machine.name] = refusal
                 if isinstance(refusal, QuotaExceeded):
-                    self._memory.quotas = None
+                    self._asking.forget_quota()
 
     async def _reason_of(self, machine: SeenMachine) -> CloudFailure | None:
         wish = self._memory.wishes.get(machine.name)
-        try:
-            if wish is not None and wish.operation is not None:
-                failure = await self._asked("read", self._arm.operation_failure(wish.operation))
-                if failure is not None:
-                    return failure
-            return await self._asked("read", self._arm.machine_failure(machine.name))
-        except ArmError as error:
-            log.info("why %s failed is not known yet: %s", machine.name, error)
-            return None
-
-    def _offering_of(self, machine: SeenMachine) -> Offering | None:
-        wanted = machine.tags.get(OFFERING_TAG)
-        return next((one for one in self._catalogue() if one.id == wanted), None)
+        asked = [self._arm.operation_failure(wish.operation)] if wish is not None and wish.operation else []
+        return await self._asking.first_told(machine.name, [*asked, self._arm.machine_failure(machine.name)])
 
     def _node(self, machine: SeenMachine) -> ProvidedNode:
         has_failed = machine.state in ("Failed", "Canceled")
@@ -294,36 +275,13 @@ class AzureProvider:
             is_running=not has_failed,
             # Only the machine itself knows: the body has none, and Ray tells it when the node joins.
             address=None,
-            created_at=_number(machine.tags.get(CREATED_TAG)),
+            created_at=created_at(machine.tags),
             message=message,
             refusal=refusal if has_failed else None,
         )
 
-    async def _check_quota(self, offering: Offering) -> None:
-        """Raise QuotaExceeded when a quota certainly has no room."""
-        reading = await self._reading(quota.READ_EVERY_S)
-        if reading is not None and quota.full_quota(reading, offering) is not None:
-            reading = await self._reading(quota.READ_AGAIN_S)
-        full = quota.full_quota(reading, offering) if reading is not None else None
-        if full is not None:
-            failure = CloudFailure(code="QuotaExceeded", message=_as_azure_says(offering, full), status=409)
-            raise self._error(failure, offering)
-
-    async def _reading(self, good_for_s: float) -> quota.Reading | None:
-        now = self._clock()
-        known = self._memory.quotas
-        if known is None or now - known.read_at >= good_for_s:
-            try:
-                usages = await self._asked("read", self._arm.usages(self._settings.region))
-                self._memory.quotas = quota.Reading(read_at=now, usages=usages)
-            except ArmError as error:
-                # Azure itself refuses what is too much: not knowing is no reason to stop.
-                log.warning("quotas of %s cannot be read: %s", self._settings.region, error)
-                self._memory.quotas = quota.Reading(read_at=now, usages=known.usages if known else {})
-        return self._memory.quotas
-
     async def _quota_left(self) -> dict[str, int]:
-        reading = await self._reading(quota.READ_EVERY_S)
+        reading = await self._asking.reading(quota.READ_EVERY_S)
         return reading.left() if reading is not None else {}
 
     async def _sweep_when_due(self, now: float) -> None:
@@ -337,10 +295,10 @@ class AzureProvider:
         now = self._clock()
         self._memory.swept_at = now
         try:
-            resources = await self._asked("read", self._arm.interfaces())
-            resources += await self._asked("read", self._arm.disks())
+            resources = await self._asking.asked("read", self._arm.interfaces())
+            resources += await self._asking.asked("read", self._arm.disks())
             # After the parts: a machine that is made meanwhile is in the list by then.
-            machines = await self._asked("read", self._arm.machines())
+            machines = await self._asking.asked("read", self._arm.machines())
             made = {one.name for one in machines if one.state in ("Succeeded", "Failed", "Canceled")}
             being_made = {*(one.name for one in machines), *self._memory.wishes} - made
             left, self._memory.alone = orphans(
@@ -348,9 +306,9 @@ class AzureProvider:
             )
             for one in left:
                 log.warning("%s was left behind by a machine and is deleted", one.name)
-                await self._asked("write", self._arm.delete_resource(one))
+                await self._asking.asked("write", self._arm.delete_resource(one))
         except ArmError as error:
-            raise self._error(error.failure, None) from error
+            raise self._asking.error(error.failure, None) from error
         return tuple(one.name for one in left)
 
 
@@ -362,33 +320,3 @@ def _check(request: NodeRequest) -> None:
     for name, amount in request.resources.items():
         if not math.isfinite(amount) or amount < 0:
             raise InvalidRequest(f"{amount} of the resource {name!r} is impossible; give a number, 0 or more")
-
-
-def _as_azure_says(offering: Offering, full: str) -> str:
-    """The sentence with the word by which the table of errors knows what kind of quota it is."""
-    if f"{quota.REGION_QUOTA!r}" in full:
-        return f"Total Regional Cores: {full}"
-    return full if offering.capacity is CapacityType.SPOT else f"Family Cores: {full}"
-
-
-def _number(text: str | None) -> float:
-    """A time out of a tag; 0.0 when somebody wrote something else there."""
-    try:
-        return float(text or 0.0)
-    except ValueError:
-        return 0.0
-
-
-async def _gathered(work: Sequence[Coroutine[Any, Any, Answer]]) -> list[Answer]:
-    """The answers of all, in order, some at a time; raises the first error after all have ended."""
-    gate = asyncio.Semaphore(_AT_ONCE)
-
-    async def one(request: Coroutine[Any, Any, Answer]) -> Answer:
-        async with gate:
-            return await request
-
-    answers = await asyncio.gather(*(one(request) for request in work), return_exceptions=True)
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
-    return [answer for answer in answers if not isinstance(answer, BaseException)]

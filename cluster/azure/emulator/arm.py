@@ -8,36 +8,29 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from cluster.azure.catalogue import BY_NAME
-from cluster.azure.emulator.clock import Clock
-from cluster.azure.emulator.faults import Effect, Place
-from cluster.azure.emulator.state import SUCCEEDED, Cloud, Json, Machine, Operation, Refused
-from cluster.azure.emulator.tokens import Tokens
+from cluster.azure.emulator.door import COMPUTE, Door, Endpoint, iso
+from cluster.azure.emulator.faults import Place
+from cluster.azure.emulator.state import SUCCEEDED, Json, Machine, Refused
 
 _CUSTOM_DATA_BYTES = 65_535
 _MACHINES = "/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Compute/virtualMachines"
-_COMPUTE = "/subscriptions/{subscription}/providers/Microsoft.Compute"
 _GROUP = "/subscriptions/{subscription}/resourceGroups/{group}/providers"
 
 #: Sizes and places of one request for scores.
 _SCORED_SIZES, _SCORED_PLACES = 5, 8
 _ZONES = ("1", "2", "3")
 
-Endpoint = Callable[[Request], Awaitable[Response]]
 
-
-def routes(cloud: Cloud, tokens: Tokens, clock: Clock, group: str, region: str) -> list[Route]:
+def routes(door: Door) -> list[Route]:
     """The routes of one subscription with one resource group in one region."""
-    arm = _Arm(cloud, tokens, clock, group, region)
+    arm = _Arm(door)
     table: list[tuple[str, str, Endpoint]] = [
         ("PUT", f"{_MACHINES}/{{name}}", arm.put_machine),
         ("GET", f"{_MACHINES}/{{name}}", arm.get_machine),
@@ -45,50 +38,25 @@ def routes(cloud: Cloud, tokens: Tokens, clock: Clock, group: str, region: str) 
         ("GET", _MACHINES, arm.list_machines),
         ("GET", f"{_MACHINES}/{{name}}/instanceView", arm.instance_view),
         ("POST", f"{_MACHINES}/{{name}}/simulateEviction", arm.simulate_eviction),
-        ("GET", f"{_COMPUTE}/locations/{{region}}/operations/{{id}}", arm.operation),
-        ("GET", f"{_COMPUTE}/locations/{{region}}/usages", arm.usages),
-        ("GET", f"{_COMPUTE}/skus", arm.skus),
-        ("POST", f"{_COMPUTE}/locations/{{region}}/placementScores/spot/generate", arm.scores),
+        ("GET", f"{COMPUTE}/locations/{{region}}/operations/{{id}}", arm.operation),
+        ("GET", f"{COMPUTE}/locations/{{region}}/usages", arm.usages),
+        ("GET", f"{COMPUTE}/skus", arm.skus),
+        ("POST", f"{COMPUTE}/locations/{{region}}/placementScores/spot/generate", arm.scores),
         ("POST", "/providers/Microsoft.ResourceGraph/resources", arm.resource_graph),
         ("GET", f"{_GROUP}/Microsoft.Network/networkInterfaces", arm.list_interfaces),
         ("DELETE", f"{_GROUP}/Microsoft.Network/networkInterfaces/{{name}}", arm.delete_interface),
         ("GET", f"{_GROUP}/Microsoft.Compute/disks", arm.list_disks),
         ("DELETE", f"{_GROUP}/Microsoft.Compute/disks/{{name}}", arm.delete_disk),
     ]
-    return [Route(path, arm.guarded(endpoint), methods=[method]) for method, path, endpoint in table]
+    return [Route(path, door.guarded(endpoint), methods=[method]) for method, path, endpoint in table]
 
 
 class _Arm:
-    def __init__(self, cloud: Cloud, tokens: Tokens, clock: Clock, group: str, region: str) -> None:
-        self._cloud = cloud
-        self._tokens = tokens
-        self._clock = clock
-        self._group = group
-        self._region = region
-
-    def guarded(self, endpoint: Endpoint) -> Endpoint:
-        """The endpoint behind what every request goes through; errors become ARM's documents."""
-
-        async def answer(request: Request) -> Response:
-            try:
-                self._check(request)
-                self._cloud.advance(self._clock())
-                return await endpoint(request)
-            except Refused as refused:
-                return error_response(refused)
-            except ConnectionAbortedError:
-                return _LostAnswer()
-
-        return answer
-
-    def _check(self, request: Request) -> None:
-        if not self._tokens.allows(request.headers.get("Authorization", "")):
-            raise Refused(401, "InvalidAuthenticationToken", "The access token is missing or invalid.")
-        if "api-version" not in request.query_params and "/operations/" not in request.url.path:
-            raise Refused(400, "MissingApiVersionParameter", "The api-version query parameter is required.")
-        group = request.path_params.get("group", self._group)
-        if group.lower() != self._group.lower():
-            raise Refused(404, "ResourceGroupNotFound", f"Resource group '{group}' could not be found.")
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._cloud = door.cloud
+        self._clock = door.clock
+        self._region = door.region
 
     async def put_machine(self, request: Request) -> Response:
         name, body, now = request.path_params["name"], await request.json(), self._clock()
@@ -97,7 +65,7 @@ class _Arm:
             return self._put_again(request, existing, body)
         size = self._checked(body)
         machine, operation = self._cloud.create(name, body, now, size.vcpus, size.family)
-        headers = self._operation_headers(request, operation)
+        headers = self._door.operation_headers(request, operation)
         return JSONResponse(self._machine(request, machine), status_code=201, headers=headers)
 
     def _put_again(self, request: Request, existing: Machine, body: Json) -> Response:
@@ -133,31 +101,27 @@ class _Arm:
         return BY_NAME[name]
 
     async def get_machine(self, request: Request) -> Response:
-        self._fault(Place.GET)
+        self._door.meet_fault(Place.GET)
         return JSONResponse(self._machine(request, self._found(request)))
 
     async def delete_machine(self, request: Request) -> Response:
         operation = self._cloud.delete(request.path_params["name"], self._clock())
         if operation is None:
             return Response(status_code=204)
-        headers = self._operation_headers(request, operation)
-        return Response(status_code=202, headers={**headers, "Location": headers["Azure-AsyncOperation"]})
+        return self._door.accepted(request, operation)
 
     async def list_machines(self, request: Request) -> Response:
-        page = int(request.query_params.get("$skiptoken", "1"))
-        self._fault(Place.LIST, page=page)
-        size = self._cloud.page_size
-        listed = [one for one in self._cloud.machines.values() if one.name not in self._cloud.unlisted]
-        machines = sorted(listed, key=lambda one: one.name)
-        answer: Json = {
-            "value": [self._machine(request, one) for one in machines[(page - 1) * size : page * size]]
-        }
-        if len(machines) > page * size:
-            answer["nextLink"] = str(request.url.include_query_params(**{"$skiptoken": str(page + 1)}))
-        return JSONResponse(answer)
+        # Instances of scale sets are no machines of the group.
+        listed = [
+            one
+            for one in self._cloud.machines.values()
+            if one.name not in self._cloud.unlisted and one.place is None
+        ]
+        documents = [self._machine(request, one) for one in sorted(listed, key=lambda one: one.name)]
+        return self._door.page(request, Place.LIST, documents)
 
     async def instance_view(self, request: Request) -> Response:
-        self._fault(Place.GET)
+        self._door.meet_fault(Place.GET)
         machine = self._found(request)
         statuses: list[Json] = [{"code": f"ProvisioningState/{machine.state.lower()}", "level": "Info"}]
         if machine.error is not None:
@@ -175,23 +139,23 @@ class _Arm:
         return Response(status_code=204)
 
     async def operation(self, request: Request) -> Response:
-        self._fault(Place.POLL)
+        self._door.meet_fault(Place.POLL)
         operation = self._cloud.operations.get(request.path_params["id"])
         if operation is None:
             raise Refused(404, "NotFound", "The operation was not found.")
         answer: Json = {
             "name": operation.id,
             "status": operation.status,
-            "startTime": _iso(operation.started_at),
+            "startTime": iso(operation.started_at),
         }
         if operation.ended_at is not None:
-            answer["endTime"] = _iso(operation.ended_at)
+            answer["endTime"] = iso(operation.ended_at)
         if operation.error is not None and operation.status != "InProgress":
             answer["error"] = {"code": operation.error[0], "message": operation.error[1]}
         return JSONResponse(answer)
 
     async def usages(self, _request: Request) -> Response:
-        self._fault(Place.USAGES)
+        self._door.meet_fault(Place.USAGES)
         value = [
             {
                 "unit": "Count",
@@ -204,16 +168,16 @@ class _Arm:
         return JSONResponse({"value": value})
 
     async def skus(self, _request: Request) -> Response:
-        self._fault(Place.SKUS)
+        self._door.meet_fault(Place.SKUS)
         return JSONResponse({"value": [self._sku(name) for name in BY_NAME]})
 
     async def resource_graph(self, _request: Request) -> Response:
-        self._fault(Place.EVICTIONS)
+        self._door.meet_fault(Place.EVICTIONS)
         rows = [{"skuName": name.lower(), "evictionRate": "5-10"} for name in BY_NAME]
         return JSONResponse({"totalRecords": len(rows), "count": len(rows), "data": rows})
 
     async def scores(self, request: Request) -> Response:
-        self._fault(Place.SCORES)
+        self._door.meet_fault(Place.SCORES)
         asked = await request.json()
         if len(asked["desiredSizes"]) > _SCORED_SIZES or len(asked["desiredLocations"]) > _SCORED_PLACES:
             raise Refused(400, "BadRequest", "Too many sizes or locations are asked for.")
@@ -253,15 +217,10 @@ class _Arm:
         self._cloud.disks.pop(request.path_params["name"], None)
         return Response(status_code=202 if disk is not None else 204)
 
-    def _fault(self, place: Place, **facts: Any) -> None:
-        fault = self._cloud.faults.take(place, **facts)
-        if fault is not None:
-            raise ConnectionAbortedError if fault.effect is Effect.LOSE_ANSWER else Refused.by(fault)
-
     def _found(self, request: Request) -> Machine:
         name = request.path_params["name"]
         machine = self._cloud.machines.get(name.lower())
-        if machine is None:
+        if machine is None or machine.place is not None:
             raise Refused(404, "ResourceNotFound", f"The Resource 'virtualMachines/{name}' was not found.")
         return machine
 
@@ -271,9 +230,9 @@ class _Arm:
             **machine.body["properties"],
             "provisioningState": machine.state,
             "vmId": machine.vm_id,
-            "timeCreated": _iso(machine.created_at),
+            "timeCreated": iso(machine.created_at),
         }
-        path = _MACHINES.format(subscription=subscription, group=self._group)
+        path = _MACHINES.format(subscription=subscription, group=self._door.group)
         return {
             **machine.body,
             "id": f"{path}/{machine.name}",
@@ -285,12 +244,6 @@ class _Arm:
     def _resource(self, request: Request, resource: Json) -> Json:
         # ARM's ids of the same resource differ in case between services.
         return {**resource, "id": f"{request.url.path}/{resource['name']}"}
-
-    def _operation_headers(self, request: Request, operation: Operation) -> dict[str, str]:
-        path = _COMPUTE.format(subscription=request.path_params["subscription"])
-        root = f"{request.url.scheme}://{request.url.netloc}"
-        url = f"{root}{path}/locations/{self._region}/operations/{operation.id}?p=1&api-version=2026-04-01"
-        return {"Azure-AsyncOperation": url}
 
     def _sku(self, name: str) -> Json:
         size = BY_NAME[name]
@@ -312,25 +265,3 @@ class _Arm:
             "capabilities": [{"name": key, "value": value} for key, value in capabilities.items()],
             "restrictions": [],
         }
-
-
-class _LostAnswer(Response):
-    """An answer that begins and never ends: the server closes the connection."""
-
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"10")]})
-
-
-def error_response(refused: Refused) -> Response:
-    """ARM's document of an error."""
-    headers = {} if refused.retry_after is None else {"Retry-After": f"{refused.retry_after:g}"}
-    if refused.status == 401:
-        headers["WWW-Authenticate"] = (
-            'Bearer authorization_uri="https://login.windows.net/", error="invalid_token"'
-        )
-    body = {"error": {"code": refused.code, "message": str(refused)}}
-    return JSONResponse(body, status_code=refused.status, headers=headers)
-
-
-def _iso(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat()

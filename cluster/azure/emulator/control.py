@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from cluster.azure.emulator.clock import Clock
 from cluster.azure.emulator.faults import Fault
+from cluster.azure.emulator.scale_sets import ScaleSets
 from cluster.azure.emulator.state import Cloud
 from cluster.azure.emulator.tokens import Tokens
 
@@ -58,8 +59,9 @@ class MachineFailure(BaseModel):
 class Control:
     """Turns the knobs of one emulated cloud."""
 
-    def __init__(self, cloud: Cloud, tokens: Tokens, clock: Clock) -> None:
+    def __init__(self, cloud: Cloud, sets: ScaleSets, tokens: Tokens, clock: Clock) -> None:
         self._cloud = cloud
+        self._sets = sets
         self._tokens = tokens
         self._clock = clock
 
@@ -87,6 +89,7 @@ class Control:
                 "machines": {
                     one.name: {
                         "node": one.body.get("tags", {}).get("remora:node"),
+                        "set": one.place[0] if one.place is not None else None,
                         "state": one.state,
                         "size": one.size,
                         "zone": one.zone,
@@ -94,6 +97,15 @@ class Control:
                         "evicts_at": self._cloud.evictions.get(one.name.lower()),
                     }
                     for one in self._cloud.machines.values()
+                },
+                "sets": {
+                    one.name: {
+                        "capacity": one.capacity,
+                        "state": one.state,
+                        "size": one.size,
+                        "tags": one.body.get("tags", {}),
+                    }
+                    for one in self._sets.all.values()
                 },
                 "interfaces": sorted(self._cloud.interfaces),
                 "disks": sorted(self._cloud.disks),

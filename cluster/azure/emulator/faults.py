@@ -17,8 +17,15 @@ class Place(StrEnum):
     DELETE = "delete"
     #: After a delete was accepted: its operation fails and the machine stays.
     DELETE_LATER = "delete-later"
+    #: A change of a scale set's document, and of an instance's.
+    UPDATE_SET = "update-set"
+    CLAIM = "claim"
     GET = "get"
+    #: What a scale set or an instance says of itself.
+    VIEW = "view"
     LIST = "list"
+    LIST_SETS = "list-sets"
+    LIST_INSTANCES = "list-instances"
     POLL = "poll"
     USAGES = "usages"
     SKUS = "skus"

@@ -70,9 +70,14 @@ class MetadataServer:
         self,
         started: Callable[[str, str], None] | None = None,
         clock: Callable[[], float] = time.time,
+        compute: Callable[[str], dict[str, Any]] | None = None,
     ) -> None:
-        """`started(machine, event_id)` is called when an event begins because the machine acknowledged it."""
+        """`started(machine, event_id)` is called when an event begins because the machine acknowledged it.
+
+        `compute` tells what a machine is told about itself; without it that is its name alone.
+        """
         self._started = started
+        self._compute = compute or (lambda name: {"name": name})
         self._clock = clock
         self._lock = threading.RLock()
         self._machines: dict[str, _Machine] = {}
@@ -129,7 +134,8 @@ class MetadataServer:
             routes += [
                 Route(f"{prefix}/scheduledevents", self._get, methods=["GET"]),
                 Route(f"{prefix}/scheduledevents", self._post, methods=["POST"]),
-                Route(f"{prefix}/instance/compute/name", self._name),
+                Route(f"{prefix}/instance/compute", self._about),
+                Route(f"{prefix}/instance/compute/{{fact}}", self._about),
             ]
         routes += [
             Route("/control/machines/{machine}/events", self._control_announce, methods=["POST"]),
@@ -176,9 +182,20 @@ class MetadataServer:
                 self._started(name, event_id)
         return Response(status_code=200)
 
-    async def _name(self, request: Request) -> Response:
+    async def _about(self, request: Request) -> Response:
         name = self._machine(request, _INSTANCE_VERSIONS)
-        return name if isinstance(name, Response) else PlainTextResponse(name)
+        if isinstance(name, Response):
+            return name
+        told: Any = self._compute(name)
+        fact = request.path_params.get("fact")
+        if fact is not None:
+            told = told.get(fact)
+        if told is None:
+            return JSONResponse({"error": "Not found"}, 404)
+        if request.query_params.get("format") == "text":
+            # Only what is a text by itself can be had as one.
+            return PlainTextResponse(told) if isinstance(told, str) else _bad("Bad request. Use format=json.")
+        return JSONResponse(told)
 
     def _machine(self, request: Request, versions: tuple[str, ...] = VERSIONS) -> str | Response:
         """The machine that asks, or why it gets no answer."""

@@ -1,12 +1,14 @@
 """Emulated machines that run: each is a node of the local cluster, started from what its start-up data says.
 
 It does what cloud-init and the image of a real one do: it writes the files of the document, and the node's service
-joins the Ray head that `/etc/remora/node.json` names, with the agent beside it.
+joins the Ray head that `/etc/remora/node.json` names, with the agent beside it.  An instance of a scale set, whose
+file names no node, first waits for the tag that does.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import logging
 import sys
@@ -18,6 +20,8 @@ from typing import Any
 
 import yaml
 
+from cluster.agent.metadata import MetadataService
+from cluster.agent.naming import node_id_by_tag
 from cluster.azure.body import NODE_FILE, NODE_SERVICE
 from cluster.azure.emulator.state import Cloud, Machine
 from cluster.local.provider import LocalProvider
@@ -41,6 +45,8 @@ class LocalMachines:
         self._home = home
         self._metadata_url = metadata_url
         self._running: dict[str, tuple[LocalProvider, str]] = {}
+        #: Machines that do not know yet which node they are, and what ends their wait.
+        self._unnamed: dict[str, threading.Event] = {}
         self._lock = threading.Lock()
         # One thread: what happens to a machine happens in the order in which it was asked for.
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="emulated-machines")
@@ -48,8 +54,38 @@ class LocalMachines:
         cloud.on_end.append(lambda machine: self._do(self.end, machine))
 
     def start(self, machine: Machine) -> None:
-        """Boot: read the start-up data and join."""
+        """Boot: read the start-up data and join, once it is known which node it is."""
         node = read_node_file(machine.custom_data)
+        if node["node"]:
+            self._join(machine, node)
+        elif self._metadata_url is None:
+            raise StartUpFailed("no metadata service tells it which node it is")
+        else:
+            stopping = threading.Event()
+            with self._lock:
+                self._unnamed[machine.name] = stopping
+            wait = (machine, node, self._metadata_url(machine.name), stopping)
+            threading.Thread(target=self._join_when_named, args=wait, daemon=True).start()
+
+    def _join_when_named(
+        self, machine: Machine, node: dict[str, Any], url: str, stopping: threading.Event
+    ) -> None:
+        metadata = MetadataService(url)
+        try:
+            name = node_id_by_tag(metadata, stopping)
+        finally:
+            metadata.close()
+        if name:
+            self._do(lambda it: self._join_unless_ended(it, {**node, "node": name}, stopping), machine)
+
+    def _join_unless_ended(self, machine: Machine, node: dict[str, Any], stopping: threading.Event) -> None:
+        with self._lock:
+            self._unnamed.pop(machine.name, None)
+        # What ends a machine runs on this thread, too.
+        if not stopping.is_set():
+            self._join(machine, node)
+
+    def _join(self, machine: Machine, node: dict[str, Any]) -> None:
         request = NodeRequest(
             node_id=node["node"],
             pool=node["pool"],
@@ -69,6 +105,9 @@ class LocalMachines:
         """Take the power away."""
         with self._lock:
             running = self._running.pop(machine.name, None)
+            stopping = self._unnamed.pop(machine.name, None)
+        if stopping is not None:
+            stopping.set()
         if running is not None:
             provider, node_id = running
             provider.kill(node_id)
@@ -76,6 +115,10 @@ class LocalMachines:
 
     def close(self) -> None:
         """End every machine that still runs."""
+        with self._lock:
+            unnamed = list(self._unnamed.values())
+        for stopping in unnamed:
+            stopping.set()
         self._hands.shutdown(wait=True)
         with self._lock:
             left = list(self._running.values())
@@ -92,7 +135,9 @@ class LocalMachines:
                 # As on a real one: it runs and never joins.
                 log.warning("machine %s: %s", machine.name, error)
 
-        self._hands.submit(told)
+        # Whoever learns its name while everything ends does not join any more.
+        with contextlib.suppress(RuntimeError):
+            self._hands.submit(told)
 
 
 def agent_command(node: dict[str, Any], metadata_url: str) -> list[str]:

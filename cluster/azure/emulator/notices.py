@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import quote
 
 from cluster.azure.emulator.clock import Clock
@@ -14,7 +15,20 @@ def metadata_of(cloud: Cloud, clock: Clock) -> MetadataServer:
 
     A machine is announced its eviction as a Preempt; once it acknowledges that, it goes without further delay.
     """
-    metadata = MetadataServer(lambda name, _event_id: cloud.let_go(name, clock()), clock)
+
+    def compute(name: str) -> dict[str, Any]:
+        machine = cloud.machines[name.lower()]
+        tags = machine.body.get("tags", {})
+        return {
+            "name": machine.name,
+            "vmScaleSetName": machine.place[0] if machine.place is not None else "",
+            "vmSize": machine.size,
+            "zone": machine.zone,
+            "priority": machine.body["properties"].get("priority", "Regular"),
+            "tagsList": [{"name": key, "value": value} for key, value in tags.items()],
+        }
+
+    metadata = MetadataServer(lambda name, _event_id: cloud.let_go(name, clock()), clock, compute)
 
     def tell(machine: Machine, at: float) -> None:
         # It may be told before it runs.

@@ -13,9 +13,11 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp
 
-from cluster.azure.emulator import arm, retail
+from cluster.azure.emulator import arm, arm_sets, retail
 from cluster.azure.emulator.clock import Clock
 from cluster.azure.emulator.control import Control
+from cluster.azure.emulator.door import Door
+from cluster.azure.emulator.scale_sets import ScaleSets
 from cluster.azure.emulator.state import Cloud
 from cluster.azure.emulator.tokens import Tokens
 
@@ -29,11 +31,13 @@ _PATIENCE_S = 30.0
 def application(cloud: Cloud, clock: Clock, metadata: ASGIApp | None = None) -> Starlette:
     """The emulator for one cloud; `metadata` answers below /metadata whatever is not about tokens."""
     tokens = Tokens(cloud.faults, clock)
+    door, sets = Door(cloud, tokens, clock, GROUP, REGION), ScaleSets(cloud)
     routes = [
-        *arm.routes(cloud, tokens, clock, GROUP, REGION),
+        *arm.routes(door),
+        *arm_sets.routes(door, sets),
         tokens.route(),
         retail.route(cloud.faults, REGION),
-        *Control(cloud, tokens, clock).routes(),
+        *Control(cloud, sets, tokens, clock).routes(),
     ]
     return Starlette(routes=[*routes, *([Mount("/metadata", metadata)] if metadata is not None else [])])
 

@@ -35,7 +35,7 @@ class Refused(Exception):
 
 @dataclass
 class Operation:
-    """A long-running operation on one machine."""
+    """A long-running operation on one machine, or on a scale set."""
 
     id: str
     machine: str
@@ -47,6 +47,8 @@ class Operation:
     evicts: bool = False
     status: str = "InProgress"
     ended_at: float | None = None
+    #: What its end does, where that is not about one machine alone.
+    done: Callable[[float], None] | None = None
 
 
 @dataclass
@@ -65,6 +67,12 @@ class Machine:
     error: tuple[str, str] | None = None
     #: A fault leaves its network interface and disk behind.
     leaks: bool = False
+    #: The scale set that it is an instance of, and its number there.
+    place: tuple[str, str] | None = None
+    #: Azure may not end it by itself when the capacity of its set is lowered.
+    is_protected: bool = False
+    #: Version of its document.
+    version: int = 1
 
     @property
     def size(self) -> str:
@@ -135,11 +143,11 @@ class Cloud:
         fault = self.faults.take(Place.CREATE, size=machine.size, zone=machine.zone)
         if fault is not None and fault.effect is Effect.REFUSE:
             raise Refused.by(fault)
-        self._check_quota(machine)
-        error = self._crowded(machine)
+        self.check_quota(machine)
+        error = self.crowded(machine)
         self.machines[name.lower()] = machine
         self._attach(machine)
-        operation = self._operation(machine, "create", now, self.create_s)
+        operation = self.operation(machine.name, "create", now, self.create_s)
         operation.error = error
         later = self.faults.take(Place.CREATE_LATER, size=machine.size, zone=machine.zone)
         if later is not None:
@@ -166,7 +174,7 @@ class Cloud:
                 )
         machine.state = DELETING
         machine.leaks = machine.leaks or (fault is not None and fault.effect is Effect.LEAK)
-        operation = self._operation(machine, "delete", now, self.delete_s)
+        operation = self.operation(machine.name, "delete", now, self.delete_s)
         later = self.faults.take(Place.DELETE_LATER)
         operation.error = (later.code, later.message) if later is not None else None
         if fault is not None and fault.effect is Effect.DONE_BUT_REFUSE:
@@ -177,7 +185,7 @@ class Cloud:
 
     def advance(self, now: float) -> None:
         """Let everything happen that was due until now."""
-        for operation in self.operations.values():
+        for operation in list(self.operations.values()):
             if operation.status == "InProgress" and operation.due_at <= now:
                 self._finish(operation, now)
         for name, at in list(self.evictions.items()):
@@ -206,7 +214,7 @@ class Cloud:
         """The cloud takes a machine back at once, with the eviction policy Delete."""
         machine = self.machines[name.lower()]
         machine.leaks = machine.leaks or self.faults.take(Place.DELETE) is not None
-        self._remove(machine, now)
+        self.remove(machine, now)
 
     def fail(self, name: str, code: str, message: str, now: float) -> None:
         """Let a machine be one that failed, as if its operation had."""
@@ -223,17 +231,18 @@ class Cloud:
     def _used(self, quota: str) -> int:
         return sum(one.vcpus for one in self.machines.values() if quota in one.quotas)
 
-    def _check_quota(self, machine: Machine) -> None:
+    def check_quota(self, machine: Machine, number: int = 1) -> None:
+        """Raise Refused when a quota has no room for so many more machines like this one."""
         for name, word in machine.quotas.items():
-            limit, used = self.limits.get(name), self._used(name)
-            if limit is not None and used + machine.vcpus > limit:
+            limit, used, more = self.limits.get(name), self._used(name), number * machine.vcpus
+            if limit is not None and used + more > limit:
                 raise Refused(
                     409,
                     "OperationNotAllowed",
                     f"Operation could not be completed as it results in exceeding approved {word} quota. Additional "
                     f"details - Deployment Model: Resource Manager, Location: {machine.body['location']}, Current "
-                    f"Limit: {limit}, Current Usage: {used}, Additional Required: {machine.vcpus}, (Minimum) New "
-                    f"Limit Required: {used + machine.vcpus}.",
+                    f"Limit: {limit}, Current Usage: {used}, Additional Required: {more}, (Minimum) New "
+                    f"Limit Required: {used + more}.",
                 )
 
     def score(self, size: str, zone: str, count: int) -> str:
@@ -245,7 +254,7 @@ class Cloud:
             return "High"
         return "Medium" if room > held else "Low"
 
-    def _crowded(self, machine: Machine) -> tuple[str, str] | None:
+    def crowded(self, machine: Machine) -> tuple[str, str] | None:
         """Why there is no room for one more: told only after the request was accepted, as Azure does."""
         room = self.room.get(machine.key)
         held = sum(
@@ -272,8 +281,9 @@ class Cloud:
             else ("AllocationFailed", said + "region.")
         )
 
-    def _operation(self, machine: Machine, kind: str, now: float, takes_s: float) -> Operation:
-        operation = Operation(str(uuid.uuid4()), machine.name, kind, now + takes_s, now)
+    def operation(self, name: str, kind: str, now: float, takes_s: float) -> Operation:
+        """Begin an operation on a machine or a set of this name."""
+        operation = Operation(str(uuid.uuid4()), name, kind, now + takes_s, now)
         self.operations[operation.id] = operation
         return operation
 
@@ -291,6 +301,9 @@ class Cloud:
     def _finish(self, operation: Operation, now: float) -> None:
         operation.ended_at = now
         operation.status = FAILED if operation.error else SUCCEEDED
+        if operation.done is not None:
+            operation.done(now)
+            return
         machine = self.machines.get(operation.machine.lower())
         if machine is None:
             return
@@ -298,9 +311,9 @@ class Cloud:
             if operation.error:
                 machine.state, machine.error = FAILED, operation.error
             else:
-                self._remove(machine, now)
+                self.remove(machine, now)
         elif operation.evicts:
-            self._remove(machine, now)
+            self.remove(machine, now)
         elif operation.error:
             machine.state, machine.error = FAILED, operation.error
         else:
@@ -308,11 +321,18 @@ class Cloud:
             for start in self.on_start:
                 start(machine)
 
-    def _remove(self, machine: Machine, now: float) -> None:
+    def remove(self, machine: Machine, now: float) -> None:
+        """The machine is gone, and what hangs on it goes the way that its body says."""
         self.machines.pop(machine.name.lower(), None)
         # The next one of this name was told nothing.
         self.evictions.pop(machine.name.lower(), None)
         self.used_s[machine.capacity] += now - machine.created_at
+        if machine.place is None:
+            self._detach(machine)
+        for end in self.on_end:
+            end(machine)
+
+    def _detach(self, machine: Machine) -> None:
         properties = machine.body["properties"]
         configurations = properties["networkProfile"]["networkInterfaceConfigurations"]
         cascades = all(one["properties"].get("deleteOption") == "Delete" for one in configurations)
@@ -327,5 +347,3 @@ class Cloud:
                 disk.pop("managedBy")
                 if cascades and not machine.leaks:
                     del self.disks[name]
-        for end in self.on_end:
-            end(machine)

@@ -22,6 +22,8 @@ from cluster.offerings import Offering
 from cluster.provider import NodeRequest, ProvidedNode
 
 CPU_SIZE, A100 = "Standard_D4s_v5", "Standard_NC24ads_A100_v4"
+#: A size with InfiniBand.
+IB_SIZE = "Standard_ND96asr_v4"
 CLUSTER = "rig"
 _TOKENS = "AZURE_POD_IDENTITY_AUTHORITY_HOST"
 _PROVIDERS = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}/providers"
@@ -113,11 +115,18 @@ class AzureRig:
 
     def kill(self, node_id: str) -> None:
         """The machine fails, and stays."""
-        self.control(f"machines/{machine_name(CLUSTER, node_id)}/fail", {})
+        self.control(f"machines/{self.machine_of(node_id)}/fail", {})
 
     def evict(self, node_id: str) -> None:
         """The cloud takes the machine, and nothing of it is listed any more."""
-        self.control(f"machines/{machine_name(CLUSTER, node_id)}/evict", {})
+        self.control(f"machines/{self.machine_of(node_id)}/evict", {})
+
+    def machine_of(self, node_id: str) -> str:
+        """Name of a node's machine: the node's own, or that of the instance that bears its tag."""
+        machines = self.state()["machines"].items()
+        return next(
+            (name for name, one in machines if one["node"] == node_id), machine_name(CLUSTER, node_id)
+        )
 
     def fault(self, at: str, **more: Any) -> None:
         """Turn a knob: the next request of this kind goes wrong."""
@@ -129,7 +138,7 @@ class AzureRig:
 
     def notice(self, node_id: str) -> float:
         """The cloud says that it will take the machine; when, seconds since 1970."""
-        answer = self.control(f"machines/{machine_name(CLUSTER, node_id)}/notice", {})
+        answer = self.control(f"machines/{self.machine_of(node_id)}/notice", {})
         return float(answer.json()["evicts_at"])
 
     def control(self, path: str, document: dict[str, Any]) -> httpx2.Response:
@@ -145,6 +154,11 @@ class AzureRig:
         """How many resources exist."""
         state = self.state()
         return len(state["machines"]) + len(state["interfaces"]) + len(state["disks"])
+
+    def settle(self) -> None:
+        """Look until every instance of a scale set has its node."""
+        for _ in range(3):
+            self.azure.list()
 
     def fired(self) -> list[int]:
         """How often each fault that was set happened."""

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -25,7 +26,7 @@ from cluster.provider import (
     Provider,
     ProviderError,
 )
-from tests.contracts.cluster.azure_rig import CPU_SIZE, AzureRig
+from tests.contracts.cluster.azure_rig import CPU_SIZE, IB_SIZE, AzureRig
 from tests.contracts.cluster.fake_provider import FakeProvider
 
 
@@ -33,13 +34,25 @@ class Killable(Provider, Protocol):
     def kill(self, node_id: str) -> None: ...
 
 
-@pytest.fixture(params=["fake", "local", "azure"])
+class FabricRig(AzureRig):
+    """Every node is one of a fabric domain: an instance of a scale set."""
+
+    def create(self, request: NodeRequest) -> None:
+        offering = f"{IB_SIZE}/any/on-demand"
+        super().create(replace(request, fabric="domain", offering=offering))
+
+    def kill(self, node_id: str) -> None:
+        self.settle()
+        super().kill(node_id)
+
+
+@pytest.fixture(params=["fake", "local", "azure", "azure-fabric"])
 def provider(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Killable]:
     if request.param == "fake":
         yield FakeProvider()
         return
-    if request.param == "azure":
-        with AzureRig() as azure:
+    if request.param.startswith("azure"):
+        with FabricRig() if request.param == "azure-fabric" else AzureRig() as azure:
             yield azure
         return
     local = local_provider(tmp_path)

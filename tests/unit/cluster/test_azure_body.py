@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import yaml
 
-from cluster.azure.body import DISK_PLACEMENT_LABEL, machine_body, machine_name
+from cluster.azure.body import DISK_PLACEMENT_LABEL, machine_body, machine_name, set_body, set_name
 from cluster.azure.settings import AzureSettings
 from cluster.offerings import CapacityType, Offering
 from cluster.provider import InvalidRequest, NodeRequest
@@ -175,3 +176,108 @@ def test_names_differ_even_where_azure_would_not_see_the_difference() -> None:
     assert len(names) == len(ids)
     assert all(len(machine_name("c" * 20, one)) <= 64 for one in ids)
     assert not [name for name in names if not name.replace("-", "").isalnum() or name.endswith("-")]
+
+
+def scale_set(offered: Offering | None = None, domain: str = "a100-job_7") -> dict[str, Any]:
+    wish = replace(WISH, fabric=domain)
+    return set_body(
+        SETTINGS, wish, offered or offering(), "10.1.0.4:6379", {"remora:waits-0": "node_01J@12.5"}
+    )
+
+
+def test_the_body_of_a_scale_set_of_spot_machines() -> None:
+    made = scale_set(offering(**{DISK_PLACEMENT_LABEL: "ResourceDisk"}))
+    start = yaml.safe_load(
+        base64.b64decode(made["properties"]["virtualMachineProfile"]["osProfile"].pop("customData"))
+    )
+    node = json.loads(start["write_files"][0]["content"])
+    assert (node["node"], node["pool"], node["head"]) == (None, "a100", "10.1.0.4:6379")
+    single = body(offering(**{DISK_PLACEMENT_LABEL: "ResourceDisk"}))["properties"]
+    ssh = single["osProfile"]["linuxConfiguration"]
+    name = "remora-c1-a100-job-7-fbf92eb638"
+    assert len(made["tags"].pop("remora:model")) == 10
+    assert made == {
+        "location": "eastus",
+        "zones": ["1"],
+        "tags": {
+            "remora:cluster": "c1",
+            "remora:pool": "a100",
+            "remora:offering": f"{SIZE}/1/spot",
+            "remora:fabric": "a100-job_7",
+            "remora:waits-0": "node_01J@12.5",
+        },
+        "sku": {"name": SIZE, "tier": "Standard"},
+        "identity": {"type": "UserAssigned", "userAssignedIdentities": {SETTINGS.node_identity: {}}},
+        "properties": {
+            "orchestrationMode": "Uniform",
+            "singlePlacementGroup": True,
+            "overprovision": False,
+            "platformFaultDomainCount": 1,
+            "upgradePolicy": {"mode": "Manual"},
+            "virtualMachineProfile": {
+                "priority": "Spot",
+                "evictionPolicy": "Delete",
+                "billingProfile": {"maxPrice": -1.0},
+                "securityProfile": {"securityType": "Standard"},
+                "storageProfile": {
+                    "imageReference": {"id": SETTINGS.image},
+                    "osDisk": {
+                        "createOption": "FromImage",
+                        "caching": "ReadOnly",
+                        "diskSizeGB": 128,
+                        "diffDiskSettings": {"option": "Local", "placement": "ResourceDisk"},
+                    },
+                },
+                "osProfile": {
+                    "computerNamePrefix": "remora-fbf92eb638-",
+                    "adminUsername": "remora",
+                    "linuxConfiguration": ssh,
+                },
+                "networkProfile": {
+                    "networkInterfaceConfigurations": [
+                        {
+                            "name": f"{name}-nic",
+                            "properties": {
+                                "primary": True,
+                                "enableAcceleratedNetworking": True,
+                                "ipConfigurations": [
+                                    {
+                                        "name": "ip",
+                                        "properties": {"primary": True, "subnet": {"id": SETTINGS.subnet}},
+                                    }
+                                ],
+                            },
+                        }
+                    ]
+                },
+            },
+        },
+    }
+
+
+def test_a_set_on_demand_without_a_zone_names_neither() -> None:
+    made = scale_set(offering(zone=None, capacity=CapacityType.ON_DEMAND))
+    assert "zones" not in made
+    assert not {"priority", "evictionPolicy"} & set(made["properties"]["virtualMachineProfile"])
+
+
+def test_what_a_set_is_made_of_is_told_apart_by_a_tag_and_who_waits_is_not_part_of_it() -> None:
+    def model(head: str = "10.1.0.4:6379", waits: str = "", **changed: str) -> str:
+        wish = replace(WISH, fabric="a100-job_7")
+        settings = SETTINGS.model_copy(update=changed)
+        made = set_body(settings, wish, offering(), head, {"remora:waits-0": waits})
+        return str(made["tags"]["remora:model"])
+
+    assert model() == model(waits="node_b@1.0")
+    changed = [model(head="10.1.0.5:6379"), model(image="i"), model(subnet="s"), model(ssh_public_key="k")]
+    assert len({model(), model(node_identity="n"), *changed}) == 6
+
+
+def test_a_set_is_of_one_domain_and_one_offering() -> None:
+    names = {
+        set_name("c1", domain, offered)
+        for domain in ("a-job_1", "A-job_1", "a" * 90, "a" * 91)
+        for offered in ("s/1/spot", "s/1/on-demand")
+    }
+    assert len(names) == 8
+    assert max(len(name) for name in names) <= 64

@@ -1,0 +1,105 @@
+"""What every request to the emulated Azure Resource Manager goes through, and what every answer looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from cluster.azure.emulator.clock import Clock
+from cluster.azure.emulator.faults import Effect, Place
+from cluster.azure.emulator.state import Cloud, Json, Operation, Refused
+from cluster.azure.emulator.tokens import Tokens
+
+COMPUTE = "/subscriptions/{subscription}/providers/Microsoft.Compute"
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Door:
+    """The checks, errors, pages and operations of one subscription with one resource group in one region."""
+
+    def __init__(self, cloud: Cloud, tokens: Tokens, clock: Clock, group: str, region: str) -> None:
+        self.cloud = cloud
+        self.clock = clock
+        self.group = group
+        self.region = region
+        self._tokens = tokens
+
+    def guarded(self, endpoint: Endpoint) -> Endpoint:
+        """The endpoint behind what every request goes through; errors become ARM's documents."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                self._check(request)
+                self.cloud.advance(self.clock())
+                return await endpoint(request)
+            except Refused as refused:
+                return error_response(refused)
+            except ConnectionAbortedError:
+                return _LostAnswer()
+
+        return answer
+
+    def _check(self, request: Request) -> None:
+        if not self._tokens.allows(request.headers.get("Authorization", "")):
+            raise Refused(401, "InvalidAuthenticationToken", "The access token is missing or invalid.")
+        if "api-version" not in request.query_params and "/operations/" not in request.url.path:
+            raise Refused(400, "MissingApiVersionParameter", "The api-version query parameter is required.")
+        group = request.path_params.get("group", self.group)
+        if group.lower() != self.group.lower():
+            raise Refused(404, "ResourceGroupNotFound", f"Resource group '{group}' could not be found.")
+
+    def meet_fault(self, place: Place, **facts: Any) -> None:
+        """Raise what a knob asks for at this place, if one does."""
+        fault = self.cloud.faults.take(place, **facts)
+        if fault is not None:
+            raise ConnectionAbortedError if fault.effect is Effect.LOSE_ANSWER else Refused.by(fault)
+
+    def page(self, request: Request, place: Place, documents: Sequence[Json]) -> Response:
+        """The page that is asked for; a fault at this place may be met."""
+        page, size = int(request.query_params.get("$skiptoken", "1")), self.cloud.page_size
+        self.meet_fault(place, page=page)
+        answer: Json = {"value": list(documents[(page - 1) * size : page * size])}
+        if len(documents) > page * size:
+            answer["nextLink"] = str(request.url.include_query_params(**{"$skiptoken": str(page + 1)}))
+        return JSONResponse(answer)
+
+    def operation_headers(self, request: Request, operation: Operation) -> dict[str, str]:
+        """Where the client may ask about an operation."""
+        path = COMPUTE.format(subscription=request.path_params["subscription"])
+        root = f"{request.url.scheme}://{request.url.netloc}"
+        url = f"{root}{path}/locations/{self.region}/operations/{operation.id}?p=1&api-version=2026-04-01"
+        return {"Azure-AsyncOperation": url}
+
+    def accepted(self, request: Request, operation: Operation) -> Response:
+        """202 for an operation without a document."""
+        headers = self.operation_headers(request, operation)
+        return Response(status_code=202, headers={**headers, "Location": headers["Azure-AsyncOperation"]})
+
+
+class _LostAnswer(Response):
+    """An answer that begins and never ends: the server closes the connection."""
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"10")]})
+
+
+def error_response(refused: Refused) -> Response:
+    """ARM's document of an error."""
+    headers = {} if refused.retry_after is None else {"Retry-After": f"{refused.retry_after:g}"}
+    if refused.status == 401:
+        headers["WWW-Authenticate"] = (
+            'Bearer authorization_uri="https://login.windows.net/", error="invalid_token"'
+        )
+    body = {"error": {"code": refused.code, "message": str(refused)}}
+    return JSONResponse(body, status_code=refused.status, headers=headers)
+
+
+def iso(at: float) -> str:
+    """Seconds since 1970 as Azure writes times."""
+    return datetime.fromtimestamp(at, UTC).isoformat()

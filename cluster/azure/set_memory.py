@@ -1,0 +1,107 @@
+"""What one process knows of scale sets beyond what a look shows; losing it costs nothing but a look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from cluster.azure.body import CREATED_TAG, NODE_TAG
+from cluster.azure.domain import SeenInstance, SeenSet, Waiting, read_waiting
+from cluster.provider import ProvidedNode, ProviderError
+
+#: Seconds for which a deleted instance counts as going although Azure may still show it as running.
+_GOING_S = 300.0
+
+#: Name of the set, number of the instance.
+Place = tuple[str, str]
+
+
+@dataclass
+class SetMemory:
+    """All of it; times are seconds since 1970."""
+
+    #: By node id.
+    places: dict[str, Place] = field(default_factory=dict)
+    #: Set by the id of a node that its document may name as waiting, whether or not it got an instance since.
+    waits: dict[str, str] = field(default_factory=dict)
+    #: Numbers of instances by set, as they were last seen.
+    sets: dict[str, set[str]] = field(default_factory=dict)
+    #: Nodes that Azure had no machine for, until they are deleted.
+    refused: dict[str, ProvidedNode] = field(default_factory=dict)
+    #: Which node each instance is given to, from before it is told: the answer may be lost, its tag be shown later.
+    claims: dict[Place, Waiting] = field(default_factory=dict)
+    #: When each instance was asked to go.
+    going: dict[Place, float] = field(default_factory=dict)
+    #: Where the last change of a set can be asked about.
+    operations: dict[str, str] = field(default_factory=dict)
+    #: Why instances failed.
+    failures: dict[Place, ProviderError] = field(default_factory=dict)
+    #: Since when sets have had no node.
+    empty_since: dict[str, float] = field(default_factory=dict)
+    has_looked: bool = False
+
+    def forget_set(self, name: str) -> None:
+        """There is no set of this name; one that is made next begins its numbers anew."""
+        self.sets.pop(name, None)
+        self.claims = {place: node for place, node in self.claims.items() if place[0] != name}
+        self.going = {place: at for place, at in self.going.items() if place[0] != name}
+        self.failures = {place: why for place, why in self.failures.items() if place[0] != name}
+
+    def claim(self, name: str, instance: SeenInstance, node: Waiting) -> None:
+        """An instance is given to a node; what the node was given before was somebody else's."""
+        self.claims = {place: one for place, one in self.claims.items() if one.node_id != node.node_id}
+        self.claims[(name, instance.id)] = node
+        self.places[node.node_id] = (name, instance.id)
+
+    def known(self, seen: SeenSet, instance: SeenInstance) -> SeenInstance:
+        """The instance with what was done to it and may not be shown yet."""
+        name = seen.name
+        written = {one.instance: one for one in read_waiting(seen.tags)}
+        claim = self.claims.get((name, instance.id)) or written.get(instance.id)
+        if instance.node_id is None and claim is not None:
+            instance = replace(instance, tags={**instance.tags, **claim_tags(claim)}, is_told=False)
+        if (name, instance.id) in self.going and not instance.has_failed:
+            instance = replace(instance, state="Deleting")
+        return instance
+
+    def not_waiting(self, seen: SeenSet, instances: Sequence[SeenInstance]) -> set[str]:
+        """Nodes that wait no longer, whatever the set's document says: they had a machine, or were refused one."""
+        here = {one.id for one in instances}
+        given = {node.node_id: number for (name, number), node in self.claims.items() if name == seen.name}
+        given |= {one.node_id: one.instance for one in read_waiting(seen.tags) if one.instance is not None}
+        return {node_id for node_id, number in given.items() if number not in here} | self.refused.keys()
+
+    def expected(self, seen: SeenSet) -> set[str]:
+        """Numbers of the instances that a list of this set should have."""
+        given = {one.instance for one in read_waiting(seen.tags) if one.instance is not None}
+        return self.sets.get(seen.name, set()) | given
+
+    def begin_look(self, sets: Sequence[tuple[SeenSet, Sequence[SeenInstance]]], now: float) -> None:
+        """Forget what is over, given all sets that there are with their instances."""
+        self.places, self.waits = {}, {}
+        self.sets = {seen.name: {one.id for one in instances} for seen, instances in sets}
+        self.going = {
+            place: at for place, at in self.going.items() if now - at < _GOING_S and place[0] in self.sets
+        }
+        # A claim outlives its instance for as long as the document names its node.
+        named = {(seen.name, one.node_id) for seen, _ in sets for one in read_waiting(seen.tags)}
+        self.claims = {
+            (name, number): node
+            for (name, number), node in self.claims.items()
+            if number in self.sets.get(name, ()) or (name, node.node_id) in named
+        }
+        self.failures = {
+            place: why for place, why in self.failures.items() if place[1] in self.sets.get(place[0], ())
+        }
+        self.empty_since = {name: since for name, since in self.empty_since.items() if name in self.sets}
+        self.operations = {name: url for name, url in self.operations.items() if name in self.sets}
+
+    def is_shown(self, name: str, instance: SeenInstance) -> bool:
+        """It is some node's machine, and was not asked to go, or failed to."""
+        is_going = (name, instance.id) in self.going and not instance.has_failed
+        return instance.node_id is not None and not is_going
+
+
+def claim_tags(node: Waiting) -> dict[str, str]:
+    """Tags by which an instance becomes a node."""
+    return {NODE_TAG: node.node_id, CREATED_TAG: repr(node.since)}
