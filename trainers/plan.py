@@ -45,6 +45,8 @@ class AttemptPlan:
     resources: dict[str, float]
     #: Values that it accepts, by label of its Ray node; a label that is not named may have any.
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    #: Labels, with their values, of nodes that the cloud does not take back; rank 0 is on one when a worker is.
+    lasting: dict[str, tuple[str, ...]] = field(default_factory=dict)
     #: What the command must find on its node.
     device: Device = "auto"
     #: How exactly its processor multiplies.

@@ -96,6 +96,8 @@ class Member:
     address: str
     #: Runs a function in the worker's process; returns an object reference.
     call: Callable[..., Any]
+    #: Its node is one that the cloud does not take back, as far as the owner knows.
+    is_lasting: bool = False
 
 
 class Owner(Protocol):
@@ -532,7 +534,7 @@ class _ScalingPolicy(ElasticScalingPolicy):
     def _within_labels(self) -> dict[str, dict[str, float]]:
         """What nobody else uses on the nodes that may be used, by Ray node id."""
         free: dict[str, dict[str, float]] = ray._private.state.available_resources_per_node()
-        found = {node: free[node] for node in _nodes_with(self._labels) if node in free}
+        found = {node: free[node] for node in nodes_with(self._labels) if node in free}
         worker = self.scaling_config._resources_per_worker_not_none
         for member in self.group.members() if self._trains else ():
             if member.ray_node_id in found:
@@ -630,7 +632,7 @@ def answering_nodes(ray_node_ids: set[str]) -> set[str]:
     return {node["NodeID"] for node, answered in zip(nodes, answers, strict=True) if answered}
 
 
-def _nodes_with(labels: Mapping[str, Sequence[str]]) -> set[str]:
+def nodes_with(labels: Mapping[str, Sequence[str]]) -> set[str]:
     """Ray node ids of living nodes whose labels have accepted values."""
     return {
         node["NodeID"]
@@ -648,4 +650,4 @@ def _raylet_answers(node: dict[str, Any]) -> bool:
         return False
 
 
-__all__ = ["Member", "Owner", "free_resources", "run_to_end"]
+__all__ = ["Member", "Owner", "free_resources", "nodes_with", "run_to_end"]

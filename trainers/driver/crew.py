@@ -80,6 +80,11 @@ class Crew:
         wanted = set(ranks)
         return {slot for slot, rank in self.ranks.items() if rank in wanted}
 
+    @property
+    def lasting(self) -> set[int]:
+        """Slots on nodes that the cloud does not take back."""
+        return {slot for slot, member in self.members.items() if member.is_lasting}
+
     def in_order(self) -> list[int]:
         """Slots that are present, in the order of their ranks."""
         return sorted(self.present, key=lambda slot: self.ranks[slot])

@@ -30,6 +30,7 @@ from trainers.driver.calls import RayCalls, free_ports, master_port, prepare
 from trainers.driver.crew import Crew, Meeting, place_of
 from trainers.driver.gathering import Gathering
 from trainers.driver.in_place import TURNS, InPlace
+from trainers.driver.lasting import lasting_first, mark
 from trainers.driver.stacks import Stacks
 from trainers.driver.standstill import Standstill
 from trainers.driver.verdict import Verdict
@@ -170,6 +171,7 @@ class Driver:
 
     def group_starts(self, members: list[ray_train.Member]) -> None:
         """Give every worker its assignment."""
+        members = lasting_first(members, self._lasting_nodes())
         resume, damages = self._attempt.commits.catalog.newest()
         for damage in damages:
             self._call(
@@ -186,6 +188,10 @@ class Driver:
         prepare(members, self._assignments(members, generation, meeting, resume, is_joining=False))
         self._call(self._attempt.group_started)
 
+    def _lasting_nodes(self) -> set[str]:
+        lasting = self._attempt.plan.lasting
+        return ray_train.nodes_with(lasting) if lasting else set()
+
     def absorbs(self, failed: set[int], dead: set[int], nodes_lost: set[int]) -> set[int]:
         """Take note of failed slots; returns those that the worker group goes on without, in place."""
         return self._call(self._in_place.absorb, failed, dead, nodes_lost)
@@ -196,6 +202,7 @@ class Driver:
 
     def members_join(self, members: list[ray_train.Member]) -> None:
         """Give workers that join their assignment; they take part when their script has loaded."""
+        members = mark(members, self._lasting_nodes())
         generation = self._call(self._in_place.expect, members)
         # Where they meet the others they hear when they take part.
         meeting = Meeting(address=members[0].address, port=0)

@@ -260,7 +260,12 @@ class InPlace:
         if group is None or group.is_stopping or attempt.stop_reason or attempt.verdict:
             return
         change = Regrouping(
-            attempt.generation, cause, attempt.now(), crew.in_order(), going=crew.going & crew.present
+            attempt.generation,
+            cause,
+            attempt.now(),
+            crew.in_order(),
+            going=crew.going & crew.present,
+            lasting=crew.lasting,
         )
         if cause == "loss":
             group.progress = group.progress.lose(change.began_at)
@@ -345,6 +350,7 @@ class InPlace:
         for slot, step in self._crew.ready_joiners().items():
             change.welcome(slot)
             change.park(slot, step)
+        change.lasting |= self._crew.lasting
 
     async def _wait_for_more(self, change: Regrouping) -> None:
         attempt = self._attempt

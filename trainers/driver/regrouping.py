@@ -2,7 +2,8 @@
 
 Workers have a *slot* for life; ranks are dealt anew for every group.  When a peer vanishes, every script that is left
 parks at the state after its last step; so it does at an agreed step when a node goes or a worker comes.  When all of
-them are parked, the next group is dealt: those who stay keep their order, those who come follow.
+them are parked, the next group is dealt: those who stay keep their order, but for those on nodes that last, who lead;
+those who come follow.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ class Regrouping:
     parked: dict[int, int] = field(default_factory=dict)
     #: Slots whose node drains: they are left behind unless the next group cannot do without them.
     going: set[int] = field(default_factory=set)
+    #: Slots on nodes that the cloud does not take back.
+    lasting: set[int] = field(default_factory=set)
 
     def park(self, slot: int, step: int) -> None:
         """A script stands still with the state after `step`."""
@@ -123,6 +126,7 @@ class Regrouping:
     def team(self, sizes: WorkerSizes) -> list[int]:
         """Slots of the next group, those with the state first, so that rank 0 holds it; [] while there is none.
 
+        Of those with the state, the ones on nodes that stay come first.
         Slots whose node drains are left out, unless the others are too few or stand behind them; and so are those
         beyond the largest size that fits.
         """
@@ -132,8 +136,11 @@ class Regrouping:
             newest = self._newest(slots)
             if (size := sizes.fit(len(slots))) and 0 <= newest == self._newest(self.staying):
                 chosen = sorted(slots, key=lambda slot: (-self.parked[slot], slot in self.going))[:size]
-                return sorted((s for s in slots if s in chosen), key=lambda slot: self.parked[slot] < 0)
+                return sorted((s for s in slots if s in chosen), key=self._order)
         return []
+
+    def _order(self, slot: int) -> tuple[bool, bool]:
+        return self.parked[slot] < 0, slot not in self.lasting
 
     def _newest(self, slots: list[int]) -> int:
         return max((self.parked.get(slot, -1) for slot in slots), default=-1)

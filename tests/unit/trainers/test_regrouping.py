@@ -69,6 +69,15 @@ def test_newcomers_follow_and_never_lead() -> None:
     assert regrouping.team(at_least(1)) == [5, 4, 6], "rank 0 holds the state"
 
 
+def test_of_those_with_the_state_who_stays_leads() -> None:
+    regrouping = change(4, 5, 6)
+    regrouping.lasting = {6, 7}
+    regrouping.welcome(7)
+    for slot, step in ((4, 10), (5, 10), (6, 10), (7, -1)):
+        regrouping.park(slot, step)
+    assert regrouping.team(at_least(1)) == [6, 4, 5, 7], "7 has no state to lead with"
+
+
 def test_who_leaves_is_not_welcomed_back() -> None:
     regrouping = change(0, 1)
     regrouping.lose({1})
