@@ -1,4 +1,4 @@
-"""Which nodes a job accepts, by pool, zone and capacity type (pure).
+"""Which nodes a job accepts, by pool, zone, capacity type and fabric domain (pure).
 
 One description for everybody who asks: the planner and the queue hold nodes against it, and Ray is told of it by the
 labels that every node bears.
@@ -16,6 +16,11 @@ from cluster.policies import CapacityRule
 POOL_LABEL = "remora-pool"
 ZONE_LABEL = "remora-zone"
 CAPACITY_LABEL = "remora-capacity"
+#: The fabric domain of a node that InfiniBand joins to others; nodes of one domain have the same value.
+FABRIC_LABEL = "remora-fabric"
+
+#: Labels of nodes that the cloud does not take back, with their values.
+LASTING: Mapping[str, tuple[str, ...]] = {CAPACITY_LABEL: (CapacityType.ON_DEMAND.value,)}
 
 _CAPACITIES: Mapping[CapacityRule | None, tuple[CapacityType, ...]] = {
     CapacityRule.SPOT: (CapacityType.SPOT,),
@@ -32,6 +37,10 @@ class Placement:
     zones: tuple[str, ...] = ()
     #: `prefer-spot` and `mixed` say what is bought first; on nodes that are there such a job accepts both.
     capacity: CapacityRule | None = None
+    #: All of its workers have to be in one fabric domain: on machines that are joined by InfiniBand.
+    needs_fabric: bool = False
+    #: The fabric domain that was chosen for its workers; None: none yet, or it needs none.
+    fabric: str | None = None
 
     @property
     def capacities(self) -> tuple[CapacityType, ...]:
@@ -50,6 +59,12 @@ class Placement:
             and self.takes(capacity)
         )
 
+    def reaches(self, fabric: str | None) -> bool:
+        """The job may run in that fabric domain (None: on a node that is in none), as far as one was chosen."""
+        if not self.needs_fabric:
+            return True
+        return fabric is not None and self.fabric in (None, fabric)
+
     @property
     def labels(self) -> dict[str, tuple[str, ...]]:
         """Accepted values by label of a Ray node; a label that is not named may have any."""
@@ -57,11 +72,12 @@ class Placement:
             POOL_LABEL: self.pools,
             ZONE_LABEL: self.zones,
             CAPACITY_LABEL: tuple(one.value for one in self.capacities),
+            FABRIC_LABEL: () if self.fabric is None else (self.fabric,),
         }
         return {label: values for label, values in accepted.items() if values}
 
     def in_words(self) -> str:
-        """What it asks for, for people: `pools a and b, zone 1, spot capacity`; empty when it asks for nothing."""
+        """Which nodes it asks for, for people: `of pools a and b, zone 1, spot capacity, with InfiniBand`; or `""`."""
         parts = []
         if self.pools:
             parts.append(f"pool{'s' if len(self.pools) > 1 else ''} {' and '.join(self.pools)}")
@@ -69,7 +85,8 @@ class Placement:
             parts.append(f"zone{'s' if len(self.zones) > 1 else ''} {' and '.join(self.zones)}")
         if self.capacities:
             parts.append(f"{self.capacities[0].value} capacity")
-        return ", ".join(parts)
+        words = [f"of {', '.join(parts)}"] if parts else []
+        return ", ".join([*words, "with InfiniBand"] if self.needs_fabric else words)
 
 
 def bought_by(rule: CapacityRule) -> tuple[CapacityType, ...]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from cluster.actions import Drain, Launch, Notice, Plan, Terminate, Wait
+from cluster.planning.domains import Domains
 from cluster.planning.exchange import hand_over, replacements
 from cluster.planning.health import end_of, launch_not_before, starting
 from cluster.planning.limits import pace_left
@@ -82,11 +83,12 @@ def _filled(
         usable = _usable(situation, returns)
         market = Market(situation, usable)
         space = Space(situation, [node for nodes in usable.values() for node in nodes])
-        least = _minimum(situation, market, space)
-        packed = Packing(situation, space, market).pack()
-        launches = [*least, *packed.launches, *_warm(situation, market, space)]
+        domains = Domains(situation.view.nodes)
+        least = _minimum(situation, market, space, domains)
+        packed = Packing(situation, space, market, domains).pack()
+        launches = [*least, *packed.launches, *_warm(situation, market, space, domains)]
         launched = {launch.pool for launch in launches}
-        launches.extend(replacements(situation, returns, market, before, launched))
+        launches.extend(replacements(situation, returns, market, domains, before, launched))
         if not returns.unused(packed.space) or not packed.reasons:
             break
     return packed, launches
@@ -102,7 +104,9 @@ def _after(view: ClusterView, ends: Sequence[Terminate | Drain]) -> ClusterView:
         action = ending.get(node.id)
         if isinstance(action, Terminate) and node.state is not NodeState.GONE:
             is_failure = node.is_failure or action.is_failure or node.state is NodeState.FAILED
-            nodes.append(replace(node, state=NodeState.TERMINATING, is_failure=is_failure))
+            is_cut_off = node.is_cut_off or action.is_cut_off
+            state = NodeState.TERMINATING
+            nodes.append(replace(node, state=state, is_failure=is_failure, is_cut_off=is_cut_off))
         elif isinstance(action, Drain):
             nodes.append(replace(node, state=NodeState.DRAINING))
         else:
@@ -117,18 +121,18 @@ def _usable(situation: Situation, returns: Returns) -> Mapping[str, list[NodeVie
     return {pool: nodes for pool, nodes in staying.items() if nodes}
 
 
-def _minimum(situation: Situation, market: Market, space: Space) -> list[Launch]:
+def _minimum(situation: Situation, market: Market, space: Space, domains: Domains) -> list[Launch]:
     """Nodes up to each pool's minimum; jobs may have them like any other node that is there."""
     launches: list[Launch] = []
     for pool, limits in situation.limits.items():
         least = min(limits.min_nodes, limits.max_nodes)
-        for launch in _own(market, pool, least, is_patient=False):
-            space.buy(pool, situation.offerings[launch.offering], None, is_used=False)
+        for launch in _own(market, domains, pool, least, is_patient=False):
+            space.buy(pool, situation.offerings[launch.offering], launch.fabric, is_used=False)
             launches.append(launch)
     return launches
 
 
-def _warm(situation: Situation, market: Market, space: Space) -> list[Launch]:
+def _warm(situation: Situation, market: Market, space: Space, domains: Domains) -> list[Launch]:
     """What each pool keeps ready beyond the nodes in use."""
     is_any = any(limits.warm_nodes for limits in situation.limits.values())
     if not is_any or situation.money.reached(BudgetStep.STOP_GROWING):
@@ -139,11 +143,12 @@ def _warm(situation: Situation, market: Market, space: Space) -> list[Launch]:
     launches: list[Launch] = []
     for pool, limits in situation.limits.items():
         wanted = min(used[pool] + limits.warm_nodes, limits.max_nodes)
-        launches.extend(_own(market, pool, wanted, is_patient=True))
+        launches.extend(_own(market, domains, pool, wanted, is_patient=True))
     return launches
 
 
-def _own(market: Market, pool: str, wanted: int, *, is_patient: bool) -> list[Launch]:
+def _own(market: Market, domains: Domains, pool: str, wanted: int, *, is_patient: bool) -> list[Launch]:
+    """Nodes that the pool has for whoever comes; those with InfiniBand in domains of the pool."""
     have = market.nodes[pool]
     if have >= wanted:
         return []
@@ -156,6 +161,7 @@ def _own(market: Market, pool: str, wanted: int, *, is_patient: bool) -> list[La
             resources=lot.offering.resources,
             labels=lot.offering.labels,
             reason=reason,
+            fabric=domains.add_own(pool, lot.offering),
         )
         for lot in quote.lots
         for _ in range(lot.nodes)

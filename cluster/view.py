@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
+from cluster.lazy import lazy
 from cluster.offerings import Offering
 from cluster.placement import Placement
 from cluster.policies import BudgetStep, CapacityRule
@@ -45,6 +45,8 @@ class JobDemand:
     capacity: CapacityRule | None = None
     #: All its workers have to be in one fabric domain.
     needs_fabric: bool = False
+    #: The fabric domain that its attempt is bound to, while it runs; None: none.
+    fabric: str | None = None
     #: 0 to 100; the highest comes first.
     priority: int = 50
     created_at: float = 0.0
@@ -69,12 +71,12 @@ class JobDemand:
     #: The last step of the cluster's budget that its owner was told of.
     told: BudgetStep | None = None
 
-    @cached_property
+    @lazy
     def placement(self) -> Placement:
         """Which nodes it accepts."""
         return Placement(pools=self.pools, zones=self.zones, capacity=self.capacity)
 
-    @cached_property
+    @lazy
     def turn(self) -> tuple[bool, int, int, float, str]:
         """Whose turn it is: what runs, then as the queue says, then higher priority, then who came first.
 
@@ -82,7 +84,7 @@ class JobDemand:
         """
         return (not self.is_running, self.place, -self.priority, self.created_at, self.id)
 
-    @cached_property
+    @lazy
     def shape(self) -> tuple[object, ...]:
         """Equal for jobs whose workers may be put into the same nodes."""
         resources = tuple(sorted(self.worker_resources.items()))
@@ -128,21 +130,23 @@ class NodeView:
     deadline_at: float | None = None
     #: It goes before it was of any use.
     is_failure: bool = False
+    #: It was a member, and Ray lost it while its machine ran.
+    is_cut_off: bool = False
     #: When it was told to go, be it with a drain or at once; counts for the pace of returns.
     leaving_since: float | None = None
 
-    @cached_property
+    @lazy
     def is_usable(self) -> bool:
         """It can take work, now or once it has joined."""
         return self.state not in ENDED and self.state not in LEAVING
 
-    @cached_property
+    @lazy
     def is_well(self) -> bool:
         """It has joined and is to stay, and nobody says otherwise: its machine runs, and Ray calls it alive."""
         has_joined = self.state in JOINED and self.state not in LEAVING
         return has_joined and self.provided and self.is_running and self.is_member
 
-    @cached_property
+    @lazy
     def filling_order(self) -> tuple[bool, bool, float, str]:
         """Nodes that work are filled first, those that still start last, so that idle ones stay idle and can go."""
         return (not self.jobs, self.state not in JOINED, self.created_at, self.id)

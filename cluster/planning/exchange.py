@@ -6,10 +6,11 @@ work finds a spot node like any other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from cluster.actions import Launch
 from cluster.offerings import CapacityType, Offering
+from cluster.planning.domains import Domains
 from cluster.planning.drains import Losses, cheapest
 from cluster.planning.market import Ask, Market
 from cluster.planning.returns import Returns
@@ -33,7 +34,7 @@ def hand_over(situation: Situation, returns: Returns, usable: Usable) -> None:
         is_full = len(there) == situation.limits[pool].max_nodes
         if not (is_full or _spare(situation, nodes)) or _is_on_its_way(situation, pool):
             continue
-        if stand_ins := _stand_ins(situation, policy, nodes):
+        if stand_ins := list(_stand_ins(situation, policy, nodes)):
             everybody = [n for n in situation.view.nodes if n.is_usable and returns.stays(n)]
             for node in cheapest(stand_ins, Losses(situation.jobs, everybody, situation.now), 1):
                 waited = count(round(policy.return_to_spot_s or 0.0), "second")
@@ -43,7 +44,12 @@ def hand_over(situation: Situation, returns: Returns, usable: Usable) -> None:
 
 
 def replacements(
-    situation: Situation, returns: Returns, market: Market, usable: Usable, launched: set[str]
+    situation: Situation,
+    returns: Returns,
+    market: Market,
+    domains: Domains,
+    usable: Usable,
+    launched: set[str],
 ) -> list[Launch]:
     """A spot node for each pool that has stand-ins, room for one more node, and nothing else on its way."""
     launches: list[Launch] = []
@@ -54,8 +60,8 @@ def replacements(
         nodes = returns.staying(there)
         if len(nodes) < len(there) or _is_on_its_way(situation, pool) or _spare(situation, nodes):
             continue
-        if _stand_ins(situation, policy, nodes):
-            launches.extend(_launch(market, pool, back))
+        if any(_stand_ins(situation, policy, nodes)):
+            launches.extend(_launch(market, domains, pool, back))
     return launches
 
 
@@ -63,20 +69,22 @@ def _spare(situation: Situation, nodes: list[NodeView]) -> list[NodeView]:
     return situation.paid_as((node for node in nodes if not node.jobs), CapacityType.SPOT)
 
 
-def _stand_ins(situation: Situation, policy: PoolPolicy, nodes: list[NodeView]) -> list[NodeView]:
+def _stand_ins(situation: Situation, policy: PoolPolicy, nodes: list[NodeView]) -> Iterator[NodeView]:
     """On-demand nodes that could as well be spot, and have been there for long enough to be worth it."""
     after_s = policy.return_to_spot_s or 0.0
-    return [
+    return (
         node
         for node in situation.paid_as(nodes, CapacityType.ON_DEMAND)
         if situation.now - node.created_at >= after_s
         and all(_may_move(situation, job_id) for job_id in node.jobs)
-    ]
+    )
 
 
 def _may_move(situation: Situation, job_id: str) -> bool:
     job = situation.jobs.get(job_id)
-    return job is not None and job.placement.takes(CapacityType.SPOT) and not situation.is_urgent(job)
+    if job is None or job.needs_fabric:  # spot and on-demand do not meet in one fabric domain
+        return False
+    return job.placement.takes(CapacityType.SPOT) and not situation.is_urgent(job)
 
 
 def _back(situation: Situation, policy: PoolPolicy, pool: str) -> list[Offering]:
@@ -101,7 +109,7 @@ def _is_on_its_way(situation: Situation, pool: str) -> bool:
     )
 
 
-def _launch(market: Market, pool: str, offerings: list[Offering]) -> list[Launch]:
+def _launch(market: Market, domains: Domains, pool: str, offerings: list[Offering]) -> list[Launch]:
     for offering in offerings:
         quote = market.buy(Ask(pool=pool, worker={}, workers=1, offering=offering.id))
         if quote.lots:
@@ -113,6 +121,7 @@ def _launch(market: Market, pool: str, offerings: list[Offering]) -> list[Launch
                     resources=offering.resources,
                     labels=offering.labels,
                     reason=reason,
+                    fabric=domains.add_own(pool, offering),
                 )
             ]
     return []

@@ -54,7 +54,9 @@ def _failure(node: NodeView, pools: Mapping[str, PoolPolicy], now: float) -> Ter
         reason = f"it did not join the Ray cluster within {limit_s:.0f} s"
         return Terminate(node_id=node.id, reason=reason, is_failure=True)
     if node.state in JOINED and not node.is_member:
-        return Terminate(node_id=node.id, reason="it left the Ray cluster")
+        # One that drains leaves by itself.
+        is_cut_off = node.state is not NodeState.DRAINING
+        return Terminate(node_id=node.id, reason="it left the Ray cluster", is_cut_off=is_cut_off)
     return None
 
 
@@ -72,11 +74,7 @@ def launch_not_before(nodes: Iterable[NodeView]) -> float:
     In a row are nodes of the pool that failed after its newest node that joined was created.
     """
     nodes = list(nodes)
-    failed = [
-        node.created_at
-        for node in nodes
-        if node.state is NodeState.FAILED or (node.state is NodeState.TERMINATING and node.is_failure)
-    ]
+    failed = [node.created_at for node in _failed(nodes)]
     if not failed:
         return float("-inf")
     joined_at = max((node.created_at for node in nodes if node.state in JOINED), default=float("-inf"))
@@ -86,22 +84,37 @@ def launch_not_before(nodes: Iterable[NodeView]) -> float:
     return max(failed) + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30))
 
 
+def _failed(nodes: Iterable[NodeView]) -> list[NodeView]:
+    """Nodes that went before they were of any use."""
+    failed, terminating = NodeState.FAILED, NodeState.TERMINATING
+    return [n for n in nodes if n.state is failed or (n.state is terminating and n.is_failure)]
+
+
 def silent_zones(nodes: Iterable[NodeView], zone_of: Callable[[NodeView], str | None]) -> frozenset[str]:
-    """Zones in which the newest nodes did not come up: created after all that joined there, and failed.
+    """Zones in which the newest nodes did not come up, or all members were lost while their machines ran.
 
     Whatever keeps a zone's machines from joining, as a head that cannot be reached from there, is likely to keep the
-    next one.  Failures are forgotten with the nodes that the view leaves out, so that the zone is tried again.
+    next one.  What failed is newer than all that joined there; what was cut off has left no member behind.  Both are
+    forgotten with the nodes that the view leaves out, so that the zone is tried again.
     """
-    failed: dict[str, float] = {}
-    joined: dict[str, float] = {}
+    nodes = list(nodes)
+    unwell = [node for node in nodes if not node.is_well]
+    failed = _newest(_failed(unwell), zone_of)
+    cut_off = {zone_of(node) for node in unwell if node.is_cut_off}
+    if not failed and not cut_off:
+        return frozenset()  # as nearly always: what joined is not looked at
+    joined = _newest((node for node in nodes if node.state in JOINED), zone_of)
+    silent = {zone for zone, at in failed.items() if at > joined.get(zone, float("-inf"))}
+    return frozenset(silent | {zone for zone in cut_off if zone is not None and zone not in joined})
+
+
+def _newest(nodes: Iterable[NodeView], zone_of: Callable[[NodeView], str | None]) -> dict[str, float]:
+    """When the newest of the nodes in each zone was created."""
+    newest: dict[str, float] = {}
     for node in nodes:
-        is_failed = node.state is NodeState.FAILED or (
-            node.state is NodeState.TERMINATING and node.is_failure
-        )
-        if (is_failed or node.state in JOINED) and (zone := zone_of(node)) is not None:
-            newest = failed if is_failed else joined
+        if (zone := zone_of(node)) is not None:
             newest[zone] = max(node.created_at, newest.get(zone, float("-inf")))
-    return frozenset(zone for zone, at in failed.items() if at > joined.get(zone, float("-inf")))
+    return newest
 
 
 def starting(nodes: Iterable[NodeView]) -> int:

@@ -248,15 +248,23 @@ class Market:
 
     def could_ever(self, job: JobDemand, pools: tuple[str, ...]) -> bool:
         """The job's smallest group would fit if every pool were empty and everything could be had."""
-        most = 0
+        rooms = [0]
         for pool in pools:
             if pool in self._situation.limits:
                 policy = self._situation.policies.pools[pool]
-                bought = [o for one in bought_by(policy.capacity) for o in self._situation.sold(pool, one)]
+                rule, _ = _rule(policy, job)
+                # As when it is bought: spot and on-demand do not meet in one fabric domain.
+                is_core = rule is CapacityRule.MIXED and job.needs_fabric
+                paid = (CapacityType.ON_DEMAND,) if is_core else bought_by(policy.capacity)
+                bought = [o for one in paid for o in self._situation.sold(pool, one)]
+                if job.needs_fabric:
+                    bought = [o for o in bought if o.has_fabric]
                 sold = [o for o in bought if job.placement.allows(pool, o.zone, o.capacity)]
                 per_node = max((slots(o.resources, job.worker_resources) for o in sold), default=0)
-                most += per_node * self._situation.limits[pool].max_nodes
-        return most >= job.min_workers
+                nodes = self._situation.limits[pool].max_nodes
+                rooms.append(per_node * (min(nodes, FABRIC_NODES) if job.needs_fabric else nodes))
+        # A fabric domain lies in one pool.
+        return (max(rooms) if job.needs_fabric else sum(rooms)) >= job.min_workers
 
 
 def _words(offering: Offering) -> str:

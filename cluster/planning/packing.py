@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from cluster.actions import Launch
-from cluster.offerings import Offering
+from cluster.lazy import lazy
+from cluster.offerings import CapacityType, Offering
+from cluster.planning.domains import POOL_LETTERS, Domains
 from cluster.planning.market import FABRIC_NODES, Ask, Lot, Market, Quote
 from cluster.planning.situation import Situation
 from cluster.planning.space import Bin, Shape, Space, slots, suits
@@ -36,12 +38,15 @@ class Packed:
 class Packing:
     """One pass over all jobs: first the smallest groups, then what they can use beyond."""
 
-    def __init__(self, situation: Situation, space: Space, market: Market) -> None:
+    def __init__(self, situation: Situation, space: Space, market: Market, domains: Domains) -> None:
         self._situation = situation
         self._space = space
         self._market = market
+        self._domains = domains
         self._packed = Packed(space)
         self._gpus: defaultdict[str, float] = defaultdict(float)
+        #: By shape and domain: bins looked through, those of them with room for a worker, and whether any suits.
+        self._roomy: dict[object, dict[str, tuple[int, list[Bin], bool]]] = {}
 
     def pack(self) -> Packed:
         """Room for all jobs in the order of their turns."""
@@ -148,8 +153,10 @@ class Packing:
     def _obtain_whole(self, job: JobDemand, wanted: int) -> str | None:
         """Room for all these workers, or why there is none."""
         shape = self._space.shape_of(job)
-        # Workers that it has, and nodes that are its own, may make it luckier than the others.
-        is_like_others = not self._space.own_of(job) and not self._space.held.get(job.id, 0)
+        # Workers that it has, and nodes that are its own, may make it luckier than the others; a domain of its own may
+        # make it less so.
+        has_more = self._space.own_of(job) or self._space.held.get(job.id, 0)
+        is_like_others = not has_more and job.fabric is None
         if is_like_others and shape.failed:
             failed = shape.failed.get(self._failure_key(job, shape))
             if failed is not None and wanted >= failed[0]:
@@ -226,14 +233,16 @@ class Packing:
     def _look_in_domains(
         self, job: JobDemand, shape: Shape, wanted: int
     ) -> tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote]:
-        """The same within one fabric domain: the one it is in, else the first that can hold it, else a new one."""
+        """The same within one fabric domain: the one it is in, else one that can hold it, else a new one."""
         held_in = self._space.held_in.get(job.id, set())
+        if job.fabric in self._space.domains:
+            held_in = {job.fabric}  # its workers are nowhere else, and start nowhere else
         short = Quote(workers_short=wanted)
         if len(held_in) > 1:
             short.refuse("its workers are in several fabric domains")
             return [], [], short
         best: tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote] = ([], [], short)
-        for name in held_in or self._domains_for(job, shape):
+        for name in held_in or self._domains_for(job, shape, wanted):
             mark = self._market.mark()
             looked = self._look_in(name, job, shape, wanted)
             if not looked[2].workers_short or held_in:
@@ -245,13 +254,23 @@ class Packing:
             return best
         return self._new_domain(job, shape, wanted, short)
 
-    def _domains_for(self, job: JobDemand, shape: Shape) -> list[str]:
+    def _domains_for(self, job: JobDemand, shape: Shape, wanted: int) -> list[str]:
+        """Domains that it may use, in the order in which admission takes them: its own, then the best fit."""
         own = [bin_.fabric for bin_ in self._space.own_of(job) if bin_.fabric is not None]
-        rest = [
-            name
-            for name, bins in self._space.domains.items()
-            if any(suits(job, shape.pools, bin_) for bin_ in bins)
-        ]
+        room: dict[str, int] = {}
+        known = self._roomy.setdefault(job.shape, {})
+        for name, bins in self._space.domains.items():
+            # What has no room for one worker never has it again within a plan.
+            seen, roomy, is_suited = known.get(name, (0, [], False))
+            new = [bin_ for bin_ in bins[seen:] if suits(job, shape.pools, bin_)]
+            counts = [(bin_, number) for bin_ in (*roomy, *new) if (number := slots(bin_.free, shape.worker))]
+            is_suited = is_suited or bool(new)
+            known[name] = (len(bins), [bin_ for bin_, _ in counts], is_suited)
+            if is_suited:
+                room[name] = sum(number for bin_, number in counts if not bin_.is_kept)
+        rest = sorted(
+            room, key=lambda name: (room[name] < wanted, -min(room[name], job.max_workers), room[name])
+        )
         return list(dict.fromkeys([*own, *rest]))
 
     def _look_in(
@@ -272,7 +291,7 @@ class Packing:
         offering = bins[0].offering
         quote = Quote(workers_short=left)
         if offering is not None and bins[0].pool in self._situation.policies.pools:
-            nodes = max(0, FABRIC_NODES - len(bins))
+            nodes = self._domains.room(name)
             ask = replace(self._ask(job, bins[0].pool, left), offering=offering.id, nodes=nodes)
             quote = self._market.buy(ask)
         return found, [(bins[0].pool, lot, name) for lot in quote.lots], quote
@@ -282,12 +301,12 @@ class Packing:
     ) -> tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote]:
         """All of one offering, as a domain cannot be mixed."""
         for pool in shape.pools:
-            for offering in self._with_fabric(pool):
+            for offering in self._with_fabric(pool, job):
                 mark = self._market.mark()
                 ask = replace(self._ask(job, pool, wanted), offering=offering.id, nodes=FABRIC_NODES)
                 quote = self._market.buy(ask)
                 if not quote.workers_short:
-                    name = self._new_name(f"{pool}-{job.id}")
+                    name = self._new_name(pool, job, offering)
                     return [], [(pool, lot, name) for lot in quote.lots], quote
                 self._market.back(mark)
                 short.reasons.update(quote.reasons)
@@ -295,23 +314,35 @@ class Packing:
             short.refuse("no pool that it may use is sold nodes with InfiniBand")
         return [], [], short
 
-    def _with_fabric(self, pool: str) -> list[Offering]:
+    def _with_fabric(self, pool: str, job: JobDemand) -> list[Offering]:
+        """What the pool is sold with InfiniBand, in the order in which other nodes are bought."""
         if pool not in self._situation.policies.pools:
             return []
-        policy = self._situation.policies.pools[pool]
-        rank = {size: at for at, size in enumerate(policy.sizes)}
-        zones = {None if zone == "any" else zone for zone in policy.zones}
-        mine = [
-            o for o in self._situation.view.offerings if o.has_fabric and o.size in rank and o.zone in zones
-        ]
-        return sorted(mine, key=lambda o: (o.capacity.value != "spot", rank[o.size]))
+        order = (CapacityType.SPOT, CapacityType.ON_DEMAND)
+        if self._situation.is_urgent(job):
+            order = (CapacityType.ON_DEMAND, CapacityType.SPOT)
+        return [one for capacity in order for one in self._situation.sold(pool, capacity) if one.has_fabric]
 
-    def _new_name(self, name: str) -> str:
+    def _new_name(self, pool: str, job: JobDemand, offering: Offering) -> str:
+        """A name for a domain; it becomes a label of Ray nodes, which has 63 letters at most.
+
+        Where the last nodes of a domain go, those that replace them are of it, unless they are of another offering.
+        """
+        name = f"{pool[:POOL_LETTERS]}-{job.id}"
         at, candidate = 1, name
-        while candidate in self._space.domains:
+        while candidate in self._space.domains or self._offerings_in[candidate] - {offering.id}:
             at += 1
             candidate = f"{name}-{at}"
         return candidate
+
+    @lazy
+    def _offerings_in(self) -> Mapping[str, set[str]]:
+        """What the nodes of each domain were bought as, those that go and went lately included."""
+        found: defaultdict[str, set[str]] = defaultdict(set)
+        for node in self._situation.view.nodes:
+            if node.fabric is not None:
+                found[node.fabric].add(node.offering)
+        return found
 
     def _settle(
         self,
@@ -333,6 +364,8 @@ class Packing:
                 self._space.put(job, bin_, number)
                 workers -= number
                 self._packed.launches.append(_launch(job, pool, lot, fabric))
+                if fabric is not None:
+                    self._domains.add(fabric)
 
 
 def _gpus(job: JobDemand, workers: int) -> float:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 
+from cluster.lazy import lazy
 from cluster.offerings import CapacityType, Offering
 from cluster.planning.health import silent_zones
 from cluster.planning.limits import Limits, limits_of
@@ -32,12 +32,12 @@ class Situation:
         self._capacities = {name: offering.capacity for name, offering in self.offerings.items()}
         self.money: Money = money_of(view, policies, self.offerings)
 
-    @cached_property
+    @lazy
     def jobs(self) -> Mapping[str, JobDemand]:
         """All jobs by id."""
         return {job.id: job for job in self.view.jobs}
 
-    @cached_property
+    @lazy
     def nodes_of(self) -> Mapping[str, list[NodeView]]:
         """All nodes by pool, in the order of the view."""
         nodes: dict[str, list[NodeView]] = defaultdict(list)
@@ -45,7 +45,7 @@ class Situation:
             nodes[node.pool].append(node)
         return nodes
 
-    @cached_property
+    @lazy
     def usable(self) -> Mapping[str, list[NodeView]]:
         """Nodes that can take work, by pool of the policies; a pool without any is missing."""
         nodes: dict[str, list[NodeView]] = defaultdict(list)
@@ -59,7 +59,7 @@ class Situation:
         capacities = self._capacities
         return [node for node in nodes if capacities.get(node.offering) is capacity]
 
-    @cached_property
+    @lazy
     def refused(self) -> Mapping[str, float]:
         """Until when each offering is refused, by its id; only those that are refused now."""
         until: dict[str, float] = {}
@@ -68,7 +68,7 @@ class Situation:
                 until[refusal.offering] = max(refusal.until, until.get(refusal.offering, 0.0))
         return until
 
-    @cached_property
+    @lazy
     def available_since(self) -> Mapping[str, float]:
         """When the last refusal of an offering ended, by its id; what was never refused is missing."""
         since: dict[str, float] = {}
@@ -98,7 +98,7 @@ class Situation:
             )
         return self._sold[key]
 
-    @cached_property
+    @lazy
     def _silent_zones(self) -> frozenset[str]:
         return silent_zones(self.view.nodes, self._zone_of)
 

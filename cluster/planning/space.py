@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from operator import attrgetter
 
+from cluster.lazy import lazy
 from cluster.offerings import CapacityType, Offering
 from cluster.planning.situation import Situation
 from cluster.view import JobDemand, NodeView
@@ -20,15 +20,21 @@ def slots(free: Resources, worker: Resources) -> int:
 
     Memory that nobody announced is no limit: Ray measures it once the node is there.
     """
-    least = -1
+    least = 0
     for name, amount in worker.items():
-        if amount <= 0 or (name == "memory" and name not in free):
-            continue
-        count = int(free.get(name, 0.0) / amount + 1e-9)
-        if count <= 0:
-            return 0
-        least = count if least < 0 else min(least, count)
-    return max(0, least)
+        if amount > 0:
+            have = free.get(name)
+            if have is None:
+                if name == "memory":
+                    continue
+                return 0
+            count = int(have / amount + 1e-9)
+            if count <= 0:
+                return 0
+            # Asked for every job and node: a comparison is a third of a call of min().
+            if count < least or not least:
+                least = count
+    return least
 
 
 class Bin:
@@ -108,8 +114,6 @@ class Tier:
     bins: list[Bin] = field(default_factory=list)
     #: How many of all bins have been looked through; -1: not even the nodes that work.
     seen: int = -1
-    #: Everything before it is full for this shape, and stays so.
-    start: int = 0
 
 
 @dataclass
@@ -120,6 +124,7 @@ class Shape:
     pools: tuple[str, ...]
     example: JobDemand
     #: Bins that may suit it: those with work first, then unused ones, so that these stay unused and can go.
+    #: What is full for this shape stays so within a plan, and is taken out.
     tiers: tuple[Tier, Tier] = field(default_factory=lambda: (Tier(), Tier()))
     kept_start: int = 0
     #: The smallest gang that found no room, with the reason; nothing gets better within a plan.
@@ -199,7 +204,7 @@ class Space:
         """Every bin."""
         return [*map(self._bin_of, self.at_work), *self.others]
 
-    @cached_property
+    @lazy
     def _worked_on_demand(self) -> dict[str, int]:
         on_demand = self._situation.paid_as(self.at_work, CapacityType.ON_DEMAND)
         return Counter(job_id for node in on_demand for job_id in node.jobs)
@@ -277,13 +282,14 @@ class Space:
         for tier, bins in zip(shape.tiers, (self._worked, self._unused), strict=True):
             if tier.seen != len(bins):
                 self._look_through(shape, tier, bins)
-            at = tier.start
-            while workers > 0 and at < len(tier.bins):
-                bin_ = tier.bins[at]
+            at, mine = 0, tier.bins
+            while workers > 0 and at < len(mine):
+                bin_ = mine[at]
                 count = slots(bin_.free, shape.worker)
-                if count == 0 and at == tier.start:
-                    tier.start += 1
-                elif count > 0 and id(bin_) not in taken:
+                if count == 0:
+                    del mine[at]
+                    continue
+                if id(bin_) not in taken:
                     found.append((bin_, min(count, workers)))
                     workers -= found[-1][1]
                 at += 1

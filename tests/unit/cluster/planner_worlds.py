@@ -164,6 +164,7 @@ policies = st.builds(
 def jobs(draw: st.DrawFn, name: str) -> JobDemand:
     """One job."""
     multiple = draw(st.sampled_from([1, 1, 2]))
+    needs_fabric, is_running = draw(st.sampled_from([False, False, True])), draw(st.booleans())
     least = draw(st.integers(1, 4)) * multiple
     return job(
         name,
@@ -174,10 +175,11 @@ def jobs(draw: st.DrawFn, name: str) -> JobDemand:
         pools=draw(st.sampled_from([(), ("p",), ("q", "p"), ("none",)])),
         zones=draw(st.sampled_from([(), ("1",)])),
         capacity=draw(st.sampled_from([None, None, *CapacityRule])),
-        needs_fabric=draw(st.sampled_from([False, False, True])),
+        needs_fabric=needs_fabric,
+        fabric=draw(st.sampled_from([None, "d1", "d2"])) if needs_fabric and is_running else None,
         priority=draw(st.integers(0, 2)),
         created_at=NOW - draw(st.sampled_from([0.0, 60.0, 700.0])),
-        is_running=draw(st.booleans()),
+        is_running=is_running,
         deadline_at=draw(st.sampled_from([None, NOW + 1000.0])),
         work_left_s=draw(st.sampled_from([None, 100.0, 900.0])),
         saved_at=NOW - draw(st.integers(0, 1000)),

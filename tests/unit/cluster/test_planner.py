@@ -128,6 +128,30 @@ def test_a_model_that_two_workers_hold_gets_nodes_for_whole_copies_only(
     assert len(bought(plan(view([demand], there), rules(max_nodes=held + room), NOW))) == bought_for_it
 
 
+@pytest.mark.parametrize(
+    ("lost", "zone"),
+    [
+        ({"is_member": False}, "2"),
+        ({"is_member": False, "is_running": False}, "1"),
+        ({"is_member": False, "provided": False}, "1"),
+        ({"is_member": False, "state": NodeState.DRAINING}, "1"),
+    ],
+)
+def test_a_zone_whose_members_are_cut_off_from_the_head_is_asked_last(
+    lost: dict[str, Any], zone: str
+) -> None:
+    zones = [offering("a", "1"), offering("a", "2")]
+    there = [replace(node("n", offering=zones[0].id, jobs={"j": 1}), **lost)]
+    demand = job(workers=1, is_running=True)
+    (launch,) = bought(plan(view([demand], there, sold=zones), rules(zones=["1", "2"]), NOW))
+    assert launch == offering("a", zone).id
+    # As long as another member answers there, it was the node and not the zone.
+    there.append(node("other", offering=zones[0].id, jobs={"k": 1}))
+    other = job("k", 1, is_running=True)
+    (launch,) = bought(plan(view([demand, other], there, sold=zones), rules(zones=["1", "2"]), NOW))
+    assert launch == zones[0].id
+
+
 def test_infiniband_jobs_get_one_domain_of_one_offering() -> None:
     dry, fast = offering("a", "1"), offering("a", "2", has_fabric=True)
     launches = acts(plan(view([job(workers=(2, 3), needs_fabric=True)], sold=[dry, fast]), rules(), NOW))
@@ -137,6 +161,161 @@ def test_infiniband_jobs_get_one_domain_of_one_offering() -> None:
     apart = [node(name, offering=fast.id, fabric=name) for name in ("d1", "d2")]
     more = plan(view([job(workers=2, needs_fabric=True)], apart, sold=[fast]), rules(max_nodes=3), NOW)
     assert [(one.offering, one.fabric) for one in more if isinstance(one, Launch)] == [(fast.id, "d1")]
+
+
+def test_an_attempt_grows_in_its_own_domain_and_a_lost_domain_is_no_prison() -> None:
+    fast, other = offering("a", "2", has_fabric=True), offering("a", "1", has_fabric=True)
+    bound = job(workers=(2, 3), needs_fabric=True, is_running=True, fabric="p-j")
+
+    def launched(*nodes: NodeView, sold: Iterable[Offering] = (fast, other), **more: Any) -> list[Any]:
+        actions = plan(view([bound], nodes, sold=sold, **more), rules(max_nodes=9), NOW)
+        return [(one.offering, one.fabric) for one in actions if isinstance(one, Launch)]
+
+    empty = [node(f"d{at}", offering=fast.id, fabric="d") for at in range(3)]
+    # Its workers start, one node of two is lost: the room of another domain is none for it.
+    own = node("n", offering=fast.id, fabric="p-j")
+    assert launched(own, *empty) == [(fast.id, "p-j")] * 2
+    # All are lost: any domain will do, and what is bought of the same offering is of the same domain.
+    going = replace(own, state=NodeState.DRAINING, deadline_at=NOW + 30, jobs={"j": 1})
+    assert launched(going, *empty) == []
+    assert launched(going, sold=[fast]) == [(fast.id, "p-j")] * 3
+    # Of another one it cannot be.
+    assert launched(going, sold=[other]) == [(other.id, "p-j-2")] * 3
+
+
+def test_the_planner_puts_jobs_into_the_domains_into_which_admission_puts_them() -> None:
+    """Else it would buy another domain for the second one, which has room."""
+    fast = offering("a", "1", has_fabric=True)
+    there = [
+        node(f"{name}{at}", offering=fast.id, fabric=name) for name in ("big", "tiny") for at in range(2)
+    ]
+    there.append(node("big2", offering=fast.id, fabric="big"))
+    small, large = (job(name, workers, needs_fabric=True) for name, workers in (("a", 2), ("b", 3)))
+    assert bought(plan(view([small, large], there, sold=[fast]), rules(max_nodes=9), NOW)) == []
+
+
+def test_nodes_that_a_pool_keeps_for_whoever_comes_are_in_one_domain() -> None:
+    fast, dry = offering("a", "1", has_fabric=True), offering("a", "1")
+    policy = rules(min_nodes=3, max_nodes=9)
+    (name,) = {one.fabric for one in acts(plan(view(sold=[fast]), policy, NOW)) if isinstance(one, Launch)}
+    assert name is not None
+    assert {one.fabric for one in acts(plan(view(sold=[dry]), policy, NOW)) if isinstance(one, Launch)} == {
+        None
+    }
+    # A job that needs InfiniBand has room there, and the nodes that it needs beyond join them.
+    there = [node(f"n{at}", offering=fast.id, fabric=name) for at in range(3)]
+    assert bought(plan(view([job(workers=3, needs_fabric=True)], there, sold=[fast]), policy, NOW)) == []
+    more = acts(plan(view([job(workers=5, needs_fabric=True)], there, sold=[fast]), policy, NOW))
+    assert [one.fabric for one in more if isinstance(one, Launch)] == [name] * 2
+    # Those of another offering cannot be joined to them.
+    spare = [replace(one, state=NodeState.TERMINATING) for one in there]
+    others = [offering("a", "2", has_fabric=True)]
+    assert name not in {
+        one.fabric for one in acts(plan(view([], spare, sold=others), policy, NOW)) if isinstance(one, Launch)
+    }
+
+
+def test_a_domain_of_a_pool_ends_where_a_placement_group_ends() -> None:
+    fast = offering("a", "1", has_fabric=True)
+
+    def domains(there: list[NodeView], least: int) -> list[str | None]:
+        launches = acts(plan(view([], there, sold=[fast]), rules(min_nodes=least, max_nodes=200), NOW))
+        return [one.fabric for one in launches if isinstance(one, Launch)]
+
+    (name,) = domains([], 1)
+    there = [node(f"n{at:03}", offering=fast.id, fabric=name) for at in range(95)]
+    assert domains(there, 110) == [name] * 5 + [f"{name}-2"] * 10
+
+
+def test_nodes_that_leave_a_domain_are_in_it_until_they_are_gone() -> None:
+    fast = offering("a", "1", has_fabric=True)
+    leaving = {"state": NodeState.DRAINING, "deadline_at": NOW + 300}
+    there = [node(f"n{at:03}", offering=fast.id, fabric="d", jobs={"j": 1}) for at in range(100)]
+    there[:60] = [replace(one, **leaving) for one in there[:60]]
+    bound = job(workers=(4, 300), needs_fabric=True, is_running=True, fabric="d")
+    assert bought(plan(view([bound], there, sold=[fast]), rules(max_nodes=300), NOW)) == []
+    there[:10] = []
+    assert len(bought(plan(view([bound], there, sold=[fast]), rules(max_nodes=300), NOW))) == 10
+
+
+def test_infiniband_follows_the_order_of_zones_and_leaves_a_zone_whose_nodes_do_not_join() -> None:
+    zones = [offering("a", zone, has_fabric=True) for zone in ("1", "2")]
+    wish = [job(workers=2, needs_fabric=True)]
+    policy = rules(zones=["2", "1"])
+    assert bought(plan(view(wish, sold=zones), policy, NOW)) == [zones[1].id] * 2
+    failed = node("f", offering=zones[1].id, state=NodeState.FAILED, created_at=NOW - 900)
+    assert set(bought(plan(view(wish, [failed], sold=zones), policy, NOW))) == {zones[0].id}
+
+
+def test_an_urgent_job_with_infiniband_is_bought_what_the_cloud_does_not_take_back() -> None:
+    both = [offering("a", "1", capacity, has_fabric=True) for capacity in CapacityType]
+    urgent = job(workers=2, needs_fabric=True, deadline_at=NOW + 1000, work_left_s=900.0)
+    chosen = bought(plan(view([urgent], sold=both), rules(capacity="prefer-spot"), NOW))
+    assert chosen == [offering("a", "1", CapacityType.ON_DEMAND).id] * 2
+
+
+def test_pools_whose_names_begin_alike_have_domains_of_their_own() -> None:
+    fast = offering("a", has_fabric=True)
+    names = ["training-h100-production-east", "training-h100-production-west"]
+    pool = {"sizes": ["a"], "min_nodes": 1, "max_nodes": 2}
+    policies = Policies.model_validate({"pools": dict.fromkeys(names, pool)})
+    launches = [one for one in plan(view(sold=[fast]), policies, NOW) if isinstance(one, Launch)]
+    assert [one.pool for one in launches] == names
+    assert len({one.fabric for one in launches}) == 2
+
+
+def test_what_takes_over_from_a_stand_in_of_the_pool_is_in_a_domain_too() -> None:
+    stand_in, spot = (
+        offering("a", "1", capacity, has_fabric=True)
+        for capacity in (CapacityType.ON_DEMAND, CapacityType.SPOT)
+    )
+    policy = rules(capacity="prefer-spot", return_to_spot_s=60.0, min_nodes=1, max_nodes=3)
+    there = [node("n", offering=stand_in.id, fabric="d", jobs={"j": 1}, created_at=NOW - 900)]
+    actions = plan(view([job(workers=1, is_running=True)], there, sold=[stand_in, spot]), policy, NOW)
+    (launch,) = [one for one in actions if isinstance(one, Launch)]
+    assert launch.offering == spot.id
+    assert launch.fabric is not None
+
+
+def test_a_mixed_pool_that_is_sold_infiniband_as_spot_only_holds_up_nobody() -> None:
+    never, other = job("a", 2, needs_fabric=True), job("b", 1)
+    sold = [offering("a", "1", has_fabric=True), offering("a", "1", CapacityType.ON_DEMAND)]
+    actions = plan(view([never, other], sold=sold, in_turns=True), rules(capacity="mixed"), NOW)
+    assert {one.job_id for one in actions if isinstance(one, Launch)} == {"b"}
+
+
+def test_the_name_of_a_domain_fits_into_a_label_of_ray() -> None:
+    long = "p" * 63
+    policies = Policies.model_validate({"pools": {long: {"sizes": ["a"]}}})
+    wish = job(f"job_{'0' * 26}", 2, needs_fabric=True)
+    launches = plan(view([wish], sold=[offering("a", has_fabric=True)]), policies, NOW)
+    launches += plan(view(sold=[offering("a", has_fabric=True)]), _with_minimum(policies, long), NOW)
+    assert {len(str(one.fabric)) <= 63 for one in launches if isinstance(one, Launch)} == {True}
+
+
+def _with_minimum(policies: Policies, pool: str) -> Policies:
+    return policies.model_copy(
+        update={"pools": {pool: policies.pools[pool].model_copy(update={"min_nodes": 1})}}
+    )
+
+
+def test_a_job_for_which_there_is_no_infiniband_holds_up_nobody() -> None:
+    never, other = job("a", 2, needs_fabric=True), job("b", 1)
+    actions = plan(view([never, other], in_turns=True), rules(), NOW)
+    assert [one.job_id for one in actions if isinstance(one, Launch)] == ["b"]
+    assert "InfiniBand" in said_to(actions, "a")
+
+
+def test_a_domain_is_not_exchanged_for_spot_node_by_node() -> None:
+    stand_in, spot = (
+        offering("a", "1", CapacityType.ON_DEMAND, has_fabric=True),
+        offering("a", "1", has_fabric=True),
+    )
+    policy = rules(capacity="prefer-spot", return_to_spot_s=60.0, max_nodes=9)
+    there = [node(f"n{at}", offering=stand_in.id, fabric="d", jobs={"j": 1}) for at in range(2)]
+    for needs_fabric, is_exchanged in ((True, False), (False, True)):
+        demand = job(workers=2, is_running=True, needs_fabric=needs_fabric)
+        assert bool(acts(plan(view([demand], there, sold=[stand_in, spot]), policy, NOW))) is is_exchanged
 
 
 def test_a_mixed_pool_begins_with_its_core() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cluster.actions import Drain, Launch, Plan, Terminate, Wait
 from cluster.offerings import CapacityType
 from cluster.planner import plan
+from cluster.planning.domains import Domains
 from cluster.planning.drains import Losses, cheapest
 from cluster.planning.limits import limits_of
 from cluster.planning.market import Market
@@ -119,7 +120,7 @@ def test_groups_get_room_whole_or_not_at_all_and_no_node_is_overfilled(
     before = Counter(space.held)
     full = {id(one) for one in space.everything if any(amount < 0 for amount in one.free.values())}
     usable = {name: [one for one in there if one.pool == name] for name in rules.pools}
-    packed = Packing(situation, space, Market(situation, usable)).pack()
+    packed = Packing(situation, space, Market(situation, usable), Domains(view.nodes)).pack()
     for one in view.jobs:
         had, has = before[one.id], space.held[one.id]
         assert had <= has <= max(had, one.max_workers)
@@ -146,6 +147,12 @@ def test_a_job_that_needs_infiniband_is_bought_one_domain(view: ClusterView, rul
             domains[launch.job_id].add(launch.fabric)
             made_of[launch.fabric].add(launch.offering)
     assert all(len(names) == 1 for names in domains.values())
+    for one in view.jobs:
+        still_there = any(
+            n.fabric == one.fabric and n.is_usable and n.pool in rules.pools for n in view.nodes
+        )
+        if one.fabric is not None and still_there:
+            assert domains[one.id] <= {one.fabric}, "an attempt stays in the domain that it is bound to"
     for name, made in made_of.items():
         assert made == before[name] if name in before else len(made) == 1
 
