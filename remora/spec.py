@@ -75,7 +75,7 @@ class JobSpec(Section):
     environment: Environment = Field(Environment(), description="the key variables")
     #: Folders below `REMORA_OUTPUTS_DIR`, by name.
     outputs: Outputs = Field({}, description="names, each with {} or the keys model, path")
-    placement: Placement = Field(Placement(), description="keys pools, capacity, zones")
+    placement: Placement = Field(Placement(), description="keys pools, capacity, zones, fabric")
     elastic: Elastic = Field(Elastic(), description="keys exactness, global_batch, shards")
     checkpoint: CheckpointPolicy = Field(CheckpointPolicy(), description="keys interval, keep, best, store")
     priority: Whole = Field(50, ge=0, le=100, description="a whole number from 0 to 100")

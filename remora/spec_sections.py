@@ -143,6 +143,8 @@ class Placement(Section):
         None, description="spot, on-demand, prefer-spot or mixed"
     )
     zones: tuple[Zone, ...] = Field((), max_length=MAX_PLACES, description='a list of zones, e.g. ["1", "2"]')
+    #: `infiniband`: all workers in one domain of machines that are joined by it.
+    fabric: Literal["any", "infiniband"] = Field("any", description="any or infiniband")
 
     @field_validator("pools", "zones", mode="before")
     @classmethod
@@ -151,6 +153,11 @@ class Placement(Section):
         if value is None:
             return ()
         return (value,) if isinstance(value, str | int) else value
+
+    @field_validator("fabric", mode="before")
+    @classmethod
+    def _nothing_asked(cls, value: object) -> object:
+        return "any" if value is None else value
 
     @field_validator("pools", "zones")
     @classmethod

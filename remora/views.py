@@ -42,6 +42,8 @@ class Attempt(View):
     message: str | None = None
     #: Exit code of the first rank that failed, or None.
     exit_code: int | None = None
+    #: Fabric domain that all of its workers are in; None: its job did not ask for one.
+    fabric: str | None = None
     #: Workers now, 0 while there is no worker group.
     world_size: int = 0
     #: Step the attempt resumed from; None when it began at the beginning.
@@ -215,6 +217,8 @@ class Node(View):
     #: What it was bought as, `<size>/<zone or any>/<capacity type>`, and what an hour of it cost then, in USD.
     offering: str = ""
     price_per_hour: float = 0.0
+    #: Fabric domain in which InfiniBand joins it to others; None: none.
+    fabric: str | None = None
     created_at: float
     ready_at: float | None = None
     ended_at: float | None = None

@@ -152,6 +152,9 @@ class FakeCluster:
         self.joins = True
         #: The head cannot be reached from these zones, by the label of their nodes.
         self.cut_off: set[str] = set()
+        #: Machines that are deleted run on, and are not listed any more.
+        self.ends_slowly = False
+        self._ending: dict[str, ProvidedNode] = {}
         self._zones: dict[str, str | None] = {}
         self.draining: set[str] = set()
         #: Raised by the next `create`, one each.
@@ -190,7 +193,9 @@ class FakeCluster:
         return list(self.machines.values())
 
     def delete(self, node_id: str) -> None:
-        self.machines.pop(node_id, None)
+        machine = self.machines.pop(node_id, None)
+        if machine is not None and self.ends_slowly:
+            self._ending[node_id] = machine
 
     def lose(self, node_id: str) -> None:
         """The machine dies."""
@@ -233,7 +238,7 @@ class FakeCluster:
                 is_draining=machine.node_id in self.draining,
                 resources=self.resources[machine.node_id],
             )
-            for machine in self.machines.values()
+            for machine in (*self.machines.values(), *self._ending.values())
             if self.joins and self._zones[machine.node_id] not in self.cut_off
         }
 

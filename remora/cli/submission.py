@@ -62,6 +62,14 @@ def submit(
             help="spot, on-demand, prefer-spot or mixed; else what the pool buys.",
         ),
     ] = None,
+    fabric: Annotated[
+        str | None,
+        typer.Option(
+            "--fabric",
+            metavar="TYPE",
+            help="infiniband: all workers on machines that it joins; else any.",
+        ),
+    ] = None,
     priority: Annotated[int | None, typer.Option("--priority", help="0 to 100; higher goes first.")] = None,
     checkpoint_interval: Annotated[
         str | None,
@@ -91,7 +99,7 @@ def submit(
     _override(raw, {"name": name, "project": project, "backend": backend, "priority": priority})
     _override(raw, {"workers": _workers(workers)})
     _override(raw, {"cpus": cpus, "gpus": gpus, "memory": _number_or_text(memory)}, "resources")
-    _override(raw, {"pools": pool or None, "capacity": capacity}, "placement")
+    _override(raw, {"pools": pool or None, "capacity": capacity, "fabric": fabric}, "placement")
     _override(
         raw,
         {"interval": _duration(checkpoint_interval, "--checkpoint-interval"), "keep": checkpoint_keep},

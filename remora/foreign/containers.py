@@ -123,6 +123,9 @@ def read_resources(draft: Draft, fields: Fields, workers: int) -> None:
             draft.put("resources.memory", int(amount / workers), where)
         elif key.endswith("/gpu"):
             draft.put("resources.gpus", _number(amount / workers), where)
+        elif key.startswith("rdma/") and amount:
+            # So the device plugins for InfiniBand call its adapters, whatever their number.
+            draft.put("placement.fabric", "infiniband", where)
         else:
             draft.leave(where, "nodes are chosen by CPUs, GPUs and memory")
 

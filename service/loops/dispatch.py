@@ -16,9 +16,10 @@ from service.loops.policies import policies_in_force
 from service.loops.ports import Launcher, Supply
 from service.loops.turn import Turn
 from service.queue import lifecycle
-from service.queue.admission import Claim, PoolSize, Room, Wait, admit
-from service.queue.demand import placement_of, workers_of_jobs
+from service.queue.admission import Claim, PoolSize, Wait, admit
+from service.queue.demand import placement_in, workers_of_jobs
 from service.queue.limits import budget_of
+from service.queue.rooms import Room
 from service.queue.rows import AttemptRow, JobRow
 from service.store import jobs as store
 from service.store import ledger
@@ -50,7 +51,10 @@ def dispatch(
     # 2. Decide.
     admission = admit(snapshot.queue, snapshot.claims, snapshot.rooms, sizes)
     # 3. Apply: rows first, so that a crash before the driver runs is found and healed by `track`.
-    started = [pair for job_id in admission.starts if (pair := _start(turn, job_id)) is not None]
+    fabrics = admission.fabrics
+    started = [
+        pair for job_id in admission.starts if (pair := _start(turn, job_id, fabrics.get(job_id))) is not None
+    ]
     _tell(turn, snapshot.queue, [_explained(wait, why_short or {}) for wait in admission.waits])
     # 4. Act.
     for job, attempt in started:
@@ -75,11 +79,18 @@ def _load(connection: sa.Connection, policies: Policies, sizes: Sequence[PoolSiz
     nodes = node_store.current_nodes(connection, now)
     at = workers_of_jobs(nodes, [attempt for _, attempt in live])
     claims = [
-        Claim(job.max_workers, job.worker_resources, placement_of(job.spec), at.get(job.id, {}))
-        for job, _ in live
+        Claim(job.max_workers, job.worker_resources, placement_in(job, one), at.get(job.id, {}))
+        for job, one in live
     ]
     rooms = [
-        Room(node.id, node.pool, node.resources, *zone_and_capacity(node.offering))
+        Room(
+            node.id,
+            node.pool,
+            node.resources,
+            *zone_and_capacity(node.offering),
+            fabric=node.fabric,
+            bought_for=node.bought_for,
+        )
         for node in nodes
         if node.state is NodeState.READY
     ]
@@ -104,12 +115,12 @@ def _end_spent(turn: Turn, job: JobRow) -> None:
     turn.apply(work)
 
 
-def _start(turn: Turn, job_id: str) -> tuple[JobRow, AttemptRow] | None:
+def _start(turn: Turn, job_id: str, fabric: str | None) -> tuple[JobRow, AttemptRow] | None:
     def work(connection: sa.Connection) -> tuple[JobRow, AttemptRow] | None:
         job = store.lock_job(connection, job_id)
         if job is None or job.state is not JobState.QUEUED:
             return None
-        decision = lifecycle.start_attempt(job, new_id("att", turn.now), turn.now)
+        decision = lifecycle.start_attempt(job, new_id("att", turn.now), turn.now, fabric)
         saved = store.save(connection, job, decision)
         return None if decision.attempt is None else (saved, decision.attempt)
 

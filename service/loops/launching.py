@@ -6,13 +6,14 @@ import logging
 
 import sqlalchemy as sa
 
+from cluster.placement import LASTING
 from remora.errors import SpecError
 from remora.spec import JobSpec
 from remora.states import EndReason
 from service.loops.ports import Launcher
 from service.loops.turn import Turn
 from service.queue import lifecycle
-from service.queue.demand import placement_of
+from service.queue.demand import placement_in
 from service.queue.rows import AttemptRow, JobRow
 from service.settings import Settings
 from service.store import jobs as store
@@ -43,7 +44,8 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         multiple_of=spec.worker_sizes.multiple_of,
         dealt=spec.worker_sizes.dealt,
         resources=spec.ray_resources(),
-        labels=placement_of(job.spec).labels,
+        labels=placement_in(job, attempt).labels,
+        lasting=dict(LASTING),
         device=spec.resources.device,
         precision=spec.resources.precision,
         variables=dict(spec.environment.variables),

@@ -8,20 +8,21 @@ of is told again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import sqlalchemy as sa
 
 from cluster.actions import Drain, Launch, Notice, Plan, Terminate, Wait
 from cluster.offerings import Offering, zone_and_capacity
-from cluster.placement import labels_of
+from cluster.placement import FABRIC_LABEL, labels_of
 from cluster.planner import plan
 from cluster.policies import Policies
 from cluster.provider import NodeRequest, ProvidedNode, Provider, ProviderError, Throttled
-from cluster.view import ClusterView, Refusal
+from cluster.view import ENDED, ClusterView, Refusal
 from remora.states import NodeState
 from service.fixed_pool import kept_full
 from service.loops.policies import policies_in_force
@@ -46,6 +47,8 @@ MEMORY_S = 900.0
 AT_ONCE = 16
 
 Rows = Mapping[str, NodeRow]
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
 
 
 class Unseen(Exception):
@@ -111,7 +114,7 @@ def _carry_out(
 ) -> None:
     provider, by_id = hands.provider, {row.id: row for row in rows}
     offerings = {offering.id: offering for offering in view.offerings}
-    _delete_orphans(turn, provider, machines, by_id)
+    ended = _orphans(turn, machines, by_id)
     ending = {action.node_id for action in actions if isinstance(action, Terminate)}
     wanted = [
         _request(row, offerings.get(row.offering))
@@ -122,19 +125,23 @@ def _carry_out(
     for action in actions:
         match action:
             case Terminate():
-                _terminate(turn, provider, by_id[action.node_id], action, machines)
+                _terminate(turn, by_id[action.node_id], action, machines)
+                ended.extend({action.node_id} & machines.keys())
             case Drain() if hands.drains is not None:
                 draining.append(_begin_drain(turn, by_id[action.node_id], action))
             case Notice() if hands.drains is not None:
                 _tell(turn, action)
     if hands.drains is not None:
         _drain(hands.drains, draining, members)
+        _turn_away(turn, hands.drains, rows, members)
+    at_once = 1 if hands.drains is None else AT_ONCE
+    _at_once("delete", partial(_delete, provider), ended, at_once)
     wished = [action for action in actions if isinstance(action, Launch)]
     for launch in let_through(turn, policies, view, wished):
         row = _insert(turn, launch, offerings[launch.offering])
         by_id[row.id] = row
         wanted.append(_request(row, offerings[launch.offering], launch.labels))
-    answers = _ask(provider, wanted, 1 if hands.drains is None else AT_ONCE)
+    answers = _at_once("create", partial(_create, provider), wanted, at_once)
     for request, refusal in zip(wanted, answers, strict=True):
         _settle(turn, by_id[request.node_id], refusal)
 
@@ -194,13 +201,15 @@ def _closes(error: ProviderError | None, now: float) -> bool:
     return error is not None and bool(error.closes) and error.until > now
 
 
-def _delete_orphans(turn: Turn, provider: Provider, machines: Machines, rows: Rows) -> None:
+def _orphans(turn: Turn, machines: Machines, rows: Rows) -> list[str]:
+    """Machines whose row ended long ago or never was: whoever holds the lease, nobody wants them."""
+    orphans: list[str] = []
     for node_id in machines.keys() - rows.keys():
-        # Its row ended long ago or never was: whoever holds the lease, nobody wants it.
         known = turn.load(partial(store.get_node, node_id=node_id))
         if known is None or known.ended_at is not None:
             log.warning("machine %s has no living row and is deleted", node_id)
-            _delete(provider, node_id)
+            orphans.append(node_id)
+    return orphans
 
 
 def _delete(provider: Provider, node_id: str) -> None:
@@ -222,10 +231,29 @@ def _drain(drains: Drains, draining: Iterable[NodeRow], members: Members) -> Non
         member = members.get(row.id)
         if row.deadline_at is None or member is None or not member.is_alive or member.is_draining:
             continue
-        try:
-            drains.drain(row.id, row.message or "it is to be returned", row.deadline_at)
-        except Exception as error:  # whatever Ray raises; it is told again at the next tick
-            log.warning("node %s cannot be drained, it is tried again: %s", row.id, error)
+        _tell_ray(drains, row.id, row.message or "it is to be returned", row.deadline_at)
+
+
+def _turn_away(turn: Turn, drains: Drains, rows: Iterable[NodeRow], members: Members) -> None:
+    """Nodes that were given up, and are members while their machines still run, are told to take no work.
+
+    A cloud takes minutes to delete a machine, and one that could not reach the head may join within them: Ray would
+    give it work that ends with the machine, and which the pool's limits do not know of.
+    """
+    for row in rows:
+        member = members.get(row.id)
+        is_given_up = row.state is NodeState.TERMINATING or row.state in ENDED
+        if not is_given_up or member is None or not member.is_alive or member.is_draining:
+            continue
+        log.info("node %s is a member although it was given up, and is told to take no work", row.id)
+        _tell_ray(drains, row.id, f"it was given up: {row.message}", turn.now)
+
+
+def _tell_ray(drains: Drains, node_id: str, reason: str, deadline_at: float) -> None:
+    try:
+        drains.drain(node_id, reason, deadline_at)
+    except Exception as error:  # whatever Ray raises; it is told again at the next tick
+        log.warning("node %s cannot be drained, it is tried again: %s", node_id, error)
 
 
 def _tell(turn: Turn, notice: Notice) -> None:
@@ -239,17 +267,18 @@ def _tell(turn: Turn, notice: Notice) -> None:
     turn.apply(work)
 
 
-def _terminate(turn: Turn, provider: Provider, row: NodeRow, action: Terminate, machines: Machines) -> None:
+def _terminate(turn: Turn, row: NodeRow, action: Terminate, machines: Machines) -> None:
+    """Write down that it goes; its machine is deleted after that."""
     machine = machines.get(row.id)
     if row.ended_at is None and row.state is not NodeState.TERMINATING:
         said = f": {machine.message}" if machine is not None and machine.message else ""
         # A pool is not slowed down by what the cloud has none of: the next offering is asked for at once.
         was_refused = machine is not None and _closes(machine.refusal, turn.now)
         is_failure = action.is_failure and not was_refused
-        row = _save(turn, row, lifecycle.terminate_node(row, action.reason + said, is_failure, turn.now))
+        said = action.reason + said
+        ended = lifecycle.terminate_node(row, said, is_failure, turn.now, is_cut_off=action.is_cut_off)
+        row = _save(turn, row, ended)
         log.info("node %s is terminated: %s", row.id, row.message)
-    if machine is not None:
-        _delete(provider, row.id)
 
 
 def _insert(turn: Turn, action: Launch, offering: Offering) -> NodeRow:
@@ -274,29 +303,36 @@ def _insert(turn: Turn, action: Launch, offering: Offering) -> NodeRow:
 def _request(row: NodeRow, offering: Offering | None, labels: Mapping[str, str] | None = None) -> NodeRequest:
     if labels is None:
         labels = offering.labels if offering is not None else {}
+    stands = labels_of(*zone_and_capacity(row.offering))
+    if row.fabric is not None:
+        stands[FABRIC_LABEL] = row.fabric
     return NodeRequest(
         node_id=row.id,
         pool=row.pool,
         resources=row.resources,
-        labels={**labels, **labels_of(*zone_and_capacity(row.offering))},
+        labels={**labels, **stands},
         offering=row.offering or None,
+        fabric=row.fabric,
     )
 
 
-def _ask(provider: Provider, wanted: Sequence[NodeRequest], at_once: int) -> list[ProviderError | None]:
-    """Ask for machines, so many at once, as a cloud takes seconds for each answer; what each was refused with."""
+def _create(provider: Provider, request: NodeRequest) -> ProviderError | None:
+    """Ask for a machine; what it was refused with."""
+    try:
+        provider.create(request)
+    except ProviderError as error:
+        return error
+    return None
 
-    def one(request: NodeRequest) -> ProviderError | None:
-        try:
-            provider.create(request)
-        except ProviderError as error:
-            return error
-        return None
 
-    if at_once == 1 or len(wanted) <= 1:
-        return [one(request) for request in wanted]
-    with ThreadPoolExecutor(min(at_once, len(wanted)), thread_name_prefix="create") as threads:
-        return list(threads.map(one, wanted))
+def _at_once(
+    name: str, ask: Callable[[Asked], Answer], everything: Sequence[Asked], at_once: int
+) -> list[Answer]:
+    """Ask the provider for each, so many at once, as a cloud takes seconds for each answer; the answers in order."""
+    if at_once == 1 or len(everything) <= 1:
+        return [ask(one) for one in everything]
+    with ThreadPoolExecutor(min(at_once, len(everything)), thread_name_prefix=name) as threads:
+        return list(threads.map(ask, everything))
 
 
 def _settle(turn: Turn, row: NodeRow, refusal: ProviderError | None) -> None:

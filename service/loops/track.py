@@ -12,10 +12,12 @@ from service.loops.launching import end, launch
 from service.loops.ports import Launcher
 from service.loops.turn import Turn
 from service.queue import lifecycle
+from service.queue.domains import is_lost
 from service.queue.limits import budget_of
 from service.queue.rows import AttemptRow, JobRow
 from service.store import jobs as store
 from service.store import ledger
+from service.store import nodes as node_store
 from service.store.ingest import ingest
 from trainers.plan import DriverGone, Record
 
@@ -43,9 +45,11 @@ def track(turn: Turn, launcher: Launcher) -> None:
             _store(turn, attempt, answer)
     # 4. Stop what must stop; what was just stored may have ended it already.
     live = turn.load(store.live_attempts)
-    spent = _spent(turn, [job for job, _ in live])
+    spent, cast_out = _spent(turn, [job for job, _ in live]), _cast_out(turn, [one for _, one in live])
     for job, attempt in live:
         reason = _must_stop(job, attempt, spent.get(job.id, 0.0), turn.now)
+        if reason is None and attempt.id in cast_out:
+            reason = EndReason.NODE_LOST
         if reason is not None:
             _stop(turn, launcher, job, attempt, reason)
 
@@ -75,6 +79,13 @@ def _spent(turn: Turn, jobs: Sequence[JobRow]) -> Mapping[str, float]:
     """USD that those of the jobs have spent that have a budget."""
     limited = [job.id for job in jobs if budget_of(job.spec) is not None]
     return turn.load(lambda connection: ledger.spent(connection, limited, turn.now)) if limited else {}
+
+
+def _cast_out(turn: Turn, attempts: Sequence[AttemptRow]) -> set[str]:
+    """Attempts whose fabric domain is lost: they could never have workers again, and another attempt could."""
+    bound = [one for one in attempts if one.fabric is not None]
+    nodes = turn.load(lambda connection: node_store.current_nodes(connection, turn.now)) if bound else []
+    return {one.id for one in bound if is_lost(one, nodes)}
 
 
 def _must_stop(job: JobRow, attempt: AttemptRow, spent: float, now: float) -> EndReason | None:

@@ -3,35 +3,25 @@
 A job starts when its smallest worker group fits on what is free.  What an attempt may grow to is kept for it, because
 elastic groups grow into free nodes and are not shrunk for others.  Turns are strict: nobody overtakes a job that could
 start once nodes come or others end, so that large jobs are not starved; a job that can never fit stops nobody.
+
+A job that asks for InfiniBand is bound to one fabric domain when it starts, and grows nowhere else.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cluster.offerings import CapacityType
+from cluster.offerings import CapacityType, Offering
 from cluster.placement import ANYWHERE, Placement
+from cluster.planning.market import FABRIC_NODES
 from service.queue.demand import placement_of
+from service.queue.domains import Seats, seats_in_a_domain
+from service.queue.rooms import Resources, Room, fits, place, without
 from service.queue.rows import JobRow
-
-Resources = Mapping[str, float]
 
 #: Stands for an amount that nobody knows yet.
 UNKNOWN = 2.0**62
-
-
-@dataclass(frozen=True)
-class Room:
-    """A ready node and all the resources that it brings."""
-
-    node_id: str
-    pool: str
-    resources: Resources
-    #: None: not known.
-    zone: str | None = None
-    capacity: CapacityType | None = None
 
 
 @dataclass(frozen=True)
@@ -55,14 +45,22 @@ class PoolSize:
     #: Where it may have nodes, and of which capacity types; empty: not known, and taken for whatever is asked for.
     zones: tuple[str, ...] = ()
     capacities: tuple[CapacityType, ...] = ()
+    #: What it buys of sizes that InfiniBand can join.
+    with_fabric: tuple[Offering, ...] = ()
 
     def may_hold(self, job: Placement) -> bool:
         """Some of its nodes are such as the job accepts."""
+        if job.needs_fabric:
+            return bool(self.joined_for(job))
         return (
             (not job.pools or self.name in job.pools)
             and (not job.zones or not self.zones or not set(job.zones).isdisjoint(self.zones))
             and (not self.capacities or any(job.takes(one) for one in self.capacities))
         )
+
+    def joined_for(self, job: Placement) -> list[Offering]:
+        """What it buys that InfiniBand can join and that the job accepts."""
+        return [one for one in self.with_fabric if job.allows(self.name, one.zone, one.capacity)]
 
 
 @dataclass(frozen=True)
@@ -83,36 +81,8 @@ class Admission:
 
     starts: tuple[str, ...]
     waits: tuple[Wait, ...]
-
-
-def fits(free: Resources, worker: Resources) -> int:
-    """How many such workers the free resources carry."""
-    least = math.inf
-    for name, amount in worker.items():
-        if amount > 0:
-            count = free.get(name, 0.0) / amount + 1e-9
-            if count < 1:
-                return 0
-            least = min(least, count)
-    return math.floor(least) if least < math.inf else 0
-
-
-def place(
-    nodes: Sequence[Resources], workers: int, worker: Resources, allowed: Sequence[bool] | None = None
-) -> tuple[int, list[Resources]]:
-    """Put up to `workers` on the allowed ones of the nodes: how many found room, and what is free afterwards."""
-    left = workers
-    after = list(nodes)
-    for at, node in enumerate(nodes):
-        if left <= 0:
-            break
-        if allowed is not None and not allowed[at]:
-            continue
-        count = min(left, fits(node, worker))
-        if count > 0:
-            left -= count
-            after[at] = _without(node, count, worker)
-    return workers - left, after
+    #: Fabric domains to which jobs that start are bound, by job id; without those that asked for none.
+    fabrics: Mapping[str, str] = field(default_factory=dict)
 
 
 def admit(
@@ -127,9 +97,9 @@ def admit(
 
     With `tells_jobs` false nobody is going to read why the others wait, so that it is left out.
     """
-    everything: list[Resources] = [room.resources for room in rooms]
     free = _beside(claims, rooms)
     starts: list[str] = []
+    fabrics: dict[str, str] = {}
     waits: list[Wait] = []
     ahead = 0
     for job in queue:
@@ -138,16 +108,18 @@ def admit(
             waits.append(Wait(job.id, "waiting_for_nodes", never, is_hopeless=True))
             continue
         allowed = _allowed(rooms, placement_of(job.spec))
-        found, after = place(free, job.max_workers, job.worker_resources, allowed)
-        if ahead == 0 and found >= job.min_workers:
+        seats = _seats(job, job.max_workers, rooms, free, allowed)
+        if ahead == 0 and seats.workers >= job.min_workers:
             starts.append(job.id)
-            free = after
+            if seats.fabric is not None:
+                fabrics[job.id] = seats.fabric
+            free = seats.after
             continue
         if not tells_jobs:
             break  # nobody starts behind a job that waits
-        waits.append(_wait(job, ahead, everything, allowed, found))
+        waits.append(_wait(job, ahead, rooms, allowed, seats.workers))
         ahead += 1
-    return Admission(tuple(starts), tuple(waits))
+    return Admission(tuple(starts), tuple(waits), fabrics)
 
 
 def _beside(claims: Iterable[Claim], rooms: Sequence[Room]) -> list[Resources]:
@@ -158,37 +130,51 @@ def _beside(claims: Iterable[Claim], rooms: Sequence[Room]) -> list[Resources]:
     for claim in claims:
         here = {index[node_id]: count for node_id, count in claim.at.items() if node_id in index}
         for at, count in here.items():
-            free[at] = _without(free[at], count, claim.resources)
+            free[at] = without(free[at], count, claim.resources)
         growing.append((claim, claim.workers - sum(here.values())))
     for claim, workers in growing:
         _, free = place(free, workers, claim.resources, _allowed(rooms, claim.placement))
     return free
 
 
-def _without(node: Resources, workers: int, worker: Resources) -> Resources:
-    return {name: amount - workers * worker.get(name, 0.0) for name, amount in node.items()}
-
-
 def _allowed(rooms: Sequence[Room], placement: Placement) -> list[bool] | None:
     """Which nodes are such as the placement asks for; None where it asks for nothing."""
     if placement == ANYWHERE:
         return None
-    return [placement.allows(room.pool, room.zone, room.capacity) for room in rooms]
+    return [
+        placement.allows(room.pool, room.zone, room.capacity) and placement.reaches(room.fabric)
+        for room in rooms
+    ]
 
 
-def _wait(
-    job: JobRow, ahead: int, everything: Sequence[Resources], allowed: Sequence[bool] | None, found: int
-) -> Wait:
+def _seats(
+    job: JobRow, workers: int, rooms: Sequence[Room], free: list[Resources], allowed: Sequence[bool] | None
+) -> Seats:
+    """Room for up to so many of the job's workers."""
+    if allowed is None or not placement_of(job.spec).needs_fabric:
+        return Seats(*place(free, workers, job.worker_resources, allowed))
+    places = [at for at, is_allowed in enumerate(allowed) if is_allowed]
+    return seats_in_a_domain(job, workers, rooms, free, places)
+
+
+def _wait(job: JobRow, ahead: int, rooms: Sequence[Room], allowed: Sequence[bool] | None, found: int) -> Wait:
     if ahead:
         jobs = "1 job is" if ahead == 1 else f"{ahead} jobs are"
         return Wait(job.id, "waiting_for_turn", f"waits for its turn: {jobs} ahead of it")
-    possible, _ = place(everything, job.min_workers, job.worker_resources, allowed)
+    placement, everything = placement_of(job.spec), [room.resources for room in rooms]
+    together = _together(placement)
+    possible = _seats(job, job.min_workers, rooms, everything, allowed).workers
     if possible < job.min_workers:
-        ready = f"{_ready(job, everything, allowed)} have room for {possible}"
-        message = f"waits for nodes: it needs {_group(job)} and {ready}"
+        count = len(rooms) if allowed is None else sum(allowed)
+        ready = " ".join(word for word in (f"the {count} ready nodes", placement.in_words()) if word)
+        message = f"waits for nodes: it needs {_group(job)}{together} and {ready} have room for {possible}"
         return Wait(job.id, "waiting_for_nodes", message)
-    message = f"is next: it needs {_group(job)} and other jobs leave room for {found}"
+    message = f"is next: it needs {_group(job)}{together} and other jobs leave room for {found}"
     return Wait(job.id, "waiting_for_turn", message)
+
+
+def _together(placement: Placement) -> str:
+    return " in one fabric domain" if placement.needs_fabric else ""
 
 
 def _never(job: JobRow, rooms: Sequence[Room], pools: Sequence[PoolSize]) -> str | None:
@@ -196,18 +182,34 @@ def _never(job: JobRow, rooms: Sequence[Room], pools: Sequence[PoolSize]) -> str
     worker, placement = job.worker_resources, placement_of(job.spec)
     if refusal := _nowhere(placement, pools):
         return refusal
-    most = 0
-    for pool in pools:
-        if pool.may_hold(placement):
-            most += pool.size * fits(_complete(pool, rooms, worker), worker)
+    most = _most(worker, placement, rooms, pools)
     if most >= job.min_workers:
         return None
     if most == 0:
-        wanted = describe(worker)
-        return f"no node of the pools has {wanted} for a worker: ask for less in `resources`, or add larger nodes"
+        joined = "that InfiniBand joins " if placement.needs_fabric else ""
+        return (
+            f"no node of the pools {joined}has {describe(worker)} for a worker: "
+            "ask for less in `resources`, or add larger nodes"
+        )
     return (
-        f"it needs {_group(job)} and the complete pools have room for {most}: "
+        f"it needs {_group(job)}{_together(placement)} and the complete pools have room for {most}: "
         "lower `workers.min` or `resources`, or add nodes"
+    )
+
+
+def _most(worker: Resources, placement: Placement, rooms: Sequence[Room], pools: Sequence[PoolSize]) -> int:
+    """Workers for which the pools have room when they are complete and empty."""
+    if not placement.needs_fabric:
+        return sum(
+            pool.size * fits(_complete(pool.name, pool.resources, rooms, worker), worker)
+            for pool in pools
+            if pool.may_hold(placement)
+        )
+    # A fabric domain lies in one pool and has machines of one size.
+    return max(
+        min(pool.size, FABRIC_NODES) * fits(_complete(pool.name, one.resources, rooms, worker), worker)
+        for pool in pools
+        for one in pool.joined_for(placement)
     )
 
 
@@ -219,21 +221,20 @@ def _nowhere(placement: Placement, pools: Sequence[PoolSize]) -> str | None:
     unknown = [name for name in placement.pools if name not in {pool.name for pool in pools}]
     if placement.pools and len(unknown) == len(placement.pools):
         return f"there is no pool {' or '.join(unknown)}: change `placement.pools`; the pools are {names}"
-    return f"no pool has nodes of {placement.in_words()}: change `placement`; the pools are {names}"
+    if placement.needs_fabric and not any(pool.with_fabric for pool in pools):
+        return (
+            "no pool buys machines that InfiniBand joins: leave `placement.fabric` out, or have a size with InfiniBand"
+            f" added to a pool; the pools are {names}"
+        )
+    return f"no pool has nodes {placement.in_words()}: change `placement`; the pools are {names}"
 
 
-def _ready(job: JobRow, everything: Sequence[Resources], allowed: Sequence[bool] | None) -> str:
-    if allowed is None:
-        return f"the {len(everything)} ready nodes"
-    return f"the {sum(allowed)} ready nodes of {placement_of(job.spec).in_words()}"
-
-
-def _complete(pool: PoolSize, rooms: Sequence[Room], worker: Resources) -> dict[str, float]:
+def _complete(pool: str, resources: Resources, rooms: Sequence[Room], worker: Resources) -> dict[str, float]:
     """What a node of the pool brings; what the pool does not announce is known from its ready nodes only."""
-    known = dict(pool.resources)
+    known = dict(resources)
     for name in worker:
         if name not in known:
-            seen = [room.resources.get(name, 0.0) for room in rooms if room.pool == pool.name]
+            seen = [room.resources.get(name, 0.0) for room in rooms if room.pool == pool]
             # Ray measures memory by itself, so before the first node is there nobody knows how much it has.
             known[name] = max(seen) if seen else (UNKNOWN if name == "memory" else 0.0)
     return known

@@ -38,6 +38,8 @@ def demand_of(
         pools=placement.pools,
         zones=placement.zones,
         capacity=placement.capacity,
+        needs_fabric=placement.needs_fabric,
+        fabric=None if attempt is None else attempt.fabric,
         worker_resources=job.worker_resources,
         priority=job.priority,
         created_at=job.created_at,
@@ -68,7 +70,13 @@ def placement_of(spec: Mapping[str, Any]) -> Placement:
         pools=tuple(asked.get("pools", ())),
         zones=tuple(asked.get("zones", ())),
         capacity=None if capacity is None else CapacityRule(capacity),
+        needs_fabric=asked.get("fabric") == "infiniband",
     )
+
+
+def placement_in(job: JobRow, attempt: AttemptRow) -> Placement:
+    """Which nodes an attempt of the job accepts: those of its fabric domain, where it was bound to one."""
+    return replace(placement_of(job.spec), fabric=attempt.fabric)
 
 
 def _short_since(attempt: AttemptRow, now: float) -> float:
@@ -119,5 +127,6 @@ def node_view(node: NodeRow, jobs: Mapping[str, int]) -> NodeView:
         idle_since=node.idle_since,
         deadline_at=node.deadline_at,
         is_failure=node.is_failure,
+        is_cut_off=node.is_cut_off,
         leaving_since=node.leaving_since,
     )

@@ -54,7 +54,8 @@ _REASONS: Mapping[EndReason, str] = {
     " failed before the command began",
     EndReason.DRIVER_LOST: "the driver died, or could not be started within a minute",
     EndReason.HEAD_LOST: "the head of the Ray cluster died",
-    EndReason.NODE_LOST: "nodes were lost and `workers.min` could not be had again in time",
+    EndReason.NODE_LOST: "nodes were lost and `workers.min` could not be had again in time; for a job that InfiniBand "
+    "joins, all nodes of its fabric domain were lost",
     EndReason.HANG: "no step ended for far longer than the job's own steps take, or the worker group broke four times"
     " at one step although no worker was lost, or all ranks wait in PyTorch's rendezvous",
     EndReason.RUN_TIME_EXCEEDED: "`limits.run_time` passed",

@@ -140,8 +140,8 @@ def wait(job: JobRow, reason: str, message: str, now: float) -> Decision:
     return Decision(replace(job, reason=reason, message=message), None, events)
 
 
-def start_attempt(job: JobRow, attempt_id: str, now: float) -> Decision:
-    """The job is admitted and gets its next attempt."""
+def start_attempt(job: JobRow, attempt_id: str, now: float, fabric: str | None = None) -> Decision:
+    """The job is admitted and gets its next attempt, bound to a fabric domain where it asked for one."""
     number = job.attempt + 1
     admitted = replace(
         _job_to(job, JobState.ADMITTED),
@@ -150,10 +150,11 @@ def start_attempt(job: JobRow, attempt_id: str, now: float) -> Decision:
         message=f"attempt {number} is starting",
         world_size=0,
     )
-    attempt = AttemptRow(id=attempt_id, job_id=job.id, attempt=number, created_at=now)
+    attempt = AttemptRow(id=attempt_id, job_id=job.id, attempt=number, created_at=now, fabric=fabric)
+    where = "" if fabric is None else f" in the fabric domain {fabric}"
     events = (
-        _event(attempt, now, "job.admitted", "nodes for its smallest worker group are free"),
-        _event(attempt, now, "attempt.created", f"attempt {number} was created"),
+        _event(attempt, now, "job.admitted", f"nodes for its smallest worker group are free{where}"),
+        _event(attempt, now, "attempt.created", f"attempt {number} was created", fabric=fabric),
     )
     return Decision(admitted, attempt, events)
 
@@ -278,6 +279,8 @@ def why_stopped(job: JobRow, reason: EndReason) -> str:
         return f"it trained longer than limits.run_time ({job.run_time_s:g} s)"
     if reason is EndReason.BUDGET_SPENT:
         return f"it has spent limits.budget ({budget_of(job.spec) or 0.0:.2f} USD)"
+    if reason is EndReason.NODE_LOST:
+        return "all nodes of its fabric domain were lost"
     return "its owner cancelled it" if reason is EndReason.CANCELLED else f"it was stopped: {reason.value}"
 
 
@@ -366,11 +369,17 @@ def move_node(node: NodeRow, state: NodeState, message: str, now: float) -> Node
     return NodeDecision(moved, (event,))
 
 
-def terminate_node(node: NodeRow, message: str, is_failure: bool, now: float) -> NodeDecision:
-    """The node has to go; `is_failure` says that it ended before it was of any use."""
+def terminate_node(
+    node: NodeRow, message: str, is_failure: bool, now: float, *, is_cut_off: bool = False
+) -> NodeDecision:
+    """The node has to go.
+
+    `is_failure` says that it ended before it was of any use, `is_cut_off` that Ray lost it while its machine ran.
+    """
     decision = move_node(node, NodeState.TERMINATING, message, now)
     since = now if node.leaving_since is None else node.leaving_since
-    return replace(decision, node=replace(decision.node, is_failure=is_failure, leaving_since=since))
+    ended = replace(decision.node, is_failure=is_failure, is_cut_off=is_cut_off, leaving_since=since)
+    return replace(decision, node=ended)
 
 
 def drain_node(node: NodeRow, message: str, deadline_at: float, now: float) -> NodeDecision:

@@ -85,6 +85,8 @@ class AttemptRow:
     message: str | None = None
     exit_code: int | None = None
     world_size: int = 0
+    #: Fabric domain in which all of its workers are; None: wherever they may be.
+    fabric: str | None = None
     #: Workers by the address of their node, as the driver told last.
     workers: dict[str, int] = field(default_factory=dict)
     #: Since when it has had fewer workers than `max_workers`; None while it has all, and once it has ended.
@@ -120,6 +122,8 @@ class NodeRow:
     message: str | None = None
     #: True when it goes before it was of any use.
     is_failure: bool = False
+    #: True when it was a member, and Ray lost it while its machine ran.
+    is_cut_off: bool = False
     #: `Offering.id` of what it was bought as, and what an hour of it cost then, in USD.
     offering: str = ""
     price_per_hour: float = 0.0

@@ -15,7 +15,7 @@ from cluster.policies import Policies
 from service.queue.admission import PoolSize
 from service.queue.dominant_part import dominant_part
 from service.queue.ordering import turn_key
-from service.queue.rows import AttemptRow, JobRow
+from service.queue.rows import JobRow
 
 Resources = Mapping[str, float]
 
@@ -62,20 +62,24 @@ class Shares:
         return held[project] / self.shares.get(project, 1.0), turn_key(line[0]), project
 
 
+def has_shares(policies: Policies) -> bool:
+    """Operators gave a share to a project; else priority and age alone decide whose turn it is."""
+    return any("share" in policy.model_fields_set for policy in policies.projects.values())
+
+
 def shares_of(
-    policies: Policies, pools: Iterable[PoolSize], running: Iterable[tuple[JobRow, AttemptRow]]
+    policies: Policies, pools: Iterable[PoolSize], running: Iterable[tuple[JobRow, int]]
 ) -> Shares | None:
-    """The shares that operators gave to projects; None when they gave none, and priority and age alone decide."""
-    if not any("share" in policy.model_fields_set for policy in policies.projects.values()):
+    """The shares that operators gave to projects, beside jobs that run with so many workers; None: they gave none."""
+    if not has_shares(policies):
         return None
     whole: dict[str, float] = defaultdict(float)
     for pool in pools:
         for name, amount in pool.resources.items():
             whole[name] += pool.size * amount
     held: dict[str, float] = defaultdict(float)
-    for job, attempt in running:
-        workers = max(attempt.world_size, job.min_workers)
-        held[job.project] += _part(whole, job, workers)
+    for job, workers in running:
+        held[job.project] += _part(whole, job, max(workers, job.min_workers))
     shares = {name: policy.share for name, policy in policies.projects.items()}
     return Shares(shares=shares, held=held, whole=whole)
 

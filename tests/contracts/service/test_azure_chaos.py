@@ -1,6 +1,7 @@
 """The whole controller over Azure's own clients, while an emulated cloud does everything that clouds do; by seed.
 
-What is checked after every turn stands in the emulator's own books, not in what the provider says.
+What is checked after every turn stands in the emulator's own books, not in what the provider says.  They are read where
+they lie: a request for each look took a third of the time.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from cluster.azure.body import NODE_TAG
+from cluster.azure.emulator.faults import Fault
+from cluster.azure.emulator.state import CREATING, SUCCEEDED, Machine
 from cluster.provider import NodeRequest, ProvidedNode
 from remora.states import NodeState
 from service.settings import Settings
@@ -85,13 +89,24 @@ class CloudOfRig:
         self.rig.delete(node_id)
 
     def observe(self) -> dict[str, FakeMember]:
-        running = [one for one in self.rig.state()["machines"].values() if one["state"] == "Succeeded"]
+        running = [one for one in machines_of(self.rig) if one.state == SUCCEEDED]
         return {
-            one["node"]: FakeMember(
+            node_of(one): FakeMember(
                 address="10.0.0.9", is_alive=True, is_draining=False, resources={"CPU": 1.0}
             )
             for one in running
         }
+
+
+def machines_of(rig: AzureRig) -> list[Machine]:
+    """What exists now; nobody asks the emulator for anything meanwhile."""
+    rig.cloud.advance(rig.clock())
+    return list(rig.cloud.machines.values())
+
+
+def node_of(machine: Machine) -> str:
+    """Our node that a machine is."""
+    return str(machine.body["tags"][NODE_TAG])
 
 
 class Storm:
@@ -114,10 +129,11 @@ class Storm:
     def strike(self) -> None:
         """Something goes wrong, or nothing."""
         # In order of creation: names differ from run to run.
-        machines = list(self.rig.state()["machines"])
+        machines = [one.name for one in machines_of(self.rig)]
         match self.random.randrange(8):
             case 0 | 1 | 2 | 3:
-                self.rig.fault(**{**self.random.choice(FAULTS), "times": self.random.randint(1, 2)})
+                fault = {**self.random.choice(FAULTS), "times": self.random.randint(1, 2)}
+                self.rig.cloud.faults.all.append(Fault.model_validate(fault))
             case 4 if machines:
                 self.rig.control(f"machines/{self.random.choice(machines)}/evict", {})
             case 5 if machines:
@@ -132,10 +148,10 @@ class Storm:
 
     def check(self) -> None:
         """What holds at every moment."""
-        machines = self.rig.state()["machines"].values()
-        nodes = Counter(one["node"] for one in machines)
+        machines = machines_of(self.rig)
+        nodes = Counter(map(node_of, machines))
         assert max(nodes.values(), default=0) <= 1, "a node has two machines"
-        alive = [one for one in machines if one["state"] in ("Creating", "Succeeded")]
+        alive = [one for one in machines if one.state in (CREATING, SUCCEEDED)]
         assert len(alive) <= NODES, "more machines than were wished for"
 
     def calm(self) -> None:

@@ -126,9 +126,9 @@ class TestSubmitting:
         problem(answer, 422, "invalid_idempotency_key")
 
     def test_every_wrong_field_is_named(self, client: TestClient) -> None:
-        answer = client.post("/v1/jobs", json={**SPEC, "workers": -1, "priorty": 3})
-        found = problem(answer, 422, "invalid_spec")
-        assert {one.field for one in found.errors} == {"workers", "priorty"}
+        wrong = {"workers": -1, "priorty": 3, "placement": {"fabric": "ethernet"}}
+        found = problem(client.post("/v1/jobs", json={**SPEC, **wrong}), 422, "invalid_spec")
+        assert {one.field for one in found.errors} == {"workers", "priorty", "placement.fabric"}
         assert "priority" in next(one.message for one in found.errors if one.field == "priorty")
 
     def test_code_must_be_an_uploaded_bundle(self, client: TestClient) -> None:

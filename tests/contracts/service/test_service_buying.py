@@ -241,6 +241,38 @@ def test_a_zone_from_which_the_head_cannot_be_reached_is_left_for_another(world:
     assert len(world.cluster.machines) == 1, "the machine that never joined was deleted"
 
 
+def test_a_zone_that_loses_the_head_is_left_at_once(world: World) -> None:
+    world.submit(min_workers=2, max_workers=2)
+    world.tick(3)
+    assert [(node.offering, node.state) for node in living(world)] == [(SPOT, NodeState.READY)] * 2
+    world.cluster.cut_off = {"1"}
+    world.tick()
+    staying = [node.offering for node in living(world) if node.leaving_since is None]
+    assert staying == [OTHER_SPOT] * 2, "nobody waits for machines that cannot join either"
+    world.cluster.cut_off = set()
+    world.tick(3)
+    assert [(node.offering, node.state) for node in living(world)] == [(OTHER_SPOT, NodeState.READY)] * 2
+
+
+def test_a_machine_that_joins_after_it_was_given_up_is_told_to_take_no_work(world: World) -> None:
+    apply(world, DOCUMENT.format(max_nodes=1).replace("idle_s: 30", "idle_s: 30\n    join_timeout_s: 60"))
+    world.cluster.cut_off = {"1"}
+    world.cluster.ends_slowly = True
+    world.submit()
+    world.tick(3)
+    (late,) = living(world)
+    world.now += 61.0
+    world.tick(3)
+    assert bought(world) == [OTHER_SPOT]
+    assert world.cluster.drains == {}
+    world.cluster.cut_off = set()
+    world.tick()
+    assert world.cluster.drains == {late.id: world.now}
+    assert bought(world) == [OTHER_SPOT], "its row has ended, and stays so"
+    world.tick(3)
+    assert list(world.cluster.drains) == [late.id], "it is told once, and nobody else is"
+
+
 def test_projects_take_turns_by_their_shares(world: World) -> None:
     apply(world, DOCUMENT.format(max_nodes=3) + "projects:\n  vision: {share: 2}\n  speech: {share: 1}\n")
     first = [world.submit(project="speech") for _ in range(3)]
@@ -350,3 +382,22 @@ def test_machines_are_asked_for_side_by_side(world: World, monkeypatch: pytest.M
     world.submit(min_workers=2, max_workers=2)
     world.tick(2)
     assert [node.state for node in living(world)] == [NodeState.READY] * 2
+
+
+def test_machines_are_given_back_side_by_side(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = world.submit(min_workers=2, max_workers=2)
+    world.tick(2)
+    assert [node.state for node in living(world)] == [NodeState.READY] * 2
+    together = threading.Barrier(2, timeout=30)
+    delete = world.cluster.delete
+
+    def slow(node_id: str) -> None:
+        together.wait()  # raises when the other one is deleted only afterwards
+        delete(node_id)
+
+    monkeypatch.setattr(world.cluster, "delete", slow)
+    world.launcher.driver_of(job_id).tell("ended", end_reason="completed", message="", exit_code=0)
+    world.tick(2)
+    world.now += 60.0
+    world.tick(3)
+    assert living(world) == []

@@ -62,7 +62,7 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
     (tmp_path / "train.py").touch()
     options = f"""--name digits --project vision --workers 1:3 --cpus 2 --gpus 0.5 --memory 1GiB --env A=1 -e B=x=y
         --backend command --priority 9 --checkpoint-interval 90 --checkpoint-keep 2 --retries 0 --run-time 2h
-        --code {tmp_path} -q""".split()
+        --pool ib --pool a100 --capacity spot --fabric infiniband --code {tmp_path} -q""".split()
 
     assert cli("submit", *options, "--", "python", "train.py", "--name", "mine") == ExitCode.OK
 
@@ -78,7 +78,7 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
         "resources": {"gpus": 0.5, "cpus": 2.0, "memory": 2**30, "device": "auto", "precision": "full"},
         "environment": {"variables": {"A": "1", "B": "x=y"}},
         "outputs": {},
-        "placement": {"pools": [], "capacity": None, "zones": []},
+        "placement": {"pools": ["ib", "a100"], "capacity": "spot", "zones": [], "fabric": "infiniband"},
         "elastic": {"exactness": "none", "global_batch": None, "shards": None},
         "checkpoint": {"interval": 90.0, "keep": 2, "best": None, "store": None},
         "priority": 9,

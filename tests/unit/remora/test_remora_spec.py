@@ -45,7 +45,7 @@ def test_a_command_is_enough() -> None:
         },
         "environment": {"variables": {}},
         "outputs": {},
-        "placement": {"pools": [], "capacity": None, "zones": []},
+        "placement": {"pools": [], "capacity": None, "zones": [], "fabric": "any"},
         "elastic": {"exactness": "none", "global_batch": None, "shards": None},
         "checkpoint": {"interval": 60.0, "keep": 3, "best": None, "store": None},
         "priority": 50,
@@ -207,6 +207,11 @@ def test_all_problems_are_told_at_once_each_with_field_value_and_expectation() -
             {"placement": {"capacity": "cheap"}},
             "capacity: 'cheap' given, expected spot, on-demand, prefer-spot",
         ),
+        (
+            {"placement": {"fabric": "ethernet"}},
+            "placement.fabric: 'ethernet' given, expected any or infiniband",
+        ),
+        ({"placement": {"fabric": True}}, "placement.fabric: True given, expected any or infiniband"),
         ({"placement": {"zones": [True]}}, "placement.zones.0: True given, expected a list of zones"),
         ({"placement": {"pool": "a"}}, "placement.pool: unknown key; did you mean placement.pools?"),
         (
@@ -236,6 +241,13 @@ def test_one_bad_field_is_one_clear_line(fields: dict[Any, Any], said: str) -> N
 def test_one_pool_or_zone_needs_no_list_and_numbers_of_zones_are_texts() -> None:
     asked = JobSpec.from_mapping({"command": "x", "placement": {"pools": "a100", "zones": 2}})
     assert (asked.placement.pools, asked.placement.zones) == (("a100",), ("2",))
+    assert JobSpec.from_mapping(asked.to_mapping()) == asked
+
+
+@pytest.mark.parametrize(("written", "read"), [(None, "any"), ("any", "any"), ("infiniband", "infiniband")])
+def test_what_joins_the_machines_of_a_job_is_left_open_unless_it_says_so(written: object, read: str) -> None:
+    asked = JobSpec.from_mapping({"command": "x", "placement": {"fabric": written}})
+    assert asked.placement.fabric == read
     assert JobSpec.from_mapping(asked.to_mapping()) == asked
 
 

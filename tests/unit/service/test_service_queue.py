@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from cluster.offerings import CapacityType
 from remora.states import EndReason, JobState
 from service.queue import admission, intake, retry
-from service.queue.admission import Claim, PoolSize, Room, admit, fits, place
+from service.queue.admission import Claim, PoolSize, admit
 from service.queue.ordering import in_order
 from service.queue.records import MAX_ADDRESSES, Progress, Unreadable, clean_json, clean_text, read
+from service.queue.rooms import Room, fits, place
 from service.queue.rows import JobRow
 from tests.service_fakes import job_row
 from trainers.plan import Record

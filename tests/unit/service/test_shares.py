@@ -9,7 +9,7 @@ from cluster.policies import Policies
 from service.queue.admission import PoolSize
 from service.queue.dominant_part import dominant_part
 from service.queue.ordering import in_order
-from service.queue.rows import AttemptRow, JobRow
+from service.queue.rows import JobRow
 from service.queue.shares import Shares, shares_of
 from tests.service_fakes import job_row
 
@@ -64,8 +64,7 @@ def test_what_runs_is_held_by_its_project_as_a_part_of_the_complete_pools() -> N
         {"pools": {"p": {"sizes": ["a"]}}, "projects": {"x": {"share": 2}, "y": {}}}
     )
     (job,) = waiting("x", 1)
-    attempt = AttemptRow(id="att", job_id=job.id, attempt=1, created_at=0.0, world_size=4)
-    found = shares_of(policies, [PoolSize("p", 4, {"GPU": 4.0, "CPU": 32.0})], [(job, attempt)])
+    found = shares_of(policies, [PoolSize("p", 4, {"GPU": 4.0, "CPU": 32.0})], [(job, 4)])
     assert found == Shares(shares={"x": 2.0, "y": 1.0}, held={"x": 0.25}, whole=WHOLE)
     assert dominant_part({}, GPU, 3) is None
 

@@ -1,0 +1,43 @@
+"""The complete pools: what there is once each has all the nodes that it may have (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cluster.offerings import CapacityType, Offering
+from cluster.placement import bought_by
+from cluster.policies import CapacityRule, Policies, PoolPolicy
+from service.queue.admission import PoolSize
+
+
+def complete_pools(
+    policies: Policies, offerings: Sequence[Offering], most_nodes: Callable[[PoolPolicy], int]
+) -> list[PoolSize]:
+    """How many nodes of which resources each pool has when it is complete; `most_nodes` says how many.
+
+    A pool that is sold several sizes counts as if each of its nodes had the most of every resource.
+    """
+    sizes: list[PoolSize] = []
+    for name, pool in policies.pools.items():
+        most: dict[str, float] = {}
+        for offering in offerings:
+            if offering.size in pool.sizes:
+                for resource, amount in offering.resources.items():
+                    most[resource] = max(amount, most.get(resource, 0.0))
+        joined = _joined(pool, offerings)
+        sizes.append(PoolSize(name, most_nodes(pool), most, pool.zones, bought_by(pool.capacity), joined))
+    return sizes
+
+
+def _joined(pool: PoolPolicy, offerings: Sequence[Offering]) -> tuple[Offering, ...]:
+    """What the pool buys with InfiniBand; spot and on-demand do not meet in one fabric domain."""
+    is_mixed = pool.capacity is CapacityRule.MIXED
+    capacities = (CapacityType.ON_DEMAND,) if is_mixed else bought_by(pool.capacity)
+    return tuple(
+        one
+        for one in offerings
+        if one.has_fabric
+        and one.size in pool.sizes
+        and (one.zone or "any") in pool.zones
+        and one.capacity in capacities
+    )
