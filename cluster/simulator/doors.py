@@ -27,8 +27,17 @@ class FreeRoom:
 class Queue(Protocol):
     """The decisions of the service's queue about jobs of a trace; times are seconds since the trace began."""
 
+    #: Projects have shares, so that the order of those that wait depends on what runs.
+    has_shares: bool
+
     def turn(self, job: TraceJob) -> Any:
         """Sort key of the job among those that wait: the smallest one is next."""
+        ...
+
+    def in_turns(
+        self, waiting: Sequence[TraceJob], running: Sequence[tuple[TraceJob, int]]
+    ) -> Sequence[TraceJob]:
+        """Those that wait, next one first, beside jobs that run with so many workers; for projects with shares."""
         ...
 
     def can_ever_start(self, job: TraceJob) -> bool:

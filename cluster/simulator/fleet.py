@@ -187,13 +187,13 @@ class Fleet:
         elif node.state is NodeState.DRAINING and not node.jobs:
             self._agenda.add(now, self.end, node)
 
-    def may_have_spot(self, now: float, for_s: float) -> bool:
-        """False when each spot offering was refused within the last `for_s`, or is refused now."""
+    def may_have(self, capacity: CapacityType, now: float, for_s: float = 0.0) -> bool:
+        """False when each offering of the type was refused within the last `for_s`, or is refused now."""
         since = self._begins_at + now - for_s
         return any(
             name not in self._refusals or self._refusals[name].until <= since
             for name, stock in self.market.stocks.items()
-            if stock.offering.capacity is CapacityType.SPOT
+            if stock.offering.capacity is capacity
         )
 
     def _is_full(self, node: SimNode) -> bool:

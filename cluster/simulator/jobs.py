@@ -38,6 +38,8 @@ class SimJob:
     #: Since when it has had fewer workers than it can use.
     short_since: float = 0.0
     losses: int = 0
+    #: Its place among those that wait, where projects take turns by their shares.
+    place: int = 0
     #: The last step of the cluster's budget that its owner was told of.
     told: BudgetStep | None = None
     #: As the planner saw it last; None once something has changed that it sees.
@@ -64,6 +66,7 @@ class SimJob:
     def start(self, now: float, placed: dict[int, int]) -> None:
         """Begin an attempt on these nodes."""
         self.started_s = now if self.started_s is None else self.started_s
+        self.place = 0
         self.at_s = now
         self.stalled_until = self.checkpoint_at = now + self.job.resume_s
         self._set(now, placed)

@@ -138,13 +138,10 @@ class Replay:
             yield now + GLANCE_S
             yield from (at_s for at_s in self.fleet.refusals_end() if at_s > now)
             waits = {pool.patience_s for pool in pools.values()}
-            short = [
-                *self.work.waiting.first(self._assumptions.window),
-                *self.work.short.first(len(self.work.short)),
-            ]
-            yield from [
-                at_s for sim in short for patience_s in waits if (at_s := sim.short_since + patience_s) > now
-            ]
+            for line in (self.work.waiting.first(self._assumptions.window), self.work.short.everybody()):
+                since = [sim.short_since for sim in line]
+                for patience_s in waits:
+                    yield from [at_s for since_s in since if (at_s := since_s + patience_s) > now]
         elif self._returns_to_spot:
             yield now + GLANCE_S
 
@@ -184,7 +181,22 @@ class Replay:
 
     def _is_at_rest(self, now: float) -> bool:
         is_wanting = bool(self.work.waiting or self.work.short)
-        return is_at_rest(self.fleet, self.policies, now, is_wanting=is_wanting)
+
+        def is_any_impatient(after_s: float) -> bool:
+            waiting, short = self.work.waiting, self.work.short
+            return any(
+                sim.job.deadline_s is not None or now - sim.short_since > after_s
+                for sims in (waiting.first(self._assumptions.window), short.first(len(short)))
+                for sim in sims
+            )
+
+        return is_at_rest(
+            self.fleet,
+            self.policies,
+            now,
+            is_wanting=is_wanting,
+            is_any_impatient=is_any_impatient,
+        )
 
     def _view(self, now: float) -> ClusterView:
         spent = (0.0, 0.0)

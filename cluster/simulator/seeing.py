@@ -51,6 +51,7 @@ def _demand(sim: SimJob, now: float, begins_at: float) -> JobDemand:
         worker_resources=job.resources,
         priority=job.priority,
         created_at=begins_at + job.at_s,
+        place=sim.place,
         is_running=bool(sim.workers),
         waiting_since=begins_at + sim.short_since,
         deadline_at=None if job.deadline_s is None else begins_at + job.deadline_s,

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from cluster.offerings import CapacityType
 from cluster.simulator.agenda import Agenda
 from cluster.simulator.doors import FreeRoom, Queue
 from cluster.simulator.fleet import Fleet
 from cluster.simulator.jobs import SimJob
+from cluster.simulator.line import Line, SharedLine
 from cluster.simulator.nodes import SimNode
 from cluster.traces.trace import TraceJob
 from cluster.view import ENDED
@@ -20,38 +19,11 @@ from cluster.view import ENDED
 FIRST_LOOK = 4
 
 
-class Line:
-    """Jobs in order of their turns."""
-
-    def __init__(self) -> None:
-        self._turns: list[Any] = []
-        self._sims: list[SimJob] = []
-
-    def __len__(self) -> int:
-        return len(self._sims)
-
-    def add(self, turn: Any, sim: SimJob) -> None:
-        """Put a job where its turn is."""
-        at = bisect_right(self._turns, turn)
-        self._turns.insert(at, turn)
-        self._sims.insert(at, sim)
-
-    def remove(self, turn: Any) -> None:
-        """Take out the job with this turn, if it is here."""
-        at = bisect_left(self._turns, turn)
-        if at < len(self._turns) and self._turns[at] == turn:
-            del self._turns[at], self._sims[at]
-
-    def first(self, count: int) -> list[SimJob]:
-        """The jobs whose turn comes next."""
-        return self._sims[:count]
-
-
 class Work:
     """All jobs that have come and have not ended."""
 
     def __init__(self, fleet: Callable[[], Fleet], queue: Queue, agenda: Agenda) -> None:
-        self.waiting = Line()
+        self.waiting = SharedLine(self._in_turns) if queue.has_shares else Line()
         self.running: dict[str, SimJob] = {}
         #: All that have come, by id.
         self.sims: dict[str, SimJob] = {}
@@ -82,7 +54,7 @@ class Work:
 
     def unfinished(self) -> list[SimJob]:
         """Jobs that run or wait."""
-        return [*self.running.values(), *self.waiting.first(len(self.waiting))]
+        return [*self.running.values(), *self.waiting.everybody()]
 
     def arrive(self, now: float, job: TraceJob) -> None:
         """A job is submitted; one that can never start is not waited for, as in the service it stops nobody."""
@@ -104,7 +76,8 @@ class Work:
         rooms = sorted((node for node in fleet.loose.values() if not node.is_full), key=_preference)
         for sim in self.short.first(len(self.short)):
             self._grow(now, sim, rooms)
-        look = FIRST_LOOK
+        # Where the order depends on what runs, all are asked about before anything starts, as the service does.
+        look = len(self.waiting) if self._queue.has_shares else FIRST_LOOK
         while waiting := self.waiting.first(look):
             if not _may_fit(waiting[0].job, rooms):
                 break
@@ -118,6 +91,11 @@ class Work:
             look *= 2
         self._settled = self.waiting.first(1)
 
+    def _in_turns(self, waiting: list[SimJob]) -> list[SimJob]:
+        """The same jobs in the order that the queue gives them, beside those that run."""
+        running = [(sim.job, sim.workers) for sim in self.running.values()]
+        return [self.sims[job.id] for job in self._queue.in_turns([sim.job for sim in waiting], running)]
+
     def _grow(self, now: float, sim: SimJob, rooms: list[SimNode]) -> None:
         job = sim.job
         found = _places(rooms, job.max_workers - sim.workers, job.resources)
@@ -128,6 +106,7 @@ class Work:
         for node, workers in found:
             placed[node.number] = placed.get(node.number, 0) + workers
         sim.resize(now, placed)
+        self.waiting.others_changed()
         if sim.workers == job.max_workers:
             self.short.remove(self._queue.turn(job))
         self._foresee(sim)
@@ -140,6 +119,7 @@ class Work:
         self._put(job, found)
         sim.start(now, {node.number: workers for node, workers in found})
         self.running[job.id] = sim
+        self.waiting.others_changed()
         if sim.workers < job.max_workers:
             self.short.add(turn, sim)
         self._foresee(sim)
@@ -165,6 +145,7 @@ class Work:
         """Free all that a running job holds."""
         job = sim.job
         del self.running[job.id]
+        self.waiting.others_changed()
         self.short.remove(self._queue.turn(job))
         for number in sim.placed:
             node = self._fleet().every[number - 1]
@@ -190,6 +171,7 @@ class Work:
         turn = self._queue.turn(sim.job)
         self.short.remove(turn)
         sim.resize(now, left)
+        self.waiting.others_changed()
         self.short.add(turn, sim)
         self.shrinks += 1
         self._settled = None  # it may grow again elsewhere

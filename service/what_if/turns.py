@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cluster.offerings import Offering
-from cluster.policies import Policies
+from cluster.policies import Policies, PoolPolicy
 from cluster.simulator.doors import FreeRoom
 from cluster.traces.trace import TraceJob
 from remora.states import EndReason
 from service.queue import retry
-from service.queue.admission import PoolSize, Room, admit
+from service.queue.admission import PoolSize, admit
 from service.queue.ordering import turn_key
+from service.queue.pools import complete_pools
+from service.queue.rooms import Room
 from service.queue.rows import JobRow
+from service.queue.shares import has_shares, shares_of
 
 
 class ServiceQueue:
     """`cluster.simulator.doors.Queue`, by ordering, admission and retry of the service."""
 
     def __init__(self, offerings: Sequence[Offering], policies: Policies) -> None:
-        self._pools = list(pool_sizes(offerings, policies))
+        self._policies = policies
+        self._pools = pool_sizes(offerings, policies)
+        self.has_shares = has_shares(policies)
         self._rows: dict[str, JobRow] = {}
         self._complete = [
             Room(f"{pool.name}-{number}", pool.name, pool.resources)
@@ -32,6 +37,17 @@ class ServiceQueue:
     def turn(self, job: TraceJob) -> tuple[int, float, str]:
         """As `service.queue.ordering` sorts."""
         return turn_key(self._row(job))
+
+    def in_turns(
+        self, waiting: Sequence[TraceJob], running: Sequence[tuple[TraceJob, int]]
+    ) -> Sequence[TraceJob]:
+        """As `service.queue.shares` decides."""
+        shares = shares_of(
+            self._policies, self._pools, [(self._row(job), workers) for job, workers in running]
+        )
+        jobs = {job.id: job for job in waiting}
+        rows = sorted(map(self._row, waiting), key=turn_key)
+        return [jobs[row.id] for row in (rows if shares is None else shares.order(rows))]
 
     def can_ever_start(self, job: TraceJob) -> bool:
         """False when it would not start on complete and empty pools."""
@@ -80,11 +96,10 @@ def row_of(job: TraceJob) -> JobRow:
     )
 
 
-def pool_sizes(offerings: Sequence[Offering], policies: Policies) -> Iterator[PoolSize]:
-    """The complete pools: each with as many nodes as it may have, of the first of its sizes that is sold."""
-    for name, pool in policies.pools.items():
-        sold = {offering.size: offering.resources for offering in reversed(offerings)}
-        resources = next((sold[size] for size in pool.sizes if size in sold), None)
-        if resources is not None:
-            most = max([pool.max_nodes, *(one.max_nodes or 0 for one in pool.schedules)])
-            yield PoolSize(name, most, resources)
+def pool_sizes(offerings: Sequence[Offering], policies: Policies) -> list[PoolSize]:
+    """The complete pools, with as many nodes as each may have at any time."""
+    return complete_pools(policies, offerings, _most_nodes)
+
+
+def _most_nodes(pool: PoolPolicy) -> int:
+    return max([pool.max_nodes, *(one.max_nodes or 0 for one in pool.schedules)])

@@ -48,6 +48,13 @@ def job(
 class InOrder:
     """First come, first served, without back-off."""
 
+    has_shares = False
+
+    def in_turns(
+        self, waiting: Sequence[TraceJob], running: Sequence[tuple[TraceJob, int]]
+    ) -> Sequence[TraceJob]:
+        raise AssertionError("nobody has a share")
+
     def turn(self, one: TraceJob) -> tuple[float, str]:
         return one.at_s, one.id
 

@@ -21,8 +21,9 @@ from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.generator import Cluster, Wish, generated
 from cluster.traces.trace import Trace
-from service.queue.admission import Claim, PoolSize, Room, admit
+from service.queue.admission import Claim, PoolSize, admit
 from service.queue.ordering import in_order
+from service.queue.rooms import Room
 from service.what_if.answer import answer, replayed
 from service.what_if.question import Refused, read_question
 from service.what_if.turns import ServiceQueue, row_of

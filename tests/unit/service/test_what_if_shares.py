@@ -1,0 +1,138 @@
+"""A replay lets projects take turns by their shares, as the service does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.offerings import CapacityType, Offering
+from cluster.planner import plan
+from cluster.policies import Policies
+from cluster.simulator.doors import Assumptions
+from cluster.simulator.replay import Replay
+from cluster.simulator.report import report_of
+from cluster.traces.trace import Trace, TraceJob
+from service.loops import line
+from service.queue.ordering import in_order
+from service.queue.shares import shares_of
+from service.what_if.answer import replayed
+from service.what_if.turns import ServiceQueue, pool_sizes, row_of
+
+OFFERINGS = (
+    Offering(
+        size="gpu4", zone="1", capacity=CapacityType.ON_DEMAND, resources={"CPU": 16.0, "GPU": 4.0}, price_per_hour=9.0
+    ),
+)  # fmt: skip
+
+
+def job(project: str, number: int, at_s: float, workers: tuple[int, int] = (4, 4)) -> TraceJob:
+    return TraceJob(
+        id=f"{project}-{number:02d}",
+        at_s=at_s,
+        min_workers=workers[0],
+        max_workers=workers[1],
+        resources={"GPU": 1.0},
+        work_s=4 * 3600.0,
+        project=project,
+    )
+
+
+def policies(projects: dict[str, dict[str, float]], nodes: int = 2) -> Policies:
+    pool = {"sizes": ["gpu4"], "zones": ["1"], "capacity": "on-demand", "max_nodes": nodes, "idle_s": 600}
+    return Policies.model_validate({"pools": {"gpu": pool}, "projects": projects})
+
+
+def starts(jobs: list[TraceJob], projects: dict[str, dict[str, float]], nodes: int = 2) -> list[str]:
+    """Projects in the order in which their jobs started."""
+    trace = Trace(offerings=OFFERINGS, jobs=tuple(jobs))
+    ended = replayed(trace, policies(projects, nodes), Assumptions()).work.ended
+    assert len(ended) == len(jobs)
+    return [sim.job.project for sim in sorted(ended, key=lambda sim: (sim.started_s, sim.job.id))]
+
+
+MANY_AND_FEW = [*(job("many", n, 0.0) for n in range(12)), *(job("few", n, 60.0) for n in range(4))]
+
+
+def test_a_project_with_many_jobs_does_not_keep_another_waiting() -> None:
+    assert starts(MANY_AND_FEW, {}) == ["many"] * 12 + ["few"] * 4
+    fair = starts(MANY_AND_FEW, {"few": {"share": 1.0}})
+    assert fair[:8].count("few") == 4, "one of two nodes is theirs as long as they have jobs"
+    assert fair[8:] == ["many"] * 8
+
+
+def test_a_larger_share_has_more_turns() -> None:
+    jobs = [*(job("many", n, 0.0) for n in range(12)), *(job("few", n, 0.0) for n in range(9))]
+    turns = starts(jobs, {"few": {"share": 4.0}, "many": {"share": 1.0}}, nodes=5)
+    assert turns[:10].count("few") == 8, "four of five nodes are theirs"
+
+
+def test_nodes_are_bought_for_whose_turn_it_is() -> None:
+    large = job("many", 1, 1000.0, (8, 8))
+    trace = Trace(offerings=OFFERINGS, jobs=(job("many", 0, 0.0), large, job("few", 0, 1001.0)))
+    replay = replayed(trace, policies({"few": {"share": 1.0}}, nodes=3), Assumptions())
+    first_end = min(sim.ended_s or 0.0 for sim in replay.work.ended)
+    bought = [node.created_s for node in replay.fleet.every]
+    # The large job is the older one, and its two nodes have no room beside one for the other project.
+    assert sum(created_s < first_end for created_s in bought) == 2
+    assert replay.work.sims["few-00"].started_s == pytest.approx(1080.0 + trace.provisioning_s, abs=60.0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32))
+def test_the_order_is_that_of_the_queue(seed: int) -> None:
+    random = Random(seed)
+    rule = policies({"a": {"share": 3.0}, "b": {"share": 0.5}})
+    jobs = [
+        replace(
+            job(random.choice("abc"), n, float(n), (1, random.randint(1, 6))),
+            priority=random.choice([10, 50]),
+        )
+        for n in range(14)
+    ]
+    running, waiting = [(one, random.randint(1, 6)) for one in jobs[:5]], jobs[5:]
+    shares = shares_of(rule, list(pool_sizes(OFFERINGS, rule)), [(row_of(one), n) for one, n in running])
+    assert shares is not None
+    queue = ServiceQueue(OFFERINGS, rule)
+    in_turns = queue.in_turns(random.sample(waiting, len(waiting)), running)
+    rows = shares.order(in_order(map(row_of, waiting), now=1e9))
+    assert [one.id for one in in_turns] == [row.id for row in rows]
+
+
+def test_complete_pools_are_what_the_service_takes_them_for() -> None:
+    larger = replace(OFFERINGS[0], size="gpu8", resources={"CPU": 16.0, "GPU": 8.0})
+    rule = policies({"a": {"share": 2.0}})
+    pool = rule.pools["gpu"].model_copy(update={"sizes": ("gpu4", "gpu8")})
+    both = rule.model_copy(update={"pools": {"gpu": pool}})
+    assert pool_sizes((*OFFERINGS, larger), both) == line.pool_sizes(both, (*OFFERINGS, larger), 0.0)
+
+
+class AlwaysAsking(Replay):
+    """Asks the planner at every look, also when its answer is known."""
+
+    def _is_at_rest(self, now: float) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_every_job_ends_and_what_is_known_without_the_planner_is_what_it_says(
+    seed: int, elastic: bool
+) -> None:
+    random = Random(seed)
+    jobs = []
+    for n in range(25):
+        most = random.randint(1, 6)
+        least = random.randint(1, most) if elastic else most
+        jobs.append(job(random.choice("aab"), n, 400.0 * n * random.random(), (least, most)))
+    trace = Trace(offerings=OFFERINGS, jobs=tuple(sorted(jobs, key=lambda one: one.at_s)))
+    rule = policies({"b": {"share": 2.0}}, nodes=3)
+    replay = replayed(trace, rule, Assumptions(seed=seed))
+    asking = AlwaysAsking(trace, rule, plan, ServiceQueue(trace.offerings, rule), Assumptions(seed=seed))
+    asking.run()
+    assert report_of(replay) == report_of(asking)
+    assert len(replay.work.ended) == len(jobs)
