@@ -11,6 +11,7 @@ import pytest
 import ray
 
 from cluster.azure.emulator.machines import LocalMachines
+from cluster.azure.emulator.notices import metadata_url
 from cluster.connection import connect
 from cluster.local.environment import MACHINE_VARIABLE
 from cluster.local.head import start_head, stop_head, wait_until_reachable
@@ -18,7 +19,7 @@ from cluster.local.records import Machine
 from cluster.membership import RayMembership
 from cluster.processes import find_by_environment
 from cluster.provider import NodeRequest
-from tests.contracts.cluster.azure_rig import CPU_SIZE, AzureRig
+from tests.contracts.cluster.azure_rig import CPU_SIZE, IB_SIZE, AzureRig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -42,7 +43,8 @@ def head(home: Path) -> Iterator[Machine]:
 @pytest.fixture
 def rig(home: Path, head: Machine) -> Iterator[AzureRig]:
     with AzureRig(head.ray_address) as rig:
-        machines = LocalMachines(rig.server.cloud, home)
+        url = rig.server.url
+        machines = LocalMachines(rig.server.cloud, home, lambda name: metadata_url(url, name))
         yield rig
         machines.close()
 
@@ -81,3 +83,25 @@ def test_a_spot_machine_joins_ray_and_is_lost_with_its_eviction(rig: AzureRig) -
     until(lambda: not alive(rig, "node_a"), "Ray notices")
     assert rig.left() == 0
     assert rig.state()["used_s"]["spot"] > 0
+
+
+def test_instances_of_a_scale_set_join_ray_as_the_nodes_that_their_tags_name(rig: AzureRig) -> None:
+    for name in ("node_b", "node_c"):
+        wish = NodeRequest(
+            node_id=name,
+            pool="gpu",
+            resources={"CPU": 1.0},
+            offering=f"{IB_SIZE}/1/spot",
+            labels={"remora-fabric": "gpu-job_1"},
+            fabric="gpu-job_1",
+        )
+        rig.create(wish)
+    until(lambda: alive(rig, "node_b") and alive(rig, "node_c"), "both join")
+    by_name = {one["Labels"].get("remora-node"): one["Labels"] for one in ray.nodes() if one["Alive"]}
+    assert {by_name[name]["remora-fabric"] for name in ("node_b", "node_c")} == {"gpu-job_1"}
+    (seen,) = rig.state()["sets"].values()
+    assert seen["capacity"] == 2
+
+    rig.delete("node_b")
+    until(lambda: not alive(rig, "node_b"), "Ray notices")
+    assert alive(rig, "node_c"), "its neighbour stays"

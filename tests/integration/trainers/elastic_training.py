@@ -44,6 +44,12 @@ class Training:
         self.run.until(lambda: self.run.progress["workers"] == wanted, f"one worker each on {nodes}")
 
     @property
+    def leader(self) -> str:
+        """The node of rank 0, as the driver told last: it tells nodes in the order of ranks."""
+        address = next(iter(self.run.progress["workers"]))
+        return next(node for node, seen in RayMembership().observe().items() if seen.address == address)
+
+    @property
     def regrouped(self) -> list[tuple[str, int]]:
         """Cause and size of every group that took over in place."""
         events = self.run.events("worker_group.regrouped")

@@ -20,6 +20,7 @@ from cluster.local.folders import ClusterFolders
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
 from cluster.membership import RayMembership
+from cluster.placement import CAPACITY_LABEL, FABRIC_LABEL
 from cluster.provider import NodeRequest
 from remora.bundle import pack
 from remora.states import EndReason
@@ -181,10 +182,19 @@ class Lab:
         )
         return living[:count]
 
-    def add_node(self, *, wait: bool = True, pool: str = "local") -> str:
+    def add_node(
+        self,
+        *,
+        wait: bool = True,
+        pool: str = "local",
+        fabric: str | None = None,
+        capacity: str | None = None,
+    ) -> str:
         self._made += 1
         node_id = f"node_lab{self._made}"
-        self.provider.create(NodeRequest(node_id=node_id, pool=pool, resources={"CPU": 1.0}))
+        known = {FABRIC_LABEL: fabric, CAPACITY_LABEL: capacity}
+        labels = {label: value for label, value in known.items() if value is not None}
+        self.provider.create(NodeRequest(node_id=node_id, pool=pool, resources={"CPU": 1.0}, labels=labels))
         if wait:
             until(lambda: node_id in self.members(), f"{node_id} joins")
         return node_id

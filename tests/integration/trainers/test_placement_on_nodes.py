@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.placement import Placement
+from cluster.placement import LASTING, Placement
 from tests.integration.trainers.elastic_training import Training
 from tests.integration.trainers.lab import Lab
 
@@ -31,4 +31,38 @@ def test_a_job_keeps_to_its_pool_when_it_starts_loses_and_grows(lab: Lab, tmp_pa
     third = lab.add_node(pool="c")
     training.trains(2)
     training.is_on(({first, second} - {victim}).pop(), third)
+    training.finish_without_repetition()
+
+
+def test_a_job_in_a_fabric_domain_starts_and_grows_nowhere_else(lab: Lab, tmp_path: Path) -> None:
+    lab.nodes(1)
+    lab.add_node(fabric="other")
+    first = lab.add_node(fabric="own")
+    bound = Placement(needs_fabric=True, fabric="own")
+    training = Training(lab, tmp_path, min_workers=1, max_workers=3, labels=bound.labels)
+    training.trains(1)
+    training.is_on(first)
+    lab.add_node(fabric="other")
+    second = lab.add_node(fabric="own")
+    training.trains(2)
+    training.is_on(first, second)
+    training.finish_without_repetition()
+
+
+def test_rank_0_is_on_the_node_that_stays(lab: Lab, tmp_path: Path) -> None:
+    lab.nodes(0)
+    spot = [lab.add_node(capacity="spot") for _ in range(2)]
+    core = lab.add_node(capacity="on-demand")
+    training = Training(lab, tmp_path, min_workers=2, max_workers=3, lasting=dict(LASTING))
+    training.trains(3)
+    assert training.leader == training.run.node_of(0) == core
+
+    training.kill(0)
+    training.trains(2)
+    another = lab.add_node(capacity="on-demand")
+    training.trains(3)
+    assert training.leader in spot, "the newcomer got the state from it"
+    training.kill(1)
+    training.trains(2)
+    assert training.leader == another, "who stays leads as soon as it can"
     training.finish_without_repetition()
