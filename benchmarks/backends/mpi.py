@@ -15,7 +15,7 @@ from benchmarks.remora_cluster import remora_cluster
 
 SCRIPT = Path(__file__).with_name("mpi_train.py")
 #: Rounds, and steps of each block.
-ROUNDS, STEPS = 24, 10
+ROUNDS, STEPS = 64, 10
 
 
 def run(rounds: int = ROUNDS, steps: int = STEPS) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from trainers.supervisor.supervisor import free_port
 SCRIPT = Path(__file__).with_name("tensorflow_train.py")
 PYTHON = ROOT / ".venv-tensorflow" / "bin" / "python"
 #: Rounds, and steps of each block.
-ROUNDS, STEPS = 24, 10
+ROUNDS, STEPS = 80, 20
 #: No GPU of the machine is to be shared by both contestants.
 _VARIABLES = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 

@@ -1,4 +1,4 @@
-"""DeepSpeed (ZeRO) under Remora: its step time beside torchrun's, and what a change of the number of workers costs.
+"""DeepSpeed (ZeRO) under Remora: its step time beside its own launcher's, and what another number of workers costs.
 
 `deepspeed_resize` is measured outside a cluster, with the hook that the backend gives every script: 50 million
 parameters that two workers saved are loaded by one and by three.
@@ -25,7 +25,7 @@ from trainers.supervisor.supervisor import free_port
 SCRIPT = Path(__file__).with_name("zero_train.py")
 SITE = Path(remora.__file__).parent / "deepspeed" / "site"
 #: Rounds, and steps of each block.
-ROUNDS, STEPS = 16, 4
+ROUNDS, STEPS = 40, 4
 STAGES = (0, 1, 2, 3)
 #: Relative difference of losses that counts as none.
 TOLERANCE = 1e-6
@@ -46,10 +46,13 @@ def measure(rounds: int, steps: int) -> Ratio:
     """One unmodified script under both, two workers each."""
     with remora_cluster(2) as cluster, contest(cluster, SCRIPT, rounds=rounds, steps=steps) as match:
         pack_examples(match.code)
-        match.torchrun("torchrun", [SCRIPT.name, "steady", "torchrun"])
+        launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--no_local_rank"]
+        match.peer(
+            "deepspeed", [*launcher, f"--master_port={free_port()}", SCRIPT.name, "steady", "deepspeed"]
+        )
         match.remora("remora", ["python", SCRIPT.name, "steady", "remora"], backend="deepspeed")
         match.hold()
-        return match.ratio("remora", "torchrun")
+        return match.ratio("remora", "deepspeed")
 
 
 def resize(stage: int) -> dict[str, Any]:

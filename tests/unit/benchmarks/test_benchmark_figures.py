@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from benchmarks.samples import lost_and_doubled
 from benchmarks.steps import after_loss, pause_at_growth, recovered
 from benchmarks.table import rows
+from benchmarks.yardstick import Yardstick
 
 GOOD: dict[str, Any] = {
     "silent_death": {
@@ -59,3 +62,11 @@ def test_growth_is_over_with_the_first_new_step_of_three() -> None:
     assert pause_at_growth(steps, after=2.0) is None, "it repeats a step"
     steps.append((8.5, 4, 3))
     assert pause_at_growth(steps, after=2.0) == 4.5
+
+
+def test_a_slowdown_is_what_the_small_task_took_over_its_best() -> None:
+    yardstick = Yardstick(times=[0.01, 0.02, 0.03])
+    assert yardstick.slowdown == pytest.approx(2.0)
+    yardstick.measure(0.5)
+    assert len(yardstick.times) == 4
+    assert yardstick.total_s == pytest.approx(0.06 + yardstick.times[-1])
