@@ -119,7 +119,7 @@ class ScaleSets:
         _answer(fault)
 
     def delete_instances(self, one: ScaleSet, numbers: Sequence[str], now: float) -> Operation:
-        """Begin to delete instances; the capacity is lower at once.  Raises as `put` does."""
+        """Begin to delete instances; the capacity is lower at once, until that fails.  Raises as `put` does."""
         fault = self._refused(Place.DELETE)
         there = {number_of(machine): machine for machine in self.instances(one)}
         for number in numbers:
@@ -136,11 +136,16 @@ class ScaleSets:
         operation.error = (later.code, later.message) if later is not None else None
 
         def done(at: float) -> None:
-            for machine in leaving:
-                if operation.error is not None:
-                    machine.state, machine.error = FAILED, operation.error
-                elif machine.name.lower() in self._cloud.machines:
+            there = [machine for machine in leaving if machine.name.lower() in self._cloud.machines]
+            if operation.error is None:
+                for machine in there:
                     self._cloud.remove(machine, at)
+                return
+            # They stay, and count again.
+            one.capacity += len(there)
+            one.version += 1
+            for machine in there:
+                machine.state, machine.error = FAILED, operation.error
 
         operation.done = done
         _answer(fault)

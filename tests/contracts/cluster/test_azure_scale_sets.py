@@ -498,9 +498,11 @@ def test_a_deletion_that_fails_later_is_shown_again(rig: AzureRig) -> None:
     rig.delete("node_a")
     rig.list()
     assert running(rig) == {"node_a": False}
+    assert only_set(rig)["capacity"] == 1, "it is there, and counts"
     rig.delete("node_a")
     rig.settle()
     assert rig.left() == 0
+    assert only_set(rig)["capacity"] == 0
 
 
 def test_a_set_without_nodes_goes_after_a_while_and_not_before(rig: AzureRig) -> None:
