@@ -1,9 +1,10 @@
-"""What `trainers/ray_train.py` relies on inside Ray; an upgrade that changes it fails here, loudly and first."""
+"""What `trainers/ray_train` relies on inside Ray; an upgrade that changes it fails here, loudly and first."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from ray.train.v2._internal.constants import (
     HEALTH_CHECK_INTERVAL_S_ENV_VAR,
     WORKER_GROUP_START_TIMEOUT_S_ENV_VAR,
 )
-from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.context import DistributedContext, TrainRunContext
 from ray.train.v2._internal.execution.controller.controller import TrainController
@@ -32,14 +33,18 @@ from ray.train.v2._internal.execution.worker_group import WorkerGroupState
 from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
 from ray.train.v2._internal.execution.worker_group.worker import ActorMetadata, RayTrainWorker, Worker
 from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup, WorkerGroupContext
-from ray.train.v2._internal.util import ObjectRefWrapper
+from ray.train.v2._internal.util import ObjectRefWrapper, bundle_to_remote_args
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-import trainers.ray_train as ours
+import trainers.ray_train.run as ours
+from cluster.drain import drain
 from tests.contracts.trainers.theatre import Theatre, fail, nothing
-from tests.integration.trainers.lab import Lab, open_lab
+from tests.integration.trainers.lab import Lab, open_lab, until
+from trainers.ray_train import draining_nodes
+from trainers.ray_train.starting import StartingWorkers, bundles_of
 
 
 def test_this_is_the_ray_that_everything_was_measured_with() -> None:
@@ -68,10 +73,13 @@ def parameters(function: Callable[..., Any]) -> list[str]:
         (Worker.execute_async, "fn"),
         (WorkerGroup.poll_status, "timeout"),
         (
-            WorkerGroup._create_workers,
-            "num_workers placement_group resources_per_worker placement_group_bundle_indices"
-            " starting_world_rank world_size",
+            WorkerGroup._assign_worker_ranks,
+            "workers starting_world_rank world_size replica_group_size",
         ),
+        (Worker.__init__, "actor metadata resources placement_group_bundle_index"),
+        (PlacementGroupSchedulingStrategy.__init__, "placement_group placement_group_bundle_index"),
+        (bundle_to_remote_args, "bundle"),
+        (RayTrainWorker.get_metadata, ""),
         (WorkerGroup._init_train_context, "workers sync_actor"),
         (RayTrainWorker.run_train_fn, "train_fn_ref"),
     ],
@@ -84,6 +92,12 @@ def test_what_is_called_takes_what_it_is_given(function: Callable[..., Any], nee
     ("function", "exactly"),
     [
         (WorkerGroup._create_placement_group, "scaling_config worker_group_context"),
+        (
+            WorkerGroup._create_workers,
+            "num_workers placement_group resources_per_worker placement_group_bundle_indices"
+            " starting_world_rank world_size replica_group_size",
+        ),
+        (WorkerGroup._get_worker_runtime_env, "custom_runtime_env"),
         (WorkerGroup.shutdown, ""),
         (WorkerGroupCallback.after_worker_group_start, "worker_group"),
         (FailurePolicy.__init__, "failure_config"),
@@ -138,6 +152,8 @@ def test_attributes_that_are_read_and_set_exist() -> None:
         "self._worker_group_state",
         "self._worker_group_context",
         "self._world_rank_to_ongoing_poll",
+        "self._worker_cls",
+        "self._train_run_context",
     ):
         assert name in group, name
     assert isinstance(DefaultPlacementGroupHandle.placement_group, property)
@@ -237,3 +253,24 @@ def test_what_a_dead_controller_had_reserved_is_found_by_its_name(lab: Lab) -> N
     ours.free_resources("att_dead")
     assert isinstance(waiting, PlacementGroup)
     ours.free_resources("att_other")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_no_worker_is_waited_for_on_a_node_that_takes_no_work(lab: Lab) -> None:
+    lab.nodes(2)
+    held = placement_group([{"CPU": 1.0}] * 2, strategy="STRICT_SPREAD", name="att_starting")
+    ray.get(held.ready(), timeout=30)
+    actor_type = ray.remote(num_cpus=1)(RayTrainWorker)
+    fine = StartingWorkers(actor_type, held, [0], {"CPU": 1.0})
+    until(fine.are_up, "a worker on a node that works is up")
+    assert [worker.metadata.node_id for worker in fine.workers()] == [bundles_of(held)[0]]
+
+    going = bundles_of(held)[1]
+    drain(going, "the cloud takes it", time.time() + 600.0)
+    until(lambda: going in draining_nodes(), "the node drains")
+    given_up = StartingWorkers(actor_type, held, [1], {"CPU": 1.0})
+    with pytest.raises(WorkerGroupStartupFailedError, match=f"the node {going} takes no work any more"):
+        until(given_up.are_up, "it is given up")
+    fine.end()
+    ours.free_resources("att_starting")

@@ -37,6 +37,7 @@ from service.emulated_azure import emulated_place, write_place
 from service.queue.rows import NodeRow
 from service.settings import Settings
 from service.store.database import Database
+from service.store.jobs import live_attempts
 from service.store.migrate import migrate
 from service.store.nodes import current_nodes
 from tests.e2e.processes import PATIENCE_S
@@ -118,6 +119,11 @@ class ZonedService:
         going = draining_nodes().keys()
         works = {n["Labels"].get(NODE_LABEL): n["Alive"] and n["NodeID"] not in going for n in ray.nodes()}
         return not any(works.get(row.id, True) for row in nodes)
+
+    def workers_are_on(self, nodes: list[NodeRow]) -> bool:
+        """The workers of the one job are on these nodes, one on each."""
+        ((_, attempt),) = self._database.query(live_attempts)
+        return attempt.workers == {row.address: 1 for row in nodes}
 
     def processes(self, nodes: list[NodeRow]) -> list[psutil.Process]:
         """What still runs on machines of these nodes."""

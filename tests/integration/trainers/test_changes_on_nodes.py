@@ -81,6 +81,20 @@ def test_a_group_that_began_small_grows_in_place_and_leaves_nothing_behind(lab: 
     lab.nodes(2)
 
 
+def test_a_node_that_drains_for_long_keeps_nobody_from_growing(lab: Lab, tmp_path: Path) -> None:
+    lab.nodes(2)
+    training = Training(lab, tmp_path, min_workers=1, max_workers=3)
+    training.trains(2)
+    leaving = training.run.node_of(1)
+    drain(RayMembership().observe()[leaving].ray_node_id, "it was turned away", time.time() + 3600.0)
+    training.trains(1)
+    lab.add_node()
+    lab.add_node()
+    training.trains(3)
+    assert RayMembership().observe()[leaving].is_alive, "it was there all the time"
+    training.finish_without_repetition()
+
+
 @pytest.mark.backend("ddp", "silent death")
 def test_one_of_three_is_enough_to_go_on(
     lab: Lab, tmp_path: Path, record_property: pytest.RecordProperty

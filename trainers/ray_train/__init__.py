@@ -1,0 +1,22 @@
+"""Every use of Ray Train's internals: its controller run inside the driver, with policies of ours.
+
+Written against Ray 2.60 and held to it by `tests/contracts/trainers/test_ray_train.py`.  What differs from stock, and
+why, with measurements: `docs/decisions/0001-ray-train-inside-the-driver.md`.
+"""
+
+from trainers.ray_train.deaths import find_dead
+from trainers.ray_train.nodes import answering_nodes, draining_nodes, nodes_with
+from trainers.ray_train.owner import AttemptEnds, Member, Owner
+from trainers.ray_train.run import free_resources, run_to_end
+
+__all__ = [
+    "AttemptEnds",
+    "Member",
+    "Owner",
+    "answering_nodes",
+    "draining_nodes",
+    "find_dead",
+    "free_resources",
+    "nodes_with",
+    "run_to_end",
+]

@@ -1,0 +1,47 @@
+"""Which of Ray's nodes can be given work right now."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+
+#: Seconds a raylet may take to accept a connection before its node counts as lost.
+_PROBE_S = 0.5
+
+
+def draining_nodes() -> dict[str, float]:
+    """Ray node id -> deadline in seconds since 1970 (0: unknown) of every draining node."""
+    found: dict[str, int] = ray._private.state.state.get_draining_nodes()
+    return {node: deadline_ms / 1000 for node, deadline_ms in found.items()}
+
+
+def answering_nodes(ray_node_ids: set[str]) -> set[str]:
+    """Those nodes that Ray calls alive and whose raylet accepts a connection right now."""
+    nodes = [n for n in ray.nodes() if n["Alive"] and n["NodeID"] in ray_node_ids]
+    if not nodes:
+        return set()
+    with concurrent.futures.ThreadPoolExecutor(min(32, len(nodes))) as pool:
+        answers = list(pool.map(_raylet_answers, nodes))
+    return {node["NodeID"] for node, answered in zip(nodes, answers, strict=True) if answered}
+
+
+def nodes_with(labels: Mapping[str, Sequence[str]]) -> set[str]:
+    """Ray node ids of living nodes whose labels have accepted values."""
+    return {
+        node["NodeID"]
+        for node in ray.nodes()
+        if node["Alive"] and all(node["Labels"].get(label) in values for label, values in labels.items())
+    }
+
+
+def _raylet_answers(node: dict[str, Any]) -> bool:
+    address = (node["NodeManagerAddress"], node["NodeManagerPort"])
+    try:
+        with socket.create_connection(address, timeout=_PROBE_S):
+            return True
+    except OSError:
+        return False

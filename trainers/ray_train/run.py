@@ -1,0 +1,130 @@
+"""Ray Train's controller, run inside the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.backend import BackendConfig
+from ray.train.v2._internal.callbacks.accelerators import AcceleratorSetupCallback
+from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+from ray.train.v2._internal.execution.controller.controller import TrainController
+from ray.train.v2._internal.execution.controller.state import ErroredState
+from ray.train.v2._internal.util import ObjectRefWrapper
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
+
+from remora.worker_sizes import WorkerSizes
+from trainers.ray_train.failures import JudgedFailures
+from trainers.ray_train.owner import Owner
+from trainers.ray_train.scaling import POLL_S, ElasticPolicy
+from trainers.ray_train.worker_group import EXTRA, worker_group_type
+
+#: Seconds a placement group may take before another size is tried.
+_START_TIMEOUT_S = 15.0
+
+#: Name and namespace of the actor that divides the cluster's resources among Ray Train's controllers.
+_COORDINATOR = "AutoscalingCoordinator"
+
+#: Environment variables that Ray Train reads in the process of its controller.
+_ENVIRONMENT = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": str(POLL_S),
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(_START_TIMEOUT_S),
+    # Its watcher is one more actor per worker group and looks every 5 s; the scaling policy below looks each second.
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    # The controller's loop blocks on purpose: it has a thread of its own.
+    "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",
+    # As under torchrun: every worker sees all GPUs of its node's workers, and LOCAL_RANK picks one.
+    "TRAIN_ENABLE_SHARE_CUDA_VISIBLE_DEVICES": "1",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
+    "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",
+}
+
+
+def run_to_end(
+    train_function: Callable[[], None],
+    owner: Owner,
+    *,
+    name: str,
+    sizes: WorkerSizes,
+    resources: dict[str, float],
+    labels: Mapping[str, Sequence[str]],
+    storage_path: str,
+) -> Exception | None:
+    """Run Ray Train's controller in this thread until training has finished or failed; returns its error.
+
+    Workers stand on nodes with these labels only: accepted values by label.
+    """
+    os.environ.update(_ENVIRONMENT)
+    scaling = ScalingConfig(
+        num_workers=(sizes.min, sizes.max),
+        resources_per_worker=dict(resources),
+        use_gpu=resources.get("GPU", 0) > 0,
+        label_selector=_selector(labels),
+    )
+    failures = FailureConfig(max_failures=-1)
+    trainer = DataParallelTrainer(
+        train_function,
+        scaling_config=scaling,
+        run_config=RunConfig(name=name, storage_path=storage_path, failure_config=failures),
+    )
+    backend = trainer.backend_config or BackendConfig()
+    policy = ElasticPolicy(scaling, owner, _requester(name), sizes, labels)
+    group_type = worker_group_type(name, owner)
+    controller_type = type("Controller", (_Controller,), {"worker_group_cls": group_type})
+    controller = controller_type(
+        train_fn_ref=ObjectRefWrapper(train_function),
+        train_run_context=trainer.train_run_context,
+        scaling_policy=policy,
+        failure_policy=JudgedFailures(failures, owner, policy),
+        callbacks=[AcceleratorSetupCallback(backend, scaling), _Lifecycle(owner, policy)],
+    )
+    asyncio.run(controller.run())
+    state = controller.get_state()
+    return state.training_failed_error if isinstance(state, ErroredState) else None
+
+
+def _selector(labels: Mapping[str, Sequence[str]]) -> dict[str, str] | None:
+    """The labels as Ray writes them; None when every node will do."""
+    return {label: f"in({','.join(values)})" for label, values in labels.items()} or None
+
+
+def free_resources(name: str) -> None:
+    """Free what a dead controller of that name had reserved; fine when there is nothing."""
+    try:
+        coordinator = ray.get_actor(_COORDINATOR, namespace=_COORDINATOR)
+    except ValueError:
+        pass
+    else:
+        # Else nobody else could have these resources until the request expires, which takes three minutes.
+        coordinator.cancel_request.remote(_requester(name))
+    for identifier, entry in placement_group_table().items():
+        is_ours = str(entry.get("name", "")).partition(EXTRA)[0] == name
+        if is_ours and entry.get("state") != "REMOVED":
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(identifier))))
+
+
+def _requester(name: str) -> str:
+    """Name under which a controller asks Ray Train's coordinator for resources."""
+    return f"remora-{name}"
+
+
+class _Controller(TrainController):
+    """Stock, in a thread of the driver instead of an actor of its own: one process less to start and to lose."""
+
+
+class _Lifecycle(WorkerGroupCallback):
+    """Tells the owner when worker processes are up, before they train."""
+
+    def __init__(self, owner: Owner, policy: ElasticPolicy) -> None:
+        self._owner = owner
+        self._policy = policy
+
+    def after_worker_group_start(self, worker_group: Any) -> None:
+        self._policy.group = worker_group
+        self._owner.group_starts(worker_group.members())

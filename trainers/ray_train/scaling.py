@@ -1,0 +1,179 @@
+"""How many workers train: on nodes that answer and stay, in sizes that fit, growing as nodes come."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.train import ScalingConfig
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy, NoopDecision
+from ray.train.v2._internal.execution.scaling_policy.autoscaling_coordinator_client import (
+    TrainAutoscalingCoordinatorClient,
+)
+
+from remora.worker_sizes import WorkerSizes
+from trainers.ray_train.nodes import answering_nodes, draining_nodes, nodes_with
+from trainers.ray_train.owner import AttemptEnds, Owner
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks of the controller at its workers.
+POLL_S = 0.2
+#: Seconds between two looks for resources to grow into.
+_GROW_INTERVAL_S = 1.0
+#: Seconds resources must be there before the worker group grows into them.
+_GROW_SETTLED_S = 1.0
+
+
+class ElasticPolicy(ElasticScalingPolicy):
+    """Counts only nodes that answer and stay, in sizes that fit, grows at checkpoints, and says which nodes drain."""
+
+    GET_RESERVED_RESOURCES_INTERVAL_S = 0.3
+
+    def __init__(
+        self,
+        scaling_config: ScalingConfig,
+        owner: Owner,
+        requester: str,
+        sizes: WorkerSizes,
+        labels: Mapping[str, Sequence[str]],
+    ) -> None:
+        super().__init__(scaling_config)
+        self._sizes = sizes
+        self._labels = labels
+        self._requester = requester
+        self._latest_reserved_resources_query_time: float
+        self._latest_reserved_resources: Any
+        self._owner = owner
+        #: The newest worker group.
+        self.group: Any = None
+        #: The newest worker group holds its resources.
+        self._trains = False
+        self._looked_at = float("-inf")
+        self._fits_since: float | None = None
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        """Ask for resources under a name that `free_resources` knows; stock invents one."""
+        del train_run_context
+        self._requester_id = self._requester
+        self._coordinator_client = TrainAutoscalingCoordinatorClient(self._requester)
+        self._send_resource_request()
+
+    def make_decision_for_non_running_worker_group(self) -> Any:
+        """Begin with as many workers as there is room for; raises AttemptEnds when none may begin."""
+        self._trains = False
+        if self._owner.wants_to_end():
+            raise AttemptEnds
+        decision = super().make_decision_for_non_running_worker_group()
+        if isinstance(decision, NoopDecision):
+            # Stock asks again at once; this thread is ours, so it may rest.
+            time.sleep(POLL_S)
+        else:
+            self._fits_since = None
+        return decision
+
+    def make_decision_for_running_worker_group(
+        self, worker_group_state: Any, worker_group_status: Any
+    ) -> NoopDecision:
+        """Never replace the group: it grows in place, or at a checkpoint, for which the driver is asked."""
+        del worker_group_state, worker_group_status
+        self._trains = True
+        self._maybe_send_resource_request()
+        if self.group.is_winning and self._owner.grows_in_place():
+            self._grow_by(self.group.take_in)
+        now = time.monotonic()
+        if now - self._looked_at < _GROW_INTERVAL_S:
+            return NoopDecision()
+        self._looked_at = now
+        self._look_for_drains()
+        # Whoever has just joined is not in this state yet.
+        present = len(self.group.get_workers())
+        if present < self.scaling_config.max_workers and not self.group.is_winning:
+            if self._owner.grows_in_place():
+                self._grow_in_place(present, now)
+            elif self._owner.may_grow():
+                self._look_for_room(present, now, self._owner.more_workers_fit)
+        return NoopDecision()
+
+    def _grow_in_place(self, present: int, now: float) -> None:
+        found = self.group.free_seats()
+        free = found[: max(0, self._sizes.fit(present + len(found)) - present)]
+        if free:
+            self._grow_by(lambda: self.group.refill(free))
+        else:
+            self._look_for_room(
+                present, now, lambda fits: self._grow_by(lambda: self.group.extend(fits - present))
+            )
+
+    def _grow_by(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except (TimeoutError, WorkerGroupStartupFailedError, ray.exceptions.RayError) as error:
+            log.warning("no worker joined: %s", error)
+
+    def _look_for_drains(self) -> None:
+        draining = draining_nodes()
+        ours = {member.ray_node_id for member in self.group.members()}
+        deadlines = {node: deadline for node, deadline in draining.items() if node in ours}
+        if deadlines:
+            self._owner.nodes_drain(deadlines)
+
+    def _look_for_room(self, present: int, now: float, grow: Callable[[int], None]) -> None:
+        reserved = self._get_reserved_resources()
+        fits = 0 if reserved is None else self._count_possible_workers(reserved)
+        if fits <= present:
+            self._fits_since = None
+        elif self._fits_since is None:
+            self._fits_since = now
+        elif now - self._fits_since >= _GROW_SETTLED_S:
+            self._fits_since = None
+            grow(fits)
+
+    def _count_possible_workers(self, reserved_resources: Any) -> int:
+        """Stock knows a smallest and a largest size only."""
+        return self._sizes.fit(super()._count_possible_workers(reserved_resources))
+
+    def _get_reserved_resources(self) -> Any:
+        """Stock asks for a table that is up to 20 s old and holds dead and draining nodes."""
+        now = time.monotonic()
+        if now - self._latest_reserved_resources_query_time < self.GET_RESERVED_RESOURCES_INTERVAL_S:
+            return self._latest_reserved_resources
+        reserved = self._ask_coordinator()
+        if reserved is not None:
+            going = draining_nodes()
+            if self._labels or going:
+                # The coordinator divides all living nodes: what it has for us may be on nodes that we cannot use.
+                reserved = self._free_nodes()
+            answering = answering_nodes(set(reserved))
+            reserved = {node: r for node, r in reserved.items() if node in answering and node not in going}
+        self._latest_reserved_resources_query_time = time.monotonic()
+        self._latest_reserved_resources = reserved
+        return reserved
+
+    def _ask_coordinator(self) -> Any:
+        try:
+            return ray.get(
+                self._autoscaling_coordinator.get_reserved_resources.remote(
+                    self._requester_id, recompute=True
+                ),
+                timeout=5,
+            )
+        except ray.exceptions.RayError as error:
+            log.warning("could not ask for the resources reserved for this attempt: %s", error)
+            return None
+
+    def _free_nodes(self) -> dict[str, dict[str, float]]:
+        """What nobody else uses on the nodes with our labels, by Ray node id."""
+        free: dict[str, dict[str, float]] = ray._private.state.available_resources_per_node()
+        found = {node: free[node] for node in nodes_with(self._labels) if node in free}
+        worker = self.scaling_config._resources_per_worker_not_none
+        for member in self.group.members() if self._trains else ():
+            if member.ray_node_id in found:
+                mine = found[member.ray_node_id]
+                added = {name: mine.get(name, 0.0) + amount for name, amount in worker.items()}
+                found[member.ray_node_id] = {**mine, **added}
+        return found

@@ -1,0 +1,89 @@
+"""Workers that were asked for and are not up yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+from ray.train.v2._internal.execution.worker_group.worker import Worker
+from ray.util.placement_group import placement_group_table
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from trainers.ray_train.nodes import answering_nodes, draining_nodes
+
+#: Seconds between two looks at the nodes on which workers start.
+_NODES_S = 0.5
+#: Seconds that a worker's process may take on a node that answers; a cold one loads a framework from a slow disk.
+_START_S = 300.0
+
+
+class StartingWorkers:
+    """Worker actors on bundles of one placement group, until all of them have answered.
+
+    Ray waits without end for a worker on a node that takes no work any more, so the nodes are looked at, too.
+    """
+
+    def __init__(
+        self, actor_type: Any, group: Any, bundles: Sequence[int], resources: dict[str, float]
+    ) -> None:
+        self.group = group
+        self.bundles = list(bundles)
+        self._resources = resources
+        self._actors = [
+            actor_type.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle)).remote()
+            for bundle in bundles
+        ]
+        self._answers = {actor.get_metadata.remote(): at for at, actor in enumerate(self._actors)}
+        placed = bundles_of(group)
+        self._nodes = [placed.get(bundle, "") for bundle in bundles]
+        self._began_at = self._looked_at = time.monotonic()
+
+    def are_up(self, timeout_s: float = 0.0) -> bool:
+        """True when all have answered, within so many seconds.
+
+        Raises WorkerGroupStartupFailedError, with none of them left, when one of them cannot.
+        """
+        answered, missing = ray.wait(list(self._answers), num_returns=len(self._answers), timeout=timeout_s)
+        try:
+            ray.get(answered)
+            self._check([self._answers[answer] for answer in missing])
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            self.end()
+            raise WorkerGroupStartupFailedError(f"a worker could not start: {error}") from error
+        return not missing
+
+    def workers(self) -> list[Worker]:
+        """All of them, in the order of their bundles and without ranks; they are up."""
+        found = ray.get(list(self._answers))
+        return [
+            Worker(actor, metadata, self._resources, placement_group_bundle_index=bundle)
+            for actor, metadata, bundle in zip(self._actors, found, self.bundles, strict=True)
+        ]
+
+    def end(self) -> None:
+        """Kill them, those too that have no process yet."""
+        for actor in self._actors:
+            ray.kill(actor)
+
+    def _check(self, missing: Sequence[int]) -> None:
+        now = time.monotonic()
+        if not missing or now - self._looked_at < _NODES_S:
+            return
+        self._looked_at = now
+        nodes = {self._nodes[at] for at in missing}
+        lost = nodes - answering_nodes(nodes) | nodes & draining_nodes().keys()
+        if lost:
+            raise TimeoutError(f"the node {min(lost)} takes no work any more")
+        if now - self._began_at > _START_S:
+            raise TimeoutError(f"its process was not there after {_START_S:g} s")
+
+
+def bundles_of(group: Any) -> dict[int, str]:
+    """Bundle -> Ray node id of a placement group; {} while some of it has no node."""
+    entry = placement_group_table(group)
+    if entry.get("state") != "CREATED":
+        return {}
+    return {int(index): node for index, node in sorted(entry["bundles_to_node_id"].items())}
