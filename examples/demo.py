@@ -52,9 +52,12 @@ class Example:
     is_good_enough: Callable[[float], bool]
     #: Share of the steps after which a node is taken away.
     loss_at: float
-    #: Seconds that a recovery may take, and steps that it may repeat, if that is promised.
-    recovery_limit_s: float = 15.0
+    #: Seconds that a recovery takes at most on a machine that does nothing else.
+    recovers_within_s: float = 15.0
+    #: Steps that it may repeat, if that is promised.
     repeats_at_most: int | None = None
+    #: Seconds after which a recovery counts as failed; None: as the machine may be busy, that is only said.
+    recovery_limit_s: float | None = None
 
 
 EXAMPLES = {
@@ -82,7 +85,7 @@ def main() -> int:
     parser.add_argument(
         "--home", type=Path, default=ROOT / ".demo", help="made new; stays for you to look at"
     )
-    parser.add_argument("--recovery-limit", type=float, help="seconds that a recovery may take")
+    parser.add_argument("--recovery-limit", type=float, help="seconds in which it has to recover")
     arguments = parser.parse_args()
     console = Console()
     home = arguments.home.resolve()
@@ -147,7 +150,7 @@ def run(client: Client, example: Example, home: Path, console: Console) -> dict[
     watcher.join(timeout=30)
     check(job.state is JobState.SUCCEEDED, f"the job ended {job.state}: {job.message}")
     result = summary(client, job, example, seen)
-    print_timeline(console, job, seen, result)
+    print_timeline(console, example, job, seen, result)
     verify(example, result, seen)
     return result
 
@@ -230,7 +233,7 @@ def summary(client: Client, job: Job, example: Example, seen: Seen) -> dict[str,
     }
 
 
-def print_timeline(console: Console, job: Job, seen: Seen, result: dict[str, Any]) -> None:
+def print_timeline(console: Console, example: Example, job: Job, seen: Seen, result: dict[str, Any]) -> None:
     start = seen.events[0].at
     rows = [(event.at, event.kind, event.message) for event in seen.events if is_worth_showing(event)]
     if seen.lost_at is not None:
@@ -249,6 +252,12 @@ def print_timeline(console: Console, job: Job, seen: Seen, result: dict[str, Any
     facts.add_row(metric.replace("_", " "), f"{result[metric]:.4f}")
     console.print(facts)
     console.print(f"checkpoint      {result['checkpoint']}", soft_wrap=True, highlight=False)
+    took_s, usual_s = result["recovery_s"], example.recovers_within_s
+    if took_s is not None and took_s >= usual_s:
+        console.print(
+            f"[yellow]The recovery took {took_s} s.[/yellow] "
+            f"It takes less than {usual_s:g} s on a machine that does nothing else."
+        )
 
 
 def is_worth_showing(event: Event) -> bool:
@@ -265,7 +274,7 @@ def verify(example: Example, result: dict[str, Any], seen: Seen) -> None:
     recovery_s = result["recovery_s"]
     check(recovery_s is not None, "no new step was seen after the loss")
     limit_s = example.recovery_limit_s
-    check(recovery_s < limit_s, f"recovery took {recovery_s} s, {limit_s} s or more")
+    check(limit_s is None or recovery_s < limit_s, f"recovery took {recovery_s} s, {limit_s} s or more")
     repeated, most = result["repeated_steps"], example.repeats_at_most
     check(most is None or repeated <= most, f"{repeated} steps were repeated")
     check(result["attempts"] == 1, f"it took {result['attempts']} attempts")
