@@ -19,9 +19,9 @@ from azure.core.rest import HttpRequest
 from azure.mgmt.compute.aio import ComputeManagementClient
 
 from cluster.azure import evictions, scores
-from cluster.azure.arm_sets import ArmSets
 from cluster.azure.errors import CloudFailure
 from cluster.azure.identity import Bearer
+from cluster.azure.scale_sets.arm import ArmSets
 from cluster.azure.settings import AzureSettings
 from cluster.azure.wire import ArmError, Failures, failure_of, header, told_failure
 

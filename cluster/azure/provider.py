@@ -33,7 +33,7 @@ from cluster.azure.body import (
 from cluster.azure.errors import CloudFailure
 from cluster.azure.event_loop import EventLoopThread
 from cluster.azure.memory import Memory, Wish
-from cluster.azure.scale_sets import ScaleSets
+from cluster.azure.scale_sets.nodes import ScaleSets
 from cluster.azure.settings import AzureSettings
 from cluster.azure.sweep import orphans
 from cluster.azure.wire import ArmError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.azure.scale_sets import EMPTY_S
+from cluster.azure.scale_sets.nodes import EMPTY_S
 from cluster.provider import (
     InsufficientCapacity,
     InvalidRequest,

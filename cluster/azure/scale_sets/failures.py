@@ -8,9 +8,9 @@ from typing import Any
 from cluster.azure.arm import Arm
 from cluster.azure.asking import Asking
 from cluster.azure.body import OFFERING_TAG
-from cluster.azure.domain import Decision, SeenInstance, SeenSet
 from cluster.azure.errors import CloudFailure
-from cluster.azure.set_memory import SetMemory
+from cluster.azure.scale_sets.domain import Decision, SeenInstance, SeenSet
+from cluster.azure.scale_sets.memory import SetMemory
 from cluster.provider import ProviderError, QuotaExceeded
 
 _SILENT = CloudFailure(code="ProvisioningFailed", message="Azure does not say why", status=200)

@@ -23,7 +23,8 @@ from cluster.azure.body import (
     set_body,
     set_name,
 )
-from cluster.azure.domain import (
+from cluster.azure.errors import CloudFailure
+from cluster.azure.scale_sets.domain import (
     MOST_NODES,
     Decision,
     SeenInstance,
@@ -33,11 +34,10 @@ from cluster.azure.domain import (
     read_waiting,
     waiting_tags,
 )
-from cluster.azure.errors import CloudFailure
-from cluster.azure.gathering import Gathering
-from cluster.azure.set_failures import SetFailures
-from cluster.azure.set_memory import Place, SetMemory
-from cluster.azure.set_requests import SetRequests
+from cluster.azure.scale_sets.failures import SetFailures
+from cluster.azure.scale_sets.gathering import Gathering
+from cluster.azure.scale_sets.memory import Place, SetMemory
+from cluster.azure.scale_sets.requests import SetRequests
 from cluster.azure.settings import AzureSettings
 from cluster.azure.wire import ArmError
 from cluster.offerings import Offering

@@ -9,8 +9,8 @@ from typing import Any
 from cluster.azure.arm import Arm
 from cluster.azure.asking import Asking, gathered
 from cluster.azure.body import CLUSTER_TAG
-from cluster.azure.domain import WAITS_TAG, Decision, SeenInstance, SeenSet, Waiting, waiting_tags
-from cluster.azure.set_memory import SetMemory, claim_tags
+from cluster.azure.scale_sets.domain import WAITS_TAG, Decision, SeenInstance, SeenSet, Waiting, waiting_tags
+from cluster.azure.scale_sets.memory import SetMemory, claim_tags
 from cluster.azure.wire import ArmError
 
 
