@@ -11,8 +11,9 @@ from trainers.supervisor.environment import Place
 
 #: https://pcisig.com/membership/member-companies names the vendors.
 _VENDORS = {"0x10de": "nvidia", "0x8086": "intel"}
-#: Processors that multiply bfloat16 by themselves, by the flags of Linux.
-_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+#: Processors on which oneDNN rounds the factors of a product to bfloat16, by the flags of Linux.  On those that have
+#: AVX512_BF16 alone it takes that as leave and multiplies as exactly as before (measured with oneDNN 3.12).
+_BF16_FLAGS = frozenset({"amx_bf16", "bf16"})
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Devices:
 
     #: Vendors of its GPUs.
     gpu_vendors: frozenset[str]
-    #: Its processor multiplies bfloat16 by itself.
+    #: oneDNN multiplies in bfloat16 on its processor when it is allowed to.
     has_bf16: bool
 
 
@@ -64,8 +65,8 @@ def device_variables(
         )
     if precision == "bf16" and not seen.has_bf16:
         raise BackendUnusable(
-            "the job asks for bfloat16 on CPUs (resources.precision: bf16) and this node's processor has neither "
-            "AVX512_BF16 nor AMX: let it run on newer processors, or write precision: full"
+            "the job asks for bfloat16 on CPUs (resources.precision: bf16) and this node's processor has no "
+            "AMX, without which oneDNN does not multiply so: let it run on newer processors, or write precision: full"
         )
     has_gpu = gpus > 0 and device != "cpu"
     if device == "xpu":
