@@ -171,9 +171,17 @@ class ElasticPolicy(ElasticScalingPolicy):
         free: dict[str, dict[str, float]] = ray._private.state.available_resources_per_node()
         found = {node: free[node] for node in nodes_with(self._labels) if node in free}
         worker = self.scaling_config._resources_per_worker_not_none
-        for member in self.group.members() if self._trains else ():
-            if member.ray_node_id in found:
-                mine = found[member.ray_node_id]
+        for node in self._own_places():
+            if node in found:
+                mine = found[node]
                 added = {name: mine.get(name, 0.0) + amount for name, amount in worker.items()}
-                found[member.ray_node_id] = {**mine, **added}
+                found[node] = {**mine, **added}
         return found
+
+    def _own_places(self) -> list[str]:
+        """Ray node id of each place that is ours; a group that has stopped holds them until another one starts."""
+        if self.group is None:
+            return []
+        if self._trains:
+            return [member.ray_node_id for member in self.group.members()]
+        return list(self.group.places())

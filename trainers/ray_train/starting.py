@@ -81,6 +81,14 @@ class StartingWorkers:
             raise TimeoutError(f"its process was not there after {_START_S:g} s")
 
 
+def places_of(group: Any) -> list[str]:
+    """Ray node id of each bundle that has a node, also while others have lost theirs; [] once the group is removed."""
+    entry = placement_group_table(group)
+    if entry.get("state") == "REMOVED":
+        return []
+    return [node for node in entry.get("bundles_to_node_id", {}).values() if node]
+
+
 def bundles_of(group: Any) -> dict[int, str]:
     """Bundle -> Ray node id of a placement group; {} while some of it has no node."""
     entry = placement_group_table(group)

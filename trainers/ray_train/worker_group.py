@@ -16,7 +16,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from trainers.ray_train.deaths import find_dead, is_dead_worker
 from trainers.ray_train.nodes import answering_nodes, draining_nodes
 from trainers.ray_train.owner import Member, Owner
-from trainers.ray_train.starting import StartingWorkers, bundles_of
+from trainers.ray_train.starting import StartingWorkers, bundles_of, places_of
 
 #: Seconds between two looks at workers with which a group begins.
 _LOOK_S = 0.5
@@ -126,6 +126,13 @@ def worker_group_type(name: str, owner: Owner) -> type[WorkerGroup]:
             state = self._worker_group_state
             kept = [worker for worker in state.workers if wanted(worker)]
             self._worker_group_state = dataclasses.replace(state, workers=kept)
+
+        def places(self) -> list[str]:
+            """Ray node id of each place that it holds, with a worker or without; [] once it was shut down."""
+            if self._worker_group_state is None:
+                return []
+            groups = [self._first_placement, *self._extra_placements]
+            return [node for group in groups for node in places_of(group)]
 
         # --- losing workers in place
 

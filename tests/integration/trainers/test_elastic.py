@@ -10,6 +10,7 @@ import pytest
 
 from cluster.drain import drain
 from cluster.membership import RayMembership
+from cluster.placement import Placement
 from tests.integration.trainers.lab import Lab, Running, until
 from tests.integration.trainers.scripts import LOCKSTEP
 
@@ -95,6 +96,17 @@ def test_a_drained_node_is_left_at_a_checkpoint_before_its_deadline(lab: Lab) ->
     assert run.events("node.lost") == []
     assert run.world_sizes == [2, 1]
     run.close()
+
+
+def test_a_job_that_asks_for_a_pool_goes_on_there_after_a_loss(lab: Lab) -> None:
+    lab.nodes(1)
+    for _ in range(2):
+        lab.add_node(pool="b")
+    run = lockstep(lab, 120, min_workers=1, max_workers=2, labels=Placement(pools=("b",)).labels)
+    run.until(lambda: run.checkpoints and run.step > run.checkpoints[-1], "it trains")
+    lab.provider.kill(run.node_of(1))
+    run.until(lambda: run.world_sizes == [2, 1], "one worker goes on")
+    finished_right(run, 120)
 
 
 def test_files_that_would_come_too_late_leave_the_machine_through_the_driver(lab: Lab) -> None:
