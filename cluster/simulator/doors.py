@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from cluster.actions import Plan
+from cluster.offerings import CapacityType
 from cluster.policies import Policies
 from cluster.traces.trace import TraceJob
 from cluster.view import ClusterView
@@ -15,13 +16,18 @@ Planner = Callable[[ClusterView, Policies, float], Plan]
 Resources = Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class FreeRoom:
-    """A ready node and what is free on it."""
+class FreeRoom(NamedTuple):
+    """A ready node and what is free on it; where it stands is said only when somebody asks for more than room."""
 
     node: str
     pool: str
     free: Resources
+    zone: str | None = None
+    capacity: CapacityType | None = None
+    #: Fabric domain that it is in; None: no InfiniBand joins it to others.
+    fabric: str | None = None
+    #: The job that it was bought for.
+    bought_for: str | None = None
 
 
 class Queue(Protocol):
@@ -41,11 +47,14 @@ class Queue(Protocol):
         ...
 
     def can_ever_start(self, job: TraceJob) -> bool:
-        """False when the complete and empty pools have no room for its smallest worker group."""
+        """False when its smallest worker group has no room on the nodes that it accepts of complete and empty pools."""
         ...
 
-    def starts(self, waiting: Sequence[TraceJob], rooms: Sequence[FreeRoom]) -> Sequence[str]:
-        """Ids of the jobs that start now; `waiting` is in order of turns, workers go on the rooms in their order."""
+    def starts(self, waiting: Sequence[TraceJob], rooms: Sequence[FreeRoom]) -> Mapping[str, str | None]:
+        """Jobs that start now, by id, with the fabric domain that they are bound to; None: none.
+
+        `waiting` is in order of turns, workers go on the rooms in their order.
+        """
         ...
 
     def after_loss(self, job: TraceJob, losses: int, now: float) -> float | None:

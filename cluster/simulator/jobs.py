@@ -6,8 +6,9 @@ A job does one worker-second of work per worker and second, except while it star
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from cluster.placement import Placement
 from cluster.policies import BudgetStep
 from cluster.traces.trace import TraceJob
 from cluster.view import JobDemand
@@ -46,6 +47,11 @@ class SimJob:
     seen: JobDemand | None = None
     #: Counts changes of its speed: an end that was foreseen before the last one does not come.
     version: int = 0
+    #: Which nodes it accepts: only those of one fabric domain while its attempt is bound to it.
+    placement: Placement = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.placement = self.job.placement
 
     def advance(self, now: float) -> None:
         """Work until now."""
@@ -63,8 +69,10 @@ class SimJob:
             self.saved_s = max(self.saved_s, self.done_s - self.workers * moved_s)
         self.at_s = now
 
-    def start(self, now: float, placed: dict[int, int]) -> None:
-        """Begin an attempt on these nodes."""
+    def start(self, now: float, placed: dict[int, int], fabric: str | None = None) -> None:
+        """Begin an attempt on these nodes, bound to the fabric domain if there is one."""
+        if fabric is not None:
+            self.placement = replace(self.job.placement, fabric=fabric)
         self.started_s = now if self.started_s is None else self.started_s
         self.place = 0
         self.at_s = now
@@ -84,6 +92,7 @@ class SimJob:
             self.saved_s = self.done_s
         self.lost_s += self.done_s - self.saved_s
         self.done_s = self.saved_s
+        self.placement = self.job.placement
         self._set(now, {})
 
     def finish(self, now: float) -> None:

@@ -26,8 +26,9 @@ def is_at_rest(
     Pools have their minimum, and nobody wants more than there is (`is_wanting` is false), or they have the nodes that
     they may have, or the cloud has just refused all that they may buy.  No node has failed to start, was idle for long
     enough to be returned, or stands in for spot that is back.  `is_any_impatient` tells whether somebody who wants
-    more may be given on-demand nodes after so many seconds of waiting.  It holds only for policies under which plans
-    do not depend on the hour or on money.
+    more may be given on-demand nodes after so many seconds of waiting, or at once, as a job's placement or deadline may
+    have it; nothing else is bought for a placement that a pool does not buy without it.  It holds only for policies
+    under which plans do not depend on the hour or on money.
     """
     is_moving = False
     for node in fleet.idle.values():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from cluster.offerings import Offering
+from cluster.placement import ANYWHERE
 from cluster.policies import BudgetStep
 from cluster.simulator.jobs import SimJob
 from cluster.simulator.nodes import SimNode
@@ -61,6 +63,15 @@ def _demand(sim: SimJob, now: float, begins_at: float) -> JobDemand:
         resume_s=job.resize_s if job.is_elastic else job.resume_s,
         told=sim.told,
     )
+    if (placement := sim.placement) is not ANYWHERE:
+        demand = replace(
+            demand,
+            pools=placement.pools,
+            zones=placement.zones,
+            capacity=placement.capacity,
+            needs_fabric=placement.needs_fabric,
+            fabric=placement.fabric,
+        )
     if job.deadline_s is None or not sim.workers:  # the work that is left becomes less while it runs
         sim.seen = demand
     return demand

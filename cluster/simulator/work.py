@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from cluster.offerings import CapacityType
+from cluster.placement import ANYWHERE, Placement
 from cluster.simulator.agenda import Agenda
 from cluster.simulator.doors import FreeRoom, Queue
 from cluster.simulator.fleet import Fleet
@@ -46,6 +48,8 @@ class Work:
         #: Who was next when all had started or grown that could: nothing more does before there is more room, or
         #: another job is next.  None: that is not known.
         self._settled: list[SimJob] | None = None
+        #: Some job that has come asks for certain nodes, so that the queue has to know where each of them stands.
+        self._is_anybody_choosy = False
 
     @property
     def is_done(self) -> bool:
@@ -64,6 +68,8 @@ class Work:
         sim = self.sims[job.id] = SimJob(job, at_s=now, short_since=now)
         self.waiting.add(self._queue.turn(job), sim)
         self.has_moved = True
+        if job.placement is not ANYWHERE:
+            self._is_anybody_choosy = True
 
     def dispatch(self, now: float) -> None:
         """Let elastic jobs grow into what is free, then start whose turn it is, as the service does."""
@@ -81,11 +87,14 @@ class Work:
         while waiting := self.waiting.first(look):
             if not _may_fit(waiting[0].job, rooms):
                 break
-            free = [FreeRoom(node.id, node.pool, node.free) for node in rooms]
-            chosen = set(self._queue.starts([sim.job for sim in waiting], free))
+            if self._is_anybody_choosy:
+                free = [_described(node) for node in rooms]
+            else:
+                free = [FreeRoom(node.id, node.pool, node.free) for node in rooms]
+            chosen = self._queue.starts([sim.job for sim in waiting], free)
             for sim in waiting:
                 if sim.job.id in chosen:
-                    self._start(now, sim, rooms)
+                    self._start(now, sim, rooms, chosen[sim.job.id])
             if len(chosen) < len(waiting):
                 break
             look *= 2
@@ -98,7 +107,8 @@ class Work:
 
     def _grow(self, now: float, sim: SimJob, rooms: list[SimNode]) -> None:
         job = sim.job
-        found = _places(rooms, job.max_workers - sim.workers, job.resources)
+        open_rooms = rooms if sim.placement is ANYWHERE else _allowed(rooms, sim.placement)
+        found = _places(open_rooms, job.max_workers - sim.workers, job.resources)
         if not found:
             return
         self._put(job, found)
@@ -111,13 +121,15 @@ class Work:
             self.short.remove(self._queue.turn(job))
         self._foresee(sim)
 
-    def _start(self, now: float, sim: SimJob, rooms: list[SimNode]) -> None:
+    def _start(self, now: float, sim: SimJob, rooms: list[SimNode], fabric: str | None) -> None:
         job = sim.job
+        if job.placement is not ANYWHERE:
+            rooms = _allowed(rooms, replace(job.placement, fabric=fabric))
         turn = self._queue.turn(job)
         self.waiting.remove(turn)
         found = _places(rooms, job.max_workers, job.resources)
         self._put(job, found)
-        sim.start(now, {node.number: workers for node, workers in found})
+        sim.start(now, {node.number: workers for node, workers in found}, fabric)
         self.running[job.id] = sim
         self.waiting.others_changed()
         if sim.workers < job.max_workers:
@@ -214,9 +226,29 @@ def _fits(free: Mapping[str, float], worker: Mapping[str, float]) -> int:
     return math.floor(least) if least < math.inf else 0
 
 
+def _described(node: SimNode) -> FreeRoom:
+    """What is free on the node, and where it stands."""
+    offering = node.stock.offering
+    return FreeRoom(
+        node.id, node.pool, node.free, offering.zone, offering.capacity, node.fabric, node.bought_for
+    )
+
+
+def _allowed(rooms: list[SimNode], placement: Placement) -> list[SimNode]:
+    """Those of the rooms that the placement allows, in their order."""
+    return [
+        node
+        for node in rooms
+        if placement.reaches(node.fabric)
+        and placement.allows(node.pool, node.stock.offering.zone, node.stock.offering.capacity)
+    ]
+
+
 def _may_fit(job: TraceJob, rooms: list[SimNode]) -> bool:
     """False spares the question whether the first job starts: its workers do not find room together."""
     left = job.min_workers
+    if job.placement is not ANYWHERE:
+        rooms = _allowed(rooms, job.placement)
     for node in rooms:
         left -= _fits(node.free, job.resources)
         if left <= 0:

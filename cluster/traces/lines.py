@@ -9,7 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from cluster.offerings import CapacityType, Offering
+from cluster.placement import ANYWHERE, Placement
+from cluster.policies import CapacityRule
 from cluster.traces.trace import PROVISIONING_S, MarketChange, Trace, TraceError, TraceJob
+from remora import spec_sections
+from remora.spec_problems import short
 
 Second = Annotated[float, Field(ge=0, le=1e10)]
 Duration = Annotated[float, Field(ge=0, le=1e9)]
@@ -60,6 +64,8 @@ class _Job(_Line):
     project: Name = "default"
     priority: Annotated[int, Field(ge=0, le=100)] = 50
     deadline_s: Second | None = None
+    #: As a job's specification has it.
+    placement: spec_sections.Placement | None = None
 
 
 class _Change(_Line):
@@ -109,7 +115,11 @@ def _parsed(line: str, place: str) -> _World | _Offering | _Job | _Change:
         first = error.errors()[0]
         kinds = ("world", "offering", "job", "market", "_Workers", "constrained-int", "int")
         field = ".".join(str(part) for part in first["loc"] if part not in kinds)
-        said = first["msg"].rstrip(".").replace("Input should", "should")
+        said = first["msg"].rstrip(".").removeprefix("Value error,").strip().replace("Input should", "should")
+        if not said:  # fields of a specification leave it to their description
+            name = next(part for part in reversed(first["loc"]) if isinstance(part, str))
+            form = spec_sections.Placement.model_fields[name].description
+            said = f"{short(first['input'])} given, expected {form}"
         raise TraceError(f"{place}: {f'{field}: ' if field else ''}{said}") from None
 
 
@@ -131,7 +141,20 @@ def _job(line: _Job, place: str) -> TraceJob:
         project=line.project,
         priority=line.priority,
         deadline_s=line.deadline_s,
+        placement=_placement(line.placement),
     )
+
+
+def _placement(asked: spec_sections.Placement | None) -> Placement:
+    if asked is None:
+        return ANYWHERE
+    found = Placement(
+        pools=asked.pools,
+        zones=asked.zones,
+        capacity=None if asked.capacity is None else CapacityRule(asked.capacity),
+        needs_fabric=asked.fabric == "infiniband",
+    )
+    return ANYWHERE if found == ANYWHERE else found  # replays know by identity who asks for nothing
 
 
 def write_lines(trace: Trace) -> Iterator[str]:
@@ -152,7 +175,20 @@ def _job_line(job: TraceJob) -> dict[str, Any]:
     workers = {"min": job.min_workers, "max": job.max_workers} if job.is_elastic else job.min_workers
     times = ("work_s", "checkpoint_s", "resume_s", "resize_s", "project", "priority", "deadline_s")
     fields = {"workers": workers, "resources": dict(job.resources), **_set(job, *times)}
+    if placement := asked_by(job.placement):
+        fields["placement"] = placement
     return {"kind": "job", "id": job.id, "at_s": job.at_s, **fields}
+
+
+def asked_by(placement: Placement) -> dict[str, Any]:
+    """The placement as a job's specification says it, without what asks for nothing."""
+    asked = {
+        "pools": list(placement.pools),
+        "zones": list(placement.zones),
+        "capacity": None if placement.capacity is None else placement.capacity.value,
+        "fabric": "infiniband" if placement.needs_fabric else None,
+    }
+    return {name: value for name, value in asked.items() if value}
 
 
 def _set(value: object, *names: str) -> dict[str, Any]:

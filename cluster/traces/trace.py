@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cluster.offerings import Offering
+from cluster.placement import ANYWHERE, Placement
 
 #: Seconds from the order of a node to its first work, where a trace does not say it.
 PROVISIONING_S = 240.0
@@ -41,6 +42,8 @@ class TraceJob:
     priority: int = 50
     #: When it shall have ended; None: whenever.
     deadline_s: float | None = None
+    #: Which nodes it accepts, before a fabric domain is chosen for it.
+    placement: Placement = ANYWHERE
 
     @property
     def is_elastic(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from cluster.offerings import Offering
 from cluster.traces.trace import PROVISIONING_S, MarketChange, Trace, TraceJob
+from service.queue.demand import placement_of
 from service.queue.rows import JobRow, NodeRow
 
 #: Seconds after which an offering that was refused is taken to be there again, when nothing says otherwise.
@@ -89,6 +90,7 @@ def _job(job: JobRow, begins_at: float, work_s: float) -> TraceJob:
         checkpoint_s=interval if isinstance(interval, int | float) and interval > 0 else _CHECKPOINT_S,
         project=job.project,
         priority=job.priority,
+        placement=placement_of(job.spec),
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cluster.offerings import Offering
+from cluster.placement import ANYWHERE, Placement, bought_by
 from cluster.policies import Policies, PoolPolicy
 from cluster.simulator.doors import FreeRoom
+from cluster.traces.lines import asked_by
 from cluster.traces.trace import TraceJob
 from remora.states import EndReason
 from service.queue import retry
@@ -24,6 +26,7 @@ class ServiceQueue:
 
     def __init__(self, offerings: Sequence[Offering], policies: Policies) -> None:
         self._policies = policies
+        self._offerings = offerings
         self._pools = pool_sizes(offerings, policies)
         self.has_shares = has_shares(policies)
         self._rows: dict[str, JobRow] = {}
@@ -33,6 +36,7 @@ class ServiceQueue:
             for number in range(pool.size)
         ]
         self._fitting: dict[tuple[int, tuple[tuple[str, float], ...]], bool] = {}
+        self._placeable: dict[tuple[int, tuple[tuple[str, float], ...], Placement], bool] = {}
 
     def turn(self, job: TraceJob) -> tuple[int, float, str]:
         """As `service.queue.ordering` sorts."""
@@ -52,15 +56,40 @@ class ServiceQueue:
     def can_ever_start(self, job: TraceJob) -> bool:
         """False when it would not start on complete and empty pools."""
         key = (job.min_workers, tuple(sorted(job.resources.items())))
+        if job.placement is not ANYWHERE:
+            asked = (*key, job.placement)
+            if asked not in self._placeable:
+                self._placeable[asked] = self._is_placeable(job)
+            return self._placeable[asked]
         if key not in self._fitting:
             self._fitting[key] = bool(admit([self._row(job)], (), self._complete, self._pools).starts)
         return self._fitting[key]
 
-    def starts(self, waiting: Sequence[TraceJob], rooms: Sequence[FreeRoom]) -> Sequence[str]:
+    def _is_placeable(self, job: TraceJob) -> bool:
+        """What is sold to the pools and accepted by the job has room for its smallest worker group."""
+        pools = self._accepted(job.placement)
+        rooms = [Room(pool.name, pool.name, pool.resources) for pool in pools]
+        return not any(wait.is_hopeless for wait in admit([self._row(job)], (), rooms, pools).waits)
+
+    def _accepted(self, placement: Placement) -> list[PoolSize]:
+        """The complete pools if they bought only what the placement allows."""
+        sizes: list[PoolSize] = []
+        for name, pool in self._policies.pools.items():
+            accepted = [
+                one
+                for one in self._offerings
+                if (one.zone or "any") in pool.zones
+                and one.capacity in bought_by(pool.capacity)
+                and placement.allows(name, one.zone, one.capacity)
+            ]
+            sizes += pool_sizes(accepted, self._policies.model_copy(update={"pools": {name: pool}}))
+        return sizes
+
+    def starts(self, waiting: Sequence[TraceJob], rooms: Sequence[FreeRoom]) -> Mapping[str, str | None]:
         """As `service.queue.admission` decides; the rooms hold what is free, so that nobody has a claim on them."""
-        free = [Room(room.node, room.pool, room.free) for room in rooms]
         rows = [self._row(job) for job in waiting]
-        return admit(rows, (), free, self._pools, tells_jobs=False).starts
+        decided = admit(rows, (), [Room(*room) for room in rooms], self._pools, tells_jobs=False)
+        return {job_id: decided.fabrics.get(job_id) for job_id in decided.starts}
 
     def after_loss(self, job: TraceJob, losses: int, now: float) -> float | None:
         """As `service.queue.retry` decides; a job trains between two losses, so none of them follows another."""
@@ -84,7 +113,7 @@ def row_of(job: TraceJob) -> JobRow:
         name=job.id,
         project=job.project,
         priority=job.priority,
-        spec={},
+        spec={} if job.placement is ANYWHERE else {"placement": asked_by(job.placement)},
         min_workers=job.min_workers,
         max_workers=job.max_workers,
         worker_resources=dict(job.resources),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -61,7 +61,7 @@ class InOrder:
     def can_ever_start(self, one: TraceJob) -> bool:
         return one.min_workers <= 20
 
-    def starts(self, waiting: Sequence[TraceJob], rooms: Sequence[FreeRoom]) -> Sequence[str]:
+    def starts(self, waiting: Sequence[TraceJob], rooms: Sequence[FreeRoom]) -> Mapping[str, str | None]:
         free = sum(int(room.free["GPU"] + 1e-9) for room in rooms)
         found = []
         for one in waiting:
@@ -69,7 +69,7 @@ class InOrder:
                 break
             free -= min(free, one.max_workers)
             found.append(one.id)
-        return found
+        return dict.fromkeys(found)
 
     def after_loss(self, one: TraceJob, losses: int, now: float) -> float | None:
         return now if losses < 20 else None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -11,14 +13,15 @@ from hypothesis import strategies as st
 
 from cluster.actions import Drain, Plan
 from cluster.offerings import CapacityType
+from cluster.placement import Placement
 from cluster.policies import Policies
-from cluster.simulator.doors import Assumptions
+from cluster.simulator.doors import Assumptions, FreeRoom
 from cluster.simulator.nodes import SimNode
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import Report, quantile, report_of
 from cluster.traces.trace import MarketChange, Trace, TraceJob
 from cluster.view import ClusterView
-from tests.unit.cluster.simulated import ON_DEMAND, POLICIES, SPOT, InOrder, Keep, Wild, job
+from tests.unit.cluster.simulated import ON_DEMAND, POLICIES, SPOT, InOrder, Keep, Wild, job, launch
 
 TURNS = st.integers(0, 2**32)
 
@@ -98,6 +101,38 @@ def test_the_price_of_the_time_is_paid() -> None:
 def test_a_job_that_fits_nowhere_fails_and_stops_nobody() -> None:
     _, report = replay(job("a", workers=21), job("b"), planner=Keep(1))
     assert (report.succeeded, report.failed) == (1, 1)
+
+
+class LastDomain(InOrder):
+    """Starts everybody in the fabric domain of the last room; remembers the rooms."""
+
+    def __init__(self) -> None:
+        self.rooms: list[FreeRoom] = []
+
+    def starts(self, waiting: Sequence[TraceJob], rooms: Sequence[FreeRoom]) -> Mapping[str, str | None]:
+        self.rooms.extend(rooms)
+        return {one.id: rooms[-1].fabric for one in waiting}
+
+
+def test_workers_start_in_the_domain_that_the_queue_answers_and_it_is_told_where_rooms_are() -> None:
+    used: set[str | None] = set()
+
+    def planner(view: ClusterView, policies: Policies, now: float) -> Plan:
+        used.update(node.fabric for node in view.nodes if node.jobs)
+        own = launch(SPOT), launch(ON_DEMAND)
+        bought = [replace(one, fabric=name, job_id="a") for one, name in zip(own, "xy", strict=True)]
+        return () if view.nodes else tuple(bought)
+
+    elastic = replace(job("a", workers=8, least=2), placement=Placement(needs_fabric=True))
+    trace = Trace(offerings=(SPOT, ON_DEMAND), jobs=(elastic,), provisioning_s=120.0)
+    queue = LastDomain()
+    Replay(trace, POLICIES, planner, queue, Assumptions(asks_always=True)).run()
+    # On-demand nodes come first, so that the last room is on the spot node.
+    assert [room[3:] for room in queue.rooms] == [
+        ("1", CapacityType.ON_DEMAND, "y", "a"),
+        ("1", CapacityType.SPOT, "x", "a"),
+    ]
+    assert used == {"x"}
 
 
 def test_jobs_for_which_nothing_ever_comes_are_given_up() -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import mean, median
 
 import pytest
 
 from cluster.offerings import CapacityType, Offering
+from cluster.placement import ANYWHERE, Placement
+from cluster.policies import CapacityRule
 from cluster.traces.files import TraceFile, read_files
 from cluster.traces.generator import CLUSTERS, Wish, generate_jobs, generated, size_chances
 from cluster.traces.lines import read_lines, write_lines
 from cluster.traces.philly import read_philly
 from cluster.traces.skypilot import read_skypilot
-from cluster.traces.trace import TraceError
+from cluster.traces.trace import Trace, TraceError
 
 JOB = {
     "kind": "job",
@@ -43,6 +46,19 @@ def test_a_generated_trace_is_the_same_after_it_was_written_and_read() -> None:
         ({"kind": "task"}, "kind"),
         ({"resources": {}}, "resources"),
         ({"gpus": 3}, "gpus: Extra inputs are not permitted"),
+        ({"placement": "spot"}, "placement: should be an object"),
+        ({"placement": {"zone": "1"}}, "placement.zone: Extra inputs are not permitted"),
+        (
+            {"placement": {"capacity": "cheap"}},
+            "placement.capacity: should be 'spot', 'on-demand', 'prefer-spot'",
+        ),
+        ({"placement": {"fabric": "ethernet"}}, "placement.fabric: should be 'any' or 'infiniband'"),
+        ({"placement": {"pools": ["a", "a"]}}, "placement.pools: a is there twice"),
+        (
+            {"placement": {"pools": "A b"}},
+            "placement.pools.0: 'A b' given, expected a list of names: 1 to 63 of",
+        ),
+        ({"placement": {"zones": [["1"]]}}, "placement.zones.0: ['1'] given, expected a list of zones"),
     ],
 )
 def test_a_bad_line_is_refused_with_its_number_and_field(change: dict[str, object], said: str) -> None:
@@ -51,6 +67,29 @@ def test_a_bad_line_is_refused_with_its_number_and_field(change: dict[str, objec
         read_lines(text, "jobs.jsonl")
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_placement_is_the_same_after_it_was_written_and_read() -> None:
+    asked = Placement(
+        pools=("a", "b"), zones=("1", "3"), capacity=CapacityRule.PREFER_SPOT, needs_fabric=True
+    )
+    (job,) = read_lines(json.dumps(JOB)).jobs
+    for placement in (asked, Placement(zones=("2",)), Placement(needs_fabric=True), ANYWHERE):
+        placed = Trace(jobs=(replace(job, placement=placement),))
+        assert read_lines("\n".join(write_lines(placed))) == placed
+
+
+def test_a_job_without_a_placement_may_run_anywhere() -> None:
+    empty = {"pools": [], "zones": [], "capacity": None, "fabric": "any"}
+    lines = [JOB, {**JOB, "id": "b", "placement": {}}, {**JOB, "id": "c", "placement": empty}]
+    read = read_lines("\n".join(map(json.dumps, lines)))
+    assert all(job.placement is ANYWHERE for job in read.jobs)
+    assert not any("placement" in line for line in write_lines(read))
+
+
+def test_a_single_pool_or_zone_needs_no_list() -> None:
+    (job,) = read_lines(json.dumps({**JOB, "placement": {"pools": "a", "zones": 2}})).jobs
+    assert job.placement == Placement(pools=("a",), zones=("2",))
 
 
 def test_a_line_that_is_no_json_is_refused() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from cluster.offerings import CapacityType, Offering
+from cluster.placement import ANYWHERE, Placement
+from cluster.policies import CapacityRule
 from cluster.traces.lines import read_lines, write_lines
 from cluster.traces.trace import Trace
 from remora.states import JobState
@@ -127,3 +129,22 @@ def test_what_is_written_is_read_as_the_same() -> None:
 def test_of_nothing_comes_an_empty_trace() -> None:
     trace, left_out = trace_of()
     assert (trace.jobs, trace.changes, left_out) == ((), (), 0)
+
+
+def test_a_placement_is_written_as_the_job_asked_for_it_and_read_again() -> None:
+    asked = {"pools": ["a", "b"], "zones": ["2"], "capacity": "spot", "fabric": "infiniband"}
+    nothing = {"pools": [], "zones": [], "capacity": None, "fabric": "any"}
+    told = [trains(1010.0, 1), ends(1110.0)]
+    trace, _ = trace_of(
+        (ended(spec={"placement": asked}), told),
+        (ended(created_at=1001.0, spec={"placement": nothing}), told),
+        (ended(created_at=1002.0, spec={}), told),
+    )
+    assert [job.placement for job in trace.jobs] == [
+        Placement(pools=("a", "b"), zones=("2",), capacity=CapacityRule.SPOT, needs_fabric=True),
+        ANYWHERE,
+        ANYWHERE,
+    ]
+    lines = list(write_lines(trace))
+    assert read_lines("\n".join(lines)) == trace
+    assert ["placement" in line for line in lines if '"job"' in line] == [True, False, False]
