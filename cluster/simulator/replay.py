@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from cluster.actions import Drain, Launch, Notice, Terminate, Wait
-from cluster.policies import BudgetStep, CapacityRule, Policies
+from cluster.policies import BudgetStep, Policies
 from cluster.simulator.agenda import Agenda
 from cluster.simulator.doors import Assumptions, Planner, Queue
 from cluster.simulator.fleet import Fleet
@@ -25,8 +25,6 @@ from cluster.view import ClusterView
 GLANCE_S = 300.0
 #: Events between two calls of `progress`.
 PROGRESS_EVERY = 2_000
-#: What a job may ask for so that on-demand nodes are bought for it however short it has waited for spot.
-INSISTENT = frozenset({CapacityRule.ON_DEMAND, CapacityRule.MIXED})
 
 Progress = Callable[[float], None]
 
@@ -64,7 +62,6 @@ class Replay:
         self._step_day = -1
         self._most = sum(pool.max_nodes for pool in policies.pools.values())
         self._returns_to_spot = any(pool.return_to_spot_s is not None for pool in policies.pools.values())
-        self._is_any_insistent = any(job.placement.capacity in INSISTENT for job in trace.jobs)
         self._runs_by_the_clock = assumptions.asks_always or _runs_by_the_clock(policies)
 
     def run(self, progress: Progress | None = None) -> None:
@@ -183,27 +180,12 @@ class Replay:
             self.fleet.has_changed = True
 
     def _is_at_rest(self, now: float) -> bool:
-        is_wanting = bool(self.work.waiting or self.work.short)
-
-        def is_any_impatient(after_s: float) -> bool:
-            waiting, short = self.work.waiting, self.work.short
-            wanting = (waiting.first(self._assumptions.window), short.first(len(short)))
-            if self._is_any_insistent and any(
-                sim.job.placement.capacity in INSISTENT for sims in wanting for sim in sims
-            ):
-                return True
-            return any(
-                sim.job.deadline_s is not None or now - sim.short_since > after_s
-                for sims in wanting
-                for sim in sims
-            )
-
         return is_at_rest(
             self.fleet,
             self.policies,
             now,
-            is_wanting=is_wanting,
-            is_any_impatient=is_any_impatient,
+            short=self.work.short.everybody(),
+            waiting=self.work.waiting.first(self._assumptions.window),
         )
 
     def _view(self, now: float) -> ClusterView:

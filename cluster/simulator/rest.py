@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from cluster.offerings import CapacityType
+from cluster.planning.space import slots
 from cluster.policies import CapacityRule, Policies, PoolPolicy
 from cluster.simulator.fleet import Fleet
+from cluster.simulator.jobs import SimJob
 from remora.states import NodeState
 
 #: Seconds before a time of the policies from which on the planner is asked all the same: it counts in other units.
 MARGIN_S = 1.0
+#: What a job may ask for so that on-demand nodes are bought for it however short it has waited for spot.
+INSISTENT = frozenset({CapacityRule.ON_DEMAND, CapacityRule.MIXED})
 
 
 def is_at_rest(
@@ -18,19 +22,18 @@ def is_at_rest(
     policies: Policies,
     now: float,
     *,
-    is_wanting: bool,
-    is_any_impatient: Callable[[float], bool],
+    short: Sequence[SimJob],
+    waiting: Sequence[SimJob],
 ) -> bool:
     """True when nothing is or can be bought, and nothing has to be returned or exchanged.
 
-    Pools have their minimum, and nobody wants more than there is (`is_wanting` is false), or they have the nodes that
-    they may have, or the cloud has just refused all that they may buy.  No node has failed to start, was idle for long
-    enough to be returned, or stands in for spot that is back.  `is_any_impatient` tells whether somebody who wants
-    more may be given on-demand nodes after so many seconds of waiting, or at once, as a job's placement or deadline may
-    have it; nothing else is bought for a placement that a pool does not buy without it.  It holds only for policies
-    under which plans do not depend on the hour or on money.
+    Pools have their minimum, and nobody wants more than there is, or they have the nodes that they may have, or the
+    cloud has just refused all that they may buy.  No node has failed to start, was idle for long enough to be returned,
+    or stands in for spot that is back.  `short` are jobs that run with fewer workers than they can use, `waiting` those
+    that wait, in the order of their turns.  Nothing is bought for a placement that a pool does not buy without it.  It
+    holds only for policies under which plans do not depend on the hour or on money.
     """
-    is_moving = False
+    is_wanting, is_moving = bool(short or waiting), False
     for node in fleet.idle.values():
         if node.idle_since is None or now - node.idle_since > policies.pools[node.pool].idle_s - MARGIN_S:
             return False
@@ -53,25 +56,50 @@ def is_at_rest(
         if not min(policy.min_nodes, policy.max_nodes) <= have <= policy.max_nodes:
             return False
         wants = is_wanting and have < policy.max_nodes
-        if wants and (is_moving or not _is_refused_all(fleet, policy, now, is_any_impatient)):
+        if wants and (is_moving or not _is_refused_all(fleet, policy, now, short)):
             return False
+        if wants and waiting and not _is_refused_all(fleet, policy, now, waiting):
+            # Nobody overtakes the first of those that wait, so that nothing is bought for those behind it either.
+            if _most_workers(fleet, policies, now, waiting[0]) >= waiting[0].job.min_workers:
+                return False
+            waiting = ()
         # A pool that changes already exchanges no node.
         if name not in changing and _may_return_to_spot(fleet, name, policy, now):
             return False
     return True
 
 
-def _is_refused_all(
-    fleet: Fleet, policy: PoolPolicy, now: float, is_any_impatient: Callable[[float], bool]
-) -> bool:
+def _most_workers(fleet: Fleet, policies: Policies, now: float, sim: SimJob) -> int:
+    """What the job could have at best: all that is free or starts, and all that the cloud may sell to its pools now."""
+    worker, placement = sim.job.resources, sim.job.placement
+    starting = [node for node in fleet.changing.values() if node.state is NodeState.LAUNCHED]
+    ready = [node for node in fleet.loose.values() if not node.is_full]
+    most = sum(slots(node.free, worker) for node in (*ready, *starting))
+    per_node = max(slots(stock.offering.resources, worker) for stock in fleet.market.stocks.values())
+    for name, policy in policies.pools.items():
+        if (not placement.pools or name in placement.pools) and not _is_refused_all(
+            fleet, policy, now, [sim]
+        ):
+            most += per_node * max(0, policy.max_nodes - fleet.have[name])
+    return most
+
+
+def _is_refused_all(fleet: Fleet, policy: PoolPolicy, now: float, wanting: Sequence[SimJob]) -> bool:
+    """No node can be sold to any of them now."""
+    if not wanting:
+        return True
     match policy.capacity:
         case CapacityRule.SPOT:
             return not fleet.may_have(CapacityType.SPOT, now)
         case CapacityRule.ON_DEMAND:
             return not fleet.may_have(CapacityType.ON_DEMAND, now)
         case CapacityRule.PREFER_SPOT:
-            is_any = is_any_impatient(policy.patience_s - MARGIN_S)
-            return not fleet.may_have(CapacityType.SPOT, now) and not is_any
+            return not fleet.may_have(CapacityType.SPOT, now) and not any(
+                sim.job.placement.capacity in INSISTENT
+                or sim.job.deadline_s is not None
+                or now - sim.short_since > policy.patience_s - MARGIN_S
+                for sim in wanting
+            )
         case CapacityRule.MIXED:
             return False
 
