@@ -24,7 +24,7 @@ from cluster.planning.returns import Returns
 from cluster.planning.situation import Situation
 from cluster.planning.space import Space
 from cluster.planning.words import clock, count
-from cluster.policies import BudgetStep, Policies
+from cluster.policies import BudgetStep, Policies, PoolPolicy
 from cluster.view import ClusterView, NodeView
 from remora.states import NodeState
 
@@ -49,11 +49,7 @@ def plan(
     wait, so that it is left out; all else stays as it is.
     """
     pools = policies.pools
-    ends = [
-        end
-        for node in view.nodes
-        if not (node.is_well and node.pool in pools) and (end := end_of(node, pools, now)) is not None
-    ]
+    ends = [end for node in _doubtful(view, pools) if (end := end_of(node, pools, now)) is not None]
     situation = Situation(_after(view, ends), policies, now)
     returns = Returns(situation)
     returns.out_of_money(_usable(situation, returns))
@@ -82,7 +78,7 @@ def _filled(
     for _ in range(PASSES):
         usable = _usable(situation, returns)
         market = Market(situation, usable)
-        space = Space(situation, [node for nodes in usable.values() for node in nodes])
+        space = Space(situation, [node for nodes in usable.values() for node in nodes], returns.held)
         domains = Domains(situation.view.nodes)
         least = _minimum(situation, market, space, domains)
         packed = Packing(situation, space, market, domains).pack()
@@ -92,6 +88,13 @@ def _filled(
         if not returns.unused(packed.space) or not packed.reasons:
             break
     return packed, launches
+
+
+def _doubtful(view: ClusterView, pools: Mapping[str, PoolPolicy]) -> list[NodeView]:
+    """Nodes that may be of no use: all others are well, and of a pool that the policies know."""
+    if view.nodes_of.keys() <= pools.keys():
+        return view.unwell
+    return [node for node in view.nodes if not (node.is_well and node.pool in pools)]
 
 
 def _after(view: ClusterView, ends: Sequence[Terminate | Drain]) -> ClusterView:
@@ -186,17 +189,17 @@ def _within_pace(situation: Situation, launches: Iterable[Launch]) -> tuple[list
 
 def _allowance(situation: Situation, pool: str) -> tuple[int, str]:
     """How many nodes of a pool may be launched now, and what says so."""
-    now, nodes = situation.now, situation.nodes_of.get(pool, [])
+    now, view = situation.now, situation.view
     policy, until = situation.policies.pools[pool], situation.limits[pool].maintenance_until
     if until is not None:
         return 0, f"nothing is launched before the maintenance ends at {clock(until)}"
-    not_before = launch_not_before(nodes)
+    not_before = launch_not_before(view, pool)
     if now < not_before:
         return 0, f"nodes of pool {pool!r} failed to start, the next is tried at {clock(not_before)}"
-    number = pace_left(policy.grow_per_minute, (node.created_at for node in nodes), now)
+    number = pace_left(policy.grow_per_minute, [node.created_at for node in view.nodes_of.get(pool, ())], now)
     if not_before > float("-inf"):
         # One try at a time until one joins; a start that is still on its way is that try.
-        number = min(number, 0 if starting(nodes) else 1)
+        number = min(number, 0 if starting(view, pool) else 1)
         return number, f"nodes of pool {pool!r} failed to start, one is tried at a time"
     return number, f"at most {policy.grow_per_minute:g} a minute are launched"
 

@@ -6,12 +6,12 @@ Times are seconds since 1970, durations end in `_s`, money is USD.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cluster.lazy import lazy
 from cluster.offerings import Offering
-from cluster.placement import Placement
+from cluster.placement import ANYWHERE, Placement
 from cluster.policies import BudgetStep, CapacityRule
 from remora.states import NodeState
 
@@ -22,8 +22,10 @@ LEAVING = frozenset({NodeState.DRAINING, NodeState.TERMINATING})
 #: States of a node that Ray knew.
 JOINED = frozenset({NodeState.JOINED, NodeState.READY, NodeState.DRAINING})
 
+_set = object.__setattr__
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class JobDemand:
     """A job that waits or runs, and what it would use.  How many workers it has is known from the nodes."""
 
@@ -71,24 +73,25 @@ class JobDemand:
     #: The last step of the cluster's budget that its owner was told of.
     told: BudgetStep | None = None
 
-    @lazy
-    def placement(self) -> Placement:
-        """Which nodes it accepts."""
-        return Placement(pools=self.pools, zones=self.zones, capacity=self.capacity)
+    #: Which nodes it accepts.
+    placement: Placement = field(init=False, repr=False, compare=False)
+    #: Whose turn it is: what runs, then as the queue says, then higher priority, then who came first.  The smallest is
+    #: next.
+    turn: tuple[bool, int, int, float, str] = field(init=False, repr=False, compare=False)
+    #: Equal for jobs whose workers may be put into the same nodes.
+    shape: tuple[object, ...] = field(init=False, repr=False, compare=False)
 
-    @lazy
-    def turn(self) -> tuple[bool, int, int, float, str]:
-        """Whose turn it is: what runs, then as the queue says, then higher priority, then who came first.
-
-        The smallest is next.
-        """
-        return (not self.is_running, self.place, -self.priority, self.created_at, self.id)
-
-    @lazy
-    def shape(self) -> tuple[object, ...]:
-        """Equal for jobs whose workers may be put into the same nodes."""
+    def __post_init__(self) -> None:
+        """Work out once what every plan asks that the job is in."""
+        asks = self.pools or self.zones or self.capacity is not None
+        placement = (
+            Placement(pools=self.pools, zones=self.zones, capacity=self.capacity) if asks else ANYWHERE
+        )
+        turn = (not self.is_running, self.place, -self.priority, self.created_at, self.id)
         resources = tuple(sorted(self.worker_resources.items()))
-        return (resources, self.pools, self.zones, self.capacity, self.needs_fabric)
+        _set(self, "placement", placement)
+        _set(self, "turn", turn)
+        _set(self, "shape", (resources, self.pools, self.zones, self.capacity, self.needs_fabric))
 
     def unsaved_s(self, now: float) -> float:
         """Seconds of training that are lost when it is stopped now without a notice."""
@@ -98,7 +101,7 @@ class JobDemand:
         return since_s if self.saves_every_s is None else since_s % self.saves_every_s
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NodeView:
     """A node's row together with what the provider and Ray say about it now."""
 
@@ -135,21 +138,20 @@ class NodeView:
     #: When it was told to go, be it with a drain or at once; counts for the pace of returns.
     leaving_since: float | None = None
 
-    @lazy
-    def is_usable(self) -> bool:
-        """It can take work, now or once it has joined."""
-        return self.state not in ENDED and self.state not in LEAVING
+    #: It can take work, now or once it has joined.
+    is_usable: bool = field(init=False, repr=False, compare=False)
+    #: It has joined and is to stay, and nobody says otherwise: its machine runs, and Ray calls it alive.
+    is_well: bool = field(init=False, repr=False, compare=False)
+    #: Nodes that work are filled first, those that still start last, so that idle ones stay idle and can go.
+    filling_order: tuple[bool, bool, float, str] = field(init=False, repr=False, compare=False)
 
-    @lazy
-    def is_well(self) -> bool:
-        """It has joined and is to stay, and nobody says otherwise: its machine runs, and Ray calls it alive."""
-        has_joined = self.state in JOINED and self.state not in LEAVING
-        return has_joined and self.provided and self.is_running and self.is_member
-
-    @lazy
-    def filling_order(self) -> tuple[bool, bool, float, str]:
-        """Nodes that work are filled first, those that still start last, so that idle ones stay idle and can go."""
-        return (not self.jobs, self.state not in JOINED, self.created_at, self.id)
+    def __post_init__(self) -> None:
+        """Work out once what every plan asks that the node is in."""
+        has_joined, leaves = self.state in JOINED, self.state in LEAVING
+        is_well = has_joined and not leaves and self.provided and self.is_running and self.is_member
+        _set(self, "is_usable", not leaves and self.state not in ENDED)
+        _set(self, "is_well", is_well)
+        _set(self, "filling_order", (not self.jobs, not has_joined, self.created_at, self.id))
 
     @property
     def is_paid(self) -> bool:
@@ -204,3 +206,25 @@ class ClusterView:
     budget_step: BudgetStep | None = None
     #: Nobody overtakes a job that waits for nodes, so nothing is bought for those behind it.
     in_turns: bool = False
+
+    @lazy
+    def nodes_of(self) -> Mapping[str, list[NodeView]]:
+        """All nodes by pool, in their order."""
+        return _by_pool(self.nodes)
+
+    @lazy
+    def unwell(self) -> list[NodeView]:
+        """Nodes that start, ail, leave or have ended, in their order: few among many."""
+        return [node for node in self.nodes if not node.is_well]
+
+    @lazy
+    def unwell_of(self) -> Mapping[str, list[NodeView]]:
+        """The same by pool; a pool without any is missing."""
+        return _by_pool(self.unwell)
+
+
+def _by_pool(nodes: Iterable[NodeView]) -> dict[str, list[NodeView]]:
+    found: dict[str, list[NodeView]] = {}
+    for node in nodes:
+        found.setdefault(node.pool, []).append(node)
+    return found

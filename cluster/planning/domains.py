@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from hashlib import sha256
 
+from cluster.lazy import lazy
 from cluster.offerings import Offering
 from cluster.planning.market import FABRIC_NODES
 from cluster.view import NodeView
@@ -18,8 +19,12 @@ class Domains:
     """Counts the nodes of every domain, with what the plan launches into it."""
 
     def __init__(self, nodes: Iterable[NodeView]) -> None:
+        self._there = nodes
+
+    @lazy
+    def _nodes(self) -> Counter[str]:
         # Nodes that go are in their domain until they are gone.
-        self._nodes = Counter(node.fabric for node in nodes if node.fabric is not None and node.is_paid)
+        return Counter(node.fabric for node in self._there if node.fabric is not None and node.is_paid)
 
     def room(self, name: str) -> int:
         """Nodes that may still be launched into the domain."""

@@ -18,7 +18,6 @@ from cluster.planning.situation import Situation
 from cluster.planning.words import count
 from cluster.policies import CapacityRule, PoolPolicy
 from cluster.view import JOINED, LEAVING, NodeView
-from remora.states import NodeState
 
 Usable = Mapping[str, list[NodeView]]
 
@@ -35,8 +34,7 @@ def hand_over(situation: Situation, returns: Returns, usable: Usable) -> None:
         if not (is_full or _spare(situation, nodes)) or _is_on_its_way(situation, pool):
             continue
         if stand_ins := list(_stand_ins(situation, policy, nodes)):
-            everybody = [n for n in situation.view.nodes if n.is_usable and returns.stays(n)]
-            for node in cheapest(stand_ins, Losses(situation.jobs, everybody, situation.now), 1):
+            for node in cheapest(stand_ins, Losses(situation.jobs, returns.held, situation.now), 1):
                 waited = count(round(policy.return_to_spot_s or 0.0), "second")
                 returns.give_back_one(
                     node, f"spot has been back for {waited} or more, and it stood in for spot"
@@ -103,7 +101,7 @@ def _is_on_its_way(situation: Situation, pool: str) -> bool:
     """The pool changes already, or may not: the next exchange waits until it is at rest."""
     if situation.limits[pool].maintenance_until is not None:
         return True
-    changing = [node for node in situation.nodes_of.get(pool, []) if node.state is not NodeState.READY]
+    changing = situation.view.unwell_of.get(pool, ())
     return any(node.is_usable and node.state not in JOINED for node in changing) or bool(
         situation.paid_as((node for node in changing if node.state in LEAVING), CapacityType.ON_DEMAND)
     )

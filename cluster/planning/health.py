@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from cluster.actions import Drain, Terminate
 from cluster.policies import PoolPolicy
-from cluster.view import ENDED, JOINED, LEAVING, NodeView
+from cluster.view import ENDED, JOINED, ClusterView, NodeView
 from remora.states import NodeState
 
 #: A row whose machine the provider does not list after this many seconds was lost on the way to the provider.
@@ -68,15 +68,15 @@ def _end_of_drain(node: NodeView, now: float) -> Terminate | None:
     return None
 
 
-def launch_not_before(nodes: Iterable[NodeView]) -> float:
+def launch_not_before(view: ClusterView, pool: str) -> float:
     """When a pool may launch again: a pause after its newest failure that doubles with every one in a row.
 
     In a row are nodes of the pool that failed after its newest node that joined was created.
     """
-    nodes = list(nodes)
-    failed = [node.created_at for node in _failed(nodes)]
+    failed = [node.created_at for node in _failed(view.unwell_of.get(pool, ()))]
     if not failed:
         return float("-inf")
+    nodes = view.nodes_of[pool]
     joined_at = max((node.created_at for node in nodes if node.state in JOINED), default=float("-inf"))
     failures = sum(1 for created_at in failed if created_at > joined_at)
     if not failures:
@@ -90,20 +90,18 @@ def _failed(nodes: Iterable[NodeView]) -> list[NodeView]:
     return [n for n in nodes if n.state is failed or (n.state is terminating and n.is_failure)]
 
 
-def silent_zones(nodes: Iterable[NodeView], zone_of: Callable[[NodeView], str | None]) -> frozenset[str]:
+def silent_zones(view: ClusterView, zone_of: Callable[[NodeView], str | None]) -> frozenset[str]:
     """Zones in which the newest nodes did not come up, or all members were lost while their machines ran.
 
     Whatever keeps a zone's machines from joining, as a head that cannot be reached from there, is likely to keep the
     next one.  What failed is newer than all that joined there; what was cut off has left no member behind.  Both are
     forgotten with the nodes that the view leaves out, so that the zone is tried again.
     """
-    nodes = list(nodes)
-    unwell = [node for node in nodes if not node.is_well]
-    failed = _newest(_failed(unwell), zone_of)
-    cut_off = {zone_of(node) for node in unwell if node.is_cut_off}
+    failed = _newest(_failed(view.unwell), zone_of)
+    cut_off = {zone_of(node) for node in view.unwell if node.is_cut_off}
     if not failed and not cut_off:
         return frozenset()  # as nearly always: what joined is not looked at
-    joined = _newest((node for node in nodes if node.state in JOINED), zone_of)
+    joined = _newest((node for node in view.nodes if node.state in JOINED), zone_of)
     silent = {zone for zone, at in failed.items() if at > joined.get(zone, float("-inf"))}
     return frozenset(silent | {zone for zone in cut_off if zone is not None and zone not in joined})
 
@@ -117,10 +115,6 @@ def _newest(nodes: Iterable[NodeView], zone_of: Callable[[NodeView], str | None]
     return newest
 
 
-def starting(nodes: Iterable[NodeView]) -> int:
-    """Nodes that are on their way and not yet members."""
-    return sum(
-        1
-        for node in nodes
-        if node.state not in ENDED and node.state not in LEAVING and node.state not in JOINED
-    )
+def starting(view: ClusterView, pool: str) -> int:
+    """Nodes of a pool that are on their way and not yet members."""
+    return sum(1 for node in view.unwell_of.get(pool, ()) if node.is_usable and node.state not in JOINED)

@@ -71,6 +71,12 @@ class _Stage:
     note: str = ""
 
 
+_SPOT = _Stage(CapacityType.SPOT)
+_ON_DEMAND = _Stage(CapacityType.ON_DEMAND)
+_FOR_POOL = _Stage(CapacityType.ON_DEMAND, note="as no spot node is to be had")
+_URGENT = _Stage(CapacityType.ON_DEMAND, note="as its deadline is near")
+
+
 class Market:
     """Counts what a plan buys, so that the whole of it stays within every limit."""
 
@@ -207,19 +213,18 @@ class Market:
         return stages
 
     def _unlimited(self, ask: Ask, policy: PoolPolicy, rule: CapacityRule, quote: Quote) -> list[_Stage]:
-        spot, on_demand = _Stage(CapacityType.SPOT), _Stage(CapacityType.ON_DEMAND)
         match rule:
             case CapacityRule.SPOT:
-                return [spot]
+                return [_SPOT]
             case CapacityRule.ON_DEMAND:
-                return [on_demand]
+                return [_ON_DEMAND]
             case CapacityRule.MIXED:
                 is_own_core = ask.job is not None and ask.job.capacity is CapacityRule.MIXED
                 have = ask.on_demand if is_own_core else self._on_demand_in(ask.pool)
                 core = max(0, policy.on_demand_core - have)
-                return (
-                    [_Stage(CapacityType.ON_DEMAND, core, "as the on-demand core"), spot] if core else [spot]
-                )
+                if not core:
+                    return [_SPOT]
+                return [_Stage(CapacityType.ON_DEMAND, core, "as the on-demand core"), _SPOT]
             case CapacityRule.PREFER_SPOT:
                 return self._after_patience(ask, policy, quote)
 
@@ -228,20 +233,15 @@ class Market:
         return len(there) + self._on_demand[pool]
 
     def _after_patience(self, ask: Ask, policy: PoolPolicy, quote: Quote) -> list[_Stage]:
-        spot = _Stage(CapacityType.SPOT)
         if ask.job is None:
-            return (
-                [spot]
-                if ask.is_patient
-                else [spot, _Stage(CapacityType.ON_DEMAND, note="as no spot node is to be had")]
-            )
+            return [_SPOT] if ask.is_patient else [_SPOT, _FOR_POOL]
         if self._situation.is_urgent(ask.job):
-            return [_Stage(CapacityType.ON_DEMAND, note="as its deadline is near"), spot]
+            return [_URGENT, _SPOT]
         waited_s = self._situation.waited_s(ask.job)
         if waited_s >= policy.patience_s:
-            return [spot, _Stage(CapacityType.ON_DEMAND, note=f"after {waited_s:.0f} s without enough spot")]
+            return [_SPOT, _Stage(CapacityType.ON_DEMAND, note=f"after {waited_s:.0f} s without enough spot")]
         quote.refuse(f"on-demand is bought only after {policy.patience_s:g} s without enough spot")
-        return [spot]
+        return [_SPOT]
 
     def _is_free(self, pool: str) -> bool:
         return all(o.price_per_hour <= 0 for o in self._situation.sold(pool, CapacityType.ON_DEMAND))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from cluster.actions import Drain, Terminate, Wait
 from cluster.offerings import CapacityType
-from cluster.planning.drains import Losses, cheapest
+from cluster.planning.drains import Losses, cheapest, workers_on
 from cluster.planning.limits import pace_left
 from cluster.planning.situation import Situation
 from cluster.planning.space import Space
@@ -26,15 +26,16 @@ class Returns:
         self.actions: list[Terminate | Drain] = []
         self._waits: list[Wait] = []
         self._kept: list[Wait] = []
-        self._gone: set[str] = set()
+        #: Nodes that the plan lets go, by id.
+        self._gone: dict[str, NodeView] = {}
         self._left = {
             pool: pace_left(policy.shrink_per_minute, self._leaving_since(pool), situation.now)
             for pool, policy in situation.policies.pools.items()
         }
 
     def _leaving_since(self, pool: str) -> Iterable[float]:
-        nodes = self._situation.nodes_of.get(pool, [])
-        return [node.leaving_since for node in nodes if node.leaving_since is not None]
+        unwell = self._situation.view.unwell_of.get(pool, ())
+        return [node.leaving_since for node in unwell if node.leaving_since is not None]
 
     @property
     def waits(self) -> list[Wait]:
@@ -46,9 +47,15 @@ class Returns:
         """The plan so far leaves every node alone."""
         return not self._gone
 
-    def stays(self, node: NodeView) -> bool:
-        """The plan so far leaves the node alone."""
-        return node.id not in self._gone
+    @property
+    def held(self) -> Mapping[str, int]:
+        """Workers on usable nodes that the plan so far leaves alone, by job id; a job without any may be missing."""
+        held = self._situation.held
+        if self._gone:
+            held = dict(held)
+            for job_id, workers in workers_on(self._gone.values()).items():
+                held[job_id] -= workers
+        return held
 
     def staying(self, nodes: list[NodeView]) -> list[NodeView]:
         """Those of the nodes that the plan so far leaves alone."""
@@ -56,7 +63,7 @@ class Returns:
 
     def give_back(self, node: NodeView, reason: str) -> None:
         """Let a node go.  A node that works is drained with a deadline; one that does not is ended."""
-        self._gone.add(node.id)
+        self._gone[node.id] = node
         policy = self._situation.policies.pools[node.pool]
         if node.jobs:
             deadline_at = self._situation.now + policy.drain_s
@@ -96,11 +103,9 @@ class Returns:
         self, nodes: list[NodeView], number: int, reason: str, *, keep_minimum: bool = False
     ) -> int:
         """Give back up to so many nodes, those that cost least work; how many it became."""
-        everybody = [node for node in self._situation.view.nodes if node.is_usable]
-        losses = Losses(self._situation.jobs, everybody, self._situation.now)
-        for node in everybody:
-            if not self.stays(node):
-                losses.drain(node)
+        losses = Losses(self._situation.jobs, self._situation.held, self._situation.now)
+        for node in self._gone.values():
+            losses.drain(node)
         chosen = cheapest(nodes, losses, number, keep_minimum=keep_minimum)
         for node in chosen:
             self.give_back(node, reason)

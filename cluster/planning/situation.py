@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from cluster.lazy import lazy
 from cluster.offerings import CapacityType, Offering
+from cluster.planning.drains import workers_on
 from cluster.planning.health import silent_zones
 from cluster.planning.limits import Limits, limits_of
 from cluster.planning.money import Money, money_of
@@ -38,21 +38,20 @@ class Situation:
         return {job.id: job for job in self.view.jobs}
 
     @lazy
-    def nodes_of(self) -> Mapping[str, list[NodeView]]:
-        """All nodes by pool, in the order of the view."""
-        nodes: dict[str, list[NodeView]] = defaultdict(list)
-        for node in self.view.nodes:
-            nodes[node.pool].append(node)
-        return nodes
-
-    @lazy
     def usable(self) -> Mapping[str, list[NodeView]]:
         """Nodes that can take work, by pool of the policies; a pool without any is missing."""
-        nodes: dict[str, list[NodeView]] = defaultdict(list)
-        for node in self.view.nodes:
-            if node.is_usable and node.pool in self.limits:
-                nodes[node.pool].append(node)
-        return nodes
+        unwell = self.view.unwell_of
+        usable = {
+            pool: [node for node in nodes if node.is_usable] if pool in unwell else nodes
+            for pool, nodes in self.view.nodes_of.items()
+            if pool in self.limits
+        }
+        return {pool: nodes for pool, nodes in usable.items() if nodes}
+
+    @lazy
+    def held(self) -> Mapping[str, int]:
+        """Workers on these nodes, by job id."""
+        return workers_on(node for nodes in self.usable.values() for node in nodes)
 
     def paid_as(self, nodes: Iterable[NodeView], capacity: CapacityType) -> list[NodeView]:
         """Those of the nodes that are paid for so."""
@@ -100,7 +99,7 @@ class Situation:
 
     @lazy
     def _silent_zones(self) -> frozenset[str]:
-        return silent_zones(self.view.nodes, self._zone_of)
+        return silent_zones(self.view, self._zone_of)
 
     def _zone_of(self, node: NodeView) -> str | None:
         offering = self.offering_of(node)

@@ -132,15 +132,16 @@ class Shape:
 
 
 class Space:
-    """All bins of a plan."""
+    """All bins of a plan: its nodes, on which there are `held` workers of each job, and what it buys."""
 
-    def __init__(self, situation: Situation, nodes: Iterable[NodeView]) -> None:
+    def __init__(self, situation: Situation, nodes: Iterable[NodeView], held: Mapping[str, int]) -> None:
         self._situation = situation
         self._shapes: dict[object, Shape] = {}
         by_filling = sorted(nodes, key=attrgetter("filling_order"))
         #: Nodes that work, in the order in which they are filled; most of them are full, and need no bin.
         self.at_work: list[NodeView] = [node for node in by_filling if node.jobs]
         self._at_work: dict[str, Bin] = {}
+        self._left_of: dict[frozenset[str], list[NodeView]] = {}
         #: Open to everybody: bought by this plan or for a job that had its turn; and unused ones.
         self._worked: list[Bin] = []
         self._unused: list[Bin] = []
@@ -148,14 +149,11 @@ class Space:
         self._own: dict[str, list[Bin]] = defaultdict(list)
         self.domains: dict[str, list[Bin]] = defaultdict(list)
         #: Workers by job, and the domains that they are in.
-        self.held: dict[str, int] = defaultdict(int)
+        self.held: dict[str, int] = defaultdict(int, held)
         self.held_in: dict[str, set[str]] = defaultdict(set)
         #: On-demand nodes on which this plan gave a job room.
         self._on_demand: dict[str, int] = defaultdict(int)
-        held = self.held
         for node in self.at_work:
-            for job_id, workers in node.jobs.items():
-                held[job_id] += workers
             if node.fabric is not None:
                 for job_id in node.jobs:
                     self.held_in[job_id].add(node.fabric)
@@ -312,16 +310,26 @@ class Space:
 
     def _with_room(self, worker: Resources) -> Iterator[Bin]:
         """Nodes that work and have room for one more such worker."""
-        nodes = self.at_work
-        for name, amount in worker.items():
-            # Most are full by far.  What the plan puts on a node only makes it fuller, so that those need no bin.
-            if name != "memory":
-                least = 0.99 * amount
-                nodes = [node for node in nodes if node.free is None or node.free.get(name, 0.0) >= least]
-        for node in nodes:
+        names = frozenset(name for name, amount in worker.items() if amount > 0 and name != "memory")
+        for node in self._with_some(names):
             bin_ = self._bin_of(node)
             if slots(bin_.free, worker) > 0:
                 yield bin_
+
+    def _with_some(self, names: frozenset[str]) -> list[NodeView]:
+        """Nodes that work and have something left of each resource, or do not say what is left.
+
+        Most are full by far.  What the plan puts on a node only makes it fuller, so that those need no bin.
+        """
+        nodes = self._left_of.get(names)
+        if nodes is None:
+            nodes = self.at_work
+            for name in sorted(
+                names, key=lambda name: (name == "CPU", name)
+            ):  # processors are left nearly always
+                nodes = [node for node in nodes if node.free is None or node.free.get(name, 0.0) > 0]
+            self._left_of[names] = nodes
+        return nodes
 
     def find_kept(self, job: JobDemand, shape: Shape, workers: int) -> list[tuple[Bin, int]]:
         """Room on nodes that were bought for others who had no turn yet: the last resort."""

@@ -13,7 +13,7 @@ from cluster.actions import Drain, Launch, Plan, Terminate, Wait
 from cluster.offerings import CapacityType
 from cluster.planner import plan
 from cluster.planning.domains import Domains
-from cluster.planning.drains import Losses, cheapest
+from cluster.planning.drains import Losses, cheapest, workers_on
 from cluster.planning.limits import limits_of
 from cluster.planning.market import Market
 from cluster.planning.money import LOOK_S, leaving_time_s
@@ -116,7 +116,7 @@ def test_groups_get_room_whole_or_not_at_all_and_no_node_is_overfilled(
 ) -> None:
     situation = Situation(view, rules, NOW)
     there = [one for one in view.nodes if one.is_usable and one.pool in rules.pools]
-    space = Space(situation, there)
+    space = Space(situation, there, workers_on(there))
     before = Counter(space.held)
     full = {id(one) for one in space.everything if any(amount < 0 for amount in one.free.values())}
     usable = {name: [one for one in there if one.pool == name] for name in rules.pools}
@@ -271,9 +271,9 @@ def test_the_nodes_drained_are_those_that_cost_least(
         for at, (least, since, resume) in enumerate(kinds)
     }
     there = [node(f"n{at}", jobs={f"j{which}": workers}) for at, (which, workers) in enumerate(places)]
-    chosen = cheapest(there, Losses(demands, there, NOW), number)
+    chosen = cheapest(there, Losses(demands, workers_on(there), NOW), number)
     assert len(chosen) == min(number, len(there))
-    losses = Losses(demands, there, NOW)
+    losses = Losses(demands, workers_on(there), NOW)
     left = list(there)
     for one in chosen:
         assert losses.of(one) == min(losses.of(other) for other in left)
@@ -286,7 +286,7 @@ def test_the_nodes_drained_are_those_that_cost_least(
 def test_a_shrink_leaves_every_job_its_smallest_group(places: list[tuple[int, int]]) -> None:
     demands = {f"j{at}": job(f"j{at}", (2, 20)) for at in range(3)}
     there = [node(f"n{at}", jobs={f"j{which}": workers}) for at, (which, workers) in enumerate(places)]
-    gone = {one.id for one in cheapest(there, Losses(demands, there, NOW), 99, keep_minimum=True)}
+    gone = {one.id for one in cheapest(there, Losses(demands, workers_on(there), NOW), 99, keep_minimum=True)}
     before, after = Counter[str](), Counter[str]()
     for one in there:
         before.update(one.jobs)
