@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from cluster.actions import Launch
 from cluster.offerings import CapacityType, Offering
+from cluster.placement import ANYWHERE
 from cluster.planning.domains import Domains
 from cluster.planning.drains import Losses, cheapest
 from cluster.planning.market import Ask, Market
@@ -26,14 +27,16 @@ def hand_over(situation: Situation, returns: Returns, usable: Usable) -> None:
     """Drain a stand-in of each pool whose work finds a spot node: one that is there, or one in its own place."""
     for pool, policy in situation.policies.pools.items():
         # Nodes are looked through last: most of the time spot is not back, or the pool changes already.
-        if not returns.may_return(pool) or not _back(situation, policy, pool):
+        if not returns.may_return(pool) or not (back := _back(situation, policy, pool)):
             continue
         there = usable.get(pool, [])
         nodes = returns.staying(there)
         is_full = len(there) == situation.limits[pool].max_nodes
-        if not (is_full or _spare(situation, nodes)) or _is_on_its_way(situation, pool):
+        spare = [situation.offerings[node.offering] for node in _spare(situation, nodes)]
+        if not (is_full or spare) or _is_on_its_way(situation, pool):
             continue
-        if stand_ins := list(_stand_ins(situation, policy, nodes)):
+        spots = [*spare, *back] if is_full else spare
+        if stand_ins := list(_stand_ins(situation, policy, nodes, spots)):
             for node in cheapest(stand_ins, Losses(situation.jobs, returns.held, situation.now), 1):
                 waited = count(round(policy.return_to_spot_s or 0.0), "second")
                 returns.give_back_one(
@@ -58,8 +61,8 @@ def replacements(
         nodes = returns.staying(there)
         if len(nodes) < len(there) or _is_on_its_way(situation, pool) or _spare(situation, nodes):
             continue
-        if any(_stand_ins(situation, policy, nodes)):
-            launches.extend(_launch(market, domains, pool, back))
+        welcome = [one for one in back if any(_stand_ins(situation, policy, nodes, [one]))]
+        launches.extend(_launch(market, domains, pool, welcome))
     return launches
 
 
@@ -67,22 +70,26 @@ def _spare(situation: Situation, nodes: list[NodeView]) -> list[NodeView]:
     return situation.paid_as((node for node in nodes if not node.jobs), CapacityType.SPOT)
 
 
-def _stand_ins(situation: Situation, policy: PoolPolicy, nodes: list[NodeView]) -> Iterator[NodeView]:
-    """On-demand nodes that could as well be spot, and have been there for long enough to be worth it."""
+def _stand_ins(
+    situation: Situation, policy: PoolPolicy, nodes: list[NodeView], spots: list[Offering]
+) -> Iterator[NodeView]:
+    """On-demand nodes that could as well be one of the spots, and have been there for long enough to be worth it."""
     after_s = policy.return_to_spot_s or 0.0
     return (
         node
         for node in situation.paid_as(nodes, CapacityType.ON_DEMAND)
         if situation.now - node.created_at >= after_s
-        and all(_may_move(situation, job_id) for job_id in node.jobs)
+        and all(_may_move(situation, job_id, node.pool, spots) for job_id in node.jobs)
     )
 
 
-def _may_move(situation: Situation, job_id: str) -> bool:
+def _may_move(situation: Situation, job_id: str, pool: str, spots: list[Offering]) -> bool:
     job = situation.jobs.get(job_id)
     if job is None or job.needs_fabric:  # spot and on-demand do not meet in one fabric domain
         return False
-    return job.placement.takes(CapacityType.SPOT) and not situation.is_urgent(job)
+    placement = job.placement
+    is_welcome = placement is ANYWHERE or any(placement.allows(pool, o.zone, o.capacity) for o in spots)
+    return is_welcome and not situation.is_urgent(job)
 
 
 def _back(situation: Situation, policy: PoolPolicy, pool: str) -> list[Offering]:

@@ -429,6 +429,20 @@ def test_on_demand_that_stood_in_for_spot_is_exchanged_one_at_a_time() -> None:
     assert [type(action) for action in full] == [Drain, Launch]
 
 
+def test_a_stand_in_is_exchanged_for_spot_where_its_job_may_be_and_stays_where_there_is_none() -> None:
+    policies = rules(return_to_spot_s=900)
+    stand_ins = [node("n", offering=ON_DEMAND.id, jobs={"j": 1})]
+    running = job(is_running=True, zones=("2",))
+    (launch,) = acts(plan(view([running], stand_ins), policies, NOW))
+    assert isinstance(launch, Launch)
+    assert launch.offering == SPOT_2.id, "zone 1 comes first, and the job is not in it"
+    elsewhere = node("new", offering=SPOT.id)
+    assert acts(plan(view([running], [*stand_ins, elsewhere]), policies, NOW)) == []
+    spot_1 = view([running], stand_ins, sold=[SPOT, ON_DEMAND])
+    for most in (1, 2):
+        assert acts(plan(spot_1, rules(return_to_spot_s=900, max_nodes=most), NOW)) == []
+
+
 def test_a_rule_of_the_site_refuses_launches_and_one_that_fails_is_left_out() -> None:
     def quiet(_: ClusterView, launch: Launch) -> str | None:
         return "not on Sundays" if launch.offering == SPOT.id else None
