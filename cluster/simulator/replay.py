@@ -134,9 +134,10 @@ class Replay:
         for node in self.fleet.loose.values():
             if node.idle_since is not None:
                 yield max(now, node.idle_since + pools[node.pool].idle_s)
+        if is_wanting or any(self.fleet.have[name] < pool.min_nodes for name, pool in pools.items()):
+            yield from (at_s for at_s in self.fleet.refusals_end() if at_s > now)
         if is_wanting:
             yield now + GLANCE_S
-            yield from (at_s for at_s in self.fleet.refusals_end() if at_s > now)
             waits = {pool.patience_s for pool in pools.values()}
             for line in (self.work.waiting.first(self._assumptions.window), self.work.short.everybody()):
                 since = [sim.short_since for sim in line]

@@ -40,7 +40,7 @@ class Work:
         self.shrinks = 0
         #: When something started or ended.
         self.moved_s = 0.0
-        #: True when jobs began to wait, started, or ended, so that others may want other nodes.
+        #: True when jobs began to wait, started, grew, or ended, so that others may want other nodes.
         self.has_moved = False
         self._fleet = fleet
         self._queue = queue
@@ -116,6 +116,7 @@ class Work:
         for node, workers in found:
             placed[node.number] = placed.get(node.number, 0) + workers
         sim.resize(now, placed)
+        self.has_moved = True
         self.waiting.others_changed()
         if sim.workers == job.max_workers:
             self.short.remove(self._queue.turn(job))

@@ -110,9 +110,13 @@ def most_nodes(replay: Replay) -> int:
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from(list(CapacityRule)))
-def test_a_planner_that_is_asked_only_after_changes_decides_the_same(seed: int, rule: CapacityRule) -> None:
-    trace, policy = a_trace(seed), policies(rule)
+@example(8177, CapacityRule.SPOT, 0)  # a job that grows into a node that was bought for one that waits
+@example(8009, CapacityRule.SPOT, 3)  # nobody wants a node but the pool
+@given(st.integers(0, 2**32), st.sampled_from(list(CapacityRule)), st.integers(0, 3))
+def test_a_planner_that_is_asked_only_after_changes_decides_the_same(
+    seed: int, rule: CapacityRule, min_nodes: int
+) -> None:
+    trace, policy = a_trace(seed), policies(rule, min_nodes=min_nodes)
     assumptions = Assumptions(seed=seed, stuck_s=20_000.0)
     seldom = report_of(replayed(trace, policy, assumptions))
     always = report_of(replayed(trace, policy, replace(assumptions, asks_always=True)))
