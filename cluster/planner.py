@@ -44,7 +44,8 @@ def plan(
 ) -> Plan:
     """What to do now, and why the rest is not done.
 
-    Applied to the cluster, the plan leads to a view whose plan at the same `now` has no further launch, drain or end.
+    Applied to the cluster, the plan leads to a view whose plan at the same `now` has no further launch, drain or end,
+    or nearly none: where sizes or pools are mixed, jobs may find a better place on what was bought, once.
     `rules` are asked in order, by name, about every launch.  With `tells_jobs` false nobody is going to read why jobs
     wait, so that it is left out; all else stays as it is.
     """

@@ -46,14 +46,16 @@ def changes(view: ClusterView, actions: Plan) -> list:
 @always
 @given(views(), policies)
 def test_it_settles(view: ClusterView, rules: Policies) -> None:
-    """What was planned and done leaves nothing to do at the same time, but for what its pace or failures held up.
+    """What was planned and done soon leaves nothing to do at the same time, but for what pace or failures held up.
 
-    Jobs whose nodes were held up may take others that are there, which a pool then has to have anew.
+    Jobs whose nodes were held up may take others that are there, which a pool then has to have anew.  A machine that
+    was bought because it was all that is sold may have room for more than was wished, so that another one goes; and a
+    job may find a warm node in a pool that it prefers.
     """
     actions = plan(view, rules, NOW)
     after = done(view, actions, NOW)
     held_up = any(isinstance(action, Wait) and "launched later" in action.reason for action in actions)
-    for _ in range(10 if held_up else 0):
+    for _ in range(10 if held_up else 2):
         after = done(after, plan(after, rules, NOW), NOW)
     assert changes(after, plan(after, rules, NOW)) == []
 
