@@ -76,7 +76,10 @@ class StartingWorkers:
         nodes = {self._nodes[at] for at in missing}
         lost = nodes - answering_nodes(nodes) | nodes & draining_nodes().keys()
         if lost:
-            raise TimeoutError(f"the node {min(lost)} takes no work any more")
+            name = min(lost)
+            raise TimeoutError(
+                f"the node {name} takes no work any more" if name else "its place lost its node"
+            )
         if now - self._began_at > _START_S:
             raise TimeoutError(f"its process was not there after {_START_S:g} s")
 
