@@ -76,6 +76,8 @@ class EmulatorServer:
 
     def __enter__(self) -> EmulatorServer:
         listening = self._server.config.bind_socket()
+        # Connections have it from here.  Without it an answer's body waits for the acknowledgement of its head: 40 ms.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # From here on whoever connects waits in the socket's queue until the server runs.
         listening.listen(128)
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
