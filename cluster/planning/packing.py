@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from cluster.lazy import lazy
 from cluster.offerings import CapacityType, Offering
 from cluster.planning.domains import POOL_LETTERS, Domains
 from cluster.planning.market import FABRIC_NODES, Ask, Lot, Market, Quote
+from cluster.planning.quotas import allowed_workers, gpus_of, never_allowed
 from cluster.planning.situation import Situation
 from cluster.planning.space import Bin, Shape, Space, slots, suits
 from cluster.planning.words import count
@@ -45,6 +45,9 @@ class Packing:
         self._domains = domains
         self._packed = Packed(space)
         self._gpus: defaultdict[str, float] = defaultdict(float)
+        #: Jobs that may not have their smallest group, whatever there is; and the first of them in each project.
+        self._refused: set[str] = set()
+        self._limited: dict[str, str] = {}
         #: By shape and domain: bins looked through, those of them with room for a worker, and whether any suits.
         self._roomy: dict[object, dict[str, tuple[int, list[Bin], bool]]] = {}
 
@@ -58,7 +61,9 @@ class Packing:
             if packed.why_behind and not job.is_running:
                 packed.behind = jobs[at:]  # what runs comes before what waits
                 break
-            if self._smallest_group(job):
+            if not job.is_running and (first := self._limited.get(job.project)) is not None:
+                packed.reasons[job.id] = f"it waits for its turn behind {first} of its project"
+            elif self._smallest_group(job):
                 self._space.open(job, unused=False)
                 served.append(job)
             elif self._blocks(job):
@@ -81,11 +86,24 @@ class Packing:
         """What the jobs of each project hold, where a project is limited at all."""
         if self._situation.policies.projects:
             for job in sorted(self._situation.view.jobs, key=attrgetter("turn")):
-                self._gpus[job.project] += _gpus(job, self._space.held.get(job.id, 0))
+                self._gpus[job.project] += gpus_of(job.worker_resources, self._space.held.get(job.id, 0))
+
+    def _limit(self, job: JobDemand, refusal: str) -> bool:
+        """It may not have its smallest group, whatever there is; nobody of its project overtakes it, others may."""
+        policy = self._situation.policies.projects.get(job.project)
+        never = never_allowed(job.project, policy, job.worker_resources, job.min_workers)
+        self._packed.reasons[job.id] = refusal if never is None else never
+        self._refused.add(job.id)
+        is_budget = job.budget_left is not None and job.budget_left <= 0
+        if self._situation.view.in_turns and never is None and not is_budget and not job.is_running:
+            self._limited[job.project] = job.id
+        return False
 
     def _blocks(self, job: JobDemand) -> bool:
+        """Nobody overtakes it: what it waits for is nodes, and not its own project or budget."""
         pools = job.pools or tuple(self._situation.policies.pools)
-        return self._situation.view.in_turns and self._market.could_ever(job, pools)
+        is_next = self._situation.view.in_turns and job.id not in self._refused
+        return is_next and self._market.could_ever(job, pools)
 
     def _smallest_group(self, job: JobDemand) -> bool:
         """Room for the job's smallest group, all of it or nothing."""
@@ -93,11 +111,13 @@ class Packing:
         if wanted <= 0:
             return True
         allowed, refusal = self._allowed(job, wanted)
-        why = refusal if allowed < wanted else self._obtain_whole(job, wanted)
+        if allowed < wanted:
+            return self._limit(job, refusal)
+        why = self._obtain_whole(job, wanted)
         if why is not None:
             self._packed.reasons[job.id] = why
             return False
-        self._gpus[job.project] += _gpus(job, wanted)
+        self._gpus[job.project] += gpus_of(job.worker_resources, wanted)
         return True
 
     def _beyond(self, job: JobDemand) -> None:
@@ -125,30 +145,22 @@ class Packing:
             found, lots, quote = self._look(job, wanted)
             got = wanted - quote.workers_short
         self._settle(job, found, lots, got)
-        self._gpus[job.project] += _gpus(job, got)
+        self._gpus[job.project] += gpus_of(job.worker_resources, got)
         if short is not None:
             self._packed.reasons[job.id] = short
 
     def _allowed(self, job: JobDemand, workers: int) -> tuple[int, str]:
         """How many of these workers the job's project, and the job's own budget, let it have; and why not all."""
-        policy = self._situation.policies.projects.get(job.project)
         if job.budget_left is not None and job.budget_left <= 0:
             return 0, "the job has spent its budget"
-        if policy is None:
-            return workers, ""
-        spent = self._situation.view.spent_by_project.get(job.project, Spending())
-        for period, used, limit in (
-            ("day", spent.today, policy.usd_per_day),
-            ("month", spent.this_month, policy.usd_per_month),
-        ):
-            if limit is not None and used >= limit:
-                return 0, f"project {job.project!r} has spent {used:.2f} of {limit:.2f} USD of the {period}"
-        per_worker = _gpus(job, 1)
-        if policy.gpus is None or per_worker <= 0:
-            return workers, ""
-        room = max(0, math.floor((policy.gpus - self._gpus[job.project]) / per_worker + 1e-9))
-        why = f"project {job.project!r} may use {count(policy.gpus, 'GPU')} at a time"
-        return min(workers, room), why
+        return allowed_workers(
+            job.project,
+            self._situation.policies.projects.get(job.project),
+            worker=job.worker_resources,
+            workers=workers,
+            gpus_held=self._gpus[job.project],
+            spent=self._situation.view.spent_by_project.get(job.project, Spending()),
+        )
 
     def _obtain_whole(self, job: JobDemand, wanted: int) -> str | None:
         """Room for all these workers, or why there is none."""
@@ -366,10 +378,6 @@ class Packing:
                 self._packed.launches.append(_launch(job, pool, lot, fabric))
                 if fabric is not None:
                     self._domains.add(fabric)
-
-
-def _gpus(job: JobDemand, workers: int) -> float:
-    return workers * job.worker_resources.get("GPU", 0.0)
 
 
 def _short(quote: Quote, short: int) -> str:

@@ -10,7 +10,7 @@ from cluster.actions import Plan
 from cluster.offerings import CapacityType
 from cluster.policies import Policies
 from cluster.traces.trace import TraceJob
-from cluster.view import ClusterView
+from cluster.view import ClusterView, Spending
 
 Planner = Callable[[ClusterView, Policies, float], Plan]
 Resources = Mapping[str, float]
@@ -33,8 +33,10 @@ class FreeRoom(NamedTuple):
 class Queue(Protocol):
     """The decisions of the service's queue about jobs of a trace; times are seconds since the trace began."""
 
-    #: Projects have shares, so that the order of those that wait depends on what runs.
-    has_shares: bool
+    #: Projects have shares or quotas, so that whose turn it is, and who may start, depends on what runs.
+    counts_projects: bool
+    #: Projects have quotas, so that the first of those that wait may hold up its own project only.
+    has_quotas: bool
 
     def turn(self, job: TraceJob) -> Any:
         """Sort key of the job among those that wait: the smallest one is next."""
@@ -43,17 +45,24 @@ class Queue(Protocol):
     def in_turns(
         self, waiting: Sequence[TraceJob], running: Sequence[tuple[TraceJob, int]]
     ) -> Sequence[TraceJob]:
-        """Those that wait, next one first, beside jobs that run with so many workers; for projects with shares."""
+        """Those that wait, next one first, beside jobs that run with so many workers; where projects count."""
         ...
 
     def can_ever_start(self, job: TraceJob) -> bool:
         """False when its smallest worker group has no room on the nodes that it accepts of complete and empty pools."""
         ...
 
-    def starts(self, waiting: Sequence[TraceJob], rooms: Sequence[FreeRoom]) -> Mapping[str, str | None]:
+    def starts(
+        self,
+        waiting: Sequence[TraceJob],
+        rooms: Sequence[FreeRoom],
+        running: Sequence[tuple[TraceJob, int]] = (),
+        spent: Mapping[str, Spending] | None = None,
+    ) -> Mapping[str, str | None]:
         """Jobs that start now, by id, with the fabric domain that they are bound to; None: none.
 
-        `waiting` is in order of turns, workers go on the rooms in their order.
+        `waiting` is in order of turns, workers go on the rooms in their order.  `running` and what each project has
+        `spent` are told where projects have quotas.
         """
         ...
 

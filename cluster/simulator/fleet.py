@@ -13,7 +13,7 @@ from cluster.simulator.ledger import Ledger
 from cluster.simulator.market import Market
 from cluster.simulator.nodes import SimNode
 from cluster.traces.trace import MarketChange, Trace
-from cluster.view import ENDED, Refusal
+from cluster.view import ENDED, Refusal, Spending
 from remora.states import NodeState
 
 #: Seconds for which a view remembers nodes that ended, and refusals that are over.
@@ -24,6 +24,7 @@ class Fleet:
     """All nodes; `vacate` is told of every node whose jobs have to leave it, before it ends.
 
     Refusals are remembered for `remembered_s` after their end, so that policies can wait for lasting availability.
+    `projects` by job id is told where it counts what they spend.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Fleet:
         refused_s: float,
         remembered_s: float = MEMORY_S,
         vacate: Callable[[float, SimNode], None],
+        projects: Mapping[str, str] | None = None,
     ) -> None:
         self.market = Market(trace.offerings, trace.changes)
         self.nodes: dict[str, SimNode] = {}
@@ -67,6 +69,7 @@ class Fleet:
         self._refused_s = refused_s
         self._remembered_s = max(MEMORY_S, remembered_s)
         self._vacate = vacate
+        self._projects = projects
         self._least = least_of(trace)
 
     def launch(self, now: float, action: Launch) -> None:
@@ -89,6 +92,7 @@ class Fleet:
             free=free,
             fabric=action.fabric,
             bought_for=action.job_id,
+            project=None if self._projects is None else self._projects.get(action.job_id or ""),
             paid_until=now,
         )
         self.nodes[node.id] = self.changing[node.id] = node
@@ -203,6 +207,20 @@ class Fleet:
         """Settle every node."""
         for node in self.nodes.values():
             self._ledger.pay(node, now)
+
+    def spent_by_project(self, now: float) -> dict[str, Spending]:
+        """USD of this day and month; nothing where nobody counts it."""
+        if self._projects is None:
+            return {}
+        self.pay_all(now)
+        return {
+            name: Spending(today=today, this_month=month)
+            for name, (today, month) in self._ledger.spent_by_project(now).items()
+        }
+
+    def day_of(self, now: float) -> int:
+        """Days since 1970 (UTC), in which projects' money is counted."""
+        return self._ledger.day_of(now)
 
     def seen(self, now: float) -> list[SimNode]:
         """Nodes of a view: those that are there, and those that ended lately."""

@@ -22,6 +22,14 @@ class Ledger:
         #: GPU-seconds, or CPU-seconds on nodes without a GPU, that were paid for.
         self.capacity_s = 0.0
         self._days: defaultdict[int, float] = defaultdict(float)
+        #: The same of each project, for nodes that were bought for its jobs.
+        self._project_days: defaultdict[str, defaultdict[int, float]] = defaultdict(
+            lambda: defaultdict(float)
+        )
+
+    def day_of(self, now: float) -> int:
+        """Days since 1970."""
+        return int((self._begins_at + now) // DAY_S)
 
     def pay(self, node: SimNode, now: float) -> None:
         """Settle a node until now, at the price since it was settled last."""
@@ -40,6 +48,8 @@ class Ledger:
             day = int(at // DAY_S)
             step = min(until, (day + 1) * DAY_S) - at
             self._days[day] += step * rate
+            if node.project is not None:
+                self._project_days[node.project][day] += step * rate
             at += step
         node.paid_until = now
 
@@ -50,9 +60,11 @@ class Ledger:
 
     def spent(self, now: float) -> tuple[float, float]:
         """USD of this day and of this month, as far as nodes are settled."""
-        day = int((self._begins_at + now) // DAY_S)
-        month = _month(day)
-        return self._days[day], sum(usd for one, usd in self._days.items() if _month(one) == month)
+        return _spent(self._days, self.day_of(now))
+
+    def spent_by_project(self, now: float) -> dict[str, tuple[float, float]]:
+        """The same for each project whose jobs nodes were bought for."""
+        return {name: _spent(days, self.day_of(now)) for name, days in self._project_days.items()}
 
     def days_above(self, usd: float) -> int:
         """Days that cost more."""
@@ -64,6 +76,11 @@ class Ledger:
         for day, spent in self._days.items():
             months[_month(day)] += spent
         return sum(1 for spent in months.values() if spent > usd + 1e-6)
+
+
+def _spent(days: Mapping[int, float], day: int) -> tuple[float, float]:
+    month = _month(day)
+    return days.get(day, 0.0), sum(usd for one, usd in days.items() if _month(one) == month)
 
 
 def _month(day: int) -> tuple[int, int]:

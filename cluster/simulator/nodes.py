@@ -21,8 +21,9 @@ class SimNode:
     created_s: float
     free: dict[str, float]
     fabric: str | None = None
-    #: The job that it was bought for.
+    #: The job that it was bought for, and the project that pays for it, where somebody counts that.
     bought_for: str | None = None
+    project: str | None = None
     state: NodeState = NodeState.LAUNCHED
     #: No worker of any job of the trace has room on what is free.
     is_full: bool = False

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from cluster.actions import Drain, Launch, Notice, Terminate, Wait
+from cluster.planning.quotas import counts_money, has_quotas
 from cluster.policies import BudgetStep, Policies
 from cluster.simulator.agenda import Agenda
 from cluster.simulator.doors import Assumptions, Planner, Queue
@@ -52,6 +53,7 @@ class Replay:
             refused_s=assumptions.refused_s,
             remembered_s=max((pool.return_to_spot_s or 0.0 for pool in policies.pools.values()), default=0.0),
             vacate=self.work.vacate,
+            projects={job.id: job.project for job in trace.jobs} if counts_money(policies) else None,
         )
         self._arrivals = iter(trace.jobs)
         self._changes = iter(trace.changes)
@@ -62,6 +64,8 @@ class Replay:
         self._step_day = -1
         self._most = sum(pool.max_nodes for pool in policies.pools.values())
         self._returns_to_spot = any(pool.return_to_spot_s is not None for pool in policies.pools.values())
+        #: The first of those that wait holds up all others; a project's quota would hold up its own jobs only.
+        self._is_strict = not has_quotas(policies)
         self._runs_by_the_clock = assumptions.asks_always or _runs_by_the_clock(policies)
 
     def run(self, progress: Progress | None = None) -> None:
@@ -187,6 +191,7 @@ class Replay:
             now,
             short=self.work.short.everybody(),
             waiting=self.work.waiting.first(self._assumptions.window),
+            is_strict=self._is_strict,
         )
 
     def _view(self, now: float) -> ClusterView:
@@ -207,6 +212,7 @@ class Replay:
             refusals=self.fleet.refusals(now),
             spent=spent,
             budget_step=self._step,
+            spent_by_project=self.fleet.spent_by_project(now),
         )
 
     def _do(self, now: float, action: object) -> bool:
@@ -251,6 +257,7 @@ def _runs_by_the_clock(policies: Policies) -> bool:
     has_budget = policies.budget.usd_per_day is not None or policies.budget.usd_per_month is not None
     return (
         has_budget
+        or counts_money(policies)
         or bool(policies.rules)
         or any(pool.schedules or pool.maintenance or pool.warm_nodes for pool in policies.pools.values())
     )

@@ -24,14 +24,16 @@ def is_at_rest(
     *,
     short: Sequence[SimJob],
     waiting: Sequence[SimJob],
+    is_strict: bool,
 ) -> bool:
     """True when nothing is or can be bought, and nothing has to be returned or exchanged.
 
     Pools have their minimum, and nobody wants more than there is, or they have the nodes that they may have, or the
     cloud has just refused all that they may buy.  No node has failed to start, was idle for long enough to be returned,
     or stands in for spot that is back.  `short` are jobs that run with fewer workers than they can use, `waiting` those
-    that wait, in the order of their turns.  Nothing is bought for a placement that a pool does not buy without it.  It
-    holds only for policies under which plans do not depend on the hour or on money.
+    that wait, in the order of their turns; with `is_strict` nobody overtakes the first of them.  Nothing is bought for
+    a placement that a pool does not buy without it.  It holds only for policies under which plans do not depend on the
+    hour or on money.
     """
     is_wanting, is_moving = bool(short or waiting), False
     for node in fleet.idle.values():
@@ -60,7 +62,7 @@ def is_at_rest(
             return False
         if wants and waiting and not _is_refused_all(fleet, policy, now, waiting):
             # Nobody overtakes the first of those that wait, so that nothing is bought for those behind it either.
-            if _most_workers(fleet, policies, now, waiting[0]) >= waiting[0].job.min_workers:
+            if not is_strict or _most_workers(fleet, policies, now, waiting[0]) >= waiting[0].job.min_workers:
                 return False
             waiting = ()
         # A pool that changes already exchanges no node.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from cluster.offerings import Offering
@@ -27,6 +27,7 @@ def view_of(
     refusals: Iterable[Refusal],
     spent: tuple[float, float],
     budget_step: BudgetStep | None,
+    spent_by_project: Mapping[str, Spending],
 ) -> ClusterView:
     """The frozen view at a time; nodes that ended are among `nodes` as long as they are remembered.
 
@@ -38,6 +39,7 @@ def view_of(
         offerings=offerings,
         refusals=tuple(refusals),
         spent=Spending(today=spent[0], this_month=spent[1]),
+        spent_by_project=spent_by_project,
         budget_step=budget_step,
         in_turns=True,
     )

@@ -25,7 +25,7 @@ class Work:
     """All jobs that have come and have not ended."""
 
     def __init__(self, fleet: Callable[[], Fleet], queue: Queue, agenda: Agenda) -> None:
-        self.waiting = SharedLine(self._in_turns) if queue.has_shares else Line()
+        self.waiting = SharedLine(self._in_turns) if queue.counts_projects else Line()
         self.running: dict[str, SimJob] = {}
         #: All that have come, by id.
         self.sims: dict[str, SimJob] = {}
@@ -48,6 +48,9 @@ class Work:
         #: Who was next when all had started or grown that could: nothing more does before there is more room, or
         #: another job is next.  None: that is not known.
         self._settled: list[SimJob] | None = None
+        self._settled_day = -1
+        #: Jobs have come into the line since.
+        self._is_line_new = False
         #: Some job that has come asks for certain nodes, so that the queue has to know where each of them stands.
         self._is_anybody_choosy = False
 
@@ -67,7 +70,7 @@ class Work:
             return
         sim = self.sims[job.id] = SimJob(job, at_s=now, short_since=now)
         self.waiting.add(self._queue.turn(job), sim)
-        self.has_moved = True
+        self.has_moved = self._is_line_new = True
         if job.placement is not ANYWHERE:
             self._is_anybody_choosy = True
 
@@ -76,34 +79,51 @@ class Work:
         fleet = self._fleet()
         if not (self.waiting or self.short) or not fleet.loose:
             return
-        if not fleet.has_room and self.waiting.first(1) == self._settled:
+        if self._is_settled(now):
             return
         self._settled, fleet.has_room = None, False
         rooms = sorted((node for node in fleet.loose.values() if not node.is_full), key=_preference)
         for sim in self.short.first(len(self.short)):
             self._grow(now, sim, rooms)
-        # Where the order depends on what runs, all are asked about before anything starts, as the service does.
-        look = len(self.waiting) if self._queue.has_shares else FIRST_LOOK
+        # Where projects count, all are asked about before anything starts, as the service does.
+        look = len(self.waiting) if self._queue.counts_projects else FIRST_LOOK
+        has_quotas = self._queue.has_quotas
+        running = self._running() if has_quotas else ()
+        spent = fleet.spent_by_project(now) if has_quotas else {}
         while waiting := self.waiting.first(look):
-            if not _may_fit(waiting[0].job, rooms):
+            if not has_quotas and not _may_fit(waiting[0].job, rooms):
                 break
             if self._is_anybody_choosy:
                 free = [_described(node) for node in rooms]
             else:
                 free = [FreeRoom(node.id, node.pool, node.free) for node in rooms]
-            chosen = self._queue.starts([sim.job for sim in waiting], free)
+            chosen = self._queue.starts([sim.job for sim in waiting], free, running, spent)
             for sim in waiting:
                 if sim.job.id in chosen:
                     self._start(now, sim, rooms, chosen[sim.job.id])
             if len(chosen) < len(waiting):
                 break
             look *= 2
-        self._settled = self.waiting.first(1)
+        self._settled, self._settled_day = self.waiting.first(1), fleet.day_of(now)
+        self._is_line_new = False
+
+    def _is_settled(self, now: float) -> bool:
+        """Nothing starts or grows: nothing has become free, and who is next was too large for what there is.
+
+        Where projects have quotas, others than the first may start, and all of them anew when a day begins.
+        """
+        fleet = self._fleet()
+        if fleet.has_room or self.waiting.first(1) != self._settled:
+            return False
+        return not (self._queue.has_quotas and (self._is_line_new or fleet.day_of(now) != self._settled_day))
 
     def _in_turns(self, waiting: list[SimJob]) -> list[SimJob]:
         """The same jobs in the order that the queue gives them, beside those that run."""
-        running = [(sim.job, sim.workers) for sim in self.running.values()]
-        return [self.sims[job.id] for job in self._queue.in_turns([sim.job for sim in waiting], running)]
+        in_turns = self._queue.in_turns([sim.job for sim in waiting], self._running())
+        return [self.sims[job.id] for job in in_turns]
+
+    def _running(self) -> list[tuple[TraceJob, int]]:
+        return [(sim.job, sim.workers) for sim in self.running.values()]
 
     def _grow(self, now: float, sim: SimJob, rooms: list[SimNode]) -> None:
         job = sim.job
@@ -206,7 +226,7 @@ class Work:
 
     def _wait_again(self, now: float, sim: SimJob) -> None:  # noqa: ARG002 - as every entry of an agenda
         self.resting -= 1
-        self.has_moved = True
+        self.has_moved = self._is_line_new = True
         self.waiting.add(self._queue.turn(sim.job), sim)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import sqlalchemy as sa
 
 from cluster.offerings import zone_and_capacity
+from cluster.planning.quotas import counts_money
 from cluster.policies import Policies
 from remora.states import JobState, NodeState
 from service.loops.launching import launch
@@ -19,10 +20,11 @@ from service.queue import lifecycle
 from service.queue.admission import Claim, PoolSize, Wait, admit
 from service.queue.demand import placement_in, workers_of_jobs
 from service.queue.limits import budget_of
+from service.queue.quotas import Quotas, quotas_of
 from service.queue.rooms import Room
 from service.queue.rows import AttemptRow, JobRow
 from service.store import jobs as store
-from service.store import ledger
+from service.store import ledger, spending
 from service.store import nodes as node_store
 from service.store.ids import new_id
 
@@ -34,6 +36,7 @@ class _Snapshot:
     spent: list[JobRow]
     claims: list[Claim]
     rooms: list[Room]
+    quotas: Quotas | None
 
 
 def dispatch(
@@ -49,7 +52,7 @@ def dispatch(
     if not snapshot.queue:
         return
     # 2. Decide.
-    admission = admit(snapshot.queue, snapshot.claims, snapshot.rooms, sizes)
+    admission = admit(snapshot.queue, snapshot.claims, snapshot.rooms, sizes, quotas=snapshot.quotas)
     # 3. Apply: rows first, so that a crash before the driver runs is found and healed by `track`.
     fabrics = admission.fabrics
     started = [
@@ -73,7 +76,7 @@ def _load(connection: sa.Connection, policies: Policies, sizes: Sequence[PoolSiz
     live = store.live_attempts(connection)
     queue = line(connection, policies, sizes, live, now)
     if not queue:
-        return _Snapshot([], [], [], [])
+        return _Snapshot([], [], [], [], None)
     # Something of an ended attempt may still run: its job does not start again before that is over.
     unreleased = {attempt.job_id for attempt in store.unreleased_attempts(connection)}
     nodes = node_store.current_nodes(connection, now)
@@ -96,7 +99,15 @@ def _load(connection: sa.Connection, policies: Policies, sizes: Sequence[PoolSiz
     ]
     spent = _have_spent(connection, queue, now)
     out = unreleased | {job.id for job in spent}
-    return _Snapshot([job for job in queue if job.id not in out], spent, claims, rooms)
+    queue = [job for job in queue if job.id not in out]
+    return _Snapshot(queue, spent, claims, rooms, _quotas(connection, policies, live, now))
+
+
+def _quotas(
+    connection: sa.Connection, policies: Policies, live: Sequence[tuple[JobRow, AttemptRow]], now: float
+) -> Quotas | None:
+    _, by_project = spending.spent(connection, now) if counts_money(policies) else (None, {})
+    return quotas_of(policies, [(job, attempt.world_size) for job, attempt in live], by_project)
 
 
 def _have_spent(connection: sa.Connection, queue: Sequence[JobRow], now: float) -> list[JobRow]:

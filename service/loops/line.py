@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from cluster.offerings import Offering
 from cluster.planning.limits import limits_of
+from cluster.planning.quotas import has_quotas
 from cluster.policies import Policies
 from service.queue.admission import PoolSize
 from service.queue.ordering import in_order
@@ -18,7 +19,7 @@ from service.store import jobs
 
 #: Jobs that are looked at in one tick; those behind them go on waiting for their turn.
 WINDOW = 200
-#: The same of each project, where projects have shares.
+#: The same of each project, where projects have shares or quotas.
 WINDOW_OF_EACH = 50
 
 
@@ -31,9 +32,10 @@ def line(
 ) -> list[JobRow]:
     """The first jobs that may start now, next one first."""
     shares = shares_of(policies, pools, [(job, attempt.world_size) for job, attempt in running])
-    if shares is None:
+    if shares is None and not has_quotas(policies):
         return in_order(jobs.queued_jobs(connection, now, WINDOW), now)
-    return shares.order(in_order(jobs.queued_jobs_of_each(connection, now, WINDOW_OF_EACH), now))
+    queue = in_order(jobs.queued_jobs_of_each(connection, now, WINDOW_OF_EACH), now)
+    return queue if shares is None else shares.order(queue)
 
 
 def pool_sizes(policies: Policies, offerings: Sequence[Offering], now: float) -> list[PoolSize]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import sqlalchemy as sa
 
+from cluster.planning.quotas import counts_money
 from cluster.policies import Policies
 from cluster.provider import ProvidedNode
 from cluster.view import ClusterView, JobDemand, NodeView
@@ -99,6 +100,5 @@ def bought_view(
 
 
 def _counts_money(policies: Policies) -> bool:
-    limits = [policies.budget.usd_per_day, policies.budget.usd_per_month]
-    limits += [limit for one in policies.projects.values() for limit in (one.usd_per_day, one.usd_per_month)]
-    return any(limit is not None for limit in limits)
+    budget = policies.budget
+    return budget.usd_per_day is not None or budget.usd_per_month is not None or counts_money(policies)

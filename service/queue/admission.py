@@ -2,21 +2,25 @@
 
 A job starts when its smallest worker group fits on what is free.  What an attempt may grow to is kept for it, because
 elastic groups grow into free nodes and are not shrunk for others.  Turns are strict: nobody overtakes a job that could
-start once nodes come or others end, so that large jobs are not starved; a job that can never fit stops nobody.
+start once nodes come or others end, so that large jobs are not starved; a job that can never fit stops nobody, and one
+that its project's quota keeps from starting stops nobody either.
 
 A job that asks for InfiniBand is bound to one fabric domain when it starts, and grows nowhere else.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cluster.offerings import CapacityType, Offering
 from cluster.placement import ANYWHERE, Placement
 from cluster.planning.market import FABRIC_NODES
+from cluster.planning.quotas import gpus_of
 from service.queue.demand import placement_of
 from service.queue.domains import Seats, seats_in_a_domain
+from service.queue.quotas import Quotas
 from service.queue.rooms import Resources, Room, fits, place, without
 from service.queue.rows import JobRow
 
@@ -68,7 +72,7 @@ class Wait:
     """A job that does not start now, with what its owner is told."""
 
     job_id: str
-    #: `waiting_for_nodes` or `waiting_for_turn`.
+    #: `waiting_for_nodes`, `waiting_for_turn` or `waiting_for_quota`.
     reason: str
     message: str
     #: Its message says all: no pool could ever hold it.
@@ -91,6 +95,7 @@ def admit(
     rooms: Sequence[Room],
     pools: Sequence[PoolSize],
     *,
+    quotas: Quotas | None = None,
     tells_jobs: bool = True,
 ) -> Admission:
     """Decide about `queue`, which is in order of turns and holds only jobs that may start now.
@@ -101,11 +106,17 @@ def admit(
     starts: list[str] = []
     fabrics: dict[str, str] = {}
     waits: list[Wait] = []
+    gpus: dict[str, float] = defaultdict(float)
+    #: By project, who is the first that its quota keeps waiting: nobody of the project overtakes that job.
+    limited: dict[str, str] = {}
     ahead = 0
     for job in queue:
         never = _never(job, rooms, pools)
         if never is not None:
             waits.append(Wait(job.id, "waiting_for_nodes", never, is_hopeless=True))
+            continue
+        if quotas is not None and (wait := _limited(job, quotas, gpus[job.project], limited)) is not None:
+            waits.append(wait)
             continue
         allowed = _allowed(rooms, placement_of(job.spec))
         seats = _seats(job, job.max_workers, rooms, free, allowed)
@@ -113,6 +124,7 @@ def admit(
             starts.append(job.id)
             if seats.fabric is not None:
                 fabrics[job.id] = seats.fabric
+            gpus[job.project] += gpus_of(job.worker_resources, seats.workers)
             free = seats.after
             continue
         if not tells_jobs:
@@ -120,6 +132,18 @@ def admit(
         waits.append(_wait(job, ahead, rooms, allowed, seats.workers))
         ahead += 1
     return Admission(tuple(starts), tuple(waits), fabrics)
+
+
+def _limited(job: JobRow, quotas: Quotas, gpus_started: float, limited: dict[str, str]) -> Wait | None:
+    """What a job is told that its project's quota keeps waiting, or None."""
+    if (never := quotas.never(job)) is not None:
+        return Wait(job.id, "waiting_for_quota", never, is_hopeless=True)
+    if (first := limited.get(job.project)) is not None:
+        return Wait(job.id, "waiting_for_quota", f"waits for its turn behind {first} of its project")
+    if (why := quotas.refusal(job, gpus_started)) is not None:
+        limited[job.project] = job.id
+        return Wait(job.id, "waiting_for_quota", f"waits for the quota of its project: {why}")
+    return None
 
 
 def _beside(claims: Iterable[Claim], rooms: Sequence[Room]) -> list[Resources]:

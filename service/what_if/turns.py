@@ -7,15 +7,18 @@ from dataclasses import replace
 
 from cluster.offerings import Offering
 from cluster.placement import ANYWHERE, Placement, bought_by
+from cluster.planning.quotas import has_quotas
 from cluster.policies import Policies, PoolPolicy
 from cluster.simulator.doors import FreeRoom
 from cluster.traces.lines import asked_by
 from cluster.traces.trace import TraceJob
+from cluster.view import Spending
 from remora.states import EndReason
 from service.queue import retry
 from service.queue.admission import PoolSize, admit
 from service.queue.ordering import turn_key
 from service.queue.pools import complete_pools
+from service.queue.quotas import quotas_of
 from service.queue.rooms import Room
 from service.queue.rows import JobRow
 from service.queue.shares import has_shares, shares_of
@@ -28,7 +31,8 @@ class ServiceQueue:
         self._policies = policies
         self._offerings = offerings
         self._pools = pool_sizes(offerings, policies)
-        self.has_shares = has_shares(policies)
+        self.has_quotas = has_quotas(policies)
+        self.counts_projects = self.has_quotas or has_shares(policies)
         self._rows: dict[str, JobRow] = {}
         self._complete = [
             Room(f"{pool.name}-{number}", pool.name, pool.resources)
@@ -55,6 +59,8 @@ class ServiceQueue:
 
     def can_ever_start(self, job: TraceJob) -> bool:
         """False when it would not start on complete and empty pools."""
+        if not self._is_allowed(job):
+            return False
         key = (job.min_workers, tuple(sorted(job.resources.items())))
         if job.placement is not ANYWHERE:
             asked = (*key, job.placement)
@@ -64,6 +70,11 @@ class ServiceQueue:
         if key not in self._fitting:
             self._fitting[key] = bool(admit([self._row(job)], (), self._complete, self._pools).starts)
         return self._fitting[key]
+
+    def _is_allowed(self, job: TraceJob) -> bool:
+        """Its project's quota has room for its smallest group while nothing else runs."""
+        quotas = quotas_of(self._policies, (), {})
+        return quotas is None or quotas.never(self._row(job)) is None
 
     def _is_placeable(self, job: TraceJob) -> bool:
         """What is sold to the pools and accepted by the job has room for its smallest worker group."""
@@ -85,10 +96,24 @@ class ServiceQueue:
             sizes += pool_sizes(accepted, self._policies.model_copy(update={"pools": {name: pool}}))
         return sizes
 
-    def starts(self, waiting: Sequence[TraceJob], rooms: Sequence[FreeRoom]) -> Mapping[str, str | None]:
+    def starts(
+        self,
+        waiting: Sequence[TraceJob],
+        rooms: Sequence[FreeRoom],
+        running: Sequence[tuple[TraceJob, int]] = (),
+        spent: Mapping[str, Spending] | None = None,
+    ) -> Mapping[str, str | None]:
         """As `service.queue.admission` decides; the rooms hold what is free, so that nobody has a claim on them."""
         rows = [self._row(job) for job in waiting]
-        decided = admit(rows, (), [Room(*room) for room in rooms], self._pools, tells_jobs=False)
+        held = [(self._row(job), workers) for job, workers in running]
+        decided = admit(
+            rows,
+            (),
+            [Room(*room) for room in rooms],
+            self._pools,
+            quotas=quotas_of(self._policies, held, spent or {}),
+            tells_jobs=False,
+        )
         return {job_id: decided.fabrics.get(job_id) for job_id in decided.starts}
 
     def after_loss(self, job: TraceJob, losses: int, now: float) -> float | None:

@@ -24,6 +24,7 @@ from tests.service_fakes import World
 SPOT = "Standard_D4s_v5/1/spot"
 OTHER_SPOT = "Standard_D4s_v5/2/spot"
 ON_DEMAND = "Standard_D4s_v5/1/on-demand"
+DAY_S = 86_400.0
 
 DOCUMENT = """\
 pools:
@@ -283,6 +284,25 @@ def test_projects_take_turns_by_their_shares(world: World) -> None:
             break
     assert started == [first[0], *later[:2]]
     assert {node.bought_for for node in living(world)} == set(started)
+
+
+def test_a_project_that_has_spent_its_day_waits_for_the_next_one_and_others_go_on(world: World) -> None:
+    apply(world, DOCUMENT.format(max_nodes=4) + "projects:\n  vision: {usd_per_day: 0.05}\n")
+    world.now = 20_000 * DAY_S + 3600.0
+    first = world.submit(project="vision")
+    world.tick(3)
+    train(world, first)
+    world.now += 2 * 3600.0
+    second, third = world.submit(project="vision", priority=90), world.submit(project="speech")
+    world.tick(3)
+    assert world.job(third).state is JobState.ADMITTED
+    waiting = world.job(second)
+    assert (waiting.state, waiting.reason) == (JobState.QUEUED, "waiting_for_quota")
+    assert "project 'vision' has spent 0.08 of 0.05 USD of the day" in str(waiting.message)
+    assert {node.bought_for for node in living(world)} == {first, third}
+    world.now = 20_001 * DAY_S + 1.0
+    world.tick(3)
+    assert world.job(second).state is JobState.ADMITTED
 
 
 def test_a_node_that_nobody_uses_is_returned_and_one_that_works_is_not(world: World) -> None:

@@ -48,7 +48,7 @@ def job(
 class InOrder:
     """First come, first served, without back-off."""
 
-    has_shares = False
+    counts_projects = has_quotas = False
 
     def in_turns(
         self, waiting: Sequence[TraceJob], running: Sequence[tuple[TraceJob, int]]
@@ -61,7 +61,9 @@ class InOrder:
     def can_ever_start(self, one: TraceJob) -> bool:
         return one.min_workers <= 20
 
-    def starts(self, waiting: Sequence[TraceJob], rooms: Sequence[FreeRoom]) -> Mapping[str, str | None]:
+    def starts(
+        self, waiting: Sequence[TraceJob], rooms: Sequence[FreeRoom], *_: object
+    ) -> Mapping[str, str | None]:
         free = sum(int(room.free["GPU"] + 1e-9) for room in rooms)
         found = []
         for one in waiting:

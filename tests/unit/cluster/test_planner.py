@@ -473,6 +473,26 @@ def test_a_project_and_a_job_have_budgets_of_their_own() -> None:
     assert said_to(plan(view([job(budget_left=0.0)]), policies, NOW)) == "the job has spent its budget"
 
 
+def test_a_project_at_its_quota_keeps_the_planner_from_buying_for_nobody_else() -> None:
+    policies = Policies.model_validate(
+        {**rules(max_nodes=9).model_dump(mode="json"), "projects": {"v": {"gpus": 2, "usd_per_day": 5.0}}}
+    )
+    large, first, second = (job(name, size, project="v") for name, size in (("a", 3), ("b", 2), ("c", 1)))
+    other = job("d", 2, project="s")
+    queue = [replace(one, created_at=NOW + at) for at, one in enumerate((large, first, second, other))]
+    actions = plan(view(queue, in_turns=True), policies, NOW)
+    assert [one.job_id for one in actions if isinstance(one, Launch)] == ["b", "b", "d", "d"]
+    assert (
+        said_to(actions, "a") == "its smallest worker group needs 3 GPUs, and project 'v' may use 2 at a time"
+    )
+    assert said_to(actions, "c") == "project 'v' may use 2 GPUs at a time"
+    spent = {"v": Spending(today=5.5, this_month=5.5)}
+    actions = plan(view(queue, in_turns=True, spent_by_project=spent), policies, NOW)
+    assert [one.job_id for one in actions if isinstance(one, Launch)] == ["d", "d"]
+    assert said_to(actions, "b") == "project 'v' has spent 5.50 of 5.00 USD of the day"
+    assert said_to(actions, "c") == "it waits for its turn behind b of its project"
+
+
 LOST = {"provided": False, "is_running": False, "is_member": False}
 
 

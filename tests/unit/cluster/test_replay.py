@@ -109,7 +109,9 @@ class LastDomain(InOrder):
     def __init__(self) -> None:
         self.rooms: list[FreeRoom] = []
 
-    def starts(self, waiting: Sequence[TraceJob], rooms: Sequence[FreeRoom]) -> Mapping[str, str | None]:
+    def starts(
+        self, waiting: Sequence[TraceJob], rooms: Sequence[FreeRoom], *_: object
+    ) -> Mapping[str, str | None]:
         self.rooms.extend(rooms)
         return {one.id: rooms[-1].fabric for one in waiting}
 

@@ -1,0 +1,101 @@
+"""A project that has used up what operators let it have keeps its own jobs waiting, and nobody else's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.policies import Policies
+from cluster.view import Spending
+from service.queue.admission import Admission, PoolSize, admit
+from service.queue.quotas import Quotas, quotas_of
+from service.queue.rooms import Room
+from service.queue.rows import JobRow
+from tests.service_fakes import job_row
+
+GPU = {"GPU": 1.0}
+POOL = PoolSize("gpu", 9, GPU)
+
+
+def policies(**projects: dict[str, Any]) -> Policies:
+    return Policies.model_validate({"pools": {"gpu": {"sizes": ["a"]}}, "projects": projects})
+
+
+def job(project: str, least: int = 1, most: int | None = None) -> JobRow:
+    row = job_row(min_workers=least, max_workers=most or least, worker_resources=GPU)
+    return replace(row, project=project)
+
+
+def decided(queue: list[JobRow], quotas: Quotas | None, nodes: int = 9) -> Admission:
+    rooms = [Room(f"node_{number}", "gpu", GPU) for number in range(nodes)]
+    return admit(queue, [], rooms, [POOL], quotas=quotas)
+
+
+def told(decision: Admission, row: JobRow) -> tuple[str, str]:
+    return next((wait.reason, wait.message) for wait in decision.waits if wait.job_id == row.id)
+
+
+def test_a_project_at_its_quota_holds_up_itself_and_nobody_else() -> None:
+    running, next_one, small, other = job("v", 3), job("v", 2), job("v"), job("s", 2)
+    quotas = quotas_of(policies(v={"gpus": 4}), [(running, 3)], {})
+    decision = decided([next_one, small, other], quotas)
+    assert decision.starts == (other.id,)
+    said = "waits for the quota of its project: project 'v' may use 4 GPUs at a time"
+    assert told(decision, next_one) == ("waiting_for_quota", said)
+    behind = f"waits for its turn behind {next_one.id} of its project"
+    assert told(decision, small) == ("waiting_for_quota", behind), "nobody overtakes within a project"
+
+
+def test_what_starts_together_counts_together() -> None:
+    first, second = job("v", 1, 3), job("v")
+    quotas = quotas_of(policies(v={"gpus": 3}), [], {})
+    assert decided([first, second], quotas).starts == (first.id,), "it takes all three GPUs at once"
+    assert decided([first, second], None).starts == (first.id, second.id)
+
+
+def test_a_group_that_is_larger_than_the_quota_stops_nobody() -> None:
+    large, small = job("v", 5), job("v")
+    decision = decided([large, small], quotas_of(policies(v={"gpus": 4}), [], {}))
+    assert decision.starts == (small.id,)
+    (wait,) = decision.waits
+    assert wait.is_hopeless
+    assert wait.message == "its smallest worker group needs 5 GPUs, and project 'v' may use 4 at a time"
+
+
+def test_a_project_without_money_waits_until_there_is_some() -> None:
+    rule = policies(v={"usd_per_day": 9.0, "usd_per_month": 50.0})
+    row, other = job("v"), job("s")
+    spent = {"v": Spending(today=9.5, this_month=20.0), "s": Spending(today=99.0, this_month=99.0)}
+    decision = decided([row, other], quotas_of(rule, [], spent))
+    assert decision.starts == (other.id,)
+    assert "project 'v' has spent 9.50 of 9.00 USD of the day" in told(decision, row)[1]
+    tomorrow = {"v": Spending(today=0.0, this_month=20.0)}
+    assert decided([row, other], quotas_of(rule, [], tomorrow)).starts == (row.id, other.id)
+
+
+def test_where_nobody_has_a_quota_nothing_is_counted() -> None:
+    assert quotas_of(policies(v={"share": 2.0}), [(job("v"), 3)], {}) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("vs"), st.integers(1, 4)), max_size=9),
+    st.integers(1, 6),
+    st.integers(0, 4),
+    st.integers(0, 9),
+)
+def test_smallest_groups_stay_within_the_quota_and_others_lose_no_turn(
+    wishes: list[tuple[str, int]], limit: int, held: int, nodes: int
+) -> None:
+    queue = [job(project, least) for project, least in wishes]
+    rule = policies(v={"gpus": limit})
+    decision = decided(queue, quotas_of(rule, [(job("v", 1), held)] if held else [], {}), nodes)
+    started = [row for row in queue if row.id in decision.starts]
+    assert sum(row.min_workers for row in started if row.project == "v") <= max(0, limit - held)
+    refused = {wait.job_id for wait in decision.waits if wait.reason == "waiting_for_quota"}
+    assert not refused & {row.id for row in queue if row.project == "s"}
+    # without those whom their quota holds up, the decision is the same
+    assert decided([row for row in queue if row.id not in refused], None, nodes).starts == decision.starts
