@@ -38,8 +38,9 @@ def job(project: str, number: int, at_s: float, workers: int = 1, hours: float =
     )
 
 
-def policies(nodes: int = 8, **projects: dict[str, float]) -> Policies:
+def policies(nodes: int = 8, min_nodes: int = 0, **projects: dict[str, float]) -> Policies:
     pool = {"sizes": ["gpu1"], "zones": ["1"], "capacity": "on-demand", "max_nodes": nodes, "idle_s": 600}
+    pool["min_nodes"] = min_nodes
     return Policies.model_validate({"pools": {"gpu": pool}, "projects": projects})
 
 
@@ -85,6 +86,14 @@ def test_a_project_without_money_goes_on_the_next_day() -> None:
         "v-00": True, "v-01": True, "v-02": False, "v-03": False, "s-00": True
     }  # fmt: skip
     assert (ended["s-00"].started_s or 0.0) < 5 * 3600.0 + 600.0
+
+
+def test_nodes_that_stand_free_are_for_whoever_comes_and_for_the_project_once_it_has_money() -> None:
+    jobs = [job("v", 0, 3600.0, hours=3.0), job("v", 1, 3600.0, hours=3.0), job("v", 2, 10 * 3600.0)]
+    jobs.append(job("s", 0, 11 * 3600.0))
+    ended = run(jobs, policies(min_nodes=1, v={"usd_per_day": 3 * PRICE}))
+    assert ended["s-00"].started_s == 11 * 3600.0
+    assert DAY_S <= (ended["v-02"].started_s or 0.0) <= DAY_S + 60.0
 
 
 class AlwaysAsking(Replay):
