@@ -59,7 +59,10 @@ def replacements(
             continue
         there = usable.get(pool, [])
         nodes = returns.staying(there)
-        if len(nodes) < len(there) or _is_on_its_way(situation, pool) or _spare(situation, nodes):
+        if len(nodes) < len(there) or _is_on_its_way(situation, pool):
+            continue
+        spare = [situation.offerings[node.offering] for node in _spare(situation, nodes)]
+        if spare and any(_stand_ins(situation, policy, nodes, spare)):
             continue
         welcome = [one for one in back if any(_stand_ins(situation, policy, nodes, [one]))]
         launches.extend(_launch(market, domains, pool, welcome))

@@ -12,7 +12,7 @@ from cluster.lazy import lazy
 from cluster.offerings import CapacityType, Offering
 from cluster.planning.domains import POOL_LETTERS, Domains
 from cluster.planning.market import FABRIC_NODES, Ask, Lot, Market, Quote
-from cluster.planning.quotas import allowed_workers, gpus_of, never_allowed
+from cluster.planning.quotas import allowed_workers, counted_workers, gpus_of, never_allowed, why_no_money
 from cluster.planning.situation import Situation
 from cluster.planning.space import Bin, Shape, Space, slots, suits
 from cluster.planning.words import count
@@ -44,7 +44,9 @@ class Packing:
         self._market = market
         self._domains = domains
         self._packed = Packed(space)
+        #: GPUs that count for each limited project, and with how many workers each of its jobs does.
         self._gpus: defaultdict[str, float] = defaultdict(float)
+        self._counted: dict[str, int] = {}
         #: Jobs that may not have their smallest group, whatever there is; and the first of them in each project.
         self._refused: set[str] = set()
         self._limited: dict[str, str] = {}
@@ -86,39 +88,59 @@ class Packing:
         """What the jobs of each project hold, where a project is limited at all."""
         if self._situation.policies.projects:
             for job in sorted(self._situation.view.jobs, key=attrgetter("turn")):
-                self._gpus[job.project] += gpus_of(job.worker_resources, self._space.held.get(job.id, 0))
+                held = self._space.held.get(job.id, 0)
+                workers = counted_workers(held, job.min_workers, job.max_workers) if job.is_running else held
+                self._count(job, workers)
 
-    def _limit(self, job: JobDemand, refusal: str) -> bool:
+    def _count(self, job: JobDemand, workers: int) -> None:
+        """From now on the job counts with so many workers, if that is more than before."""
+        more = workers - self._counted.get(job.id, 0)
+        if more > 0 and job.project in self._situation.policies.projects:
+            self._counted[job.id] = workers
+            self._gpus[job.project] += gpus_of(job.worker_resources, more)
+
+    def _limit(self, job: JobDemand, refusal: str) -> None:
         """It may not have its smallest group, whatever there is; nobody of its project overtakes it, others may."""
         policy = self._situation.policies.projects.get(job.project)
         never = never_allowed(job.project, policy, job.worker_resources, job.min_workers)
         self._packed.reasons[job.id] = refusal if never is None else never
         self._refused.add(job.id)
-        is_budget = job.budget_left is not None and job.budget_left <= 0
-        if self._situation.view.in_turns and never is None and not is_budget and not job.is_running:
+        is_of_project = never is None and not self._has_spent(job)
+        if is_of_project and not job.is_running and self._situation.view.in_turns and self._could_ever(job):
             self._limited[job.project] = job.id
-        return False
+
+    def _could_ever(self, job: JobDemand) -> bool:
+        return self._market.could_ever(job, job.pools or tuple(self._situation.policies.pools))
 
     def _blocks(self, job: JobDemand) -> bool:
         """Nobody overtakes it: what it waits for is nodes, and not its own project or budget."""
-        pools = job.pools or tuple(self._situation.policies.pools)
         is_next = self._situation.view.in_turns and job.id not in self._refused
-        return is_next and self._market.could_ever(job, pools)
+        return is_next and self._could_ever(job)
 
     def _smallest_group(self, job: JobDemand) -> bool:
         """Room for the job's smallest group, all of it or nothing."""
         wanted = job.min_workers - self._space.held.get(job.id, 0)
         if wanted <= 0:
             return True
-        allowed, refusal = self._allowed(job, wanted)
-        if allowed < wanted:
-            return self._limit(job, refusal)
-        why = self._obtain_whole(job, wanted)
-        if why is not None:
-            self._packed.reasons[job.id] = why
+        if self._has_spent(job):
+            self._limit(job, "the job has spent its budget")
             return False
-        self._gpus[job.project] += gpus_of(job.worker_resources, wanted)
-        return True
+        if not job.is_running:  # what runs counts with its smallest group already
+            allowed, refusal = self._allowed(job, wanted)
+            if allowed < wanted:
+                self._limit(job, refusal)
+                return False
+            if (bar := self._bar(job)) is not None and not self._space.own_of(job):
+                self._limit(job, bar)  # it would live off nodes that others pay for
+                return False
+        why = self._obtain_whole(job, wanted)
+        if why is None:
+            self._count(job, job.min_workers)
+        elif self._bar(job) is not None:
+            self._limit(job, why)
+        else:
+            self._packed.reasons[job.id] = why
+        return why is None
 
     def _beyond(self, job: JobDemand) -> None:
         """Room for what the job can use beyond its smallest group, as much as there is."""
@@ -130,6 +152,8 @@ class Packing:
             self._packed.reasons[job.id] = f"the budget has reached {money.step}: {money.words}"
             return
         allowed, refusal = self._allowed(job, wanted)
+        if self._has_spent(job):
+            allowed, refusal = 0, "the job has spent its budget"
         if allowed < wanted:
             self._packed.reasons[job.id] = refusal
         wanted = allowed
@@ -145,22 +169,43 @@ class Packing:
             found, lots, quote = self._look(job, wanted)
             got = wanted - quote.workers_short
         self._settle(job, found, lots, got)
-        self._gpus[job.project] += gpus_of(job.worker_resources, got)
+        self._count(job, self._space.held.get(job.id, 0))
         if short is not None:
             self._packed.reasons[job.id] = short
 
     def _allowed(self, job: JobDemand, workers: int) -> tuple[int, str]:
-        """How many of these workers the job's project, and the job's own budget, let it have; and why not all."""
-        if job.budget_left is not None and job.budget_left <= 0:
-            return 0, "the job has spent its budget"
-        return allowed_workers(
+        """How many of these workers beside those that it has its project lets the job have, and why not all."""
+        counted, held = self._counted.get(job.id, 0), self._space.held.get(job.id, 0)
+        allowed, why = allowed_workers(
             job.project,
             self._situation.policies.projects.get(job.project),
             worker=job.worker_resources,
-            workers=workers,
-            gpus_held=self._gpus[job.project],
-            spent=self._situation.view.spent_by_project.get(job.project, Spending()),
+            workers=held + workers,
+            gpus_held=self._gpus[job.project] - gpus_of(job.worker_resources, counted),
         )
+        return max(0, allowed - held), why
+
+    def _has_spent(self, job: JobDemand) -> bool:
+        return job.budget_left is not None and job.budget_left <= 0
+
+    def _bar(self, job: JobDemand) -> str | None:
+        """Why nothing is bought for the job, while it may use what is there; or None."""
+        first = self._limited.get(job.project)
+        if first is not None and first != job.id:
+            return f"{first} of its project waits for the quota"
+        policy = self._situation.policies.projects.get(job.project)
+        if policy is None:
+            return None
+        spent = self._situation.view.spent_by_project.get(job.project, Spending())
+        return why_no_money(job.project, policy, spent)
+
+    def _buy(self, ask: Ask) -> Quote:
+        bar = None if ask.job is None else self._bar(ask.job)
+        if bar is None:
+            return self._market.buy(ask)
+        quote = Quote(workers_short=ask.workers)
+        quote.refuse(bar)
+        return quote
 
     def _obtain_whole(self, job: JobDemand, wanted: int) -> str | None:
         """Room for all these workers, or why there is none."""
@@ -189,7 +234,7 @@ class Packing:
         waited_s = self._situation.waited_s(job)
         policies = self._situation.policies.pools
         patient = tuple(waited_s < policies[pool].patience_s for pool in shape.pools if pool in policies)
-        return (patient, self._situation.is_urgent(job), self._core(job))
+        return (patient, self._situation.is_urgent(job), self._core(job), self._bar(job))
 
     def _core(self, job: JobDemand) -> int:
         """On-demand nodes that the job is on, where that counts."""
@@ -220,14 +265,14 @@ class Packing:
         if len(known) > 1:
             for pool in known:
                 mark = self._market.mark()
-                quote = self._market.buy(self._ask(job, pool, short))
+                quote = self._buy(self._ask(job, pool, short))
                 if not quote.workers_short:
                     return [(pool, lot) for lot in quote.lots], quote
                 self._market.back(mark)
         lots: list[tuple[str, Lot]] = []
         total = Quote(workers_short=short)
         for pool in known:
-            quote = self._market.buy(self._ask(job, pool, total.workers_short))
+            quote = self._buy(self._ask(job, pool, total.workers_short))
             lots.extend((pool, lot) for lot in quote.lots)
             total.workers_short = quote.workers_short
             total.reasons.update(quote.reasons)
@@ -305,7 +350,7 @@ class Packing:
         if offering is not None and bins[0].pool in self._situation.policies.pools:
             nodes = self._domains.room(name)
             ask = replace(self._ask(job, bins[0].pool, left), offering=offering.id, nodes=nodes)
-            quote = self._market.buy(ask)
+            quote = self._buy(ask)
         return found, [(bins[0].pool, lot, name) for lot in quote.lots], quote
 
     def _new_domain(
@@ -316,7 +361,7 @@ class Packing:
             for offering in self._with_fabric(pool, job):
                 mark = self._market.mark()
                 ask = replace(self._ask(job, pool, wanted), offering=offering.id, nodes=FABRIC_NODES)
-                quote = self._market.buy(ask)
+                quote = self._buy(ask)
                 if not quote.workers_short:
                     name = self._new_name(pool, job, offering)
                     return [], [(pool, lot, name) for lot in quote.lots], quote

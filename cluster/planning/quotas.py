@@ -15,6 +15,14 @@ def gpus_of(worker: Mapping[str, float], workers: int) -> float:
     return workers * worker.get("GPU", 0.0)
 
 
+def counted_workers(held: int, least: int, most: int) -> int:
+    """Workers that a running job counts with: those that it has, at least its smallest group.
+
+    While it has none yet, or lost all of them, it is all that it may use: it is about to take what there is.
+    """
+    return max(held, least) if held else most
+
+
 def allowed_workers(
     project: str,
     policy: ProjectPolicy | None,
@@ -22,22 +30,26 @@ def allowed_workers(
     worker: Mapping[str, float],
     workers: int,
     gpus_held: float,
-    spent: Spending,
 ) -> tuple[int, str]:
     """How many of these workers a project that holds so many GPUs may have beside them, and why not all."""
-    if policy is None:
+    per_worker = gpus_of(worker, 1)
+    if policy is None or policy.gpus is None or per_worker <= 0:
         return workers, ""
+    room = max(0, math.floor((policy.gpus - gpus_held) / per_worker + 1e-9))
+    return min(workers, room), f"project {project!r} may use {count(policy.gpus, 'GPU')} at a time"
+
+
+def why_no_money(project: str, policy: ProjectPolicy | None, spent: Spending) -> str | None:
+    """Why nothing more is bought for a project, or None."""
+    if policy is None:
+        return None
     for period, used, limit in (
         ("day", spent.today, policy.usd_per_day),
         ("month", spent.this_month, policy.usd_per_month),
     ):
         if limit is not None and used >= limit:
-            return 0, f"project {project!r} has spent {used:.2f} of {limit:.2f} USD of the {period}"
-    per_worker = gpus_of(worker, 1)
-    if policy.gpus is None or per_worker <= 0:
-        return workers, ""
-    room = max(0, math.floor((policy.gpus - gpus_held) / per_worker + 1e-9))
-    return min(workers, room), f"project {project!r} may use {count(policy.gpus, 'GPU')} at a time"
+            return f"project {project!r} has spent {used:.2f} of {limit:.2f} USD of the {period}"
+    return None
 
 
 def never_allowed(

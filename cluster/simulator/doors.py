@@ -83,7 +83,7 @@ class Assumptions:
     refused_s: float = 300.0
     #: Seconds in which nothing starts, ends or comes, after which the jobs that wait are given up.
     stuck_s: float = 7 * 86_400.0
-    #: Jobs that wait and are shown to the planner, first ones first.
+    #: Jobs that wait and are shown to the planner, first ones first, where projects have no quotas.
     window: int = 200
     #: True: the planner is asked at every look, also when nothing that it decides on has changed.
     asks_always: bool = False

@@ -15,6 +15,7 @@ from cluster.policies import BudgetStep, Policies
 from cluster.simulator.agenda import Agenda
 from cluster.simulator.doors import Assumptions, Planner, Queue
 from cluster.simulator.fleet import Fleet
+from cluster.simulator.jobs import SimJob
 from cluster.simulator.ledger import DAY_S, Ledger
 from cluster.simulator.rest import is_at_rest
 from cluster.simulator.seeing import view_of
@@ -143,7 +144,7 @@ class Replay:
         if is_wanting:
             yield now + GLANCE_S
             waits = {pool.patience_s for pool in pools.values()}
-            for line in (self.work.waiting.first(self._assumptions.window), self.work.short.everybody()):
+            for line in (self._in_view(), self.work.short.everybody()):
                 since = [sim.short_since for sim in line]
                 for patience_s in waits:
                     yield from [at_s for since_s in since if (at_s := since_s + patience_s) > now]
@@ -190,9 +191,17 @@ class Replay:
             self.policies,
             now,
             short=self.work.short.everybody(),
-            waiting=self.work.waiting.first(self._assumptions.window),
+            waiting=self._in_view(),
             is_strict=self._is_strict,
         )
+
+    def _in_view(self) -> list[SimJob]:
+        """Jobs that wait and that the planner is shown, next one first.
+
+        With quotas the first ones of every project, as in the service: those of one do not hide another's.
+        """
+        waiting = self.work.waiting
+        return waiting.first(self._assumptions.window if self._is_strict else len(waiting))
 
     def _view(self, now: float) -> ClusterView:
         spent = (0.0, 0.0)
@@ -205,7 +214,7 @@ class Replay:
         return view_of(
             now,
             self.trace.begins_at,
-            waiting=self.work.waiting.first(self._assumptions.window),
+            waiting=self._in_view(),
             running=self.work.running.values(),
             nodes=self.fleet.seen(now),
             offerings=self.fleet.market.offered,

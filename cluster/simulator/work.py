@@ -88,15 +88,15 @@ class Work:
         # Where projects count, all are asked about before anything starts, as the service does.
         look = len(self.waiting) if self._queue.counts_projects else FIRST_LOOK
         has_quotas = self._queue.has_quotas
-        running = self._running() if has_quotas else ()
         spent = fleet.spent_by_project(now) if has_quotas else {}
         while waiting := self.waiting.first(look):
             if not has_quotas and not _may_fit(waiting[0].job, rooms):
                 break
-            if self._is_anybody_choosy:
+            if self._is_anybody_choosy or has_quotas:
                 free = [_described(node) for node in rooms]
             else:
                 free = [FreeRoom(node.id, node.pool, node.free) for node in rooms]
+            running = self._running() if has_quotas else ()
             chosen = self._queue.starts([sim.job for sim in waiting], free, running, spent)
             for sim in waiting:
                 if sim.job.id in chosen:
@@ -186,6 +186,8 @@ class Work:
                 self._fleet().give_back(now, node, job.id, job.resources)
         self.moved_s = now
         self.has_moved = True
+        if self._queue.has_quotas:
+            self._settled = None  # its project may have another job started, on whatever node
 
     def vacate(self, now: float, node: SimNode, *, only_elastic: bool = False) -> None:
         """The jobs on a node have to leave it: elastic ones go on with the others, or end at a checkpoint."""

@@ -10,17 +10,15 @@ A job that asks for InfiniBand is bound to one fabric domain when it starts, and
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cluster.offerings import CapacityType, Offering
 from cluster.placement import ANYWHERE, Placement
 from cluster.planning.market import FABRIC_NODES
-from cluster.planning.quotas import gpus_of
 from service.queue.demand import placement_of
 from service.queue.domains import Seats, seats_in_a_domain
-from service.queue.quotas import Quotas
+from service.queue.quotas import Counting, Quotas
 from service.queue.rooms import Resources, Room, fits, place, without
 from service.queue.rows import JobRow
 
@@ -75,7 +73,7 @@ class Wait:
     #: `waiting_for_nodes`, `waiting_for_turn` or `waiting_for_quota`.
     reason: str
     message: str
-    #: Its message says all: no pool could ever hold it.
+    #: Its message says all: no pool, or no quota, could ever hold it.
     is_hopeless: bool = False
 
 
@@ -106,17 +104,18 @@ def admit(
     starts: list[str] = []
     fabrics: dict[str, str] = {}
     waits: list[Wait] = []
-    gpus: dict[str, float] = defaultdict(float)
-    #: By project, who is the first that its quota keeps waiting: nobody of the project overtakes that job.
-    limited: dict[str, str] = {}
+    counting = Counting(quotas, (room.bought_for for room in rooms))
     ahead = 0
     for job in queue:
         never = _never(job, rooms, pools)
         if never is not None:
             waits.append(Wait(job.id, "waiting_for_nodes", never, is_hopeless=True))
             continue
-        if quotas is not None and (wait := _limited(job, quotas, gpus[job.project], limited)) is not None:
-            waits.append(wait)
+        if (never := counting.never(job)) is not None:
+            waits.append(Wait(job.id, "waiting_for_quota", never, is_hopeless=True))
+            continue
+        if (refusal := counting.refusal(job)) is not None:
+            waits.append(Wait(job.id, "waiting_for_quota", refusal))
             continue
         allowed = _allowed(rooms, placement_of(job.spec))
         seats = _seats(job, job.max_workers, rooms, free, allowed)
@@ -124,26 +123,17 @@ def admit(
             starts.append(job.id)
             if seats.fabric is not None:
                 fabrics[job.id] = seats.fabric
-            gpus[job.project] += gpus_of(job.worker_resources, seats.workers)
+            counting.start(job)
             free = seats.after
+            continue
+        if (why := counting.why_no_nodes(job)) is not None:
+            waits.append(Wait(job.id, "waiting_for_quota", why))
             continue
         if not tells_jobs:
             break  # nobody starts behind a job that waits
         waits.append(_wait(job, ahead, rooms, allowed, seats.workers))
         ahead += 1
     return Admission(tuple(starts), tuple(waits), fabrics)
-
-
-def _limited(job: JobRow, quotas: Quotas, gpus_started: float, limited: dict[str, str]) -> Wait | None:
-    """What a job is told that its project's quota keeps waiting, or None."""
-    if (never := quotas.never(job)) is not None:
-        return Wait(job.id, "waiting_for_quota", never, is_hopeless=True)
-    if (first := limited.get(job.project)) is not None:
-        return Wait(job.id, "waiting_for_quota", f"waits for its turn behind {first} of its project")
-    if (why := quotas.refusal(job, gpus_started)) is not None:
-        limited[job.project] = job.id
-        return Wait(job.id, "waiting_for_quota", f"waits for the quota of its project: {why}")
-    return None
 
 
 def _beside(claims: Iterable[Claim], rooms: Sequence[Room]) -> list[Resources]:

@@ -10,7 +10,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cluster.planning.quotas import allowed_workers, gpus_of, has_quotas, never_allowed
+from cluster.planning.quotas import (
+    allowed_workers,
+    counted_workers,
+    gpus_of,
+    has_quotas,
+    never_allowed,
+    why_no_money,
+)
 from cluster.policies import Policies, ProjectPolicy
 from cluster.view import Spending
 from service.queue.rows import JobRow
@@ -26,31 +33,66 @@ class Quotas:
     #: USD of the running day and month, by project.
     spent: Mapping[str, Spending] = field(default_factory=dict)
 
-    def never(self, job: JobRow) -> str | None:
-        """Why the job's smallest group may not start at any time, or None."""
-        policy = self.projects.get(job.project)
-        return never_allowed(job.project, policy, job.worker_resources, job.min_workers)
-
-    def refusal(self, job: JobRow, gpus_started: float = 0.0) -> str | None:
-        """Why the job's smallest group may not start, beside others of its project that start now; or None."""
-        allowed, why = allowed_workers(
-            job.project,
-            self.projects.get(job.project),
-            worker=job.worker_resources,
-            workers=job.min_workers,
-            gpus_held=self.gpus.get(job.project, 0.0) + gpus_started,
-            spent=self.spent.get(job.project, Spending()),
-        )
-        return why if allowed < job.min_workers else None
-
 
 def quotas_of(
     policies: Policies, running: Iterable[tuple[JobRow, int]], spent: Mapping[str, Spending]
 ) -> Quotas | None:
-    """The quotas beside jobs that run with so many workers; None where no project has one."""
+    """The quotas beside jobs that run with so many workers (0: not known yet); None where no project has one."""
     if not has_quotas(policies):
         return None
     gpus: dict[str, float] = defaultdict(float)
     for job, workers in running:
-        gpus[job.project] += gpus_of(job.worker_resources, max(workers, job.min_workers))
+        counted = counted_workers(workers, job.min_workers, job.max_workers)
+        gpus[job.project] += gpus_of(job.worker_resources, counted)
     return Quotas(projects=policies.projects, gpus=gpus, spent=spent)
+
+
+class Counting:
+    """Quotas while a queue is decided about, in order of turns; `own` are jobs that ready nodes were bought for."""
+
+    def __init__(self, quotas: Quotas | None, own: Iterable[str | None] = ()) -> None:
+        self._quotas = Quotas(projects={}) if quotas is None else quotas
+        self._own = frozenset(own)
+        self._gpus: defaultdict[str, float] = defaultdict(float, self._quotas.gpus)
+        #: By project, who is the first that waits for its quota: nobody of the project overtakes that job.
+        self._first: dict[str, str] = {}
+
+    def never(self, job: JobRow) -> str | None:
+        """Why the job's smallest group may not start at any time, or None."""
+        policy = self._quotas.projects.get(job.project)
+        if policy is None:
+            return None
+        return never_allowed(job.project, policy, job.worker_resources, job.min_workers)
+
+    def refusal(self, job: JobRow) -> str | None:
+        """Why the job's smallest group may not start now whatever is free, or None."""
+        policy = self._quotas.projects.get(job.project)
+        if policy is None:
+            return None
+        if (first := self._first.get(job.project)) is not None:
+            return f"waits for its turn behind {first} of its project"
+        allowed, why = allowed_workers(
+            job.project,
+            policy,
+            worker=job.worker_resources,
+            workers=job.min_workers,
+            gpus_held=self._gpus[job.project],
+        )
+        if allowed < job.min_workers:
+            return self._waits(job, why)
+        # What was bought for it is paid for by its project; what stands free elsewhere is paid for by others.
+        return None if job.id in self._own else self.why_no_nodes(job)
+
+    def why_no_nodes(self, job: JobRow) -> str | None:
+        """Why nothing is bought for the job that has no room, or None: then it waits for nodes like any other."""
+        policy = self._quotas.projects.get(job.project)
+        why = why_no_money(job.project, policy, self._quotas.spent.get(job.project, Spending()))
+        return None if why is None else self._waits(job, why)
+
+    def start(self, job: JobRow) -> None:
+        """It starts, and counts with all that it may use until its driver has said with how many workers it runs."""
+        self._gpus[job.project] += gpus_of(job.worker_resources, job.max_workers)
+
+    def _waits(self, job: JobRow, why: str) -> str:
+        self._first[job.project] = job.id
+        return f"waits for the quota of its project: {why}"

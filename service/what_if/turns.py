@@ -18,7 +18,7 @@ from service.queue import retry
 from service.queue.admission import PoolSize, admit
 from service.queue.ordering import turn_key
 from service.queue.pools import complete_pools
-from service.queue.quotas import quotas_of
+from service.queue.quotas import Counting, quotas_of
 from service.queue.rooms import Room
 from service.queue.rows import JobRow
 from service.queue.shares import has_shares, shares_of
@@ -73,8 +73,7 @@ class ServiceQueue:
 
     def _is_allowed(self, job: TraceJob) -> bool:
         """Its project's quota has room for its smallest group while nothing else runs."""
-        quotas = quotas_of(self._policies, (), {})
-        return quotas is None or quotas.never(self._row(job)) is None
+        return Counting(quotas_of(self._policies, (), {})).never(self._row(job)) is None
 
     def _is_placeable(self, job: TraceJob) -> bool:
         """What is sold to the pools and accepted by the job has room for its smallest worker group."""

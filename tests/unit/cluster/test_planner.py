@@ -437,7 +437,9 @@ def test_a_stand_in_is_exchanged_for_spot_where_its_job_may_be_and_stays_where_t
     assert isinstance(launch, Launch)
     assert launch.offering == SPOT_2.id, "zone 1 comes first, and the job is not in it"
     elsewhere = node("new", offering=SPOT.id)
-    assert acts(plan(view([running], [*stand_ins, elsewhere]), policies, NOW)) == []
+    (launch,) = acts(plan(view([running], [*stand_ins, elsewhere]), policies, NOW))
+    assert isinstance(launch, Launch)
+    assert launch.offering == SPOT_2.id, "what stands free in zone 1 is of no use to the job"
     spot_1 = view([running], stand_ins, sold=[SPOT, ON_DEMAND])
     for most in (1, 2):
         assert acts(plan(spot_1, rules(return_to_spot_s=900, max_nodes=most), NOW)) == []
@@ -491,6 +493,54 @@ def test_a_project_at_its_quota_keeps_the_planner_from_buying_for_nobody_else() 
     assert [one.job_id for one in actions if isinstance(one, Launch)] == ["d", "d"]
     assert said_to(actions, "b") == "project 'v' has spent 5.50 of 5.00 USD of the day"
     assert said_to(actions, "c") == "it waits for its turn behind b of its project"
+
+
+def limited(**project: Any) -> Policies:
+    """Policies with the pools `p` and `q`, and one project."""
+    pool = rules(max_nodes=9).model_dump(mode="json")["pools"]["p"]
+    small = {**pool, "max_nodes": 2}
+    return Policies.model_validate({"pools": {"p": pool, "q": small}, "projects": {"v": project}})
+
+
+def launched_for(actions: Plan) -> list[str | None]:
+    return [one.job_id for one in actions if isinstance(one, Launch)]
+
+
+def test_a_job_that_no_pool_could_hold_does_not_keep_its_project_waiting_for_the_quota() -> None:
+    running, never, small = (
+        job("s", 3, project="v", is_running=True),
+        job("f", 6, project="v", pools=("q",)),
+        job("w", project="v", created_at=NOW + 1),
+    )
+    there = [node(f"n{at}", jobs={"s": 1}) for at in range(3)]
+    wish = view([running, never, small], there, in_turns=True)
+    assert launched_for(plan(wish, limited(gpus=8), NOW)) == ["w"]
+
+
+def test_a_running_job_that_lost_its_nodes_still_counts() -> None:
+    running = [job("s", 7, project="v", is_running=True), job("r", 4, project="v", is_running=True)]
+    there = [node(f"n{at}", jobs={"s": 1}) for at in range(7)]
+    wish = view([*running, job("w", project="v")], there, in_turns=True)
+    bought_for = set(launched_for(plan(wish, limited(gpus=8), NOW)))
+    assert bought_for == {"r"}, "it comes back to its smallest group, and nobody new starts"
+
+
+def test_nothing_is_bought_for_growth_before_a_job_that_waits_for_the_same_quota() -> None:
+    grows, runs = job("s", (1, 8), project="v", is_running=True), job("t", 2, project="v", is_running=True)
+    there = [node(f"n{at}", jobs={"s" if at < 4 else "t": 1}) for at in range(6)]
+    wish = view([grows, runs, job("f", 4, project="v")], there, in_turns=True)
+    actions = plan(wish, limited(gpus=8), NOW)
+    assert acts(actions) == []
+    assert "f of its project waits for the quota" in said_to(actions, "s")
+
+
+def test_what_was_bought_before_the_money_was_spent_is_kept_for_its_job_and_nothing_is_added() -> None:
+    spent = {"v": Spending(today=5.5, this_month=5.5)}
+    own = [node(f"n{at}", bought_for="j", idle_since=NOW - 9999) for at in range(2)]
+    for size, kept in ((2, True), (3, False)):
+        wish = view([job("j", size, project="v")], own, in_turns=True, spent_by_project=spent)
+        actions = plan(wish, limited(usd_per_day=5.0), NOW)
+        assert [type(one) for one in acts(actions)] == ([] if kept else [Terminate, Terminate])
 
 
 LOST = {"provided": False, "is_running": False, "is_member": False}

@@ -76,6 +76,23 @@ def test_a_project_without_money_waits_until_there_is_some() -> None:
     assert decided([row, other], quotas_of(rule, [], tomorrow)).starts == (row.id, other.id)
 
 
+def test_what_was_bought_for_a_job_is_its_own_also_when_the_money_was_spent_meanwhile() -> None:
+    row, other = job("v", 2), job("s", 1)
+    quotas = quotas_of(policies(v={"usd_per_day": 9.0}), [], {"v": Spending(today=9.5, this_month=9.5)})
+    rooms = [Room(f"node_{number}", "gpu", GPU, bought_for=row.id) for number in range(2)]
+    assert admit([row, other], [], rooms, [POOL], quotas=quotas).starts == (row.id,)
+    half = admit([row, other], [], rooms[:1], [POOL], quotas=quotas)
+    assert half.starts == (other.id,), "no second node is bought, so that nobody waits for it"
+    assert told(half, row)[0] == "waiting_for_quota"
+
+
+def test_an_attempt_counts_with_all_that_it_may_use_until_it_has_said_what_it_has() -> None:
+    first, second, rule = job("v", 2, 8), job("v", 2, 8), policies(v={"gpus": 8})
+    assert decided([first, second], quotas_of(rule, [], {}), 16).starts == (first.id,)
+    for workers, starts in ((0, ()), (7, ()), (3, (second.id,))):
+        assert decided([second], quotas_of(rule, [(first, workers)], {}), 16).starts == starts
+
+
 def test_where_nobody_has_a_quota_nothing_is_counted() -> None:
     assert quotas_of(policies(v={"share": 2.0}), [(job("v"), 3)], {}) is None
 

@@ -96,6 +96,28 @@ def test_nodes_that_stand_free_are_for_whoever_comes_and_for_the_project_once_it
     assert DAY_S <= (ended["v-02"].started_s or 0.0) <= DAY_S + 60.0
 
 
+def test_money_that_is_spent_while_nodes_boot_does_not_take_them_from_their_job() -> None:
+    ended = run([job("v", 0, 0.0, 8)], policies(v={"usd_per_day": 8 * PRICE * 200.0 / 3600.0}))
+    assert (ended["v-00"].started_s or 0.0) < 600.0
+
+
+def test_more_jobs_than_a_look_at_the_line_sees_keep_the_quota() -> None:
+    ended = run([job("v", n, 0.0) for n in range(60)], policies(60, 60, v={"gpus": 55}))
+    assert most_at_once(list(ended.values())) == 55
+
+
+def test_the_lines_of_projects_at_their_quota_hide_nobody() -> None:
+    names = ("a", "b", "c", "d")
+    jobs = [job(name, n, 0.0, hours=10.0) for name in names for n in range(60)]
+    jobs.append(job("z", 0, 10.0))
+    trace = Trace(offerings=OFFERINGS, jobs=tuple(jobs))
+    replay = replayed(
+        trace, policies(20, **{name: {"gpus": 1} for name in names}), Assumptions(stuck_s=3600.0)
+    )
+    (sim,) = [sim for sim in replay.work.ended if sim.job.project == "z"]
+    assert (sim.started_s or 0.0) < 600.0
+
+
 class AlwaysAsking(Replay):
     """Asks the planner at every look, also when its answer is known."""
 
