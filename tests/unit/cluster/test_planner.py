@@ -523,6 +523,11 @@ def test_a_running_job_that_lost_its_nodes_still_counts() -> None:
     wish = view([*running, job("w", project="v")], there, in_turns=True)
     bought_for = set(launched_for(plan(wish, limited(gpus=8), NOW)))
     assert bought_for == {"r"}, "it comes back to its smallest group, and nobody new starts"
+    there.append(node("w", bought_for="w"))
+    actions = plan(view(wish.jobs, there, sold=(), in_turns=True), limited(gpus=8), NOW)
+    assert said_to(actions, "w") == "project 'v' may use 8 GPUs at a time", (
+        "also while there is nothing to come back to"
+    )
 
 
 def test_nothing_is_bought_for_growth_before_a_job_that_waits_for_the_same_quota() -> None:
