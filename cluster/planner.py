@@ -58,8 +58,9 @@ def plan(
     before = _usable(situation, returns)
     hand_over(situation, returns, before)
     packed, launches = _filled(situation, returns, before)
-    allowed, held_up = _within_pace(situation, launches)
-    heard, refused = _heard(view, allowed, rules)
+    later: dict[str | None, str] = {}
+    allowed, held_up = _within_pace(situation, launches, later)
+    heard, refused = _heard(view, allowed, rules, later)
     return (
         *ends,
         *returns.actions,
@@ -68,7 +69,7 @@ def plan(
         *held_up,
         *refused,
         *returns.waits,
-        *(_waits(situation, packed) if tells_jobs else ()),
+        *(_waits(situation, packed, heard, later) if tells_jobs else ()),
     )
 
 
@@ -172,8 +173,10 @@ def _own(market: Market, domains: Domains, pool: str, wanted: int, *, is_patient
     ]
 
 
-def _within_pace(situation: Situation, launches: Iterable[Launch]) -> tuple[list[Launch], list[Wait]]:
-    """The launches that may be made now, and why others have to wait."""
+def _within_pace(
+    situation: Situation, launches: Iterable[Launch], later: dict[str | None, str]
+) -> tuple[list[Launch], list[Wait]]:
+    """The launches that may be made now, and why others have to wait; jobs that those are for come into `later`."""
     by_pool: dict[str, list[Launch]] = defaultdict(list)
     for launch in launches:
         by_pool[launch.pool].append(launch)
@@ -185,6 +188,8 @@ def _within_pace(situation: Situation, launches: Iterable[Launch]) -> tuple[list
         if number < len(mine):
             reason = f"{count(len(mine) - number, 'node')} more are launched later: {why}"
             waits.append(Wait(pool=pool, reason=reason))
+        for launch in mine[number:]:
+            later.setdefault(launch.job_id, why)
     return allowed, waits
 
 
@@ -206,9 +211,15 @@ def _allowance(situation: Situation, pool: str) -> tuple[int, str]:
 
 
 def _heard(
-    view: ClusterView, launches: Iterable[Launch], rules: Sequence[tuple[str, Rule]]
+    view: ClusterView,
+    launches: Iterable[Launch],
+    rules: Sequence[tuple[str, Rule]],
+    later: dict[str | None, str],
 ) -> tuple[list[Launch], list[Wait]]:
-    """The launches that no rule of the site refuses; a rule that fails is left out, and said to be."""
+    """The launches that no rule of the site refuses; a rule that fails is left out, and said to be.
+
+    Jobs that a refused one was for come into `later`.
+    """
     heard: list[Launch] = []
     waits: dict[Wait, None] = {}
     for launch in launches:
@@ -230,6 +241,7 @@ def _heard(
             heard.append(launch)
         else:
             waits[refusal] = None
+            later.setdefault(launch.job_id, refusal.reason)
     return heard, list(waits)
 
 
@@ -254,21 +266,26 @@ def _notices(situation: Situation) -> list[Notice]:
     ]
 
 
-def _waits(situation: Situation, packed: Packed) -> list[Wait]:
-    """Why each job has not all that it can use."""
+def _waits(
+    situation: Situation, packed: Packed, heard: Sequence[Launch], later: Mapping[str | None, str]
+) -> list[Wait]:
+    """Why each job has not all that it can use; `later` says why launches for it are not among those `heard`."""
     waits: list[Wait] = []
-    launched = Counter(launch.job_id for launch in packed.launches)
+    launched = Counter(launch.job_id for launch in heard)
+    # Of nodes that a pool would have anyway some may be held up as well; nobody is told that those start.
+    starting = sum(node.is_usable and not node.is_member for node in situation.view.unwell) + len(heard)
     reasons = packed.reasons | {job.id: packed.why_behind for job in packed.behind}
     for job in situation.view.jobs:
         if (reason := reasons.get(job.id)) is not None:
             waits.append(Wait(job_id=job.id, reason=reason))
-        elif (nodes := packed.starting.get(job.id, 0) + launched[job.id]) > 0:
-            waits.append(
-                Wait(
-                    job_id=job.id,
-                    reason=f"{count(nodes, 'node')} for it {'is' if nodes == 1 else 'are'} starting",
-                )
+        elif job.id in packed.starting or launched[job.id] or job.id in later:
+            nodes = min(packed.starting.get(job.id, 0) + launched[job.id], starting)
+            said = (
+                [f"{count(nodes, 'node')} for it {'is' if nodes == 1 else 'are'} starting"] if nodes else []
             )
+            if (why := later.get(job.id, None if nodes else later.get(None))) is not None:
+                said.append(f"nodes for it are launched later: {why}")
+            waits.append(Wait(job_id=job.id, reason="; ".join(said) or "nodes for it are launched later"))
         elif not job.is_running:
             waits.append(Wait(job_id=job.id, reason="there is room for it on nodes that are ready"))
     return waits

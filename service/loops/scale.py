@@ -98,8 +98,9 @@ def scale(turn: Turn, hands: Hands) -> Mapping[str, str]:
         view = bought_view(turn, policies, hands.supply, load, nodes)
     actions = plan(view, policies, turn.now)
     # 5. Carry it out.
-    _carry_out(turn, hands, policies, view, actions, rows, machines, members)
-    return {action.job_id: action.reason for action in actions if isinstance(action, Wait) and action.job_id}
+    vetoed = _carry_out(turn, hands, policies, view, actions, rows, machines, members)
+    reasons = {wait.job_id: wait.reason for wait in actions if isinstance(wait, Wait) and wait.job_id}
+    return reasons | vetoed
 
 
 def _carry_out(
@@ -111,7 +112,8 @@ def _carry_out(
     rows: Sequence[NodeRow],
     machines: Machines,
     members: Members,
-) -> None:
+) -> dict[str, str]:
+    """Why launches were not made after all, by the job that they are for."""
     provider, by_id = hands.provider, {row.id: row for row in rows}
     offerings = {offering.id: offering for offering in view.offerings}
     ended = _orphans(turn, machines, by_id)
@@ -137,13 +139,15 @@ def _carry_out(
     at_once = 1 if hands.drains is None else AT_ONCE
     _at_once("delete", partial(_delete, provider), ended, at_once)
     wished = [action for action in actions if isinstance(action, Launch)]
-    for launch in let_through(turn, policies, view, wished):
+    through, vetoed = let_through(turn, policies, view, wished)
+    for launch in through:
         row = _insert(turn, launch, offerings[launch.offering])
         by_id[row.id] = row
         wanted.append(_request(row, offerings[launch.offering], launch.labels))
     answers = _at_once("create", partial(_create, provider), wanted, at_once)
     for request, refusal in zip(wanted, answers, strict=True):
         _settle(turn, by_id[request.node_id], refusal)
+    return vetoed
 
 
 def _observe(

@@ -24,15 +24,23 @@ AGAIN_S = 3600.0
 
 def let_through(
     turn: Turn, policies: Policies, view: ClusterView, launches: Sequence[Launch]
-) -> list[Launch]:
-    """The launches that no rule vetoes.  Raises Fenced."""
+) -> tuple[list[Launch], dict[str, str]]:
+    """The launches that no rule vetoes, and why others are not made, by the job that they are for.  Raises Fenced."""
     if not policies.rules or not launches:
-        return list(launches)
+        return list(launches), {}
     rules = load_rules(policies.rules, partial(_tell_failure, turn))
-    return [launch for launch in launches if not _is_vetoed(turn, rules, view, launch)]
+    through: list[Launch] = []
+    vetoed: dict[str, str] = {}
+    for launch in launches:
+        why = _veto(turn, rules, view, launch)
+        if why is None:
+            through.append(launch)
+        elif launch.job_id is not None:
+            vetoed[launch.job_id] = why
+    return through, vetoed
 
 
-def _is_vetoed(turn: Turn, rules: Sequence[tuple[str, SiteRule]], view: ClusterView, launch: Launch) -> bool:
+def _veto(turn: Turn, rules: Sequence[tuple[str, SiteRule]], view: ClusterView, launch: Launch) -> str | None:
     for name, rule in rules:
         try:
             refusal = rule(view, launch)
@@ -49,8 +57,8 @@ def _is_vetoed(turn: Turn, rules: Sequence[tuple[str, SiteRule]], view: ClusterV
                 data={"rule": name, "pool": launch.pool},
             )
             _tell(turn, event)
-            return True
-    return False
+            return message
+    return None
 
 
 def _tell_failure(turn: Turn, name: str, why: str) -> None:

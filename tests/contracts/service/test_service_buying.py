@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster import installed_rules
 from cluster.offerings import CapacityType, Offering
 from cluster.policy_documents import digest_of
 from cluster.provider import InsufficientCapacity, NodeRequest
@@ -303,6 +304,19 @@ def test_a_project_that_has_spent_its_day_waits_for_the_next_one_and_others_go_o
     world.now = 20_001 * DAY_S + 1.0
     world.tick(3)
     assert world.job(second).state is JobState.ADMITTED
+
+
+def test_a_job_is_told_which_rule_of_the_site_keeps_its_nodes_from_being_launched(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = {"friday": lambda view, launch: "not on Fridays"}
+    monkeypatch.setattr(installed_rules, "_load", rules.__getitem__)
+    apply(world, DOCUMENT.format(max_nodes=3) + "rules: [friday]\n")
+    job_id = world.submit()
+    world.tick(3)
+    assert living(world) == []
+    told = "the rule friday lets no node of pool cpu be launched: not on Fridays"
+    assert str(world.job(job_id).message).endswith(told)
 
 
 def test_a_node_that_nobody_uses_is_returned_and_one_that_works_is_not(world: World) -> None:

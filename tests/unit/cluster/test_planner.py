@@ -346,6 +346,8 @@ def test_what_nobody_uses_is_returned_after_its_time_at_its_pace() -> None:
 
 def test_growth_has_a_pace() -> None:
     slowly = plan(view([job(workers=5)]), rules(grow_per_minute=2), NOW)
+    why = "at most 2 a minute are launched"
+    assert said_to(slowly) == f"2 nodes for it are starting; nodes for it are launched later: {why}"
     assert len(bought(slowly)) == 2
     assert "3 nodes more are launched later: at most 2 a minute are launched" in [
         one.reason for one in slowly if isinstance(one, Wait)
@@ -371,6 +373,9 @@ def test_a_schedule_changes_the_limits_and_maintenance_keeps_everything_as_it_is
     resting = plan(view(), rules(min_nodes=3, maintenance=[window]), night)
     assert [type(action) for action in resting] == [Wait]
     assert "before the maintenance ends at 03:00:00 UTC" in resting[0].reason  # type: ignore[union-attr]
+    waits = plan(view([job(workers=3)]), rules(maintenance=[window]), night)
+    why = "nothing is launched before the maintenance ends at 03:00:00 UTC"
+    assert said_to(waits) == f"nodes for it are launched later: {why}"
 
 
 @pytest.mark.parametrize(
@@ -459,6 +464,8 @@ def test_a_rule_of_the_site_refuses_launches_and_one_that_fails_is_left_out() ->
         "rule 'broken' was left out, as it failed: ZeroDivisionError()",
         "rule 'quiet' refuses a launch: not on Sundays",
     ]
+    refusal = "rule 'quiet' refuses a launch: not on Sundays"
+    assert said_to(actions) == f"nodes for it are launched later: {refusal}"
 
 
 def test_a_project_and_a_job_have_budgets_of_their_own() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import combinations
@@ -215,6 +216,12 @@ def test_everything_has_a_reason(view: ClusterView, rules: Policies) -> None:
     bought = {launch.job_id for launch in of(actions, Launch)}
     running = {one.id for one in view.jobs if one.is_running}
     assert {one.id for one in view.jobs} <= told | bought | running
+    starting = sum(one.is_usable and not one.is_member for one in view.nodes)
+    for wait in of(actions, Wait):
+        if (said := re.match(r"(\d+) nodes? for it (is|are) starting", wait.reason)) is not None:
+            assert int(said[1]) <= len(of(actions, Launch)) + starting, (
+                "nobody is told of nodes that do not start"
+            )
     nodes_told = {action.node_id for action in actions if hasattr(action, "node_id")}
     wanted = [one for one in view.nodes if one.is_usable and not one.jobs and one.idle_since is not None]
     assert all(one.id in nodes_told or view.jobs for one in wanted)
