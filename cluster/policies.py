@@ -98,7 +98,7 @@ class PoolPolicy(_Policy):
     #: Seconds that a node which is to be returned while it works is given.
     drain_s: Annotated[Duration, Field(gt=0, le=86_400)] = 120.0
     schedules: tuple[Schedule, ...] = Field(default=(), max_length=64)
-    #: Nothing is launched, exchanged or returned within these, except what fails.
+    #: Nothing is launched, exchanged or returned within these, except what fails or a step of the budget demands.
     maintenance: tuple[Window, ...] = Field(default=(), max_length=64)
 
 
