@@ -46,7 +46,7 @@ class CapacityRule(StrEnum):
     ON_DEMAND = "on-demand"
     #: Spot; on-demand for what has waited for spot longer than `patience_s`.
     PREFER_SPOT = "prefer-spot"
-    #: `on_demand_core` nodes on demand, where rank 0 runs, and spot for the rest.
+    #: `on_demand_core` nodes of the pool on demand, and spot for the rest.
     MIXED = "mixed"
 
 
