@@ -7,12 +7,15 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from cluster.offerings import CapacityType, Offering
+from cluster.placement import bought_by
 from cluster.policies import CapacityRule, Policies, PoolPolicy
 from cluster.policy_problems import Conflict, Path
 
 #: The word for "the cloud chooses".
 ANY_ZONE = "any"
 _DAY_HOURS = 24.0
+#: Days that every month has.
+_SHORTEST_MONTH_DAYS = 28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,21 +114,41 @@ def _gpus_beyond(policies: Policies, catalogue: Collection[Offering]) -> Iterato
 
 
 def _never_affordable(policies: Policies, catalogue: Collection[Offering]) -> Iterator[Conflict]:
-    budget = policies.budget.usd_per_day
-    if budget is None:
-        return
     floors = {name: _floor_per_day(pool, catalogue) for name, pool in policies.pools.items()}
-    total = sum(floors.values())
-    if total > budget:
-        name = max(floors, key=lambda one: (floors[one], one))
-        message = (
-            f"usd_per_day is {budget:g}, and the nodes of min_nodes alone cost {total:.2f} USD a day at the least"
-            f", most of it in the pool {name}"
-        )
-        yield Conflict((("budget", "usd_per_day"), ("pools", name, "min_nodes")), message)
+    budget = policies.budget
+    for key, limit, days, period in (
+        ("usd_per_day", budget.usd_per_day, 1, "a day"),
+        ("usd_per_month", budget.usd_per_month, _SHORTEST_MONTH_DAYS, "in the 28 days of the shortest month"),
+    ):
+        # To the cent, as it is told: what fits exactly is not refused for a rounding.
+        cost = round(sum(floors.values()) * days, 2)
+        if limit is not None and cost > limit:
+            name = max(floors, key=lambda one: (floors[one], one))
+            message = (
+                f"{key} is {limit:g}, and the nodes of min_nodes alone cost {cost:.2f} USD {period} at the least"
+                f", most of it in the pool {name}"
+            )
+            yield Conflict((("budget", key), ("pools", name, "min_nodes")), message)
 
 
 def _floor_per_day(pool: PoolPolicy, catalogue: Collection[Offering]) -> float:
-    prices = [offering.price_per_hour for offering in catalogue if offering.size in pool.sizes]
-    lows = [pool.min_nodes, *(one.min_nodes for one in pool.schedules if one.min_nodes is not None)]
-    return min(lows) * min(prices, default=0.0) * _DAY_HOURS
+    """USD that the nodes which are never returned cost at the least, of what the pool may buy."""
+    nodes = min([pool.min_nodes, *(one.min_nodes for one in pool.schedules if one.min_nodes is not None)])
+    core = min(nodes, pool.on_demand_core) if pool.capacity is CapacityRule.MIXED else 0
+    per_hour = core * _cheapest(pool, (CapacityType.ON_DEMAND,), catalogue)
+    per_hour += (nodes - core) * _cheapest(pool, bought_by(pool.capacity), catalogue)
+    return per_hour * _DAY_HOURS
+
+
+def _cheapest(
+    pool: PoolPolicy, capacities: Collection[CapacityType], catalogue: Collection[Offering]
+) -> float:
+    """USD for an hour of the cheapest node of these capacity types in the pool's zones; 0 where none is sold."""
+    prices = [
+        offering.price_per_hour
+        for offering in catalogue
+        if offering.size in pool.sizes
+        and offering.capacity in capacities
+        and (offering.zone or ANY_ZONE) in pool.zones
+    ]
+    return min(prices, default=0.0)

@@ -46,7 +46,7 @@ class CapacityRule(StrEnum):
     ON_DEMAND = "on-demand"
     #: Spot; on-demand for what has waited for spot longer than `patience_s`.
     PREFER_SPOT = "prefer-spot"
-    #: `on_demand_core` nodes on demand, where rank 0 runs, and spot for the rest.
+    #: `on_demand_core` nodes of the pool on demand, and spot for the rest.
     MIXED = "mixed"
 
 
@@ -98,7 +98,7 @@ class PoolPolicy(_Policy):
     #: Seconds that a node which is to be returned while it works is given.
     drain_s: Annotated[Duration, Field(gt=0, le=86_400)] = 120.0
     schedules: tuple[Schedule, ...] = Field(default=(), max_length=64)
-    #: Nothing is launched, exchanged or returned within these, except what fails.
+    #: Nothing is launched, exchanged or returned within these, except what fails or a step of the budget demands.
     maintenance: tuple[Window, ...] = Field(default=(), max_length=64)
 
 

@@ -8,11 +8,24 @@ from hypothesis import strategies as st
 
 from cluster.actions import Drain, Launch, Plan, Terminate
 from cluster.offerings import CapacityType, Offering
-from cluster.policies import BudgetPolicy, BudgetStep, CapacityRule, Policies, PoolPolicy, ProjectPolicy
+from cluster.policies import (
+    BudgetPolicy,
+    BudgetStep,
+    CapacityRule,
+    Policies,
+    PoolPolicy,
+    ProjectPolicy,
+    Schedule,
+    Window,
+)
 from cluster.view import ENDED, ClusterView, JobDemand, NodeView, Refusal, Spending
 from remora.states import NodeState
 
+#: A Monday at 13:46:40 UTC.
 NOW = 1_000_000.0
+#: A window that holds now, and the next one, which begins when it ends.
+OPEN = Window(begins="0 13 * * *", lasts_s=3600.0)
+LATER = Window(begins="0 14 * * *", lasts_s=3600.0)
 
 
 def offering(
@@ -126,6 +139,13 @@ def wished(launch: Launch, name: str, now: float) -> NodeView:
 
 
 counts = st.integers(0, 6)
+schedules = st.builds(
+    Schedule,
+    window=st.sampled_from([OPEN, LATER]),
+    min_nodes=st.none() | st.integers(0, 2),
+    max_nodes=st.none() | st.integers(2, 8),
+    warm_nodes=st.none() | st.integers(0, 2),
+)
 pools = st.builds(
     PoolPolicy,
     sizes=st.permutations(["free", "small", "large"]).map(tuple),
@@ -140,6 +160,8 @@ pools = st.builds(
     patience_s=st.sampled_from([0.0, 600.0]),
     on_demand_core=st.integers(0, 2),
     return_to_spot_s=st.sampled_from([None, 0.0, 900.0]),
+    schedules=st.lists(schedules, max_size=2, unique_by=lambda one: one.window.begins).map(tuple),
+    maintenance=st.sampled_from([(), (), (), (LATER,), (OPEN,), (LATER, OPEN)]),
 )
 budgets = st.builds(
     BudgetPolicy,
@@ -191,6 +213,9 @@ def jobs(draw: st.DrawFn, name: str) -> JobDemand:
 def nodes(draw: st.DrawFn, name: str, demands: list[JobDemand]) -> NodeView:
     """One node in any state."""
     bought = draw(st.sampled_from(CATALOGUE))
+    pool = draw(st.sampled_from(["p", "p", "q"]))
+    # Labels keep workers on nodes of the pools that their job accepts, and nodes are bought in no others for it.
+    demands = [one for one in demands if not one.pools or pool in one.pools]
     state = draw(st.sampled_from([*NodeState, NodeState.READY, NodeState.READY, NodeState.READY]))
     is_ended = state in (NodeState.GONE, NodeState.FAILED)
     is_member = state in (NodeState.JOINED, NodeState.READY, NodeState.DRAINING)
@@ -202,7 +227,7 @@ def nodes(draw: st.DrawFn, name: str, demands: list[JobDemand]) -> NodeView:
     ages = st.sampled_from([5.0, 30.0, 100.0, 2000.0])
     return node(
         name,
-        pool=draw(st.sampled_from(["p", "p", "q"])),
+        pool=pool,
         state=state,
         created_at=NOW - draw(ages),
         offering=bought.id,

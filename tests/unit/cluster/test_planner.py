@@ -414,6 +414,45 @@ def test_a_budget_degrades_in_steps_and_owners_are_told(
         )
 
 
+@pytest.mark.parametrize(
+    ("spent", "gone"),
+    [
+        (0.0, set()),
+        (8.0, set()),
+        (8.5, {"demand"}),
+        (9.0, {"demand", "unused"}),
+        (9.9, {"demand", "spot", "unused"}),
+    ],
+)
+def test_in_maintenance_what_is_too_much_or_unused_stays_and_what_a_budget_step_demands_goes(
+    spent: float, gone: set[str]
+) -> None:
+    steps = {"stop-growing": 0.8, "spot-only": 0.85, "shrink": 0.9}
+    limits: dict[str, Any] = {"max_nodes": 2, "budget": {"usd_per_day": 10, "steps": steps}}
+    window = {"begins": "0 13 * * *", "lasts_s": 3600}
+    seen = view(
+        [job(workers=(1, 2), is_running=True, saved_at=NOW - 60)],
+        [
+            node("demand", offering=ON_DEMAND.id, jobs={"j": 1}),
+            node("spot", offering=SPOT.id, jobs={"j": 1}),
+            node("unused", offering=SPOT_2.id, idle_since=NOW - 1000),
+        ],
+        spent=Spending(today=spent),
+    )
+    resting = plan(seen, rules(maintenance=[window], **limits), NOW)
+    returned = [action for action in acts(resting) if isinstance(action, Drain | Terminate)]
+    assert {action.node_id for action in returned} == gone
+    assert all("the budget has reached" in action.reason for action in returned)
+    assert bought(resting) == []
+    if not gone:
+        waits = [one for one in resting if isinstance(one, Wait) and one.job_id is None]
+        assert [(one.pool, one.node_id) for one in waits] == [("p", None), (None, "unused")]
+        assert all("until the maintenance ends at 14:00:00 UTC" in one.reason for one in waits)
+        (end,) = acts(plan(seen, rules(**limits), NOW))
+        assert isinstance(end, Terminate), "without maintenance it goes"
+        assert end.node_id == "unused"
+
+
 def test_on_demand_that_stood_in_for_spot_is_exchanged_one_at_a_time() -> None:
     policies = rules(return_to_spot_s=900)
     stand_ins = [node(f"n{at}", offering=ON_DEMAND.id, jobs={"j": 1}) for at in range(2)]

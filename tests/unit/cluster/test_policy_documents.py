@@ -21,11 +21,12 @@ def offering(size: str, zone: str | None, capacity: CapacityType, price: float, 
     return Offering(size=size, zone=zone, capacity=capacity, resources={"GPU": gpus}, price_per_hour=price)
 
 
+#: In zone 2 everything costs twice as much.
 CATALOGUE = tuple(
-    offering(size, zone, capacity, price)
+    offering(size, zone, capacity, price * (2.0 if zone == "2" else 1.0))
     for size, zones, prices in (
-        (A100, ("1", "2"), {CapacityType.SPOT: 1.0, CapacityType.ON_DEMAND: 4.0}),
-        (T4, ("1",), {CapacityType.ON_DEMAND: 0.5}),
+        (A100, (None, "1", "2"), {CapacityType.SPOT: 1.0, CapacityType.ON_DEMAND: 4.0}),
+        (T4, (None, "1"), {CapacityType.ON_DEMAND: 0.5}),
     )
     for zone in zones
     for capacity, price in prices.items()
@@ -197,6 +198,69 @@ class TestAgainstWhatThereIs:
     def test_what_is_not_there_is_refused(self, text: str, expected: str) -> None:
         (said,) = refusals(text, self.known)
         assert expected in said
+
+    @pytest.mark.parametrize(
+        ("pool", "usd_per_day"),
+        [
+            ("capacity: spot, min_nodes: 2", 2 * 24),
+            ("capacity: prefer-spot, min_nodes: 2", 2 * 24),
+            ("capacity: on-demand, min_nodes: 2", 2 * 96),
+            ("capacity: mixed, min_nodes: 3", 96 + 2 * 24),
+            ("capacity: mixed, min_nodes: 3, on_demand_core: 0", 3 * 24),
+            ("capacity: mixed, min_nodes: 3, on_demand_core: 5", 3 * 96),
+            ("capacity: spot, min_nodes: 2, zones: [2]", 2 * 48),
+            ("capacity: spot, min_nodes: 2, zones: [2, 1]", 2 * 24),
+            (f"sizes: [{A100}, {T4}], capacity: spot, min_nodes: 1", 24),
+            (f"sizes: [{A100}, {T4}], capacity: prefer-spot, min_nodes: 1", 12),
+            (f"sizes: [{A100}, {T4}], zones: [2], min_nodes: 1", 48),
+            (
+                "capacity: spot, min_nodes: 3,"
+                " schedules: [{window: {begins: 0 20 * * *, lasts_s: 1h}, min_nodes: 2}]",
+                2 * 24,
+            ),
+        ],
+    )
+    @pytest.mark.parametrize(
+        ("key", "days", "period"),
+        [
+            ("usd_per_day", 1, "a day"),
+            ("usd_per_month", 28, "in the 28 days of the shortest month"),
+        ],
+    )
+    def test_nodes_that_are_never_returned_have_to_be_affordable(
+        self, pool: str, usd_per_day: int, key: str, days: int, period: str
+    ) -> None:
+        """At the least that the pool may pay for them: by its capacity types, in its zones; to the cent."""
+        sizes = "" if "sizes" in pool else f"sizes: [{A100}], "
+        cost = usd_per_day * days
+        text = f"pools:\n  a: {{{sizes}{pool}}}\nbudget:\n  {key}: "
+        (said,) = refusals(f"{text}{cost - 1}", self.known)
+        assert said == (
+            f"budget.{key} (lines 4 and 2): {key} is {cost - 1},"
+            f" and the nodes of min_nodes alone cost {cost}.00 USD {period} at the least,"
+            " most of it in the pool a"
+        )
+        assert read_document(f"{text}{cost}", self.known).pools["a"].min_nodes
+
+    def test_a_day_and_a_month_that_are_too_short_of_money_are_both_told(self) -> None:
+        said = refusals(
+            f"""\
+            pools:
+              a: {{sizes: [{A100}], capacity: on-demand, min_nodes: 1}}
+              b: {{sizes: [{T4}], capacity: on-demand, min_nodes: 2, max_nodes: 4}}
+            budget: {{usd_per_day: 119, usd_per_month: 3359.99}}
+            """,
+            self.known,
+        )
+        assert [one.partition(" alone ")[2] for one in said] == [
+            "cost 120.00 USD a day at the least, most of it in the pool a",
+            "cost 3360.00 USD in the 28 days of the shortest month at the least, most of it in the pool a",
+        ]
+
+    def test_a_price_that_is_no_binary_number_fits_a_budget_that_it_fits(self) -> None:
+        sold = (offering(A100, None, CapacityType.SPOT, 0.1),)
+        text = f"pools: {{a: {{sizes: [{A100}], min_nodes: 3}}}}\nbudget: {{usd_per_day: 7.2}}"
+        assert read_document(text, Known(catalogue=sold)).budget.usd_per_day == 7.2
 
     def test_what_is_there_is_taken(self) -> None:
         text = f"""
