@@ -20,7 +20,7 @@ from cluster.simulator.doors import Assumptions, FreeRoom
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.generator import Cluster, Wish, generated
-from cluster.traces.trace import Trace
+from cluster.traces.trace import Trace, TraceJob
 from service.queue.admission import Claim, PoolSize, admit
 from service.queue.ordering import in_order
 from service.queue.rooms import Room
@@ -109,14 +109,19 @@ def most_nodes(replay: Replay) -> int:
     return most
 
 
+PACES = st.sampled_from([0.5, 1.0, 60.0])
+
+
 @settings(max_examples=20, deadline=None)
-@example(8177, CapacityRule.SPOT, 0)  # a job that grows into a node that was bought for one that waits
-@example(8009, CapacityRule.SPOT, 3)  # nobody wants a node but the pool
-@given(st.integers(0, 2**32), st.sampled_from(list(CapacityRule)), st.integers(0, 3))
+@example(8177, CapacityRule.SPOT, 0, 60.0, 60.0)  # a job grows into a node that was bought for one that waits
+@example(8009, CapacityRule.SPOT, 3, 60.0, 60.0)  # nobody wants a node but the pool
+@example(1, CapacityRule.ON_DEMAND, 3, 0.5, 60.0)  # nothing happens until the pace allows the next launch
+@given(st.integers(0, 2**32), st.sampled_from(list(CapacityRule)), st.integers(0, 3), PACES, PACES)
 def test_a_planner_that_is_asked_only_after_changes_decides_the_same(
-    seed: int, rule: CapacityRule, min_nodes: int
+    seed: int, rule: CapacityRule, min_nodes: int, grows: float, shrinks: float
 ) -> None:
-    trace, policy = a_trace(seed), policies(rule, min_nodes=min_nodes)
+    paces = {"grow_per_minute": grows, "shrink_per_minute": shrinks}
+    trace, policy = a_trace(seed), policies(rule, min_nodes=min_nodes, **paces)
     assumptions = Assumptions(seed=seed, stuck_s=20_000.0)
     seldom = report_of(replayed(trace, policy, assumptions))
     always = report_of(replayed(trace, policy, replace(assumptions, asks_always=True)))
@@ -124,6 +129,18 @@ def test_a_planner_that_is_asked_only_after_changes_decides_the_same(
     # who asks more often hears more refusals, and nothing else
     assert replace(seldom, looks=0, refused=0) == replace(always, looks=0, refused=0)
     assert seldom.looks < always.looks
+
+
+def test_a_job_grows_as_quickly_as_the_pace_of_its_pool_allows() -> None:
+    wide = TraceJob(
+        id="wide", at_s=0.0, min_workers=1, max_workers=4, resources={"GPU": 4.0}, work_s=20_000.0
+    )
+    replay = replayed(
+        Trace(offerings=OFFERINGS, jobs=(wide,)),
+        policies(CapacityRule.ON_DEMAND, grow_per_minute=0.5),
+        Assumptions(),
+    )
+    assert [node.created_s for node in replay.fleet.every] == [0.0, 120.0, 240.0, 360.0]
 
 
 class AlwaysAsking(Replay):
