@@ -382,7 +382,7 @@ class WhatIf(View):
     policies: list[str]
     #: One for each policy, once it is done.
     reports: list[ReplayReport] = Field(default_factory=list)
-    #: What of the trace was left out, and why.
+    #: What of the trace was left out, and which site rules were passed over, and why.
     notes: list[str] = Field(default_factory=list)
     #: An SVG of nodes and waiting jobs over time, once it is done.
     plot: str | None = None
