@@ -351,6 +351,8 @@ class ReplayReport(View):
     refused: int
     #: Days and months that cost more than the cluster's budget for them.
     budget_violations: int
+    #: Days and months in which a project spent more than its policy allows; each counts by itself.
+    project_budget_violations: int = 0
     deadlines_missed: int
 
 
