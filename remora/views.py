@@ -351,6 +351,8 @@ class ReplayReport(View):
     refused: int
     #: Days and months that cost more than the cluster's budget for them.
     budget_violations: int
+    #: Days and months in which a project spent more than its policy allows; each counts by itself.
+    project_budget_violations: int = 0
     deadlines_missed: int
 
 
@@ -382,7 +384,7 @@ class WhatIf(View):
     policies: list[str]
     #: One for each policy, once it is done.
     reports: list[ReplayReport] = Field(default_factory=list)
-    #: What of the trace was left out, and why.
+    #: What of the trace was left out, and which site rules were passed over, and why.
     notes: list[str] = Field(default_factory=list)
     #: An SVG of nodes and waiting jobs over time, once it is done.
     plot: str | None = None

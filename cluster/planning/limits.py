@@ -38,6 +38,22 @@ def pace_left(per_minute: float, moments: Iterable[float], now: float) -> int:
 
     Counted over a minute, or over as long as one of them takes at a pace below one a minute.
     """
-    window_s = max(60.0, 60.0 / per_minute)
-    allowed = max(1, math.floor(per_minute * window_s / 60.0 + 1e-9))
-    return max(0, allowed - sum(1 for at in moments if now - window_s < at <= now))
+    window_s = window_of(per_minute)
+    return max(0, _allowed(per_minute) - sum(1 for at in moments if now - window_s < at <= now))
+
+
+def next_at(per_minute: float, moments: Iterable[float], now: float) -> float | None:
+    """When `pace_left` lets it be done again that was done at these `moments`; None: now."""
+    counted = sorted(at for at in moments if now - window_of(per_minute) < at <= now)
+    allowed = _allowed(per_minute)
+    return None if len(counted) < allowed else counted[-allowed] + window_of(per_minute)
+
+
+def window_of(per_minute: float) -> float:
+    """Seconds over which a pace is counted."""
+    return max(60.0, 60.0 / per_minute)
+
+
+def _allowed(per_minute: float) -> int:
+    """How often within the window."""
+    return max(1, math.floor(per_minute * window_of(per_minute) / 60.0 + 1e-9))

@@ -222,6 +222,14 @@ class Fleet:
         """Days since 1970 (UTC), in which projects' money is counted."""
         return self._ledger.day_of(now)
 
+    def bought(self, pool: str, now: float, within_s: float) -> Iterator[SimNode]:
+        """Nodes of a view that were bought for the pool within the last `within_s`, newest first."""
+        for node in reversed(self.every):
+            if node.created_s < now - within_s:
+                return
+            if node.pool == pool and (node.ended_s is None or node.ended_s >= now - MEMORY_S):
+                yield node
+
     def seen(self, now: float) -> list[SimNode]:
         """Nodes of a view: those that are there, and those that ended lately."""
         while self._ended and (self._ended[0].ended_s or 0.0) < now - MEMORY_S:

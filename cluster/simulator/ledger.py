@@ -66,16 +66,26 @@ class Ledger:
         """The same for each project whose jobs nodes were bought for."""
         return {name: _spent(days, self.day_of(now)) for name, days in self._project_days.items()}
 
-    def days_above(self, usd: float) -> int:
-        """Days that cost more."""
-        return sum(1 for spent in self._days.values() if spent > usd + 1e-6)
+    def violations(self, usd_per_day: float | None, usd_per_month: float | None) -> int:
+        """Days and months that cost more; None is no limit."""
+        return _above(self._days, usd_per_day, usd_per_month)
 
-    def months_above(self, usd: float) -> int:
-        """Months that cost more."""
-        months: defaultdict[tuple[int, int], float] = defaultdict(float)
-        for day, spent in self._days.items():
-            months[_month(day)] += spent
-        return sum(1 for spent in months.values() if spent > usd + 1e-6)
+    def violations_of(self, project: str, usd_per_day: float | None, usd_per_month: float | None) -> int:
+        """The same for a project, by the nodes that were bought for its jobs."""
+        return _above(self._project_days.get(project, {}), usd_per_day, usd_per_month)
+
+
+def _above(days: Mapping[int, float], usd_per_day: float | None, usd_per_month: float | None) -> int:
+    months: defaultdict[tuple[int, int], float] = defaultdict(float)
+    for day, spent in days.items():
+        months[_month(day)] += spent
+    return sum(
+        1
+        for periods, limit in ((days.values(), usd_per_day), (months.values(), usd_per_month))
+        if limit is not None
+        for spent in periods
+        if spent > limit + 1e-6
+    )
 
 
 def _spent(days: Mapping[int, float], day: int) -> tuple[float, float]:

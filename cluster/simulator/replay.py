@@ -10,11 +10,12 @@ import math
 from collections.abc import Callable, Iterator
 
 from cluster.actions import Drain, Launch, Notice, Terminate, Wait
+from cluster.planning.limits import next_at, window_of
 from cluster.planning.quotas import counts_money, has_quotas
 from cluster.policies import BudgetStep, Policies
 from cluster.simulator.agenda import Agenda
 from cluster.simulator.doors import Assumptions, Planner, Queue
-from cluster.simulator.fleet import Fleet
+from cluster.simulator.fleet import MEMORY_S, Fleet
 from cluster.simulator.jobs import SimJob
 from cluster.simulator.ledger import DAY_S, Ledger
 from cluster.simulator.rest import is_at_rest
@@ -141,6 +142,7 @@ class Replay:
                 yield max(now, node.idle_since + pools[node.pool].idle_s)
         if is_wanting or any(self.fleet.have[name] < pool.min_nodes for name, pool in pools.items()):
             yield from (at_s for at_s in self.fleet.refusals_end() if at_s > now)
+        yield from self._paced_times(now, is_wanting)
         if is_wanting:
             yield now + GLANCE_S
             waits = {pool.patience_s for pool in pools.values()}
@@ -150,6 +152,24 @@ class Replay:
                     yield from [at_s for since_s in since if (at_s := since_s + patience_s) > now]
         elif self._returns_to_spot:
             yield now + GLANCE_S
+
+    def _paced_times(self, now: float, is_wanting: bool) -> Iterator[float]:
+        """When the pace of a pool allows the next launch, where it allows none now and one may be wished for.
+
+        Nothing is named for returns: as long as a node is idle for too long, every look counts.
+        """
+        begins_at = self.trace.begins_at
+        for name, pool in self.policies.pools.items():
+            have = self.fleet.have[name]
+            if have >= pool.max_nodes or not (is_wanting or have < pool.min_nodes):
+                continue
+            bought = list(self.fleet.bought(name, now, window_of(pool.grow_per_minute)))
+            launches = [begins_at + node.created_s for node in bought]
+            at = next_at(pool.grow_per_minute, launches, begins_at + now)
+            if at is not None:
+                yield max(now, at - begins_at)
+                # What a view has forgotten does not count any more.
+                yield from (node.ended_s + MEMORY_S for node in bought if node.ended_s is not None)
 
     def _look_at(self, at_s: float) -> None:
         """Look at the next round time that is not before `at_s` and not now again."""

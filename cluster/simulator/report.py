@@ -46,6 +46,8 @@ class Report:
     refused: int
     #: Days and months that cost more than the cluster's budget for them.
     budget_violations: int
+    #: Days and months in which a project spent more than it may, each project's own.
+    project_budget_violations: int
     deadlines_missed: int
     #: Worker-seconds: useful, done again, and standing still.
     useful_s: float
@@ -66,7 +68,7 @@ def report_of(replay: Replay) -> Report:
     lost = math.fsum(sim.lost_s for sim in every)
     stalled = math.fsum(sim.stalled_s for sim in every)
     held = math.fsum((sim.done_s + sim.lost_s + sim.stalled_s) * width(sim.job.resources) for sim in every)
-    ledger = replay.ledger
+    ledger, budget = replay.ledger, replay.policies.budget
     node_s = sum(ledger.node_s.values())
     return Report(
         jobs=len(replay.trace.jobs),
@@ -89,7 +91,8 @@ def report_of(replay: Replay) -> Report:
         spot_share=ledger.node_s[CapacityType.SPOT] / node_s if node_s else 0.0,
         launches=replay.fleet.launches,
         refused=replay.fleet.refused,
-        budget_violations=_violations(replay),
+        budget_violations=ledger.violations(budget.usd_per_day, budget.usd_per_month),
+        project_budget_violations=_project_violations(replay),
         deadlines_missed=_late(replay),
         useful_s=useful,
         lost_s=lost,
@@ -112,11 +115,11 @@ def quantile(ordered: Sequence[float], part: float) -> float:
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else 0.0
 
 
-def _violations(replay: Replay) -> int:
-    budget = replay.policies.budget
-    days = replay.ledger.days_above(budget.usd_per_day) if budget.usd_per_day is not None else 0
-    months = replay.ledger.months_above(budget.usd_per_month) if budget.usd_per_month is not None else 0
-    return days + months
+def _project_violations(replay: Replay) -> int:
+    return sum(
+        replay.ledger.violations_of(name, project.usd_per_day, project.usd_per_month)
+        for name, project in replay.policies.projects.items()
+    )
 
 
 def as_numbers(report: Report) -> dict[str, Any]:

@@ -129,6 +129,7 @@ _ROWS: tuple[_Row, ...] = (
     _count("launches", lambda report: report.launches),
     _count("launches refused", lambda report: report.refused),
     _count("budget violations", lambda report: report.budget_violations),
+    _count("  of projects", lambda report: report.project_budget_violations),
     _count("deadlines missed", lambda report: report.deadlines_missed),
     _count("jobs succeeded", lambda report: report.succeeded),
     _count("jobs failed", lambda report: report.failed),

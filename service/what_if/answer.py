@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from cluster.planner import plan
+from cluster.installed_rules import Told
+from cluster.planner import Rule, plan
 from cluster.policies import Policies
 from cluster.simulator.course import course_of
 from cluster.simulator.doors import Assumptions
@@ -19,34 +20,55 @@ from service.what_if.question import Question
 from service.what_if.turns import ServiceQueue
 
 Progress = Callable[[float], None]
+#: The site rules of these names, which tell before they fail: `cluster.installed_rules.load_rules`.
+Load = Callable[[Iterable[str], Told], Sequence[tuple[str, Rule]]]
 
 
 def replayed(
-    trace: Trace, policies: Policies, assumptions: Assumptions, progress: Progress | None = None
+    trace: Trace,
+    policies: Policies,
+    assumptions: Assumptions,
+    progress: Progress | None = None,
+    *,
+    rules: Sequence[tuple[str, Rule]] = (),
 ) -> Replay:
-    """The trace under the policies, decided by the planner and the queue of the service."""
-    planner = partial(plan, tells_jobs=False)
+    """The trace under the policies, decided by the planner and the queue of the service.
+
+    `rules` are those that the policies name, in their order.
+    """
+    planner = partial(plan, rules=rules, tells_jobs=False)
     replay = Replay(trace, policies, planner, ServiceQueue(trace.offerings, policies), assumptions)
     replay.run(progress)
     return replay
 
 
-def answer(question: Question, progress: Progress) -> dict[str, Any]:
-    """Reports, courses and the picture; equal questions have equal answers."""
+def answer(question: Question, progress: Progress, load: Load) -> dict[str, Any]:
+    """Reports, courses and the picture; equal questions have equal answers.
+
+    The notes say of each site rule that was passed over why it first was, as the service's events do.
+    """
     assumptions = Assumptions(seed=question.seed, look_s=question.look_s)
     replays: dict[str, Replay] = {}
+    passed_over: dict[tuple[str, str], str] = {}
     for name, policies in question.policies.items():
         begun = len(replays)
 
         def tell(part: float, begun: int = begun) -> None:
             progress((begun + part) / len(question.policies))
 
-        replays[name] = replayed(question.trace, policies, assumptions, tell)
+        def hear(rule: str, why: str, policy: str = name) -> None:
+            passed_over.setdefault((policy, rule), why)
+
+        rules = load(policies.rules, hear)
+        replays[name] = replayed(question.trace, policies, assumptions, tell, rules=rules)
     until_s = max(replay.now for replay in replays.values())
     courses = {name: course_of(replay, until_s) for name, replay in replays.items()}
     return {
         "reports": [{"policy": name, **as_numbers(report_of(replay))} for name, replay in replays.items()],
         "courses": {name: asdict(course) for name, course in courses.items()},
         "plot": plot(courses),
-        "notes": list(question.trace.notes),
+        "notes": [
+            *question.trace.notes,
+            *(f"{name}: the rule {rule} is passed over: {why}" for (name, rule), why in passed_over.items()),
+        ],
     }

@@ -77,6 +77,19 @@ def test_two_policies_stand_side_by_side(
     assert picture.read_text().startswith("<svg")
 
 
+def test_the_table_says_how_often_a_project_spent_more_than_it_may(
+    service: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lines = [json.loads(line) for line in Path(TRACE).read_text().splitlines()]
+    project = next(line["project"] for line in lines if line["kind"] == "job")
+    limited = tmp_path / "limited.yaml"
+    limited.write_text(f"{Path(SPOT).read_text()}\nprojects: {{{project}: {{usd_per_month: 1}}}}\n")
+    assert plan("--trace", TRACE, "--policy", str(limited), "--against", SPOT) == ExitCode.OK
+    table = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["budget", "violations", "0", "0", "="] in table
+    assert ["of", "projects", "1", "0", "+1"] in table
+
+
 def test_the_clients_say_the_same(service: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("--trace", TRACE, "--policy", SPOT, "--seed", "2", "--json") == ExitCode.OK
     printed = json.loads(capsys.readouterr().out)["reports"]

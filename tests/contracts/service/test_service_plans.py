@@ -81,6 +81,31 @@ def test_what_cannot_be_replayed_is_refused_with_its_line(client: TestClient) ->
     refused(client.post("/v1/plans", content="{}"), 415, "unsupported_media_type")
 
 
+RULE = """
+def frugal(view, launch):
+    print("asked about", launch.pool)
+    return "it is paid by the second" if launch.offering.endswith("/on-demand") else None
+"""
+
+
+def test_a_rule_that_is_installed_beside_the_service_is_asked(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "installed" / "our_rules-1.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Name: our_rules\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[remora.rules]\nfrugal = our_rules:frugal\n")
+    (package.parent / "our_rules.py").write_text(RULE)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    asked = body("prefer-spot.yaml")
+    asked["policies"][0]["text"] += "\nrules: [frugal, absent]\n"
+    plan = ended(client, WhatIf.model_validate_json(client.post("/v1/plans", json=asked).content))
+    assert plan.state == "done"
+    assert plan.reports[0].on_demand_usd == 0.0 < plan.reports[0].spot_usd
+    (note,) = plan.notes
+    assert note.startswith("prefer-spot.yaml: the rule absent is passed over: no rule 'absent' is installed")
+
+
 def test_there_is_no_other_plan(client: TestClient) -> None:
     refused(client.get("/v1/plans/plan_x"), 404, "plan_not_found")
     refused(client.get("/v1/plans/plan_x", params={"wait_s": 21}), 422, "invalid_parameter")

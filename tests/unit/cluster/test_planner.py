@@ -8,11 +8,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cluster.actions import Action, Drain, Launch, Notice, Plan, Terminate, Wait
 from cluster.offerings import CapacityType, Offering
 from cluster.planner import Rule, plan
 from cluster.planning.health import CREATE_TIMEOUT_S
+from cluster.planning.limits import next_at, pace_left
 from cluster.policies import BudgetStep, Policies
 from cluster.view import ClusterView, JobDemand, NodeView, Refusal, Spending
 from remora.states import NodeState
@@ -354,6 +357,23 @@ def test_growth_has_a_pace() -> None:
     ]
     after = done(view([job(workers=5)]), slowly, NOW)
     assert bought(plan(after, rules(grow_per_minute=2), NOW + 5)) == []
+
+
+@given(
+    st.sampled_from([0.01, 0.5, 1.0, 2.0, 3.5]),
+    st.lists(st.integers(0, 900), max_size=8),
+    st.integers(0, 900),
+)
+def test_when_a_pace_allows_more_is_the_first_moment_at_which_it_does(
+    per_minute: float, moments: list[int], now: int
+) -> None:
+    at = next_at(per_minute, moments, now)
+    if at is None:
+        assert pace_left(per_minute, moments, now) > 0
+    else:
+        done_by_now = [one for one in moments if one <= now]
+        assert pace_left(per_minute, done_by_now, at) > 0
+        assert all(pace_left(per_minute, done_by_now, one) == 0 for one in (now, (now + at) / 2, at - 0.5))
 
 
 def test_a_working_node_above_the_limit_is_drained_the_one_that_costs_least() -> None:

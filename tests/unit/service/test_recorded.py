@@ -8,11 +8,14 @@ import pytest
 
 from cluster.offerings import CapacityType, Offering
 from cluster.placement import ANYWHERE, Placement
-from cluster.policies import CapacityRule
+from cluster.policies import CapacityRule, Policies, PoolPolicy
+from cluster.simulator.doors import Assumptions
+from cluster.simulator.report import report_of
 from cluster.traces.lines import read_lines, write_lines
 from cluster.traces.trace import Trace
 from remora.states import JobState
 from service.queue.rows import JobRow, NodeRow
+from service.what_if.answer import replayed
 from service.what_if.recorded import REFUSED_S, Happening, History, recorded
 from tests.service_fakes import job_row
 
@@ -148,3 +151,27 @@ def test_a_placement_is_written_as_the_job_asked_for_it_and_read_again() -> None
     lines = list(write_lines(trace))
     assert read_lines("\n".join(lines)) == trace
     assert ["placement" in line for line in lines if '"job"' in line] == [True, False, False]
+
+
+def test_a_deadline_is_written_as_seconds_of_the_trace_and_read_again() -> None:
+    told = [trains(1010.0, 1), ends(1110.0)]
+    trace, _ = trace_of(
+        (ended(created_at=1000.0, spec={"limits": {"deadline": 1600.5}}), told),
+        (ended(created_at=1001.0, spec={"limits": {"deadline": 900.0}}), told),
+        (ended(created_at=1002.0, spec={"limits": {"deadline": None}}), told),
+        (ended(created_at=1003.0, spec={}), told),
+    )
+    assert [job.deadline_s for job in trace.jobs] == [600.5, 0.0, None, None]
+    assert read_lines("\n".join(write_lines(trace))) == trace
+
+
+def test_a_replay_of_what_happened_counts_the_deadlines_that_it_misses() -> None:
+    told = [trains(1010.0, 1), ends(1110.0)]
+    trace, _ = trace_of(
+        (ended(created_at=1000.0, spec={"limits": {"deadline": 1200.0}}), told),
+        (ended(created_at=1001.0, spec={"limits": {"deadline": 9000.0}}), told),
+    )
+    pool = PoolPolicy(sizes=(GPU.size,), capacity=CapacityRule.ON_DEMAND)
+    replay = replayed(trace, Policies(pools={"gpu": pool}), Assumptions())
+    assert report_of(replay).succeeded == 2
+    assert report_of(replay).deadlines_missed == 1, "no node comes before the first one"

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from cluster.installed_rules import load_rules
 from cluster.offerings import CapacityType, Offering
 from cluster.planner import plan
 from cluster.policies import CapacityRule, Policies, PoolPolicy
@@ -20,7 +21,7 @@ from cluster.simulator.doors import Assumptions, FreeRoom
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.generator import Cluster, Wish, generated
-from cluster.traces.trace import Trace
+from cluster.traces.trace import Trace, TraceJob
 from service.queue.admission import Claim, PoolSize, admit
 from service.queue.ordering import in_order
 from service.queue.rooms import Room
@@ -109,14 +110,19 @@ def most_nodes(replay: Replay) -> int:
     return most
 
 
+PACES = st.sampled_from([0.5, 1.0, 60.0])
+
+
 @settings(max_examples=20, deadline=None)
-@example(8177, CapacityRule.SPOT, 0)  # a job that grows into a node that was bought for one that waits
-@example(8009, CapacityRule.SPOT, 3)  # nobody wants a node but the pool
-@given(st.integers(0, 2**32), st.sampled_from(list(CapacityRule)), st.integers(0, 3))
+@example(8177, CapacityRule.SPOT, 0, 60.0, 60.0)  # a job grows into a node that was bought for one that waits
+@example(8009, CapacityRule.SPOT, 3, 60.0, 60.0)  # nobody wants a node but the pool
+@example(1, CapacityRule.ON_DEMAND, 3, 0.5, 60.0)  # nothing happens until the pace allows the next launch
+@given(st.integers(0, 2**32), st.sampled_from(list(CapacityRule)), st.integers(0, 3), PACES, PACES)
 def test_a_planner_that_is_asked_only_after_changes_decides_the_same(
-    seed: int, rule: CapacityRule, min_nodes: int
+    seed: int, rule: CapacityRule, min_nodes: int, grows: float, shrinks: float
 ) -> None:
-    trace, policy = a_trace(seed), policies(rule, min_nodes=min_nodes)
+    paces = {"grow_per_minute": grows, "shrink_per_minute": shrinks}
+    trace, policy = a_trace(seed), policies(rule, min_nodes=min_nodes, **paces)
     assumptions = Assumptions(seed=seed, stuck_s=20_000.0)
     seldom = report_of(replayed(trace, policy, assumptions))
     always = report_of(replayed(trace, policy, replace(assumptions, asks_always=True)))
@@ -124,6 +130,18 @@ def test_a_planner_that_is_asked_only_after_changes_decides_the_same(
     # who asks more often hears more refusals, and nothing else
     assert replace(seldom, looks=0, refused=0) == replace(always, looks=0, refused=0)
     assert seldom.looks < always.looks
+
+
+def test_a_job_grows_as_quickly_as_the_pace_of_its_pool_allows() -> None:
+    wide = TraceJob(
+        id="wide", at_s=0.0, min_workers=1, max_workers=4, resources={"GPU": 4.0}, work_s=20_000.0
+    )
+    replay = replayed(
+        Trace(offerings=OFFERINGS, jobs=(wide,)),
+        policies(CapacityRule.ON_DEMAND, grow_per_minute=0.5),
+        Assumptions(),
+    )
+    assert [node.created_s for node in replay.fleet.every] == [0.0, 120.0, 240.0, 360.0]
 
 
 class AlwaysAsking(Replay):
@@ -167,8 +185,8 @@ def test_the_example_is_answered_and_equal_questions_have_equal_answers() -> Non
     on_demand = {"name": "on-demand.yaml", "text": (EXAMPLES / "on-demand.yaml").read_text()}
     asked = question(policies=[*question()["policies"], on_demand])
     told: list[float] = []
-    first = answer(read_question(asked), told.append)
-    assert first == answer(read_question(asked), told.append)
+    first = answer(read_question(asked), told.append, load_rules)
+    assert first == answer(read_question(asked), told.append, load_rules)
     spot, without = first["reports"]
     assert spot["succeeded"] == without["succeeded"] == 60
     assert spot["cost_usd"] < without["cost_usd"]

@@ -88,6 +88,24 @@ def test_a_project_without_money_goes_on_the_next_day() -> None:
     assert (ended["s-00"].started_s or 0.0) < 5 * 3600.0 + 600.0
 
 
+def test_days_and_months_in_which_a_project_spends_more_than_it_may_are_counted() -> None:
+    # Each project's job holds a node for ten hours of the first day, and for ten of the second, at 2 USD an hour.
+    jobs = [job(project, day, day * DAY_S, hours=10.0) for project in "vs" for day in range(2)]
+    trace = Trace(offerings=OFFERINGS, jobs=tuple(sorted(jobs, key=lambda one: one.at_s)))
+
+    def violations(budget: dict[str, float], **projects: dict[str, float]) -> tuple[int, int]:
+        rule = Policies.model_validate({**policies(**projects).model_dump(), "budget": budget})
+        report = report_of(replayed(trace, rule, Assumptions()))
+        assert report.succeeded == 4
+        return report.project_budget_violations, report.budget_violations
+
+    assert violations({}) == violations({}, v={"usd_per_day": 25.0, "usd_per_month": 50.0}) == (0, 0)
+    assert violations({}, v={"usd_per_day": 5.0}) == (2, 0)
+    assert violations({}, v={"usd_per_day": 5.0, "usd_per_month": 30.0}, s={"usd_per_day": 5.0}) == (5, 0)
+    free = {"steps": {"stop-growing": 10, "spot-only": 10, "shrink": 10, "pause": 10}}
+    assert violations({"usd_per_day": 30.0, "usd_per_month": 100.0, **free}, v={"usd_per_day": 5.0}) == (2, 2)
+
+
 def test_nodes_that_stand_free_are_for_whoever_comes_and_for_the_project_once_it_has_money() -> None:
     jobs = [job("v", 0, 3600.0, hours=3.0), job("v", 1, 3600.0, hours=3.0), job("v", 2, 10 * 3600.0)]
     jobs.append(job("s", 0, 11 * 3600.0))
