@@ -3,51 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-import json
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray._private import state as ray_state
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.experimental import internal_kv
+
+from cluster.agent.beats import Beat, Hearing, listen, read
+from cluster.members import MemberNode, chosen, doubtful
 
 #: Label that says which of our nodes a Ray node is.
 NODE_LABEL = "remora-node"
-#: Namespace and beginning of the keys under which agents tell how their machines are, as JSON:
-#: `{"at": seconds since 1970, "problems": [text], "leaves": why its node is drained, or null}`.
+#: Namespace and beginning of the keys under which agents tell how their machines are, as `agent/beats.py` writes it.
 BEAT_NAMESPACE = b"remora"
 BEAT_PREFIX = b"agent:"
+#: Seconds for a question to the head that goes beyond its usual ones.
+_TIMEOUT_S = 5.0
 
 
 class MembershipUnknown(Exception):
     """Ray could not be asked; whoever wanted to know must not take that for "no members"."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemberNode:
-    """One of our nodes as Ray sees it."""
-
-    #: `node_...`
-    node_id: str
-    #: Ray's own id of it, hexadecimal.
-    ray_node_id: str
-    address: str
-    #: False once Ray gave it up; such nodes stay listed for a while.
-    is_alive: bool
-    #: It takes no new work and goes at a deadline.
-    is_draining: bool
-    #: Ray resources it brings, e.g. {"CPU": 1.0}; empty when it is dead.
-    resources: dict[str, float] = field(default_factory=dict)
-    #: While draining: when it has to be gone, seconds since 1970.
-    deadline_at: float | None = None
-    #: While draining: why, as its agent says; None without one.
-    leaves: str | None = None
-    #: Port of its raylet, to find out quicker than Ray whether it answers.
-    raylet_port: int = 0
-
-
 class RayMembership:
     """Asks the cluster that this process is connected to (`ray.init` has been called)."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looked_at = clock()
+        self._heard: dict[str, Hearing] = {}
 
     def observe(self) -> dict[str, MemberNode]:
         """All nodes that carry our label, by node id; the head is not among them.
@@ -59,18 +47,27 @@ class RayMembership:
         try:
             nodes = ray.nodes()
             draining = ray_state.state.get_draining_nodes()
+            known = [member for node in nodes if (member := _member(node, draining)) is not None]
+            began = began_at(internal_kv.internal_kv_get_gcs_client()) if doubtful(known) else {}
         except Exception as error:  # Ray raises what its RPC library raises
             raise MembershipUnknown(f"the Ray cluster did not say which nodes it has: {error}") from error
-        members: dict[str, MemberNode] = {}
-        for node in nodes:
-            member = _member(node, draining)
-            # A node that joined twice is known twice, and only one of the two can be alive.
-            if member is not None and (member.is_alive or member.node_id not in members):
-                members[member.node_id] = member
-        return members
+        members = chosen(known, began)
+        self._listen(member.node_id for member in members.values() if member.is_alive)
+        return {
+            node_id: replace(member, agent=self._heard.get(node_id)) if member.is_alive else member
+            for node_id, member in members.items()
+        }
+
+    def _listen(self, node_ids: Iterable[str]) -> None:
+        # What agents say is no reason to see no nodes: where they cannot be asked about, what was heard last holds.
+        with contextlib.suppress(Exception):
+            beats = _beats(node_ids)
+            now = self._clock()
+            self._heard = listen(self._heard, beats, now - self._looked_at)
+            self._looked_at = now
 
 
-def _member(node: dict[str, Any], draining: dict[str, int]) -> MemberNode | None:
+def _member(node: dict[str, Any], draining: Mapping[str, int]) -> MemberNode | None:
     node_id = node["Labels"].get(NODE_LABEL)
     if node_id is None:
         return None
@@ -83,15 +80,20 @@ def _member(node: dict[str, Any], draining: dict[str, int]) -> MemberNode | None
         is_draining=node["Alive"] and deadline_ms is not None,
         resources={k: v for k, v in node["Resources"].items() if not k.startswith("node:")},
         deadline_at=deadline_ms / 1000 if deadline_ms else None,
-        leaves=_why_it_leaves(node_id) if node["Alive"] and deadline_ms is not None else None,
         raylet_port=node["NodeManagerPort"],
     )
 
 
-def _why_it_leaves(node_id: str) -> str | None:
-    """What the node's agent says; nothing where it says nothing, or nothing that can be read."""
-    with contextlib.suppress(Exception):  # a reason is no reason to see no nodes
-        told = internal_kv._internal_kv_get(BEAT_PREFIX + node_id.encode(), namespace=BEAT_NAMESPACE)
-        reason = json.loads(told or b"{}").get("leaves")
-        return reason[:500] if isinstance(reason, str) and reason else None
-    return None
+def began_at(gcs: GcsClient) -> dict[str, float]:
+    """When each Ray node began, seconds since 1970, by Ray's own ids; `ray.nodes()` does not tell."""
+    told = gcs.get_all_node_info(timeout=_TIMEOUT_S)
+    return {ray_node_id.hex(): node.start_time_ms / 1000 for ray_node_id, node in told.items()}
+
+
+def _beats(node_ids: Iterable[str]) -> dict[str, Beat]:
+    """The newest sign of life of each agent, in one question; without those that never gave one that can be read."""
+    keys = {BEAT_PREFIX + node_id.encode(): node_id for node_id in node_ids}
+    told = internal_kv.internal_kv_get_gcs_client().internal_kv_multi_get(
+        list(keys), namespace=BEAT_NAMESPACE, timeout=_TIMEOUT_S
+    )
+    return {keys[key]: beat for key, text in told.items() if (beat := read(text)) is not None}

@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from cluster.agent.beats import Hearing
 from cluster.offerings import Offering
 from cluster.placement import ZONE_LABEL
 from cluster.provider import NodeRequest, ProvidedNode, ProviderError
@@ -140,6 +141,7 @@ class FakeMember:
     resources: dict[str, float]
     deadline_at: float | None = None
     leaves: str | None = None
+    agent: Hearing | None = None
 
 
 class FakeCluster:
@@ -157,6 +159,8 @@ class FakeCluster:
         self._ending: dict[str, ProvidedNode] = {}
         self._zones: dict[str, str | None] = {}
         self.draining: set[str] = set()
+        #: What is heard of agents; who is missing has none.
+        self.agents: dict[str, Hearing] = {}
         #: Raised by the next `create`, one each.
         self.refusals: list[ProviderError] = []
         self.list_error: ProviderError | None = None
@@ -237,6 +241,7 @@ class FakeCluster:
                 is_alive=machine.is_running,
                 is_draining=machine.node_id in self.draining,
                 resources=self.resources[machine.node_id],
+                agent=self.agents.get(machine.node_id),
             )
             for machine in (*self.machines.values(), *self._ending.values())
             if self.joins and self._zones[machine.node_id] not in self.cut_off

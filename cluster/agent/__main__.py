@@ -18,12 +18,9 @@ from types import FrameType
 from cluster.agent.agent import Agent
 from cluster.agent.gpus import Gpus
 from cluster.agent.head import RayHead
-from cluster.agent.metadata import URL, MetadataAway, MetadataService
+from cluster.agent.metadata import URL, MetadataService
 
 log = logging.getLogger("cluster.agent")
-
-#: Seconds between two tries to learn the machine's name.
-RETRY_S = 5.0
 
 
 def _arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -54,20 +51,6 @@ def end_ray(pid_file: Path | None, reason: str) -> None:
         log.warning("Ray cannot be ended: %s", error)
 
 
-def name_of(metadata: MetadataService, stopping: threading.Event) -> str:
-    """The machine's name by its metadata service, however long that takes; empty when stopped before."""
-    complaint = ""
-    while not stopping.is_set():
-        try:
-            return metadata.name()
-        except MetadataAway as away:
-            if str(away) != complaint:
-                log.warning("this machine's name is not known: %s; trying again", away)
-            complaint = str(away)
-        stopping.wait(RETRY_S)
-    return ""
-
-
 def main(words: Sequence[str]) -> int:
     """Run until SIGTERM or SIGINT; the exit status of the process."""
     arguments = _arguments(words)
@@ -87,9 +70,12 @@ def main(words: Sequence[str]) -> int:
     head = RayHead(arguments.head, arguments.node_id)
     head.start()
     try:
-        machine = arguments.machine or name_of(metadata, stopping)
         agent = Agent(
-            machine, metadata, head, lambda reason: end_ray(arguments.ray_pid_file, reason), Gpus().look
+            arguments.machine,
+            metadata,
+            head,
+            lambda reason: end_ray(arguments.ray_pid_file, reason),
+            Gpus().look,
         )
         agent.run(stopping)
     finally:

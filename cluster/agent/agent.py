@@ -35,6 +35,10 @@ HEALTH_S = 30.0
 class Metadata(Protocol):
     """What the agent needs of `MetadataService`."""
 
+    def name(self) -> str:
+        """The machine's name, as events call it.  Raises MetadataAway."""
+        ...
+
     def listen(self) -> Heard:
         """The events of now.  Raises MetadataAway."""
         ...
@@ -56,7 +60,10 @@ class Agent:
         gpus: Callable[[], Health] = Health,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`machine` is its name in events; `end_softly` gets a reason and ends the machine's workers with SIGTERM."""
+        """`end_softly` gets a reason and ends the machine's workers with SIGTERM.
+
+        `machine` is its name in events; when that is empty the metadata service is asked for it.
+        """
         self._machine = machine
         self._metadata = metadata
         self._head = head
@@ -89,6 +96,9 @@ class Agent:
     def listen(self) -> float:
         """Ask once for events; seconds to pause beyond the usual."""
         try:
+            if not self._machine:
+                # Asked here, as this answer may take as long as the first document, and nothing else waits here.
+                self._machine = self._metadata.name()
             self._heard = self._metadata.listen()
         except MetadataAway as away:
             # What was heard last holds: an event that cannot be looked at any more is not cancelled.

@@ -10,7 +10,7 @@ from functools import cache
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.core.generated import autoscaler_pb2
 
-from cluster.membership import BEAT_NAMESPACE, BEAT_PREFIX, NODE_LABEL
+from cluster.membership import BEAT_NAMESPACE, BEAT_PREFIX, NODE_LABEL, began_at
 
 
 @cache
@@ -19,15 +19,16 @@ def _client(address: str) -> GcsClient:
 
 
 def _node(address: str, node_id: str) -> autoscaler_pb2.NodeState | None:
-    """The living Ray node of one of our nodes, or None."""
+    """The living Ray node of one of our nodes, or None.  Of several it is the newest, see `cluster.members.chosen`."""
     reply = autoscaler_pb2.GetClusterResourceStateReply()
     reply.ParseFromString(_client(address).get_cluster_resource_state())
-    living = (
+    living = [
         node
         for node in reply.cluster_resource_state.node_states
-        if node.status != autoscaler_pb2.NodeStatus.DEAD
-    )
-    return next((node for node in living if node.labels.get(NODE_LABEL) == node_id), None)
+        if node.status != autoscaler_pb2.NodeStatus.DEAD and node.labels.get(NODE_LABEL) == node_id
+    ]
+    began = began_at(_client(address)) if len(living) > 1 else {}
+    return max(living, key=lambda node: began.get(node.node_id.hex(), 0.0), default=None)
 
 
 def drain(address: str, node_id: str, deadline_at: float, reason: str) -> str:

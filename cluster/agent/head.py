@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import multiprocessing
 import threading
@@ -13,14 +12,13 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol, TypeVar
 
 from cluster.agent import gcs
+from cluster.agent.beats import BEAT_S, written
 
 log = logging.getLogger(__name__)
 
 #: Seconds for one question; the first one imports Ray.
 FIRST_TIMEOUT_S = 60.0
 TIMEOUT_S = 5.0
-#: Seconds between two signs of life.
-BEAT_S = 5.0
 #: Seconds between two questions while something is wanted.
 ASK_S = 1.0
 
@@ -123,8 +121,7 @@ class RayHead:
         self._beat()
 
     def _beat(self) -> None:
-        told = {"at": time.time(), "problems": self._problems, "leaves": self._leaves}
-        self._ask(gcs.beat, json.dumps(told))
+        self._ask(gcs.beat, written(time.time(), self._problems, self._leaves))
 
     def _ask(self, question: Callable[..., T], *arguments: Any) -> T:
         timeout_s = TIMEOUT_S

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from cluster.agent.beats import Hearing
 from cluster.offerings import Offering
 from remora.states import EndReason
 from trainers.plan import AttemptPlan, DriverGone, Record
@@ -77,6 +78,11 @@ class Member(Protocol):
     @property
     def leaves(self) -> str | None:
         """While draining: why, where its agent says so."""
+        ...
+
+    @property
+    def agent(self) -> Hearing | None:
+        """What is heard of its agent; None where none was ever heard."""
         ...
 
 

@@ -166,6 +166,7 @@ def _observe(
             is_alive=member.is_alive,
             is_draining=member.is_draining,
             leaves=member.leaves,
+            agent=member.agent,
             address=member.address,
             resources=member.resources,
         )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from cluster.agent.beats import Hearing
 from cluster.policies import BudgetStep
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import retry
@@ -415,6 +416,8 @@ class SeenNode:
     is_draining: bool = False
     #: Why it drains, where somebody says so.
     leaves: str | None = None
+    #: What is heard of its agent; None where none was ever heard.
+    agent: Hearing | None = None
     address: str | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
 
@@ -439,6 +442,31 @@ def _observe_once(node: NodeRow, seen: SeenNode, now: float) -> NodeDecision | N
             return move_node(node, NodeState.DRAINING, f"{why} is being drained and takes no new work", now)
         case NodeState.JOINED if seen.is_alive:
             return move_node(node, NodeState.READY, "it may be given work", now)
+        case NodeState.READY if seen.is_alive and seen.agent is not None:
+            return _observe_agent(node, seen.agent, now)
         case NodeState.TERMINATING if not seen.is_provided:
             return end_node(node, now)
+    return None
+
+
+def _observe_agent(node: NodeRow, agent: Hearing, now: float) -> NodeDecision | None:
+    """That a node's agent has fallen silent, or is heard again, is told once.
+
+    It is no reason to drain or to end the node: the machine works, and only the notice of its end is lost, which would
+    cost the work less than leaving the machine for nothing.
+    """
+    if node.agent_silent_since is None and agent.is_silent:
+        message = (
+            f"its agent has said nothing for {agent.unchanged_s:.0f} s: the node goes on working, but"
+            " a notice of its cloud or a sick GPU may not be heard of"
+        )
+        silent = replace(node, agent_silent_since=agent.beat.at, message=message)
+        return NodeDecision(silent, (NewEvent(at=now, kind="node.agent_silent", message=message),))
+    # Compared with what was written down: a controller that has just started has heard nobody for long.
+    is_new = node.agent_silent_since is not None and agent.beat.at != node.agent_silent_since
+    if is_new and not agent.is_silent:
+        heard = replace(node, agent_silent_since=None, message=None)
+        return NodeDecision(
+            heard, (NewEvent(at=now, kind="node.agent_heard", message="its agent is heard again"),)
+        )
     return None

@@ -137,6 +137,8 @@ class NodeRow:
     leaving_since: float | None = None
     #: While draining: when it has to be gone.
     deadline_at: float | None = None
+    #: The last sign of life of its agent, by the machine's own clock, once the agent is found silent.
+    agent_silent_since: float | None = None
     ready_at: float | None = None
     ended_at: float | None = None
     #: Number of the newest event of this node.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import httpx2
 import pytest
@@ -12,11 +15,21 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from cluster.agent import agent as agent_module
+from cluster.agent import gcs
+from cluster.agent import head as head_module
 from cluster.agent.agent import Agent
+from cluster.agent.head import RayHead
 from cluster.agent.health import Health
-from cluster.agent.metadata import MetadataAway, MetadataService
+from cluster.agent.metadata import Heard, MetadataAway, MetadataService
 from cluster.agent.scheduled_events import API_VERSION, Drain, meaning
+from cluster.agent.watch import SICK_DRAIN_S
 from cluster.azure.emulator.imds import REQUESTS_PER_S, Announcement, MetadataServer
+
+T = TypeVar("T")
+
+#: Longest wait for a moment that comes at once.
+PATIENCE_S = 30.0
 
 
 class Clock:
@@ -255,6 +268,106 @@ class TestTheAgent:
         running.join(10)
         assert not running.is_alive()
         assert clock.now > 0
+
+
+class SlowService(MetadataService):
+    """One whose first answer, to the question of this name, comes when the test says."""
+
+    def __init__(self, url: str, clock: Clock, slow: str) -> None:
+        super().__init__(url, clock=clock)
+        self._slow = slow
+        self.is_asked = threading.Event()
+        self.answers = threading.Event()
+
+    def name(self) -> str:
+        self._hang("name")
+        return super().name()
+
+    def listen(self) -> Heard:
+        self._hang("listen")
+        return super().listen()
+
+    def _hang(self, question: str) -> None:
+        if question == self._slow:
+            self.is_asked.set()
+            assert self.answers.wait(PATIENCE_S)
+
+
+class HeardHead(RayHead):
+    """The agent's side of the head; what it would ask of Ray is put down here."""
+
+    def __init__(self) -> None:
+        super().__init__("127.0.0.1:0", "node_a")
+        self.beats: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        self.drains: SimpleQueue[tuple[float, str]] = SimpleQueue()
+
+    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        if question is gcs.beat:
+            self.beats.put(json.loads(arguments[0]))
+        if question is gcs.drain:
+            self.drains.put((arguments[0], arguments[1]))
+            return ""
+        return False
+
+
+@pytest.fixture
+def heard_head(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeardHead]:
+    """It and the agent pause for a moment where they pause for seconds, so that several turns pass at once."""
+    monkeypatch.setattr(head_module, "BEAT_S", 0.01)
+    monkeypatch.setattr(agent_module, "HEALTH_S", 0.01)
+    monkeypatch.setattr(agent_module, "POLL_S", 0.01)
+    head = HeardHead()
+    head.start()
+    yield head
+    head.close()
+
+
+def three_more(things: SimpleQueue[T]) -> list[T]:
+    """Three that come after this moment."""
+    return [things.get(timeout=PATIENCE_S) for _ in range(things.qsize() + 3)][-3:]
+
+
+@pytest.mark.parametrize("slow", ["name", "listen"])
+def test_while_the_first_answer_does_not_come_all_else_goes_on_and_its_notice_is_heard(
+    slow: str,
+    server: MetadataServer,
+    url: str,
+    heard_head: HeardHead,
+    clock: Clock,
+) -> None:
+    metadata = SlowService(url, clock, slow)
+    looks: SimpleQueue[None] = SimpleQueue()
+    sick = threading.Event()
+
+    def look() -> Health:
+        looks.put(None)
+        return Health(problems=("XID 79",) if sick.is_set() else ())
+
+    agent = Agent("", metadata, heard_head, lambda _: None, look, clock)
+    stopping = threading.Event()
+    running = threading.Thread(target=agent.run, args=(stopping,))
+    running.start()
+    try:
+        assert metadata.is_asked.wait(PATIENCE_S)
+        three_more(looks)
+        assert [beat["leaves"] for beat in three_more(heard_head.beats)] == [None] * 3
+        assert heard_head.drains.empty(), "nothing is known yet"
+        sick.set()
+        sick_until = clock.now + SICK_DRAIN_S
+        assert heard_head.drains.get(timeout=PATIENCE_S) == (sick_until, "this machine is sick: XID 79")
+        server.announce("w0", Announcement(notice_s=25))
+        goes_at = clock.now + 25
+        clock.now += 15
+        metadata.answers.set()
+        assert heard_head.drains.get(timeout=PATIENCE_S) == (goes_at, "Preempt by the cloud"), (
+            "not 25 s from now"
+        )
+    finally:
+        metadata.answers.set()
+        stopping.set()
+        running.join(PATIENCE_S)
+    assert not running.is_alive()
+    metadata.close()
 
 
 def test_what_is_heard_is_what_was_announced(

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from cluster import installed_rules
 from cluster.actions import Launch
+from cluster.agent.beats import SILENT_S, Beat, Hearing
 from cluster.policy_documents import digest_of
 from cluster.provider import InsufficientCapacity, ProviderError, QuotaExceeded
 from cluster.view import ClusterView
@@ -46,6 +47,11 @@ def ready(world: World) -> World:
 def events_of(world: World, job_id: str) -> list[str]:
     page = world.database.query(lambda c: telemetry.page_of_events(c, job_id, 0, 1000))
     assert [event.seq for event in page] == list(range(1, len(page) + 1))
+    return [event.kind for event in page]
+
+
+def node_events_of(world: World, node_id: str) -> list[str]:
+    page = world.database.query(lambda c: nodes.page_of_node_events(c, node_id, 0, 1000))
     return [event.kind for event in page]
 
 
@@ -430,6 +436,25 @@ class TestNodes:
         states = [node.state for node in ready.nodes()]
         assert states.count(NodeState.READY) == 3
         assert states.count(NodeState.DRAINING) == 1
+
+    def test_an_agent_that_is_silent_is_told_once_and_its_node_works_on(self, ready: World) -> None:
+        before = ready.nodes()
+        silent, beating = before[0], before[1]
+        newest = Hearing(beat=Beat(at=ready.now))
+        ready.cluster.agents = {
+            silent.id: replace(newest, unchanged_s=SILENT_S + 1),
+            beating.id: replace(newest, unchanged_s=SILENT_S - 1),
+        }
+        ready.tick(3)
+        assert node_events_of(ready, silent.id)[-2:] == ["node.ready", "node.agent_silent"]
+        assert [node_events_of(ready, node.id)[-1] for node in before[1:]] == ["node.ready"] * 2
+        assert [node.state for node in ready.nodes()] == [NodeState.READY] * 3
+        assert (len(ready.cluster.created), ready.cluster.drains) == (3, {}), "nobody is replaced for it"
+        assert "its agent has said nothing" in str(ready.nodes()[0].message)
+        ready.cluster.agents[silent.id] = Hearing(beat=Beat(at=ready.now + 1))
+        ready.tick(3)
+        assert node_events_of(ready, silent.id)[-2:] == ["node.agent_silent", "node.agent_heard"]
+        assert ready.nodes()[0].message is None
 
     def test_a_list_that_fails_is_not_an_empty_list(self, ready: World) -> None:
         before = ready.nodes()

@@ -29,7 +29,8 @@ from cluster.local.environment import MACHINE_VARIABLE, process_environment
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
 from cluster.local.records import Machine
-from cluster.membership import BEAT_NAMESPACE, BEAT_PREFIX, MemberNode, RayMembership
+from cluster.members import MemberNode
+from cluster.membership import BEAT_NAMESPACE, BEAT_PREFIX, RayMembership
 from cluster.processes import find_by_environment
 from cluster.provider import NodeRequest
 from tests.contracts.cluster.azure_rig import CLUSTER, CPU_SIZE, settings

@@ -23,7 +23,8 @@ from cluster.local.folders import ClusterFolders
 from cluster.local.head import find_head, start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
 from cluster.local.records import Machine
-from cluster.membership import MemberNode, RayMembership
+from cluster.members import MemberNode
+from cluster.membership import RayMembership
 from cluster.processes import find_by_environment, identity
 from cluster.provider import NodeRequest
 

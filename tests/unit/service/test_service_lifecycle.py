@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from cluster.agent.beats import SILENT_S, Beat, Hearing
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import lifecycle, retry
 from service.queue.lifecycle import (
@@ -41,6 +42,17 @@ def running(**fields: Any) -> tuple[JobRow, AttemptRow]:
     decision = lifecycle.observe(job, attempt, Progress(state=AttemptState.RUNNING, world_size=2), NOW + 1)
     assert decision.attempt is not None
     return decision.job, decision.attempt
+
+
+READY = NodeRow(id="n", pool="p", created_at=NOW, state=NodeState.READY)
+
+
+def hear(
+    node: NodeRow, *, beat_at: float, unchanged_s: float, is_alive: bool = True
+) -> lifecycle.NodeDecision:
+    """What becomes of a node whose agent's newest sign of life is this old."""
+    agent = Hearing(beat=Beat(at=beat_at), unchanged_s=unchanged_s)
+    return lifecycle.observe_node(node, SeenNode(is_provided=True, is_alive=is_alive, agent=agent), NOW)
 
 
 def _reachable(edges: Mapping[Any, str], first: Any) -> set[Any]:
@@ -191,6 +203,42 @@ class TestNodes:
             lifecycle.observe_node(ready, seen, NOW).node.message
             == "it is being drained and takes no new work"
         )
+
+    def test_an_agent_that_falls_silent_is_told_once_and_ends_nothing(self) -> None:
+        node = hear(READY, beat_at=5.0, unchanged_s=SILENT_S).node
+        assert node == READY, "not yet"
+        silent = hear(node, beat_at=5.0, unchanged_s=SILENT_S + 1)
+        (event,) = silent.events
+        assert event.kind == "node.agent_silent"
+        assert "said nothing for 121 s" in event.message
+        assert (silent.node.state, silent.node.message) == (NodeState.READY, event.message)
+        assert hear(silent.node, beat_at=5.0, unchanged_s=SILENT_S + 2) == lifecycle.NodeDecision(silent.node)
+
+    def test_an_agent_that_speaks_again_is_told_once(self) -> None:
+        silent = hear(READY, beat_at=5.0, unchanged_s=SILENT_S + 1).node
+        again = hear(silent, beat_at=905.0, unchanged_s=0.0)
+        assert [event.kind for event in again.events] == ["node.agent_heard"]
+        assert again.node == READY, "with no word of it left"
+        assert hear(again.node, beat_at=910.0, unchanged_s=0.0).events == ()
+
+    def test_a_controller_that_has_just_begun_to_listen_does_not_take_an_old_sign_for_a_new_one(self) -> None:
+        silent = hear(READY, beat_at=5.0, unchanged_s=SILENT_S + 1).node
+        assert hear(silent, beat_at=5.0, unchanged_s=0.0) == lifecycle.NodeDecision(silent)
+        # It had spoken while nobody listened, and was found silent again.
+        assert hear(silent, beat_at=9.0, unchanged_s=SILENT_S + 1) == lifecycle.NodeDecision(silent)
+
+    def test_a_node_without_an_agent_has_none_that_is_silent(self) -> None:
+        seen = SeenNode(is_provided=True, is_alive=True)
+        assert lifecycle.observe_node(READY, seen, NOW + 10 * SILENT_S) == lifecycle.NodeDecision(READY)
+
+    @pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.TERMINATING])
+    def test_the_agent_of_a_node_that_goes_may_be_silent(self, state: NodeState) -> None:
+        going = replace(READY, state=state)
+        assert hear(going, beat_at=5.0, unchanged_s=SILENT_S + 1) == lifecycle.NodeDecision(going)
+
+    def test_a_machine_that_is_dead_is_the_news_and_not_its_silent_agent(self) -> None:
+        told = hear(READY, beat_at=5.0, unchanged_s=SILENT_S + 1, is_alive=False)
+        assert told == lifecycle.NodeDecision(READY)
 
     @pytest.mark.parametrize(("is_failure", "end"), [(True, NodeState.FAILED), (False, NodeState.GONE)])
     def test_the_reason_of_an_end_is_kept(self, is_failure: bool, end: NodeState) -> None:

@@ -1,0 +1,69 @@
+"""An agent's signs of life: how they are written, read, and for how long there has been no new one (pure)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+#: Seconds between two signs of life.
+BEAT_S = 5.0
+#: An agent without a new one for so long is silent: its client of Ray may take a minute to start anew.
+SILENT_S = 24 * BEAT_S
+#: Two looks count as no more than this, however far they lie apart: a head that was away, or a listener that slept,
+#: would make all agents silent at once.
+LONGEST_LOOK_S = 2 * BEAT_S
+#: Longest reason that is taken over.
+_REASON_LIMIT = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """One sign of life, as far as others than the agent need it."""
+
+    #: Seconds since 1970 by the machine's own clock.
+    at: float
+    #: Why its node is drained, or is about to be.
+    leaves: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hearing:
+    """What is heard of one agent."""
+
+    beat: Beat
+    #: For how long this has been its newest sign of life, by the clock of who listens: a machine's own may be wrong.
+    unchanged_s: float = 0.0
+
+    @property
+    def is_silent(self) -> bool:
+        """It should have given many signs of life since."""
+        return self.unchanged_s > SILENT_S
+
+
+def written(at: float, problems: Sequence[str], leaves: str | None) -> str:
+    """A sign of life as it is left with the head; `problems` are what is wrong with the machine."""
+    return json.dumps({"at": at, "problems": list(problems), "leaves": leaves})
+
+
+def read(told: bytes) -> Beat | None:
+    """The same, read; None when it cannot be."""
+    try:
+        document = json.loads(told)
+        at, leaves = float(document["at"]), document.get("leaves")
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return Beat(at=at, leaves=leaves[:_REASON_LIMIT] if isinstance(leaves, str) and leaves else None)
+
+
+def listen(
+    before: Mapping[str, Hearing], beats: Mapping[str, Beat], since_last_s: float
+) -> dict[str, Hearing]:
+    """What is heard now, by node id, `since_last_s` after `before`; who has never been heard is in neither."""
+    more_s = min(since_last_s, LONGEST_LOOK_S)
+    now = {node_id: Hearing(beat=beat) for node_id, beat in beats.items()}
+    for node_id, hearing in now.items():
+        last = before.get(node_id)
+        if last is not None and last.beat.at == hearing.beat.at:
+            now[node_id] = replace(hearing, unchanged_s=last.unchanged_s + more_s)
+    return now

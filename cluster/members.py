@@ -1,0 +1,61 @@
+"""Which Ray node stands for a node of ours (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from cluster.agent.beats import Hearing
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberNode:
+    """One of our nodes as Ray sees it."""
+
+    #: `node_...`
+    node_id: str
+    #: Ray's own id of it, hexadecimal.
+    ray_node_id: str
+    address: str
+    #: False once Ray gave it up; such nodes stay listed for a while.
+    is_alive: bool
+    #: It takes no new work and goes at a deadline.
+    is_draining: bool
+    #: Ray resources it brings, e.g. {"CPU": 1.0}; empty when it is dead.
+    resources: dict[str, float] = field(default_factory=dict)
+    #: While draining: when it has to be gone, seconds since 1970.
+    deadline_at: float | None = None
+    #: What is heard of its agent; None where none was ever heard, as on local nodes, which have no agent.
+    agent: Hearing | None = None
+    #: Port of its raylet, to find out quicker than Ray whether it answers.
+    raylet_port: int = 0
+
+    @property
+    def leaves(self) -> str | None:
+        """While draining: why, as its agent says; None without one."""
+        return self.agent.beat.leaves if self.is_draining and self.agent is not None else None
+
+
+def doubtful(members: Iterable[MemberNode]) -> bool:
+    """Several living Ray nodes have the same node id, so that `chosen` has to know when they began."""
+    living = [member.node_id for member in members if member.is_alive]
+    return len(set(living)) < len(living)
+
+
+def chosen(members: Iterable[MemberNode], began_at: Mapping[str, float]) -> dict[str, MemberNode]:
+    """The Ray node that counts for each node id: a living one before a dead one, then the newest.
+
+    A machine joins again when its raylet was started anew.  Until Ray gives the first one up both are alive, in no
+    order, and the first is a ghost: whether it drained says nothing about the new one, which takes work.  `began_at`
+    is by Ray's own ids.
+    """
+    found: dict[str, MemberNode] = {}
+    for member in members:
+        other = found.get(member.node_id)
+        if other is None or _rank(member, began_at) > _rank(other, began_at):
+            found[member.node_id] = member
+    return found
+
+
+def _rank(member: MemberNode, began_at: Mapping[str, float]) -> tuple[bool, float]:
+    return member.is_alive, began_at.get(member.ray_node_id, 0.0)

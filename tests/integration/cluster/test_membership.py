@@ -1,0 +1,89 @@
+"""What Ray says about machines that join twice, and about agents that fall silent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from cluster.agent import gcs
+from cluster.agent.beats import BEAT_S, SILENT_S, written
+from cluster.members import MemberNode
+from cluster.membership import NODE_LABEL, RayMembership
+from tests.e2e.processes import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A head without work, to which this process is connected."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+class Clock:
+    """A time that only tests move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def joins(cluster: Cluster, node_id: str) -> tuple[object, str]:
+    """A raylet of the node joins; it, and Ray's own id of it."""
+    raylet = cluster.add_node(num_cpus=1, labels={NODE_LABEL: node_id})
+    return raylet, raylet.node_id
+
+
+def member(node_id: str) -> MemberNode:
+    return RayMembership().observe()[node_id]
+
+
+def test_a_machine_that_joins_twice_is_its_newest_raylet_for_whoever_looks_and_for_its_agent(
+    cluster: Cluster,
+) -> None:
+    first, first_id = joins(cluster, "node_a")
+    assert member("node_a").ray_node_id == first_id
+    _, second_id = joins(cluster, "node_a")
+    assert sum(node["Labels"].get(NODE_LABEL) == "node_a" and node["Alive"] for node in ray.nodes()) == 2
+    assert member("node_a").ray_node_id == second_id
+    assert gcs.drain(cluster.address, "node_a", time.time() + 600.0, "Preempt by the cloud") == ""
+    # Without work it is let go at once; a drain of the other one would have ended that.
+    until(lambda: member("node_a").ray_node_id == first_id, "the newest is drained and goes", 60.0)
+    assert member("node_a").is_alive
+    assert not member("node_a").is_draining
+    cluster.remove_node(first)
+    until(lambda: not member("node_a").is_alive, "none lives", 60.0)
+
+
+def test_an_agent_is_heard_until_it_gives_no_new_sign_of_life(cluster: Cluster) -> None:
+    raylet, _ = joins(cluster, "node_b")
+    clock = Clock()
+    membership = RayMembership(clock)
+
+    def look(after_s: float = BEAT_S) -> MemberNode:
+        clock.now += after_s
+        return membership.observe()["node_b"]
+
+    assert look().agent is None, "it has none yet"
+    gcs.beat(cluster.address, "node_b", written(1.0, [], None))
+    heard = look().agent
+    assert heard is not None
+    assert (heard.beat.at, heard.unchanged_s) == (1.0, 0.0)
+    looks = [look().agent for _ in range(int(SILENT_S / BEAT_S) + 1)]
+    assert [one is not None and one.is_silent for one in looks] == [False] * (len(looks) - 1) + [True]
+    gcs.beat(cluster.address, "node_b", written(2.0, [], "Preempt by the cloud"))
+    again = look()
+    assert again.agent is not None
+    assert not again.agent.is_silent
+    assert again.leaves is None, "it is not drained yet"
+    cluster.remove_node(raylet)

@@ -1,0 +1,75 @@
+"""How long agents have been silent, by whoever listens to them."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.agent.beats import BEAT_S, LONGEST_LOOK_S, SILENT_S, Beat, Hearing, listen, read, written
+
+
+class Listener:
+    """Looks at what lies with the head, again and again."""
+
+    def __init__(self) -> None:
+        self.heard: dict[str, Hearing] = {}
+
+    def look(self, at: float | None, after_s: float = 1.0) -> Hearing | None:
+        """The newest sign of life of node_a is of that time, if there is one."""
+        beats = {} if at is None else {"node_a": Beat(at=at)}
+        self.heard = listen(self.heard, beats, after_s)
+        return self.heard.get("node_a")
+
+    def is_silent(self, at: float, for_s: float) -> bool:
+        """After having seen the same sign for so long, at one look a second."""
+        found = [self.look(at) for _ in range(int(for_s))][-1]
+        return found is not None and found.is_silent
+
+
+def test_an_agent_is_silent_after_many_signs_that_did_not_come() -> None:
+    listener = Listener()
+    listener.look(7.0)
+    assert SILENT_S >= 10 * BEAT_S, "one that is late is not silent"
+    assert not listener.is_silent(7.0, SILENT_S)
+    assert listener.is_silent(7.0, 1)
+    assert not listener.is_silent(12.0, 1), "until it gives the next one"
+
+
+def test_one_that_beats_is_never_silent_whatever_its_machine_s_clock_says() -> None:
+    listener = Listener()
+    for at in (9e9, 5.0, 4.0):
+        assert not listener.is_silent(at, SILENT_S)
+
+
+def test_a_time_in_which_nobody_listened_is_not_its_silence() -> None:
+    listener = Listener()
+    listener.look(7.0)
+    found = listener.look(7.0, after_s=10 * SILENT_S)
+    assert found == Hearing(beat=Beat(at=7.0), unchanged_s=LONGEST_LOOK_S)
+
+
+def test_a_node_without_an_agent_is_not_heard_at_all() -> None:
+    listener = Listener()
+    assert [listener.look(None, after_s=SILENT_S) for _ in range(9)] == [None] * 9
+
+
+def test_what_an_agent_writes_is_read_again() -> None:
+    assert read(written(12.5, ["XID 79"], "it is sick").encode()) == Beat(at=12.5, leaves="it is sick")
+    assert read(written(12.5, [], None).encode()) == Beat(at=12.5)
+
+
+@pytest.mark.parametrize(
+    "told", [b"", b"{", b"[]", b"7", b'{"leaves": "x"}', b'{"at": null}', b'{"at": "soon"}']
+)
+def test_what_cannot_be_read_is_no_sign(told: bytes) -> None:
+    assert read(told) is None
+
+
+@pytest.mark.parametrize("leaves", ['""', "7", "null"])
+def test_a_reason_that_is_none_does_not_make_it_unreadable(leaves: str) -> None:
+    assert read(f'{{"at": 1, "leaves": {leaves}}}'.encode()) == Beat(at=1.0)
+
+
+def test_a_reason_is_cut() -> None:
+    beat = read(written(1.0, [], "x" * 9_999).encode())
+    assert beat is not None
+    assert beat.leaves == "x" * 500
