@@ -57,15 +57,15 @@ def running_jobs(connection: sa.Connection) -> list[JobRow]:
 
 def traces(connection: sa.Connection, known: Sequence[DrilledJob]) -> list[Traces]:
     """What each job left since it was looked at last, in the order of `known`."""
+    points = [
+        telemetry.page_of_metrics(connection, one.job_id, -1 if one.step is None else one.step, CHUNK)
+        for one in known
+    ]
+    events = [telemetry.page_of_events(connection, one.job_id, one.event_seq, CHUNK) for one in known]
+    # Last: what a job counts is never older than the points that go with it, whatever is stored meanwhile.
     statement = sa.select(jobs).where(jobs.c.id.in_([one.job_id for one in known]))
     rows = {row.id: row for row in to_rows(JobRow, connection.execute(statement))}
     return [
-        Traces(
-            job=rows[one.job_id],
-            points=telemetry.page_of_metrics(
-                connection, one.job_id, -1 if one.step is None else one.step, CHUNK
-            ),
-            events=telemetry.page_of_events(connection, one.job_id, one.event_seq, CHUNK),
-        )
-        for one in known
+        Traces(job=rows[one.job_id], points=at, events=told)
+        for one, at, told in zip(known, points, events, strict=True)
     ]

@@ -20,7 +20,7 @@ from trainers.checkpoints.manifest import Manifest
 from trainers.driver.account import Account
 from trainers.driver.commits import Commits
 from trainers.driver.crew import Crew
-from trainers.driver.group import Commit, Effect, Note, Tell, WorkerGroup
+from trainers.driver.group import Commit, Count, Effect, Note, Tell, WorkerGroup
 from trainers.driver.hang import StepWatch
 from trainers.driver.outputs import Outputs
 from trainers.driver.progress import Progress
@@ -229,6 +229,9 @@ class Attempt:
                     self.account.put("metric", body)
                 case Note(body=body):
                     self.account.put("event", body)
+                case Count():
+                    if group is self.group:
+                        self.tell_totals()
                 case Tell(message=message, rank=rank):
                     if group is self.group:
                         self.spawn(self.crew.tell(message, rank))

@@ -54,7 +54,12 @@ class Commit:
     files: tuple[ShardFile, ...]
 
 
-Effect = Tell | Note | Commit
+@dataclass(frozen=True)
+class Count:
+    """Tell the counters now, before the record that follows."""
+
+
+Effect = Tell | Note | Commit | Count
 
 
 @dataclass
@@ -230,6 +235,9 @@ class WorkerGroup:
             # A new rank 0 repeats what the one before it may not have handed over; this much had arrived.
             return
         self.progress = before.report(step, total_steps, now)
+        if self.progress.repeated_steps and before.is_behind and not self.progress.is_behind:
+            # Whoever reads of a new step finds the repeated ones before it counted.
+            yield Count()
         if values:
             yield Note("metric", {"step": step, "world_size": self.world_size, "values": values})
         if before.lost_since is not None and self.progress.lost_since is None:

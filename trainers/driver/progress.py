@@ -26,6 +26,11 @@ class Progress:
     #: Last step that the present worker group reported; a step may be reported more than once.
     group_step: int | None = None
 
+    @property
+    def is_behind(self) -> bool:
+        """True until the present worker group reports a step that no group before it reported."""
+        return self.high_water is not None and (self.group_step is None or self.group_step <= self.high_water)
+
     def report(self, step: int, total_steps: int | None, now: float) -> Progress:
         """A step is done."""
         is_repeated = self.high_water is not None and step <= self.high_water

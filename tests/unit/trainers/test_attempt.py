@@ -109,6 +109,21 @@ def test_a_checkpoint_carries_the_metric_of_its_own_step() -> None:
     play(scene())
 
 
+def test_whoever_reads_of_a_new_step_has_read_what_was_repeated_before_it() -> None:
+    async def scene() -> None:
+        stage = Stage(1)
+        group = stage.attempt.group
+        assert group is not None
+        group.progress = replace(group.progress, step=20, high_water=20, group_step=None)
+        for step in (18, 19, 20, 21, 22):
+            stage.attempt.receive(0, {"type": "report", "step": step, "metrics": {"loss": 1.0}})
+        told = [one.body for one in stage.account.records(0, 100) if "step" in one.body]
+        assert [one["step"] for one in told] == [18, 19, 20, 21, 21, 22]
+        assert (told[3]["repeated_steps"], "values" in told[3]) == (3, False)
+
+    play(scene())
+
+
 def test_the_interval_follows_what_checkpoints_cost() -> None:
     async def scene() -> None:
         stage = Stage(2, is_interval_auto=True, checkpoint_interval_s=30.0, worker_mtbf_s=20_000.0)

@@ -13,6 +13,7 @@ from trainers.driver.group import (
     RETRY_S,
     STOP_PATIENCE_S,
     Commit,
+    Count,
     Effect,
     Note,
     Tell,
@@ -116,6 +117,19 @@ def test_the_first_new_step_after_a_loss_is_told() -> None:
     scene.hear(0, type="report", step=11)
     assert scene.events() == ["training.resumed"]
     assert scene.group.progress.lost_s == 10.0
+
+
+def test_repeated_steps_are_counted_before_the_first_new_one_is_told() -> None:
+    scene = Scene(cooperative=False)
+    scene.group.progress = Progress(step=10, step_at=990.0, high_water=10, lost_since=990.0)
+    for step in (9, 10):
+        scene.hear(0, type="report", step=step, metrics={"loss": 0.5})
+        assert Count() not in scene.said
+    scene.hear(0, type="report", step=11, metrics={"loss": 0.5})
+    assert scene.said[:2] == [Count(), Note("metric", {"step": 11, "world_size": 2, "values": {"loss": 0.5}})]
+    assert scene.group.progress.repeated_steps == 2
+    scene.hear(0, type="report", step=12, metrics={"loss": 0.5})
+    assert Count() not in scene.said
 
 
 @pytest.mark.parametrize(
