@@ -7,7 +7,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol, TypeVar
 
@@ -58,6 +58,7 @@ class RayHead:
         self._address = address
         self._node_id = node_id
         self._pool: ProcessPoolExecutor | None = None
+        self._lock = threading.Lock()
         self._wanted: tuple[float, str] | None = None
         self._problems: tuple[str, ...] = ()
         #: Why the node is drained, or is about to be.
@@ -75,7 +76,8 @@ class RayHead:
 
     def close(self) -> None:
         """Ask no more."""
-        self._stopping.set()
+        with self._lock:
+            self._stopping.set()
         self._news.set()
         self._drop()
         self._thread.join(TIMEOUT_S)
@@ -124,27 +126,40 @@ class RayHead:
         self._ask(gcs.beat, written(time.time(), self._problems, self._leaves))
 
     def _ask(self, question: Callable[..., T], *arguments: Any) -> T:
-        timeout_s = TIMEOUT_S
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-            timeout_s = FIRST_TIMEOUT_S
         try:
-            return self._pool.submit(question, self._address, self._node_id, *arguments).result(timeout_s)
+            answer, timeout_s = self._begin(question, *arguments)
+            return answer.result(timeout_s)
         except TimeoutError:
             self._drop()
             raise HeadSilent(f"the head at {self._address} does not answer") from None
+        except HeadSilent:
+            raise
         except (BrokenProcessPool, RuntimeError, OSError) as error:
             self._drop()
             raise HeadSilent(f"the head at {self._address} cannot be asked: {error}") from error
         except Exception as error:  # Ray raises what its RPC library raises
             raise HeadSilent(f"the head at {self._address} cannot be asked: {error}") from error
 
+    def _begin(self, question: Callable[..., T], *arguments: Any) -> tuple[Future[T], float]:
+        """The answer to come, and how many seconds it may take.  Raises HeadSilent when nobody asks any more."""
+        # No process starts behind the back of whoever ends them all.
+        with self._lock:
+            if self._stopping.is_set():
+                raise HeadSilent("the agent ends")
+            timeout_s = TIMEOUT_S
+            if self._pool is None:
+                self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+                timeout_s = FIRST_TIMEOUT_S
+            return self._pool.submit(question, self._address, self._node_id, *arguments), timeout_s
+
     def _drop(self) -> None:
         """Throw the process away with whatever it waits for."""
-        pool, self._pool = self._pool, None
+        with self._lock:
+            pool, self._pool = self._pool, None
         if pool is None:
             return
         # A process that waits for a dead head would keep this one from ending.
         for process in multiprocessing.active_children():
             process.kill()
-        pool.shutdown(wait=False, cancel_futures=True)
+        # A pool whose own thread still ends while the interpreter does complains of its closed pipe.
+        pool.shutdown(cancel_futures=True)
