@@ -32,8 +32,9 @@ class MemberNode:
 
     @property
     def leaves(self) -> str | None:
-        """While draining: why, as its agent says; None without one."""
-        return self.agent.beat.leaves if self.is_draining and self.agent is not None else None
+        """While draining, or once it has left: why, as its agent says; None without one."""
+        has_to_go = self.is_draining or not self.is_alive
+        return self.agent.beat.leaves if has_to_go and self.agent is not None else None
 
 
 def doubtful(members: Iterable[MemberNode]) -> bool:

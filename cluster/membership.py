@@ -36,6 +36,8 @@ class RayMembership:
         self._clock = clock
         self._looked_at = clock()
         self._heard: dict[str, Hearing] = {}
+        #: What agents said last whose nodes have left; None of those that never said anything.
+        self._last_words: dict[str, Hearing | None] = {}
 
     def observe(self) -> dict[str, MemberNode]:
         """All nodes that carry our label, by node id; the head is not among them.
@@ -52,19 +54,26 @@ class RayMembership:
         except Exception as error:  # Ray raises what its RPC library raises
             raise MembershipUnknown(f"the Ray cluster did not say which nodes it has: {error}") from error
         members = chosen(known, began)
-        self._listen(member.node_id for member in members.values() if member.is_alive)
-        return {
-            node_id: replace(member, agent=self._heard.get(node_id)) if member.is_alive else member
-            for node_id, member in members.items()
-        }
+        self._listen(members)
+        return {node_id: replace(member, agent=self._agent(member)) for node_id, member in members.items()}
 
-    def _listen(self, node_ids: Iterable[str]) -> None:
+    def _agent(self, member: MemberNode) -> Hearing | None:
+        heard = self._heard if member.is_alive else self._last_words
+        return heard.get(member.node_id)
+
+    def _listen(self, members: Mapping[str, MemberNode]) -> None:
+        gone = {node_id for node_id, member in members.items() if not member.is_alive}
         # What agents say is no reason to see no nodes: where they cannot be asked about, what was heard last holds.
         with contextlib.suppress(Exception):
-            beats = _beats(node_ids)
+            # Who has left says nothing new, but may have said why between the last look and its end.
+            beats = _beats(members.keys() - (gone & self._last_words.keys()))
             now = self._clock()
-            self._heard = listen(self._heard, beats, now - self._looked_at)
+            heard = listen(self._heard, beats, now - self._looked_at)
             self._looked_at = now
+            self._last_words = {
+                node_id: self._last_words.get(node_id) or heard.get(node_id) for node_id in gone
+            }
+            self._heard = heard
 
 
 def _member(node: dict[str, Any], draining: Mapping[str, int]) -> MemberNode | None:

@@ -77,7 +77,7 @@ class Member(Protocol):
 
     @property
     def leaves(self) -> str | None:
-        """While draining: why, where its agent says so."""
+        """While draining, or once it has left: why, where its agent says so."""
         ...
 
     @property

@@ -414,7 +414,7 @@ class SeenNode:
     is_alive: bool = False
     #: Ray gives it no new work.
     is_draining: bool = False
-    #: Why it drains, where somebody says so.
+    #: Why it drains or has left, where somebody says so.
     leaves: str | None = None
     #: What is heard of its agent; None where none was ever heard.
     agent: Hearing | None = None
@@ -440,6 +440,10 @@ def _observe_once(node: NodeRow, seen: SeenNode, now: float) -> NodeDecision | N
         case NodeState.JOINED | NodeState.READY if seen.is_alive and seen.is_draining:
             why = f"{seen.leaves}: it" if seen.leaves else "it"
             return move_node(node, NodeState.DRAINING, f"{why} is being drained and takes no new work", now)
+        case NodeState.JOINED | NodeState.READY if seen.leaves and not seen.is_alive:
+            # A drain ends as soon as nothing runs on the node, which may be before anybody has looked.
+            why = f"{seen.leaves}: it was drained and has left the Ray cluster"
+            return move_node(node, NodeState.DRAINING, why, now)
         case NodeState.JOINED if seen.is_alive:
             return move_node(node, NodeState.READY, "it may be given work", now)
         case NodeState.READY if seen.is_alive and seen.agent is not None:

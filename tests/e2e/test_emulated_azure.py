@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.embedded import Embedded
 from tests.e2e.processes import kill, until
 from tests.e2e.raw_http import Door
+from tests.integration.trainers.scripts import LOCKSTEP
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -21,6 +22,13 @@ pools:
     sizes: [Standard_NC24ads_A100_v4]
     capacity: spot
     max_nodes: 4
+"""
+SPOT = """\
+pools:
+  cpu:
+    sizes: [Standard_D4s_v5]
+    capacity: spot
+    max_nodes: 2
 """
 
 
@@ -47,7 +55,7 @@ def is_connected(service: Embedded, times: int) -> bool:
     return service.log("controller").count("connected to the Ray head") >= times
 
 
-def test_it_knows_the_sizes_of_azure_outlives_its_emulator_and_ends_with_machines_running(
+def test_it_knows_the_sizes_of_azure_and_outlives_its_emulator(
     emulated: Embedded,
 ) -> None:
     url = emulator_url(emulated)
@@ -68,11 +76,44 @@ def test_it_knows_the_sizes_of_azure_outlives_its_emulator_and_ends_with_machine
     assert emulator_url(emulated) == url
     until(lambda: is_connected(emulated, 2), "the controller uses it")
 
-    # What is left running here must be gone at the end.
     assert Door(url).send("GET", "/control/state").json["machines"] == {}
-    job = emulated.remora("submit", "-q", "--no-code", "--", "sleep", "3600")
-    assert job.code == 0, job.err
-    (node,) = until(emulated.ready_nodes, "a machine was bought for the job, and joined")
-    machines = Door(url).send("GET", "/control/state").json["machines"].values()
-    assert [(one["node"], one["size"]) for one in machines] == [(node, "Standard_D4s_v5")]
+
+
+def test_a_drill_takes_a_spot_machine_as_azure_does_and_the_rest_ends_with_the_service(
+    emulated: Embedded, tmp_path: Path
+) -> None:
+    cloud = Door(emulator_url(emulated))
+    assert cloud.send("POST", "/control/knobs", b'{"notice_s": 8.0}').status == 204
+    (emulated.home / "policies.yaml").write_text(SPOT)
+    applied = emulated.remora("policy", "apply", "policies.yaml", "--yes")
+    assert applied.code == 0, applied.err
+    (tmp_path / "train.py").write_text(LOCKSTEP)
+    with emulated.client() as client:
+        job = client.submit(
+            {
+                "code": str(tmp_path),
+                "command": ["python", "train.py", "100000", "0.05"],
+                "backend": "command",
+                "workers": {"min": 1, "max": 2},
+                "resources": {"cpus": 4},
+                "checkpoint": {"interval": "1s"},
+            }
+        )
+        until(lambda: client.job(job.id).world_size == 2, "two machines were bought and train")
+        until(lambda: client.job(job.id).checkpoint_step, "there is a checkpoint to go back to")
+        bought = emulated.ready_nodes()
+
+        answer = emulated.remora("drill", "--node", bought[0], "--notice", "8s", "--json")
+        assert answer.code == 0, answer.err
+        (cost,) = answer.document["jobs"]
+        assert (cost["job_id"], cost["repeated_steps"]) == (job.id, 0)
+        assert (cost["workers_before"], cost["workers_least"], cost["workers"]) == (2, 1, 2)
+
+    said = emulated.remora("nodes", bought[0]).out
+    assert "node.drilled" in said
+    assert re.search(r"node.draining .*Preempt", said), said
+    # What is left running here must be gone at the end.
+    machines = cloud.send("GET", "/control/state").json["machines"].values()
+    assert {(one["size"], one["capacity"]) for one in machines} == {("Standard_D4s_v5", "spot")}
+    assert bought[0] not in {one["node"] for one in machines}
     assert "Traceback" not in emulated.log("controller")

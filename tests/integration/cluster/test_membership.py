@@ -87,3 +87,7 @@ def test_an_agent_is_heard_until_it_gives_no_new_sign_of_life(cluster: Cluster) 
     assert not again.agent.is_silent
     assert again.leaves is None, "it is not drained yet"
     cluster.remove_node(raylet)
+    until(lambda: not look(0.0).is_alive, "it is given up", 60.0)
+    gone = look()
+    assert gone.leaves == "Preempt by the cloud", "what its agent said last"
+    assert look() == gone, "and it is not asked again"

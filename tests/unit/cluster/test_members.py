@@ -76,4 +76,5 @@ def test_the_agent_s_reason_is_told_while_its_node_drains() -> None:
     agent = Hearing(beat=Beat(at=1.0, leaves="Preempt by the cloud"))
     assert replace(draining(OLD), agent=agent).leaves == "Preempt by the cloud"
     assert replace(OLD, agent=agent).leaves is None
+    assert replace(OLD, agent=agent, is_alive=False).leaves == "Preempt by the cloud"
     assert draining(OLD).leaves is None

@@ -204,6 +204,15 @@ class TestNodes:
             == "it is being drained and takes no new work"
         )
 
+    def test_a_drain_that_was_over_before_anybody_looked_is_told_with_its_reason(self) -> None:
+        gone = SeenNode(is_provided=True, leaves="Preempt by the cloud")
+        told = lifecycle.observe_node(READY, gone, NOW)
+        assert [event.kind for event in told.events] == ["node.draining"]
+        assert told.node.message == "Preempt by the cloud: it was drained and has left the Ray cluster"
+        assert lifecycle.observe_node(told.node, gone, NOW + 1) == lifecycle.NodeDecision(told.node)
+        silent = lifecycle.observe_node(READY, replace(gone, leaves=None), NOW)
+        assert silent.node == READY, "what that means, the planner decides"
+
     def test_an_agent_that_falls_silent_is_told_once_and_ends_nothing(self) -> None:
         node = hear(READY, beat_at=5.0, unchanged_s=SILENT_S).node
         assert node == READY, "not yet"
