@@ -60,7 +60,7 @@ class Cluster:
     supply: Supply
     #: Takes nodes for a rehearsal; None where that is not possible.
     rehearsal: Rehearsal | None = None
-    #: Tells Ray to give nodes no more work; None where nodes are never returned while they work.
+    #: Tells Ray to give nodes no more work; None where nobody can.
     drains: Drains | None = None
     #: Nodes are bought and returned as the policies say; False: every pool is kept full.
     follows_policies: bool = False
@@ -138,8 +138,9 @@ class Controller:
         if 0.0 <= turn.now - self._looked_at < cluster.look_s:
             return
         self._looked_at = turn.now
-        drains = cluster.drains if cluster.follows_policies else None
-        hands = Hands(cluster.provider, cluster.membership, cluster.supply, drains)
+        hands = Hands(
+            cluster.provider, cluster.membership, cluster.supply, cluster.drains, cluster.follows_policies
+        )
         self._why_short = scale(turn, hands)
         self.unseen_since = None
 

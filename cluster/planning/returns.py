@@ -124,7 +124,8 @@ class Returns:
             if self._held_up(pool, surplus):
                 continue
             number = min(surplus, self._left[pool])
-            reason = f"pool {pool!r} has {count(len(staying), 'node')}, {limits.max_nodes} are allowed"
+            allowed = f"{limits.max_nodes} {'is' if limits.max_nodes == 1 else 'are'} allowed"
+            reason = f"pool {pool!r} has {count(len(staying), 'node')}, {allowed}"
             self._left[pool] -= self._drain_some(staying, number, reason)
             if number < surplus:
                 self._pace(pool, surplus - number)

@@ -27,7 +27,16 @@ from remora.states import NodeState
 from service.fixed_pool import kept_full
 from service.loops.policies import policies_in_force
 from service.loops.ports import Drains, Membership, Supply
-from service.loops.seeing import Load, Machines, Members, bought_view, load_jobs, seen_node
+from service.loops.seeing import (
+    Load,
+    Machines,
+    Members,
+    bought_view,
+    free_view,
+    load_jobs,
+    load_running,
+    seen_node,
+)
 from service.loops.site_rules import let_through
 from service.loops.turn import Turn
 from service.queue import lifecycle
@@ -62,8 +71,11 @@ class Hands:
     provider: Provider
     membership: Membership
     supply: Supply
-    #: None where nodes cost nothing: each pool is kept at its maximum, whatever jobs there are, and nothing is drained.
+    #: None where nobody can tell Ray: drains stand in the rows alone.
     drains: Drains | None = None
+    #: Nodes are bought and returned as the policies say; False where they cost nothing: each pool is kept at its
+    #: maximum, whatever jobs there are.
+    follows_policies: bool = True
 
 
 def scale(turn: Turn, hands: Hands) -> Mapping[str, str]:
@@ -80,27 +92,30 @@ def scale(turn: Turn, hands: Hands) -> Mapping[str, str]:
     # 2. Load, after looking: a machine that was seen has its row by now.
     rows = turn.load(lambda connection: store.current_nodes(connection, turn.now - MEMORY_S))
     policies = policies_in_force(turn)
-    load = (
-        turn.load(lambda connection: load_jobs(connection, policies, hands.supply, turn.now))
-        if hands.drains
-        else Load()
-    )
+    load = turn.load(lambda connection: _load(connection, hands, policies, turn.now))
     # 3. Write down what was seen.
     jobs_on = workers_by_node(rows, [attempt for _, attempt in load.running])
-    rows = [_observe(turn, row, machines, members, jobs_on if hands.drains else None) for row in rows]
+    rows = [_observe(turn, row, machines, members, jobs_on.get(row.id, {})) for row in rows]
     _learn_refusals(turn, machines.values())
     # 4. Decide, and hear the operators' own rules.
     nodes = [seen_node(row, jobs_on.get(row.id, {}), machines, members) for row in rows]
-    if hands.drains is None:
-        policies = kept_full(policies, turn.now)
-        view = ClusterView(nodes=tuple(nodes), offerings=hands.supply.offerings())
-    else:
+    if hands.follows_policies:
         view = bought_view(turn, policies, hands.supply, load, nodes)
+    else:
+        policies = kept_full(policies, turn.now)
+        view = free_view(hands.supply, load, nodes, turn.now)
     actions = plan(view, policies, turn.now)
     # 5. Carry it out.
     vetoed = _carry_out(turn, hands, policies, view, actions, rows, machines, members)
     reasons = {wait.job_id: wait.reason for wait in actions if isinstance(wait, Wait) and wait.job_id}
     return reasons | vetoed
+
+
+def _load(connection: sa.Connection, hands: Hands, policies: Policies, now: float) -> Load:
+    """The jobs that count: those that wait are no reason for a node where nodes cost nothing."""
+    if hands.follows_policies:
+        return load_jobs(connection, policies, hands.supply, now)
+    return load_running(connection, now)
 
 
 def _carry_out(
@@ -129,14 +144,16 @@ def _carry_out(
             case Terminate():
                 _terminate(turn, by_id[action.node_id], action, machines)
                 ended.extend({action.node_id} & machines.keys())
-            case Drain() if hands.drains is not None:
+            case Drain():
                 draining.append(_begin_drain(turn, by_id[action.node_id], action))
-            case Notice() if hands.drains is not None:
+            case Notice():
                 _tell(turn, action)
     if hands.drains is not None:
         _drain(hands.drains, draining, members)
+    if hands.drains is not None and hands.follows_policies:
+        # A process of this machine is gone once it was deleted.
         _turn_away(turn, hands.drains, rows, members)
-    at_once = 1 if hands.drains is None else AT_ONCE
+    at_once = AT_ONCE if hands.follows_policies else 1
     _at_once("delete", partial(_delete, provider), ended, at_once)
     wished = [action for action in actions if isinstance(action, Launch)]
     through, vetoed = let_through(turn, policies, view, wished)
@@ -151,13 +168,9 @@ def _carry_out(
 
 
 def _observe(
-    turn: Turn,
-    row: NodeRow,
-    machines: Machines,
-    members: Members,
-    jobs_on: Mapping[str, Mapping[str, int]] | None,
+    turn: Turn, row: NodeRow, machines: Machines, members: Members, jobs: Mapping[str, int]
 ) -> NodeRow:
-    """The row after what was seen; `jobs_on` is None where it does not matter whether anything runs on it."""
+    """The row after what was seen; `jobs` are the workers on it."""
     member = members.get(row.id)
     seen = lifecycle.SeenNode(is_provided=row.id in machines)
     if member is not None:
@@ -171,9 +184,8 @@ def _observe(
             resources=member.resources,
         )
     decision = lifecycle.observe_node(row, seen, turn.now)
-    if jobs_on is not None:
-        since = idle_since(decision.node, jobs_on.get(row.id, {}), turn.now)
-        decision = replace(decision, node=replace(decision.node, idle_since=since))
+    since = idle_since(decision.node, jobs, turn.now)
+    decision = replace(decision, node=replace(decision.node, idle_since=since))
     return _save(turn, row, decision) if decision.node != row else row
 
 

@@ -58,6 +58,20 @@ def load_jobs(connection: sa.Connection, policies: Policies, supply: Supply, now
     """The jobs that wait and may start, and those that run."""
     running = job_store.live_attempts(connection)
     queue = line(connection, policies, pool_sizes(policies, supply.offerings(), now), running, now)
+    return _load(connection, queue, running, now)
+
+
+def load_running(connection: sa.Connection, now: float) -> Load:
+    """Only the jobs that run."""
+    return _load(connection, (), job_store.live_attempts(connection), now)
+
+
+def _load(
+    connection: sa.Connection,
+    queue: Sequence[JobRow],
+    running: Sequence[tuple[JobRow, AttemptRow]],
+    now: float,
+) -> Load:
     limited = [job.id for job in (*queue, *(job for job, _ in running)) if budget_of(job.spec) is not None]
     return Load(
         queue=queue,
@@ -78,6 +92,11 @@ def seen_node(row: NodeRow, jobs: Mapping[str, int], machines: Machines, members
         is_member=member is not None and member.is_alive,
         deadline_at=row.deadline_at if noticed_until is None else noticed_until,
     )
+
+
+def free_view(supply: Supply, jobs: Load, nodes: Sequence[NodeView], now: float) -> ClusterView:
+    """The view of a cluster whose nodes cost nothing."""
+    return ClusterView(jobs=jobs.demands(now), nodes=tuple(nodes), offerings=supply.offerings())
 
 
 def bought_view(

@@ -1,4 +1,4 @@
-"""`remora drill` on a running service: nodes really go, an elastic job goes on, and the account is true."""
+"""Nodes of a running service really go, by `remora drill` and by a policy: a job goes on, and the account is true."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from remora import Client
-from remora.states import JobState
+from remora.states import JobState, NodeState
 from tests.e2e.embedded import Embedded
 from tests.e2e.processes import PATIENCE_S, until
 from tests.integration.trainers.scripts import LOCKSTEP
@@ -29,7 +29,7 @@ def drilled(service: Embedded, *words: str) -> Any:
     return drill
 
 
-def test_a_drill_tells_what_a_preemption_costs_with_a_notice_and_without(
+def test_a_drill_tells_what_a_preemption_costs_and_a_smaller_pool_costs_no_step(
     service: Embedded, client: Client, folder: Path
 ) -> None:
     (folder / "train.py").write_text(LOCKSTEP)
@@ -62,6 +62,18 @@ def test_a_drill_tells_what_a_preemption_costs_with_a_notice_and_without(
     said = service.remora("nodes", silent["node_ids"][0]).out
     assert "node.drilled" in said
     assert "node.gone" in said
+
+    until(lambda: client.job(job.id).world_size == 2, "it has both workers again")
+    nodes = set(service.ready_nodes())
+    repeated = client.job(job.id).repeated_steps
+    client.apply_policy("pools: {local: {sizes: [local], max_nodes: 1, drain_s: 30s}}", based_on=0)
+    until(lambda: client.job(job.id).world_size == 1, "the worker of the drained node leaves")
+    (drained,) = nodes - set(service.ready_nodes())
+    until(lambda: client.node(drained).state is NodeState.GONE, "it goes once nothing runs on it")
+    said = service.remora("nodes", drained).out
+    assert "pool 'local' has 2 nodes, 1 is allowed" in said
+    assert said.index("node.draining") < said.index("node.terminating"), "it was not ended at once"
+    assert client.job(job.id).repeated_steps == repeated
 
     ended = client.wait(job.id, PATIENCE_S)
     assert ended.state is JobState.SUCCEEDED

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from cluster import installed_rules
 from cluster.actions import Launch
 from cluster.agent.beats import SILENT_S, Beat, Hearing
+from cluster.planning.health import DRAIN_S
 from cluster.policy_documents import digest_of
 from cluster.provider import InsufficientCapacity, ProviderError, QuotaExceeded
 from cluster.view import ClusterView
@@ -21,6 +22,7 @@ from service.loops import dispatch as dispatch_module
 from service.loops.turn import Turn
 from service.queue import lifecycle
 from service.queue.policy_versions import PolicyWish, follow
+from service.queue.rows import NodeRow
 from service.settings import Settings
 from service.store import jobs, leases, nodes, policies, telemetry
 from service.store.database import Database
@@ -59,6 +61,22 @@ def run_to(world: World, job_id: str, state: JobState) -> None:
     for _ in world.ticks_until(f"job {state}"):
         if world.job(job_id).state is state:
             return
+
+
+def work_on(world: World, job_id: str, on: list[NodeRow]) -> None:
+    """The job's driver says that one worker runs on each of these nodes."""
+    workers = {str(node.address): 1 for node in on}
+    driver = world.launcher.driver_of(job_id)
+    driver.tell("progress", at=world.now, state="running", world_size=len(workers), workers=workers)
+    world.tick()
+
+
+def train_on(world: World, on: list[NodeRow]) -> str:
+    """A job with one worker on each of these nodes, which is all that it can use."""
+    job_id = world.submit(max_workers=len(on))
+    run_to(world, job_id, JobState.ADMITTED)
+    work_on(world, job_id, on)
+    return job_id
 
 
 class Crash(BaseException):
@@ -430,12 +448,16 @@ class TestNodes:
         assert "did not join" in str(failed[0].message)
 
     def test_a_drained_one_takes_no_work_and_gets_a_replacement(self, ready: World) -> None:
+        job_id = train_on(ready, ready.nodes())
         drained = ready.nodes()[0]
         ready.cluster.draining.add(drained.id)
         ready.tick(2)
         states = [node.state for node in ready.nodes()]
         assert states.count(NodeState.READY) == 3
         assert states.count(NodeState.DRAINING) == 1
+        work_on(ready, job_id, [node for node in ready.nodes() if node.id != drained.id])
+        ready.tick()
+        assert drained.id not in ready.cluster.machines, "nothing runs on it any more"
 
     def test_an_agent_that_is_silent_is_told_once_and_its_node_works_on(self, ready: World) -> None:
         before = ready.nodes()
@@ -583,6 +605,64 @@ class TestPolicies:
         self.wait_for(ready, ["local"])
         ready.now = 1200.0
         self.wait_for(ready, ["local"] * 4)
+
+    def test_a_node_that_works_is_drained_before_it_goes(self, ready: World) -> None:
+        job_id = train_on(ready, ready.nodes())
+        self.apply(ready, "pools: {local: {sizes: [local], max_nodes: 2, drain_s: 40}}")
+        ready.tick()
+        (leaving,) = [node for node in ready.nodes() if node.state is NodeState.DRAINING]
+        assert ready.cluster.drains == {leaving.id: ready.now + 40.0} == {leaving.id: leaving.deadline_at}
+        assert leaving.message == "pool 'local' has 3 nodes, 2 are allowed"
+        ready.tick(4)
+        assert len(ready.cluster.machines) == 3, "its worker still saves what it has"
+        work_on(ready, job_id, [node for node in ready.nodes() if node.id != leaving.id])
+        ready.tick(2)
+        assert len(ready.cluster.machines) == 2
+        assert node_events_of(ready, leaving.id)[-3:] == ["node.draining", "node.terminating", "node.gone"]
+        assert ready.job(job_id).state is JobState.RUNNING
+
+    def test_nodes_without_work_go_at_once_and_before_those_that_work(self, ready: World) -> None:
+        newest = ready.nodes()[-1]
+        train_on(ready, [newest])
+        self.apply(ready, "pools: {local: {sizes: [local], max_nodes: 1}}")
+        ready.tick()
+        assert (list(ready.cluster.machines), ready.cluster.drains) == ([newest.id], {})
+
+    def test_the_node_whose_job_has_least_to_lose_is_drained(self, ready: World) -> None:
+        *old_on, young_on = ready.nodes()
+        for node in old_on:
+            train_on(ready, [node])
+        ready.now += 100.0
+        train_on(ready, [young_on])
+        self.apply(ready, "pools: {local: {sizes: [local], max_nodes: 2}}")
+        ready.tick()
+        assert list(ready.cluster.drains) == [young_on.id]
+
+    def test_a_drained_node_whose_worker_stays_goes_at_its_deadline(self, ready: World) -> None:
+        train_on(ready, ready.nodes())
+        schedule = "{window: {begins: 20 0 * * *, lasts_s: 20m}, max_nodes: 0}"
+        self.apply(
+            ready,
+            f"pools: {{local: {{sizes: [local], max_nodes: 3, drain_s: 40, schedules: [{schedule}]}}}}",
+        )
+        ready.tick()
+        assert ready.cluster.drains == {}
+        ready.now = 1200.0
+        ready.tick()
+        assert set(ready.cluster.drains.values()) == {1240.25}
+        ready.now = 1239.75
+        ready.tick()
+        assert set(ready.cluster.machines) == set(ready.cluster.drains)
+        ready.tick()
+        assert ready.cluster.machines == {}
+
+    def test_a_pool_that_is_removed_is_drained_as_well(self, ready: World) -> None:
+        train_on(ready, ready.nodes()[:2])
+        self.apply(ready, "pools: {}")
+        ready.tick()
+        assert list(ready.cluster.machines) == [node.id for node in ready.nodes()[:2]]
+        assert [node.state for node in ready.nodes()][:2] == [NodeState.DRAINING] * 2
+        assert set(ready.cluster.drains.values()) == {ready.now + DRAIN_S}
 
     def test_a_version_that_is_not_accepted_any_more_is_passed_over(
         self, ready: World, caplog: pytest.LogCaptureFixture

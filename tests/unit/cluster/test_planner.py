@@ -381,7 +381,7 @@ def test_a_working_node_above_the_limit_is_drained_the_one_that_costs_least() ->
     dear = job("dear", is_running=True, saved_at=NOW - 500)
     nodes = [node("n1", jobs={"dear": 1}), node("n2", jobs={"cheap": 1})]
     (drain,) = acts(plan(view([cheap, dear], nodes), rules(max_nodes=1, drain_s=90), NOW))
-    assert drain == Drain(node_id="n2", deadline_at=NOW + 90, reason="pool 'p' has 2 nodes, 1 are allowed")
+    assert drain == Drain(node_id="n2", deadline_at=NOW + 90, reason="pool 'p' has 2 nodes, 1 is allowed")
 
 
 def test_a_schedule_changes_the_limits_and_maintenance_keeps_everything_as_it_is() -> None:
