@@ -281,7 +281,8 @@ class AzureProvider:
         )
 
     async def _quota_left(self) -> dict[str, int]:
-        reading = await self._asking.reading(quota.READ_EVERY_S)
+        # Whoever plans with it asks for no machine while there seems to be no room, and would so never hear of more.
+        reading = await self._asking.reading(quota.READ_AGAIN_S)
         return reading.left() if reading is not None else {}
 
     async def _sweep_when_due(self, now: float) -> None:

@@ -12,7 +12,8 @@ from cluster.offerings import CapacityType, Offering
 REGION_QUOTA = "cores"
 #: A reading that says there is room is good for so long: errors correct it anyway.
 READ_EVERY_S = 600.0
-#: A reading that says there is no room is good for so long only: nodes that ended gave some back.
+#: A reading that says there is no room, or that somebody plans with, is good for so long only: nodes that ended gave
+#: some back.
 READ_AGAIN_S = 30.0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from cluster.actions import Drain, Terminate
+from cluster.offerings import CapacityType, zone_and_capacity
 from cluster.policies import PoolPolicy
 from cluster.view import ENDED, JOINED, ClusterView, NodeView
 from remora.states import NodeState
@@ -48,7 +49,7 @@ def _failure(node: NodeView, pools: Mapping[str, PoolPolicy], now: float) -> Ter
     if node.provided and not node.is_running:
         return Terminate(node_id=node.id, reason="its machine stopped", is_failure=never_joined)
     if not node.provided and (node.state is not NodeState.REQUESTED or age_s > CREATE_TIMEOUT_S):
-        return Terminate(node_id=node.id, reason="the provider does not know it", is_failure=never_joined)
+        return Terminate(node_id=node.id, reason=_why_missing(node), is_failure=never_joined)
     limit_s = pools[node.pool].join_timeout_s if node.pool in pools else 0.0
     if never_joined and node.pool in pools and age_s > limit_s:
         reason = f"it did not join the Ray cluster within {limit_s:.0f} s"
@@ -58,6 +59,19 @@ def _failure(node: NodeView, pools: Mapping[str, PoolPolicy], now: float) -> Ter
         is_cut_off = node.state is not NodeState.DRAINING
         return Terminate(node_id=node.id, reason="it left the Ray cluster", is_cut_off=is_cut_off)
     return None
+
+
+def _why_missing(node: NodeView) -> str:
+    """What may have become of a machine that the provider lists no more; clouds do not say it."""
+    if node.state is NodeState.REQUESTED:
+        return "the provider does not know it"
+    match zone_and_capacity(node.offering)[1]:
+        case CapacityType.SPOT:
+            return "its machine is gone: the cloud took it back (evicted it), or somebody deleted it"
+        case CapacityType.ON_DEMAND:
+            return "its machine is gone: somebody deleted it, or the cloud lost it"
+        case _:
+            return "its machine is gone"
 
 
 def _end_of_drain(node: NodeView, now: float) -> Terminate | None:

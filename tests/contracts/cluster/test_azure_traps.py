@@ -93,6 +93,15 @@ def test_a_quota_is_read_again_after_a_node_gave_its_part_back(rig: AzureRig) ->
     assert only(rig.list()).node_id == "node_b"
 
 
+def test_whoever_plans_hears_within_half_a_minute_that_a_quota_has_room_again(rig: AzureRig) -> None:
+    rig.knobs(limits={"lowPriorityCores": 24})
+    rig.create(wish("node_a"))
+    assert rig.azure.quota_left() == {"lowprioritycores": 0}
+    rig.evict("node_a")
+    rig.clock.passed_s = 31.0
+    assert rig.azure.quota_left() == {"lowprioritycores": 24}
+
+
 def test_a_quota_that_cannot_be_read_stops_nothing(rig: AzureRig) -> None:
     rig.fault("usages", status=500, times=0)
     rig.create(wish())

@@ -640,6 +640,20 @@ def test_what_is_of_no_use_goes(changes: dict[str, Any], is_failure: bool) -> No
     assert [(end.node_id, end.is_failure) for end in ends] == [("b", is_failure)]
 
 
+@pytest.mark.parametrize(
+    ("capacity", "said"),
+    [
+        ("spot", "its machine is gone: the cloud took it back (evicted it), or somebody deleted it"),
+        ("on-demand", "its machine is gone: somebody deleted it, or the cloud lost it"),
+        ("", "its machine is gone"),
+    ],
+)
+def test_a_node_whose_machine_vanished_is_told_to_have_been_taken_back(capacity: str, said: str) -> None:
+    (end,) = acts(plan(view(nodes=[node("b", **LOST, offering=f"a/1/{capacity}")]), rules(), NOW))
+    assert isinstance(end, Terminate)
+    assert end.reason == said
+
+
 def test_a_draining_node_stays_until_its_deadline_while_its_replacement_starts() -> None:
     nodes = [node("a"), node("b", state=NodeState.DRAINING, deadline_at=NOW + 20, idle_since=None)]
     (launch,) = acts(plan(view(nodes=nodes), rules(min_nodes=2, max_nodes=2), NOW))
