@@ -27,6 +27,7 @@ from remora.states import NodeState
 from service.fixed_pool import kept_full
 from service.loops.policies import policies_in_force
 from service.loops.ports import Drains, Membership, Supply
+from service.loops.quotas import note_quotas
 from service.loops.seeing import Load, Machines, Members, bought_view, load_jobs, seen_node
 from service.loops.site_rules import let_through
 from service.loops.turn import Turn
@@ -95,6 +96,7 @@ def scale(turn: Turn, hands: Hands) -> Mapping[str, str]:
         policies = kept_full(policies, turn.now)
         view = ClusterView(nodes=tuple(nodes), offerings=hands.supply.offerings())
     else:
+        note_quotas(turn, policies, hands.supply)
         view = bought_view(turn, policies, hands.supply, load, nodes)
     actions = plan(view, policies, turn.now)
     # 5. Carry it out.
