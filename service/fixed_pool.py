@@ -108,6 +108,10 @@ class LocalSupply:
         """Nothing is limited."""
         return {}
 
+    def quota_limits(self) -> Mapping[str, int]:
+        """Nothing is limited."""
+        return {}
+
 
 def known(settings: Settings) -> Known:
     """What the service can hold a policy document against."""

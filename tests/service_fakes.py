@@ -254,12 +254,16 @@ class FakeSupply:
     def __init__(self, offerings: tuple[Offering, ...]) -> None:
         self.sold = offerings
         self.left: dict[str, int] = {}
+        self.limits: dict[str, int] = {}
 
     def offerings(self) -> tuple[Offering, ...]:
         return self.sold
 
     def quota_left(self) -> dict[str, int]:
         return self.left
+
+    def quota_limits(self) -> dict[str, int]:
+        return self.limits
 
 
 class World:

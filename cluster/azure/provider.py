@@ -137,6 +137,11 @@ class AzureProvider:
         reading = self._memory.quotas
         return reading.left() if reading is not None else {}
 
+    def quota_limits(self) -> dict[str, int]:
+        """Units of each quota in all, by its name in lower case, as far as they are known; asks nobody."""
+        reading = self._memory.quotas
+        return reading.limits() if reading is not None else {}
+
     def sweep(self) -> tuple[str, ...]:
         """Delete network interfaces and disks whose machine is gone for some minutes; returns their names.
 

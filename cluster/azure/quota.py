@@ -38,6 +38,10 @@ class Reading:
         """Units left by quota name in lower case; never below 0."""
         return {name: max(0, limit - used) for name, (used, limit) in self.usages.items()}
 
+    def limits(self) -> dict[str, int]:
+        """Units in all by quota name in lower case, whoever uses them."""
+        return {name: limit for name, (_, limit) in self.usages.items()}
+
 
 def full_quota(reading: Reading, offering: Offering) -> str | None:
     """One sentence about the quota that has no room for one more machine of an offering, None when all have.

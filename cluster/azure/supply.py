@@ -26,6 +26,7 @@ class AzureSupply:
         self._market = market
         #: The last reading that there was: after a refusal the provider has none for a while.
         self._quota_left: Mapping[str, int] = {}
+        self._quota_limits: Mapping[str, int] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._keep_fresh, name="azure-supply", daemon=True)
         self._thread.start()
@@ -38,6 +39,11 @@ class AzureSupply:
         """Units left by quota name in lower case, with what was asked for since Azure was read."""
         self._quota_left = self._provider.quota_known() or self._quota_left
         return self._quota_left
+
+    def quota_limits(self) -> Mapping[str, int]:
+        """Units of each quota in all, by its name in lower case; after a refusal there is no reading for a while."""
+        self._quota_limits = self._provider.quota_limits() or self._quota_limits
+        return self._quota_limits
 
     def close(self) -> None:
         """Ask no more."""

@@ -39,7 +39,7 @@ class Fleet:
         vacate: Callable[[float, SimNode], None],
         projects: Mapping[str, str] | None = None,
     ) -> None:
-        self.market = Market(trace.offerings, trace.changes)
+        self.market = Market(trace.offerings, trace.changes, trace.quotas)
         self.nodes: dict[str, SimNode] = {}
         #: All nodes that were ever bought, in that order.
         self.every: list[SimNode] = []
@@ -73,12 +73,17 @@ class Fleet:
         self._least = least_of(trace)
 
     def launch(self, now: float, action: Launch) -> None:
-        """Buy a node, or remember that there is none."""
+        """Buy a node, or remember that there is none or that its quota has no room."""
         stock = self.market.stocks[action.offering]
-        if not stock.is_available:
+        has_quota = self.market.has_quota(stock.offering)
+        if not (stock.is_available and has_quota):
             self.refused += 1
             until = self._begins_at + now + self._refused_s
-            reason = f"there is no {action.offering} now"
+            reason = (
+                f"there is no {action.offering} now"
+                if has_quota
+                else f"the quota {stock.offering.quota} has no room for one more {action.offering}"
+            )
             self._refusals[action.offering] = Refusal(offering=action.offering, until=until, reason=reason)
             return
         self.launches += 1
@@ -190,6 +195,16 @@ class Fleet:
             self.has_room = True
         elif node.state is NodeState.DRAINING and not node.jobs:
             self._agenda.add(now, self.end, node)
+
+    def may_buy(self, capacity: CapacityType, now: float) -> bool:
+        """False when each offering of the type is refused now, or its quota has no room."""
+        at = self._begins_at + now
+        return any(
+            (name not in self._refusals or self._refusals[name].until <= at)
+            and self.market.has_quota(stock.offering)
+            for name, stock in self.market.stocks.items()
+            if stock.offering.capacity is capacity
+        )
 
     def may_have(self, capacity: CapacityType, now: float, for_s: float = 0.0) -> bool:
         """False when each offering of the type was refused within the last `for_s`, or is refused now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from cluster.offerings import Offering
@@ -33,11 +33,17 @@ class Stock:
 class Market:
     """All offerings of a trace."""
 
-    def __init__(self, offerings: Iterable[Offering], changes: Iterable[MarketChange]) -> None:
+    def __init__(
+        self,
+        offerings: Iterable[Offering],
+        changes: Iterable[MarketChange],
+        quotas: Mapping[str, int] | None = None,
+    ) -> None:
         named = {change.offering for change in changes if change.nodes is not None}
         self.stocks = {
             one.id: Stock(one, 0 if one.id in named else None, one.price_per_hour) for one in offerings
         }
+        self._quotas = quotas or {}
         self._offered: tuple[Offering, ...] | None = None
         #: Offerings whose capacity the trace tells; the others lose nodes by their eviction rate.
         self.told = frozenset(named)
@@ -51,6 +57,23 @@ class Market:
             stock.price_per_hour = change.price_per_hour
             self._offered = None
         return stock
+
+    @property
+    def quota_left(self) -> Mapping[str, int]:
+        """Units of each quota that no node uses: one that starts or is drained uses it like any other."""
+        if not self._quotas:
+            return self._quotas
+        left = dict(self._quotas)
+        for stock in self.stocks.values():
+            name = stock.offering.quota.lower()
+            if name in left:
+                left[name] -= stock.held * stock.offering.quota_units
+        return left
+
+    def has_quota(self, offering: Offering) -> bool:
+        """The quota of the offering allows one node more."""
+        name = offering.quota.lower()
+        return name not in self._quotas or self.quota_left[name] >= offering.quota_units
 
     @property
     def offered(self) -> tuple[Offering, ...]:

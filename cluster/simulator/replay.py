@@ -239,6 +239,7 @@ class Replay:
             nodes=self.fleet.seen(now),
             offerings=self.fleet.market.offered,
             refusals=self.fleet.refusals(now),
+            quota_left=self.fleet.market.quota_left,
             spent=spent,
             budget_step=self._step,
             spent_by_project=self.fleet.spent_by_project(now),

@@ -29,11 +29,11 @@ def is_at_rest(
     """True when nothing is or can be bought, and nothing has to be returned or exchanged.
 
     Pools have their minimum, and nobody wants more than there is, or they have the nodes that they may have, or the
-    cloud has just refused all that they may buy.  No node has failed to start, was idle for long enough to be returned,
-    or stands in for spot that is back.  `short` are jobs that run with fewer workers than they can use, `waiting` those
-    that wait, in the order of their turns; with `is_strict` nobody overtakes the first of them.  Nothing is bought for
-    a placement that a pool does not buy without it.  It holds only for policies under which plans do not depend on the
-    hour or on money.
+    cloud has just refused all that they may buy, or its quota has no room.  No node has failed to start, was idle for
+    long enough to be returned, or stands in for spot that is back.  `short` are jobs that run with fewer workers than
+    they can use, `waiting` those that wait, in the order of their turns; with `is_strict` nobody overtakes the first of
+    them.  Nothing is bought for a placement that a pool does not buy without it.  It holds only for policies under
+    which plans do not depend on the hour or on money.
     """
     is_wanting, is_moving = bool(short or waiting), False
     for node in fleet.idle.values():
@@ -92,11 +92,11 @@ def _is_refused_all(fleet: Fleet, policy: PoolPolicy, now: float, wanting: Seque
         return True
     match policy.capacity:
         case CapacityRule.SPOT:
-            return not fleet.may_have(CapacityType.SPOT, now)
+            return not fleet.may_buy(CapacityType.SPOT, now)
         case CapacityRule.ON_DEMAND:
-            return not fleet.may_have(CapacityType.ON_DEMAND, now)
+            return not fleet.may_buy(CapacityType.ON_DEMAND, now)
         case CapacityRule.PREFER_SPOT:
-            return not fleet.may_have(CapacityType.SPOT, now) and not any(
+            return not fleet.may_buy(CapacityType.SPOT, now) and not any(
                 sim.job.placement.capacity in INSISTENT
                 or sim.job.deadline_s is not None
                 or now - sim.short_since > policy.patience_s - MARGIN_S

@@ -1,4 +1,4 @@
-"""Traces in Remora's own format: JSON lines, one per job, offering or change of the market."""
+"""Traces in Remora's own format: JSON lines, one per job, offering, quota or change of the market."""
 
 from __future__ import annotations
 
@@ -46,6 +46,12 @@ class _Offering(_Line):
     has_fabric: bool = False
 
 
+class _Quota(_Line):
+    kind: Literal["quota"]
+    name: Name
+    units: Annotated[int, Field(ge=0, le=1_000_000_000)]
+
+
 class _Workers(_Line):
     min: Count
     max: Count
@@ -76,9 +82,8 @@ class _Change(_Line):
     price_per_hour: Price | None = None
 
 
-_LINE: TypeAdapter[_World | _Offering | _Job | _Change] = TypeAdapter(
-    Annotated[_World | _Offering | _Job | _Change, Field(discriminator="kind")]
-)
+_AnyLine = _World | _Offering | _Quota | _Job | _Change
+_LINE: TypeAdapter[_AnyLine] = TypeAdapter(Annotated[_AnyLine, Field(discriminator="kind")])
 
 
 def read_lines(text: str, name: str = "trace") -> Trace:
@@ -87,6 +92,7 @@ def read_lines(text: str, name: str = "trace") -> Trace:
     offerings: list[Offering] = []
     jobs: list[TraceJob] = []
     changes: list[MarketChange] = []
+    quotas: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
@@ -97,23 +103,30 @@ def read_lines(text: str, name: str = "trace") -> Trace:
                 changes.append(MarketChange(**change.model_dump(exclude={"kind"})))
             case _Offering() as offering:
                 offerings.append(Offering(**offering.model_dump(exclude={"kind"})))
+            case _Quota() as quota:
+                if quota.name.lower() in quotas:
+                    raise TraceError(
+                        f"{name}, line {number}: the quota {quota.name!r} stands twice in the trace"
+                    )
+                quotas[quota.name.lower()] = quota.units
             case _World() as found:
                 world = found
     return Trace(
         offerings=tuple(offerings),
         jobs=tuple(jobs),
         changes=tuple(changes),
+        quotas=quotas,
         begins_at=world.begins_at,
         provisioning_s=world.provisioning_s,
     )
 
 
-def _parsed(line: str, place: str) -> _World | _Offering | _Job | _Change:
+def _parsed(line: str, place: str) -> _AnyLine:
     try:
         return _LINE.validate_json(line)
     except ValidationError as error:
         first = error.errors()[0]
-        kinds = ("world", "offering", "job", "market", "_Workers", "constrained-int", "int")
+        kinds = ("world", "offering", "quota", "job", "market", "_Workers", "constrained-int", "int")
         field = ".".join(str(part) for part in first["loc"] if part not in kinds)
         said = first["msg"].rstrip(".").removeprefix("Value error,").strip().replace("Input should", "should")
         if not said:  # fields of a specification leave it to their description
@@ -165,6 +178,8 @@ def write_lines(trace: Trace) -> Iterator[str]:
         # labels are of a cluster, and scarcity is of a moment, not of a market
         fields = {key: value for key, value in vars(offering).items() if key not in ("labels", "is_scarce")}
         yield json.dumps({"kind": "offering", **fields, "resources": dict(offering.resources)})
+    for name, units in trace.quotas.items():
+        yield json.dumps({"kind": "quota", "name": name, "units": units})
     for change in trace.changes:
         yield json.dumps({"kind": "market", **_set(change, "at_s", "offering", "nodes", "price_per_hour")})
     for job in trace.jobs:

@@ -71,6 +71,8 @@ class Trace:
     offerings: tuple[Offering, ...] = ()
     jobs: tuple[TraceJob, ...] = ()
     changes: tuple[MarketChange, ...] = ()
+    #: Units of each quota that all nodes together may use, by its name in lower case; others are not limited.
+    quotas: Mapping[str, int] = field(default_factory=dict)
     #: Seconds since 1970 at which it begins: what schedules and days of budgets are counted from.
     begins_at: float = 0.0
     provisioning_s: float = PROVISIONING_S
@@ -81,7 +83,7 @@ class Trace:
 def merged(parts: Iterable[Trace]) -> Trace:
     """Several traces as one; what the first of them says about the whole counts.
 
-    Raises TraceError when two of them have the same job or offering, or a change is of no offering.
+    Raises TraceError when two of them have the same job, offering or quota, or a change or quota is of no offering.
     """
     traces = list(parts)
     if not traces:
@@ -90,16 +92,24 @@ def merged(parts: Iterable[Trace]) -> Trace:
     jobs = [one for trace in traces for one in trace.jobs]
     _refuse_repeated("offering", [one.id for one in offerings])
     _refuse_repeated("job", [one.id for one in jobs])
+    _refuse_repeated("quota", [name for trace in traces for name in trace.quotas])
     changes = [one for trace in traces for one in trace.changes]
     known = {one.id for one in offerings}
     for change in changes:
         if change.offering not in known:
             named = ", ".join(sorted(known)[:8]) or "none"
             raise TraceError(f"there is no offering {change.offering!r}; offerings of the trace: {named}")
+    quotas = {name: units for trace in traces for name, units in trace.quotas.items()}
+    used = {one.quota.lower() for one in offerings}
+    for name in quotas:
+        if name not in used:
+            named = ", ".join(sorted(used - {""})[:8]) or "none"
+            raise TraceError(f"no offering uses the quota {name!r}; quotas of the offerings: {named}")
     return Trace(
         offerings=tuple(offerings),
         jobs=tuple(sorted(jobs, key=lambda job: (job.at_s, job.id))),
         changes=tuple(sorted(changes, key=lambda change: (change.at_s, change.offering))),
+        quotas=quotas,
         begins_at=traces[0].begins_at,
         provisioning_s=traces[0].provisioning_s,
         notes=tuple(note for trace in traces for note in trace.notes),

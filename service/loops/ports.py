@@ -95,7 +95,7 @@ class Membership(Protocol):
 
 
 class Supply(Protocol):
-    """What nodes can be bought as; both answer at once, from what was asked for before."""
+    """What nodes can be bought as; all answer at once, from what was asked for before."""
 
     def offerings(self) -> tuple[Offering, ...]:
         """Everything that is sold here."""
@@ -103,6 +103,10 @@ class Supply(Protocol):
 
     def quota_left(self) -> Mapping[str, int]:
         """Units that may still be used of each quota, by its name in lower case; others are not limited."""
+        ...
+
+    def quota_limits(self) -> Mapping[str, int]:
+        """Units of each quota in all, whoever uses them, by its name in lower case; empty while they are not known."""
         ...
 
 

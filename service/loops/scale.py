@@ -27,6 +27,7 @@ from remora.states import NodeState
 from service.fixed_pool import kept_full
 from service.loops.policies import policies_in_force
 from service.loops.ports import Drains, Membership, Supply
+from service.loops.quotas import note_quotas
 from service.loops.seeing import (
     Load,
     Machines,
@@ -100,6 +101,7 @@ def scale(turn: Turn, hands: Hands) -> Mapping[str, str]:
     # 4. Decide, and hear the operators' own rules.
     nodes = [seen_node(row, jobs_on.get(row.id, {}), machines, members) for row in rows]
     if hands.follows_policies:
+        note_quotas(turn, policies, hands.supply)
         view = bought_view(turn, policies, hands.supply, load, nodes)
     else:
         policies = kept_full(policies, turn.now)

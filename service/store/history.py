@@ -7,6 +7,7 @@ from collections import defaultdict
 import sqlalchemy as sa
 
 from service.queue.rows import JobRow, NodeRow
+from service.store.policies import newest_quotas
 from service.store.rows import to_rows
 from service.store.tables import events, jobs, nodes
 from service.what_if.recorded import BEGINS, ENDS, Happening, History
@@ -16,7 +17,7 @@ MOST_JOBS = 100_000
 
 
 def history_since(connection: sa.Connection, since: float, now: float) -> History:
-    """Jobs that were submitted after `since` (seconds since 1970), and nodes that were there since then."""
+    """Jobs that were submitted after `since` (seconds since 1970), nodes since then, and the quotas."""
     newest = sa.select(jobs).where(jobs.c.created_at >= since).order_by(jobs.c.id.desc()).limit(MOST_JOBS)
     rows = to_rows(JobRow, connection.execute(newest))
     first = min((row.created_at for row in rows), default=now)
@@ -30,4 +31,5 @@ def history_since(connection: sa.Connection, since: float, now: float) -> Histor
     for event in connection.execute(statement):
         happenings[event.job_id].append(Happening(event.at, event.kind, event.data))
     bought = sa.select(nodes).where(nodes.c.created_at >= first).order_by(nodes.c.id)
-    return History(rows, happenings, to_rows(NodeRow, connection.execute(bought)), now)
+    nodes_then = to_rows(NodeRow, connection.execute(bought))
+    return History(rows, happenings, nodes_then, now, newest_quotas(connection))

@@ -68,6 +68,18 @@ def has_cluster_event(connection: sa.Connection, kind: str, message: str, *, sin
     return connection.execute(sa.select(cluster_events.c.seq).where(*same).limit(1)).first() is not None
 
 
+def newest_quotas(connection: sa.Connection) -> dict[str, int]:
+    """Units of each quota of the cloud, as an event told of them last; empty when none did."""
+    statement = (
+        sa.select(cluster_events.c.data)
+        .where(cluster_events.c.kind == "quotas.read")
+        .order_by(cluster_events.c.seq.desc())
+        .limit(1)
+    )
+    data = connection.execute(statement).scalar()
+    return {} if data is None else dict(data["units"])
+
+
 def page_of_cluster_events(connection: sa.Connection, *, after: int, limit: int) -> list[ClusterEventRow]:
     """Events after a number, oldest first."""
     statement = (

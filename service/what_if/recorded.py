@@ -40,6 +40,8 @@ class History:
     nodes: Sequence[NodeRow]
     #: When it was asked, seconds since 1970.
     now: float
+    #: Units of the cloud's quotas by their names in lower case, as it told of them last.
+    quotas: Mapping[str, int] = field(default_factory=dict)
 
 
 def recorded(history: History, offerings: Iterable[Offering]) -> tuple[Trace, int]:
@@ -55,10 +57,12 @@ def recorded(history: History, offerings: Iterable[Offering]) -> tuple[Trace, in
     sizes = {node.offering.partition("/")[0] for node in mine if node.offering}
     sold = tuple(one for one in offerings if not sizes or one.size in sizes)
     known = {one.id for one in sold}
+    used = {one.quota.lower() for one in sold}
     trace = Trace(
         offerings=sold,
         jobs=tuple(sorted(jobs, key=lambda job: (job.at_s, job.id))),
         changes=tuple(change for change in _changes(mine, begins_at) if change.offering in known),
+        quotas={name: units for name, units in history.quotas.items() if name in used},
         begins_at=begins_at,
         provisioning_s=_provisioning_s(mine),
     )

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from remora.states import JobState, NodeState
 from tests.architecture.repository import ROOT, sources
 
-KIND = re.compile(r"(job|attempt|worker_group|worker|node|checkpoint|training|records?|policies)\.[a-z_]+")
+KIND = re.compile(
+    r"(job|attempt|worker_group|worker|node|checkpoint|training|records?|policies|quotas)\.[a-z_]+"
+)
 #: What stands in a kind that is put together, by what it begins with.
 PUT_TOGETHER = {
     "job.": [state.value for state in JobState if state.is_terminal],

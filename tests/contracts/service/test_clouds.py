@@ -111,6 +111,7 @@ def test_what_azure_says_of_prices_and_quotas_comes_to_be_known_by_itself(
         NodeRequest(node_id="node_a", pool="cpu", resources={"CPU": 4.0}, offering=ON_DEMAND)
     )
     assert cloud.supply.quota_left()["cores"] == 6, "what was asked for counts at once"
+    assert cloud.supply.quota_limits()["cores"] == 10
 
 
 def test_a_file_of_another_name_may_be_yaml(

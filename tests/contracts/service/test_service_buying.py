@@ -20,6 +20,7 @@ from service.queue.rows import NodeRow
 from service.settings import Settings
 from service.store import ledger, policies, telemetry
 from service.store.database import Database
+from service.store.history import history_since
 from tests.service_fakes import World
 
 SPOT = "Standard_D4s_v5/1/spot"
@@ -392,6 +393,22 @@ def test_the_quota_that_is_left_is_not_exceeded(world: World) -> None:
     world.tick(2)
     assert bought(world) == [SPOT]
     assert world.job(job_id).state is JobState.ADMITTED
+
+
+def test_what_the_cloud_allows_is_told_once_and_again_when_it_changes(world: World) -> None:
+    def told() -> list[dict[str, int]]:
+        events = world.database.query(lambda c: policies.page_of_cluster_events(c, after=0, limit=100))
+        return [event.data["units"] for event in events if event.kind == "quotas.read"]
+
+    world.tick()
+    assert told() == [], "nobody has said anything yet"
+    world.supply.limits = {"lowprioritycores": 24, "standarddsv5family": 8, "cores": 100, "standardnd": 96}
+    world.tick(3)
+    assert told() == [{"lowprioritycores": 24, "standarddsv5family": 8}]
+    world.supply.limits["lowprioritycores"] = 48
+    world.tick(3)
+    assert told()[1:] == [{"lowprioritycores": 48, "standarddsv5family": 8}]
+    assert world.database.query(lambda c: history_since(c, 0.0, world.now)).quotas == told()[-1]
 
 
 def test_a_cloud_that_counts_is_not_looked_at_in_every_turn(world: World) -> None:

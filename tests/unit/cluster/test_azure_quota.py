@@ -54,3 +54,8 @@ def test_what_was_asked_for_since_counts() -> None:
 
 def test_a_quota_that_was_lowered_below_its_use_has_nothing_left() -> None:
     assert reading(cores=(96, 48)).left() == {"cores": 0}
+
+
+def test_what_there_is_in_all_does_not_depend_on_what_is_used() -> None:
+    before = reading(**{FAMILY: (24, 48), "cores": (96, 48)})
+    assert before.limits() == before.with_one_more(ON_DEMAND).limits() == {FAMILY: 48, "cores": 48}

@@ -79,6 +79,39 @@ def test_a_placement_is_the_same_after_it_was_written_and_read() -> None:
         assert read_lines("\n".join(write_lines(placed))) == placed
 
 
+def test_quotas_are_the_same_after_they_were_written_and_read_whatever_their_case() -> None:
+    lines = [
+        {"kind": "quota", "name": "Spot", "units": 96},
+        {"kind": "quota", "name": "gpu8Family", "units": 0},
+    ]
+    trace = read_lines("\n".join(map(json.dumps, lines)))
+    assert trace.quotas == {"spot": 96, "gpu8family": 0}
+    assert read_lines("\n".join(write_lines(trace))) == trace
+
+
+def test_a_quota_that_stands_twice_or_that_no_offering_uses_is_refused() -> None:
+    def file(name: str, quota: str, units: int) -> TraceFile:
+        return TraceFile(name=name, text=json.dumps({"kind": "quota", "name": quota, "units": units}))
+
+    sold = {
+        "kind": "offering",
+        "size": "gpu8",
+        "capacity": "spot",
+        "resources": {"GPU": 8},
+        "price_per_hour": 3,
+    }
+    offerings = TraceFile(name="sold", text=json.dumps({**sold, "quota": "Spot", "quota_units": 4}))
+    assert read_files([offerings, file("one", "SPOT", 8)]).quotas == {"spot": 8}
+    with pytest.raises(TraceError, match="no offering uses the quota 'spott'; quotas of the offerings: spot"):
+        read_files([offerings, file("one", "spott", 8)])
+    with pytest.raises(TraceError, match="the quota 'spot' stands twice in the trace"):
+        read_files([offerings, file("one", "Spot", 8), file("two", "spot", 9)])
+    with pytest.raises(TraceError, match="line 2: the quota 'SPOT' stands twice in the trace"):
+        read_lines("\n".join([file("one", "spot", 8).text, file("one", "SPOT", 8).text]))
+    with pytest.raises(TraceError, match="line 1: units: should be greater than or equal to 0"):
+        read_lines(file("one", "spot", -1).text)
+
+
 def test_a_job_without_a_placement_may_run_anywhere() -> None:
     empty = {"pools": [], "zones": [], "capacity": None, "fabric": "any"}
     lines = [JOB, {**JOB, "id": "b", "placement": {}}, {**JOB, "id": "c", "placement": empty}]

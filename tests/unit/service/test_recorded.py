@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -132,6 +133,16 @@ def test_what_is_written_is_read_as_the_same() -> None:
 def test_of_nothing_comes_an_empty_trace() -> None:
     trace, left_out = trace_of()
     assert (trace.jobs, trace.changes, left_out) == ((), (), 0)
+
+
+def test_the_quotas_of_what_is_sold_are_written_and_others_are_not() -> None:
+    told = [trains(1010.0, 1), ends(1110.0)]
+    job = ended()
+    sold = (replace(SPOT, quota="lowPriorityCores", quota_units=4), GPU)
+    known = {"lowprioritycores": 24, "standardnd": 96, "cores": 100}
+    trace, _ = recorded(History([job], {job.id: told}, (), 9000.0, known), sold)
+    assert trace.quotas == {"lowprioritycores": 24}
+    assert read_lines("\n".join(write_lines(trace))) == trace
 
 
 def test_a_placement_is_written_as_the_job_asked_for_it_and_read_again() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -33,7 +33,13 @@ EXAMPLES = Path(__file__).parents[3] / "examples" / "what-if"
 SIZE = "gpu4"
 OFFERINGS = tuple(
     Offering(
-        size=SIZE, zone=zone, capacity=capacity, resources={"CPU": 16.0, "GPU": 4.0}, price_per_hour=price
+        size=SIZE,
+        zone=zone,
+        capacity=capacity,
+        resources={"CPU": 16.0, "GPU": 4.0},
+        price_per_hour=price,
+        quota="Spot" if capacity is CapacityType.SPOT else "Gpu4Family",
+        quota_units=16,
     )
     for zone in ("1", "2")
     for capacity, price in ((CapacityType.SPOT, 3.0), (CapacityType.ON_DEMAND, 9.0))
@@ -48,9 +54,9 @@ def policies(rule: CapacityRule, **fields: Any) -> Policies:
     return Policies(pools={"gpu": pool})
 
 
-def a_trace(seed: int, jobs: int = 25) -> Trace:
+def a_trace(seed: int, jobs: int = 25, quotas: Mapping[str, int] | None = None) -> Trace:
     wish = Wish(seed=seed, jobs=jobs, span_s=600.0 * jobs, cluster=SMALL, most_gpus=16)
-    return generated(wish, OFFERINGS, spot_nodes=4)
+    return replace(generated(wish, OFFERINGS, spot_nodes=4), quotas=quotas or {})
 
 
 @settings(max_examples=40, deadline=None)
@@ -110,19 +116,25 @@ def most_nodes(replay: Replay) -> int:
     return most
 
 
+#: None; fewer nodes than the pool may have; and units that are left over.
+QUOTAS = st.sampled_from(
+    [{}, {"spot": 4 * 16}, {"spot": 2 * 16 + 7, "gpu4family": 5 * 16}, {"gpu4family": 4 * 16}, {"spot": 0}]
+)
 PACES = st.sampled_from([0.5, 1.0, 60.0])
 
 
 @settings(max_examples=20, deadline=None)
-@example(8177, CapacityRule.SPOT, 0, 60.0, 60.0)  # a job grows into a node that was bought for one that waits
-@example(8009, CapacityRule.SPOT, 3, 60.0, 60.0)  # nobody wants a node but the pool
-@example(1, CapacityRule.ON_DEMAND, 3, 0.5, 60.0)  # nothing happens until the pace allows the next launch
-@given(st.integers(0, 2**32), st.sampled_from(list(CapacityRule)), st.integers(0, 3), PACES, PACES)
+@example(
+    8177, CapacityRule.SPOT, 0, 60.0, 60.0, {}
+)  # a job grows into a node that was bought for one that waits
+@example(8009, CapacityRule.SPOT, 3, 60.0, 60.0, {})  # nobody wants a node but the pool
+@example(1, CapacityRule.ON_DEMAND, 3, 0.5, 60.0, {})  # nothing happens until the pace allows the next launch
+@given(st.integers(0, 2**32), st.sampled_from(list(CapacityRule)), st.integers(0, 3), PACES, PACES, QUOTAS)
 def test_a_planner_that_is_asked_only_after_changes_decides_the_same(
-    seed: int, rule: CapacityRule, min_nodes: int, grows: float, shrinks: float
+    seed: int, rule: CapacityRule, min_nodes: int, grows: float, shrinks: float, quotas: Mapping[str, int]
 ) -> None:
     paces = {"grow_per_minute": grows, "shrink_per_minute": shrinks}
-    trace, policy = a_trace(seed), policies(rule, min_nodes=min_nodes, **paces)
+    trace, policy = a_trace(seed, quotas=quotas), policies(rule, min_nodes=min_nodes, **paces)
     assumptions = Assumptions(seed=seed, stuck_s=20_000.0)
     seldom = report_of(replayed(trace, policy, assumptions))
     always = report_of(replayed(trace, policy, replace(assumptions, asks_always=True)))
@@ -152,12 +164,17 @@ class AlwaysAsking(Replay):
 
 
 @settings(max_examples=15, deadline=None)
-@example(888, CapacityRule.PREFER_SPOT, True)  # workers on a node that is drained while spot comes back
-@given(st.integers(0, 2**32), st.sampled_from([CapacityRule.PREFER_SPOT, CapacityRule.MIXED]), st.booleans())
+@example(888, CapacityRule.PREFER_SPOT, True, {})  # workers on a node that is drained while spot comes back
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([CapacityRule.PREFER_SPOT, CapacityRule.SPOT, CapacityRule.MIXED]),
+    st.booleans(),
+    QUOTAS,
+)
 def test_what_is_known_of_pools_at_rest_is_what_the_planner_says(
-    seed: int, rule: CapacityRule, returns: bool
+    seed: int, rule: CapacityRule, returns: bool, quotas: Mapping[str, int]
 ) -> None:
-    trace = a_trace(seed, 40)
+    trace = a_trace(seed, 40, quotas)
     policy = policies(rule, max_nodes=4, return_to_spot_s=600 if returns else None)
     assumptions = Assumptions(seed=seed, stuck_s=20_000.0)
     asking = AlwaysAsking(trace, policy, plan, ServiceQueue(trace.offerings, policy), assumptions)
