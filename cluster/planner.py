@@ -15,10 +15,11 @@ from dataclasses import replace
 
 from cluster.actions import Drain, Launch, Notice, Plan, Terminate, Wait
 from cluster.planning.domains import Domains
-from cluster.planning.exchange import hand_over, replacements
+from cluster.planning.exchange import hand_over, replacements, why_they_stay
 from cluster.planning.health import end_of, launch_not_before, starting
 from cluster.planning.limits import pace_left
 from cluster.planning.market import Ask, Market
+from cluster.planning.money import MEANING
 from cluster.planning.packing import Packed, Packing
 from cluster.planning.returns import Returns
 from cluster.planning.situation import Situation
@@ -47,7 +48,7 @@ def plan(
     Applied to the cluster, the plan leads to a view whose plan at the same `now` has no further launch, drain or end,
     or nearly none: where sizes or pools are mixed, jobs may find a better place on what was bought, once.
     `rules` are asked in order, by name, about every launch.  With `tells_jobs` false nobody is going to read why jobs
-    wait, so that it is left out; all else stays as it is.
+    wait and stand-ins stay, so that it is left out; all else stays as it is.
     """
     pools = policies.pools
     ends = [end for node in _doubtful(view, pools) if (end := end_of(node, pools, now)) is not None]
@@ -57,7 +58,7 @@ def plan(
     returns.above_limits(_usable(situation, returns))
     before = _usable(situation, returns)
     hand_over(situation, returns, before)
-    packed, launches = _filled(situation, returns, before)
+    packed, launches, short = _filled(situation, returns, before)
     later: dict[str | None, str] = {}
     allowed, held_up = _within_pace(situation, launches, later)
     heard, refused = _heard(view, allowed, rules, later)
@@ -69,27 +70,33 @@ def plan(
         *held_up,
         *refused,
         *returns.waits,
+        *short,
+        *(why_they_stay(situation, returns, before) if tells_jobs else ()),
         *(_waits(situation, packed, heard, later) if tells_jobs else ()),
     )
 
 
 def _filled(
     situation: Situation, returns: Returns, before: Mapping[str, list[NodeView]]
-) -> tuple[Packed, list[Launch]]:
-    """Room for everybody, and what is bought for it; what then is unused makes room for others, so it is done again."""
+) -> tuple[Packed, list[Launch], list[Wait]]:
+    """Room for everybody, what is bought for it, and what pools are short of.
+
+    What then is unused makes room for others, so it is done again.
+    """
     for _ in range(PASSES):
         usable = _usable(situation, returns)
         market = Market(situation, usable)
         space = Space(situation, [node for nodes in usable.values() for node in nodes], returns.held)
         domains = Domains(situation.view.nodes)
-        least = _minimum(situation, market, space, domains)
+        short: list[Wait] = []
+        least = _minimum(situation, market, space, domains, short)
         packed = Packing(situation, space, market, domains).pack()
-        launches = [*least, *packed.launches, *_warm(situation, market, space, domains)]
+        launches = [*least, *packed.launches, *_warm(situation, market, space, domains, short)]
         launched = {launch.pool for launch in launches}
         launches.extend(replacements(situation, returns, market, domains, before, launched))
         if not returns.unused(packed.space) or not packed.reasons:
             break
-    return packed, launches
+    return packed, launches, short
 
 
 def _doubtful(view: ClusterView, pools: Mapping[str, PoolPolicy]) -> list[NodeView]:
@@ -126,18 +133,22 @@ def _usable(situation: Situation, returns: Returns) -> Mapping[str, list[NodeVie
     return {pool: nodes for pool, nodes in staying.items() if nodes}
 
 
-def _minimum(situation: Situation, market: Market, space: Space, domains: Domains) -> list[Launch]:
+def _minimum(
+    situation: Situation, market: Market, space: Space, domains: Domains, short: list[Wait]
+) -> list[Launch]:
     """Nodes up to each pool's minimum; jobs may have them like any other node that is there."""
     launches: list[Launch] = []
     for pool, limits in situation.limits.items():
         least = min(limits.min_nodes, limits.max_nodes)
-        for launch in _own(market, domains, pool, least, is_patient=False):
+        for launch in _own(market, domains, pool, least, short, is_patient=False):
             space.buy(pool, situation.offerings[launch.offering], launch.fabric, is_used=False)
             launches.append(launch)
     return launches
 
 
-def _warm(situation: Situation, market: Market, space: Space, domains: Domains) -> list[Launch]:
+def _warm(
+    situation: Situation, market: Market, space: Space, domains: Domains, short: list[Wait]
+) -> list[Launch]:
     """What each pool keeps ready beyond the nodes in use."""
     is_any = any(limits.warm_nodes for limits in situation.limits.values())
     if not is_any or situation.money.reached(BudgetStep.STOP_GROWING):
@@ -148,16 +159,24 @@ def _warm(situation: Situation, market: Market, space: Space, domains: Domains) 
     launches: list[Launch] = []
     for pool, limits in situation.limits.items():
         wanted = min(used[pool] + limits.warm_nodes, limits.max_nodes)
-        launches.extend(_own(market, domains, pool, wanted, is_patient=True))
+        launches.extend(_own(market, domains, pool, wanted, short, is_patient=True))
     return launches
 
 
-def _own(market: Market, domains: Domains, pool: str, wanted: int, *, is_patient: bool) -> list[Launch]:
-    """Nodes that the pool has for whoever comes; those with InfiniBand in domains of the pool."""
+def _own(
+    market: Market, domains: Domains, pool: str, wanted: int, short: list[Wait], *, is_patient: bool
+) -> list[Launch]:
+    """Nodes that the pool has for whoever comes; those with InfiniBand in domains of the pool.
+
+    What it cannot have comes into `short`.
+    """
     have = market.nodes[pool]
     if have >= wanted:
         return []
     quote = market.buy(Ask(pool=pool, worker={}, workers=wanted - have, is_patient=is_patient))
+    if quote.workers_short:
+        missing = f"{count(quote.workers_short, 'node')} of its own cannot be had"
+        short.append(Wait(pool=pool, reason=f"{missing}: {quote.words}"))
     reason = f"pool {pool!r} has {have} of {count(wanted, 'node')}"
     return [
         Launch(
@@ -245,21 +264,13 @@ def _heard(
     return heard, list(waits)
 
 
-_TOLD = {
-    BudgetStep.STOP_GROWING: "no more nodes are bought",
-    BudgetStep.SPOT_ONLY: "on-demand nodes are given back, and only spot is used",
-    BudgetStep.SHRINK: "jobs go on with their smallest number of workers",
-    BudgetStep.PAUSE: "jobs stop at a checkpoint until there is money again",
-}
-
-
 def _notices(situation: Situation) -> list[Notice]:
     """What owners have not been told about the cluster's budget yet."""
     step, words = situation.money.step, situation.money.words
     message = (
         "the cluster's budget has room again"
         if step is None
-        else f"the cluster's budget: {words}; {_TOLD[step]}"
+        else f"the cluster's budget: {words}; {MEANING[step]}"
     )
     return [
         Notice(job_id=job.id, message=message, step=step) for job in situation.view.jobs if job.told != step

@@ -35,6 +35,7 @@ from remora.views import (
     Policy,
     PolicyCheck,
     PolicyVersion,
+    Pool,
     RecordedTrace,
     WhatIf,
 )
@@ -166,6 +167,10 @@ class AsyncClient(Shell):
     async def nodes(self) -> list[Node]:
         """See `Client.nodes`."""
         return await self._run(flows.all_pages(requests.list_nodes))
+
+    async def pools(self) -> list[Pool]:
+        """See `Client.pools`."""
+        return await self._run(flows.all_pages(requests.list_pools))
 
     async def policy(self, version: int | None = None) -> Policy:
         """See `Client.policy`."""

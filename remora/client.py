@@ -45,6 +45,7 @@ from remora.views import (
     Policy,
     PolicyCheck,
     PolicyVersion,
+    Pool,
     RecordedTrace,
     WhatIf,
 )
@@ -185,6 +186,10 @@ class Client(Shell):
     def nodes(self) -> list[Node]:
         """The cluster's nodes."""
         return self._run(flows.all_pages(requests.list_nodes))
+
+    def pools(self) -> list[Pool]:
+        """The node pools as they are now: limits, nodes by state, and what holds them up."""
+        return self._run(flows.all_pages(requests.list_pools))
 
     def policy(self, version: int | None = None) -> Policy:
         """A version of the operators' policies, or the one in force.  Raises NotFound."""

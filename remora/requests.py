@@ -36,6 +36,7 @@ from remora.views import (
     Policy,
     PolicyCheck,
     PolicyVersion,
+    Pool,
     Problem,
     RecordedTrace,
     WhatIf,
@@ -284,6 +285,11 @@ def put_bundle(digest: str, file: Path) -> Request[None]:
 def list_nodes(cursor: str | None = None) -> Request[Page[Node]]:
     """One page of the cluster's nodes."""
     return Request(method="GET", path="/v1/nodes", params=_params(cursor=cursor), parse=_one(Page[Node]))
+
+
+def list_pools(cursor: str | None = None) -> Request[Page[Pool]]:
+    """The node pools as they are now."""
+    return Request(method="GET", path="/v1/pools", params=_params(cursor=cursor), parse=_one(Page[Pool]))
 
 
 def list_policies(cursor: str | None = None, limit: int | None = None) -> Request[Page[PolicyVersion]]:

@@ -76,6 +76,8 @@ class Job(View):
     #: Total number of steps, when the script told it.
     total_steps: int | None = None
     world_size: int = 0
+    #: Why it has fewer workers than it could use while it runs, for people; None: nothing is in its way.
+    why_short: str | None = None
     #: Steps that had to be done again after losses of nodes or processes.
     repeated_steps: int = 0
     #: Seconds between the loss of a worker and the next new step, summed over all losses.
@@ -219,9 +221,37 @@ class Node(View):
     price_per_hour: float = 0.0
     #: Fabric domain in which InfiniBand joins it to others; None: none.
     fabric: str | None = None
+    #: What the newest plan does not do with it and why, and since when; None: it has no plans for it.
+    reason: str | None = None
+    reason_since: float | None = None
     created_at: float
     ready_at: float | None = None
     ended_at: float | None = None
+
+
+class PoolWait(View):
+    """Something that the newest plan does not do for a pool, and why."""
+
+    #: One sentence for people.
+    reason: str
+    #: Since when it has been so.
+    since: float
+
+
+class Pool(View):
+    """One node pool as it is now."""
+
+    name: str
+    #: Numbers of nodes that it may have and keeps ready now, its schedules included; all 0 once it was removed.
+    min_nodes: int = 0
+    max_nodes: int = 0
+    warm_nodes: int = 0
+    #: When the maintenance window ends that holds now; None: there is none.
+    maintenance_until: float | None = None
+    #: How many nodes that have not ended are in each state; a state without any is missing.
+    nodes: dict[NodeState, int] = Field(default_factory=dict)
+    #: What holds it up; empty: nothing does.
+    waits: list[PoolWait] = Field(default_factory=list)
 
 
 class PolicyVersion(View):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from cluster.actions import Launch
+from cluster.actions import Launch, Wait
 from cluster.offerings import CapacityType, Offering
 from cluster.placement import ANYWHERE
 from cluster.planning.domains import Domains
@@ -16,7 +16,7 @@ from cluster.planning.drains import Losses, cheapest
 from cluster.planning.market import Ask, Market
 from cluster.planning.returns import Returns
 from cluster.planning.situation import Situation
-from cluster.planning.words import count
+from cluster.planning.words import clock, count
 from cluster.policies import CapacityRule, PoolPolicy
 from cluster.view import JOINED, LEAVING, NodeView
 
@@ -67,6 +67,31 @@ def replacements(
         welcome = [one for one in back if any(_stand_ins(situation, policy, nodes, [one]))]
         launches.extend(_launch(market, domains, pool, welcome))
     return launches
+
+
+def why_they_stay(situation: Situation, returns: Returns, usable: Usable) -> list[Wait]:
+    """Why stand-ins that the plan leaves alone are not exchanged now."""
+    waits: list[Wait] = []
+    for pool, policy in situation.policies.pools.items():
+        sold = situation.sold(pool, CapacityType.SPOT)
+        after_s = policy.return_to_spot_s
+        if after_s is None or policy.capacity is not CapacityRule.PREFER_SPOT or not sold:
+            continue
+        back_at = min(situation.available_since.get(one.id, float("-inf")) for one in sold) + after_s
+        back = _back(situation, policy, pool)
+        until = situation.limits[pool].maintenance_until
+        for node in situation.paid_as(returns.staying(usable.get(pool, [])), CapacityType.ON_DEMAND):
+            may_at = max(back_at, node.created_at + after_s)
+            if may_at > situation.now:
+                why = f"is exchanged from {clock(may_at)} on if spot is to be had"
+            elif until is not None:
+                why = f"stays until the maintenance ends at {clock(until)}"
+            elif not all(_may_move(situation, job_id, pool, back) for job_id in node.jobs):
+                why = "stays, as what runs on it may not move to spot"
+            else:
+                why = "waits for its turn: nodes are exchanged one at a time"
+            waits.append(Wait(node_id=node.id, reason=f"it stands in for spot, and {why}"))
+    return waits
 
 
 def _spare(situation: Situation, nodes: list[NodeView]) -> list[NodeView]:

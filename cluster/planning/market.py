@@ -57,6 +57,13 @@ class Quote:
     #: Why it is not all; each once.
     reasons: dict[str, None] = field(default_factory=dict)
 
+    @property
+    def words(self) -> str:
+        """Why it is not all, as much of it as people read."""
+        reasons = list(self.reasons)
+        more = f", and {len(reasons) - 4} reasons more" if len(reasons) > 4 else ""
+        return "; ".join(reasons[:4]) + more if reasons else "nothing that is sold has room"
+
     def refuse(self, reason: str) -> None:
         """Remember why something could not be had."""
         self.reasons.setdefault(reason)

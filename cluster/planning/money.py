@@ -11,6 +11,13 @@ from cluster.view import ClusterView
 
 #: Steps of the budget, mildest first.
 STEPS = (BudgetStep.STOP_GROWING, BudgetStep.SPOT_ONLY, BudgetStep.SHRINK, BudgetStep.PAUSE)
+#: What each of them does, for people.
+MEANING = {
+    BudgetStep.STOP_GROWING: "no more nodes are bought",
+    BudgetStep.SPOT_ONLY: "on-demand nodes are given back, and only spot is used",
+    BudgetStep.SHRINK: "jobs go on with their smallest number of workers",
+    BudgetStep.PAUSE: "jobs stop at a checkpoint until there is money again",
+}
 #: Seconds that may pass between two plans, and before a machine that was ended costs nothing any more.
 LOOK_S = 30.0
 #: A node that could be paid for less long than this is not bought: it would be gone before it was of use.

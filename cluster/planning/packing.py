@@ -426,12 +426,9 @@ class Packing:
 
 
 def _short(quote: Quote, short: int) -> str:
-    reasons = list(quote.reasons)
-    more = f", and {len(reasons) - 4} reasons more" if len(reasons) > 4 else ""
-    why = "; ".join(reasons[:4]) + more if reasons else "nothing that is sold has room"
     missing = quote.workers_short
     have = f"room for {short - missing} of " if short > missing else "no room for "
-    return f"there is {have}{count(short, 'worker')}: {why}"
+    return f"there is {have}{count(short, 'worker')}: {quote.words}"
 
 
 def _launch(job: JobDemand, pool: str, lot: Lot, fabric: str | None) -> Launch:

@@ -9,6 +9,7 @@ from cluster.actions import Drain, Terminate, Wait
 from cluster.offerings import CapacityType
 from cluster.planning.drains import Losses, cheapest, workers_on
 from cluster.planning.limits import pace_left
+from cluster.planning.money import MEANING
 from cluster.planning.situation import Situation
 from cluster.planning.space import Space
 from cluster.planning.words import clock, count
@@ -86,6 +87,9 @@ class Returns:
         if money.step is None:
             return
         reason = f"the budget has reached {money.step}: {money.words}"
+        self._waits.extend(
+            Wait(pool=pool, reason=f"{reason}; {MEANING[money.step]}") for pool in self._costly_pools()
+        )
         for pool, nodes in usable.items():
             paid = [node for node in nodes if self._situation.price_of(node) > 0]
             if money.reached(BudgetStep.PAUSE):
@@ -97,7 +101,21 @@ class Returns:
                 on_demand = self._situation.paid_as(paid, CapacityType.ON_DEMAND)
                 spare -= self._drain_some(on_demand, spare, reason)
             if money.reached(BudgetStep.SHRINK):
-                self._drain_some(self.staying(paid), spare, reason, keep_minimum=True)
+                spare -= self._drain_some(self.staying(paid), spare, reason, keep_minimum=True)
+                if (stay := min(spare, len(self.staying(paid)))) > 0:
+                    stays, them = ("stays", "it") if stay == 1 else ("stay", "them")
+                    why = f"without {them} jobs would have fewer workers than their smallest group"
+                    said = f"{count(stay, 'node')} more would go, and {stays}: {why}"
+                    self._waits.append(Wait(pool=pool, reason=said))
+
+    def _costly_pools(self) -> list[str]:
+        """Pools whose nodes cost something."""
+        sold = self._situation.sold
+        return [
+            pool
+            for pool in self._situation.limits
+            if any(offering.price_per_hour > 0 for one in CapacityType for offering in sold(pool, one))
+        ]
 
     def _drain_some(
         self, nodes: list[NodeView], number: int, reason: str, *, keep_minimum: bool = False

@@ -64,6 +64,7 @@ def show(job: JobArgument, as_json: JsonOption = False, server: ServerOption = N
             ("command", shlex.join(found.spec.get("command", []))),
             ("code", found.spec.get("code")),
             ("workers", f"{found.world_size} now, {workers.get('min')} to {workers.get('max')} wanted"),
+            ("why not more", found.why_short),
             ("step", output.steps(found)),
             ("repeated steps", str(found.repeated_steps)),
             ("lost", f"{found.lost_s:.1f} s"),

@@ -45,6 +45,7 @@ for command in (
     jobs.cancel,
     jobs.wait,
     cluster.nodes,
+    cluster.pools,
     drill.drill,
     plans.plan,
     results.checkpoints,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
+import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 
 from remora.views import Node, NodeEvent, Page
@@ -18,9 +21,10 @@ from service.api.parameters import (
 )
 from service.api.problems import ApiProblem
 from service.api.views import node_view
-from service.queue.rows import NodeRow
+from service.queue.rows import NodeRow, WaitKind, WaitRow
 from service.store import nodes as store
 from service.store.ids import is_id
+from service.store.waits import waits_of
 
 router = APIRouter(prefix="/v1/nodes")
 
@@ -31,17 +35,22 @@ async def list_nodes(request: Request, query: Annotated[PageParameters, Query()]
     before = read_cursor(query.cursor) if query.cursor is not None else None
     if before is not None and not is_id("node", before):
         raise ApiProblem(422, "invalid_cursor", "the cursor is not one that this list gave")
-    rows = await context_of(request).database.read(
-        lambda connection: store.page_of_nodes(connection, before=before, limit=query.limit)
-    )
+
+    def work(connection: sa.Connection) -> tuple[list[NodeRow], Mapping[str, list[WaitRow]]]:
+        rows = store.page_of_nodes(connection, before=before, limit=query.limit)
+        return rows, _waits(connection, [row.id for row in rows if row.ended_at is None])
+
+    rows, waits = await context_of(request).database.read(work)
     cursor = make_cursor(rows[-1].id) if len(rows) == query.limit else None
-    return Page[Node](items=[node_view(row) for row in rows], next_cursor=cursor)
+    return Page[Node](items=[node_view(row, waits.get(row.id, ())) for row in rows], next_cursor=cursor)
 
 
 @router.get("/{node_id}", operation_id="show_node", response_model=Node)
 async def show_node(request: Request, node_id: str, _: Annotated[Parameters, Query()]) -> Node:
     """One machine, also after its end."""
-    return node_view(await node_of(request, node_id))
+    row = await node_of(request, node_id)
+    waits = await context_of(request).database.read(lambda connection: _waits(connection, [row.id]))
+    return node_view(row, waits.get(row.id, ()))
 
 
 @router.get("/{node_id}/events", operation_id="list_node_events", response_model=Page[NodeEvent])
@@ -56,6 +65,14 @@ async def node_events(
     )
     cursor = make_cursor(items[-1].seq) if len(items) == query.limit else None
     return Page[NodeEvent](items=items, next_cursor=cursor)
+
+
+def _waits(connection: sa.Connection, node_ids: Sequence[str]) -> Mapping[str, list[WaitRow]]:
+    """What the newest plan says of these nodes, by their ids."""
+    found: defaultdict[str, list[WaitRow]] = defaultdict(list)
+    for row in waits_of(connection, WaitKind.NODE, node_ids) if node_ids else ():
+        found[row.about].append(row)
+    return found
 
 
 async def node_of(request: Request, node_id: str) -> NodeRow:

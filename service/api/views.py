@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
+from remora.states import JobState
 from remora.views import Attempt, Drill, DrilledJob, Job, Node
-from service.queue.rows import AttemptRow, DrillRow, JobRow, NodeRow
+from service.queue.rows import AttemptRow, DrillRow, JobRow, NodeRow, WaitRow
 
 
 def job_view(row: JobRow) -> Job:
@@ -24,6 +26,7 @@ def job_view(row: JobRow) -> Job:
         step=row.step,
         total_steps=row.total_steps,
         world_size=row.world_size,
+        why_short=row.why_short if row.state is JobState.RUNNING else None,
         repeated_steps=row.repeated_steps,
         lost_s=row.lost_s,
         checkpoint_step=row.checkpoint_step,
@@ -54,8 +57,9 @@ def attempt_view(row: AttemptRow) -> Attempt:
     )
 
 
-def node_view(row: NodeRow) -> Node:
-    """A node for clients."""
+def node_view(row: NodeRow, waits: Sequence[WaitRow] = ()) -> Node:
+    """A node for clients, with what the newest plan says of it."""
+    is_there = row.ended_at is None and bool(waits)
     return Node(
         id=row.id,
         pool=row.pool,
@@ -66,6 +70,8 @@ def node_view(row: NodeRow) -> Node:
         offering=row.offering,
         price_per_hour=row.price_per_hour,
         fabric=row.fabric,
+        reason="; ".join(wait.reason for wait in waits) if is_there else None,
+        reason_since=min(wait.since for wait in waits) if is_there else None,
         created_at=row.created_at,
         ready_at=row.ready_at,
         ended_at=row.ended_at,

@@ -2,50 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from functools import lru_cache, partial
-
-from cluster.catalogue_conflicts import Known
 from cluster.policies import Policies
-from cluster.policy_documents import read_document
-from cluster.policy_problems import PoliciesRefused
-from service.fixed_pool import fixed_pool
 from service.loops.turn import Turn
-from service.queue.policy_versions import PolicyRow
-from service.store import policies as store
-
-log = logging.getLogger(__name__)
-
-#: Versions that are tried before the settings are followed again.
-_TRIED = 100
+from service.policies_followed import policies_followed
 
 
 def policies_in_force(turn: Turn) -> Policies:
-    """The newest version that can be read, else what the settings say.
-
-    A version was accepted once; another version of this service may refuse it, and says so in its log.
-    """
-    newest = turn.load(store.newest_policies)
-    if newest is not None and (policies := _read(newest)) is not None:
-        return policies
-    earlier = []
-    if newest is not None:
-        page = partial(store.page_of_policies, before=newest.version, limit=_TRIED)
-        earlier = turn.load(page)
-    for row in (*earlier, fixed_pool(turn.settings)):
-        if (policies := _read(row)) is not None:
-            return policies
-    raise AssertionError("unreachable: what the settings say can be read")
-
-
-@lru_cache(maxsize=_TRIED + 2)
-def _read(row: PolicyRow) -> Policies | None:
-    try:
-        policies = read_document(row.document, Known())
-    except PoliciesRefused as error:
-        log.error(  # noqa: TRY400 - the sentence says it all
-            "version %d of the policies is refused here, an earlier one is followed: %s", row.version, error
-        )
-        return None
-    log.info("version %d of the policies is followed", row.version)
-    return policies
+    """The newest version that can be read, else what the settings say."""
+    return turn.load(lambda connection: policies_followed(connection, turn.settings))

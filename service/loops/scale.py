@@ -25,6 +25,7 @@ from cluster.provider import NodeRequest, ProvidedNode, Provider, ProviderError,
 from cluster.view import ENDED, ClusterView, Refusal
 from remora.states import NodeState
 from service.fixed_pool import kept_full
+from service.loops.explain import explain
 from service.loops.policies import policies_in_force
 from service.loops.ports import Drains, Membership, Supply
 from service.loops.quotas import note_quotas
@@ -109,8 +110,10 @@ def scale(turn: Turn, hands: Hands) -> Mapping[str, str]:
     actions = plan(view, policies, turn.now)
     # 5. Carry it out.
     vetoed = _carry_out(turn, hands, policies, view, actions, rows, machines, members)
-    reasons = {wait.job_id: wait.reason for wait in actions if isinstance(wait, Wait) and wait.job_id}
-    return reasons | vetoed
+    # 6. Say why the rest is not done.
+    waits = [*(action for action in actions if isinstance(action, Wait)), *vetoed]
+    explain(turn, waits, load.running)
+    return {wait.job_id: wait.reason for wait in waits if wait.job_id}
 
 
 def _load(connection: sa.Connection, hands: Hands, policies: Policies, now: float) -> Load:
@@ -129,8 +132,8 @@ def _carry_out(
     rows: Sequence[NodeRow],
     machines: Machines,
     members: Members,
-) -> dict[str, str]:
-    """Why launches were not made after all, by the job that they are for."""
+) -> list[Wait]:
+    """Why launches were not made after all."""
     provider, by_id = hands.provider, {row.id: row for row in rows}
     offerings = {offering.id: offering for offering in view.offerings}
     ended = _orphans(turn, machines, by_id)

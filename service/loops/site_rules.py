@@ -8,7 +8,7 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from cluster.actions import Launch
+from cluster.actions import Launch, Wait
 from cluster.installed_rules import SiteRule, load_rules
 from cluster.policies import Policies
 from cluster.view import ClusterView
@@ -24,19 +24,21 @@ AGAIN_S = 3600.0
 
 def let_through(
     turn: Turn, policies: Policies, view: ClusterView, launches: Sequence[Launch]
-) -> tuple[list[Launch], dict[str, str]]:
-    """The launches that no rule vetoes, and why others are not made, by the job that they are for.  Raises Fenced."""
+) -> tuple[list[Launch], list[Wait]]:
+    """The launches that no rule vetoes, and why others are not made, for their pools and jobs.  Raises Fenced."""
     if not policies.rules or not launches:
-        return list(launches), {}
+        return list(launches), []
     rules = load_rules(policies.rules, partial(_tell_failure, turn))
     through: list[Launch] = []
-    vetoed: dict[str, str] = {}
+    vetoed: list[Wait] = []
     for launch in launches:
         why = _veto(turn, rules, view, launch)
         if why is None:
             through.append(launch)
-        elif launch.job_id is not None:
-            vetoed[launch.job_id] = why
+            continue
+        vetoed.append(Wait(pool=launch.pool, reason=why))
+        if launch.job_id is not None:
+            vetoed.append(Wait(job_id=launch.job_id, reason=why))
     return through, vetoed
 
 

@@ -141,6 +141,11 @@ def wait(job: JobRow, reason: str, message: str, now: float) -> Decision:
     return Decision(replace(job, reason=reason, message=message), None, events)
 
 
+def tell_short(job: JobRow, why: str | None) -> Decision:
+    """A running job's owner can see why it has fewer workers than it could use, or that nothing is in its way."""
+    return Decision(replace(job, why_short=why), None)
+
+
 def start_attempt(job: JobRow, attempt_id: str, now: float, fabric: str | None = None) -> Decision:
     """The job is admitted and gets its next attempt, bound to a fabric domain where it asked for one."""
     number = job.attempt + 1
@@ -149,6 +154,7 @@ def start_attempt(job: JobRow, attempt_id: str, now: float, fabric: str | None =
         attempt=number,
         reason=None,
         message=f"attempt {number} is starting",
+        why_short=None,
         world_size=0,
     )
     attempt = AttemptRow(id=attempt_id, job_id=job.id, attempt=number, created_at=now, fabric=fabric)

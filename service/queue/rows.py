@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from cluster.policies import BudgetStep
@@ -63,6 +64,8 @@ class JobRow:
     cancel_requested_at: float | None = None
     #: The last step of the cluster's budget that its owner was told of.
     budget_step: BudgetStep | None = None
+    #: Why it has fewer workers than it could use while it runs, as the planner said last; None: nothing is in its way.
+    why_short: str | None = None
     started_at: float | None = None
     ended_at: float | None = None
     version: int = 1
@@ -195,6 +198,28 @@ class DrillRow:
     taken_at: float | None = None
     ended_at: float | None = None
     jobs: list[DrilledJob] = field(default_factory=list)
+
+
+class WaitKind(StrEnum):
+    """What a plan waits with something for."""
+
+    POOL = "pool"
+    NODE = "node"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitRow:
+    """Something that the newest plan does not do for a pool or a node, and why."""
+
+    kind: WaitKind
+    #: The pool's name, or the node's id.
+    about: str
+    #: 0, 1, ... for each of them.
+    place: int
+    #: Since when it has been so.
+    since: float
+    #: One sentence for people.
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)

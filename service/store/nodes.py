@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
 import sqlalchemy as sa
 
+from remora.states import NodeState
 from remora.views import NodeEvent
 from service.queue.lifecycle import NodeDecision
 from service.queue.rows import NodeRow
@@ -71,6 +73,20 @@ def page_of_nodes(connection: sa.Connection, *, before: str | None, limit: int) 
     if before is not None:
         statement = statement.where(nodes.c.id < before)
     return to_rows(NodeRow, connection.execute(statement))
+
+
+def count_nodes(connection: sa.Connection) -> dict[str, dict[NodeState, int]]:
+    """How many nodes that have not ended are in each state, by pool."""
+    statement = (
+        sa.select(nodes.c.pool, nodes.c.state, sa.func.count())
+        .where(LIVE_NODES)
+        .group_by(nodes.c.pool, nodes.c.state)
+    )
+    counts: defaultdict[str, dict[NodeState, int]] = defaultdict(dict)
+    order = list(NodeState)
+    for pool, state, number in sorted(connection.execute(statement), key=lambda row: order.index(row[1])):
+        counts[pool][state] = number
+    return counts
 
 
 def page_of_node_events(connection: sa.Connection, node_id: str, after: int, limit: int) -> list[NodeEvent]:

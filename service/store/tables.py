@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from cluster.policies import BudgetStep
 from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
+from service.queue.rows import WaitKind
 
 metadata = sa.MetaData()
 
@@ -84,6 +85,7 @@ jobs = sa.Table(
     sa.Column("checkpoint_step", sa.BigInteger),
     sa.Column("cancel_requested_at", sa.Double),
     sa.Column("budget_step", Word(BudgetStep)),
+    sa.Column("why_short", sa.Text),
     sa.Column("started_at", sa.Double),
     sa.Column("ended_at", sa.Double),
     sa.Column("version", sa.BigInteger, nullable=False),
@@ -313,6 +315,18 @@ budget_days = sa.Table(
     metadata,
     sa.Column("day", sa.String(10), primary_key=True),
     sa.Column("step", Word(BudgetStep), nullable=False),
+)
+
+# What the newest plan does not do for pools and nodes, and why: `service.queue.waits`.
+waits = sa.Table(
+    "waits",
+    metadata,
+    sa.Column("kind", Word(WaitKind), primary_key=True),
+    # The pool's name, or the node's id.
+    sa.Column("about", sa.String(64), primary_key=True),
+    sa.Column("place", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("since", sa.Double, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
 )
 
 idempotency = sa.Table(

@@ -16,7 +16,7 @@ from cluster.offerings import CapacityType, Offering
 from cluster.planner import Rule, plan
 from cluster.planning.health import CREATE_TIMEOUT_S
 from cluster.planning.limits import next_at, pace_left
-from cluster.policies import BudgetStep, Policies
+from cluster.policies import BudgetStep, CapacityRule, Policies
 from cluster.view import ClusterView, JobDemand, NodeView, Refusal, Spending
 from remora.states import NodeState
 from tests.unit.cluster.planner_worlds import NOW, done, job, node, offering
@@ -466,11 +466,68 @@ def test_in_maintenance_what_is_too_much_or_unused_stays_and_what_a_budget_step_
     assert bought(resting) == []
     if not gone:
         waits = [one for one in resting if isinstance(one, Wait) and one.job_id is None]
+        waits = [one for one in waits if "the budget has reached" not in one.reason]
         assert [(one.pool, one.node_id) for one in waits] == [("p", None), (None, "unused")]
         assert all("until the maintenance ends at 14:00:00 UTC" in one.reason for one in waits)
         (end,) = acts(plan(seen, rules(**limits), NOW))
         assert isinstance(end, Terminate), "without maintenance it goes"
         assert end.node_id == "unused"
+
+
+def said_of(actions: Plan) -> list[tuple[str | None, str]]:
+    """What is said of pools and nodes."""
+    told = [one for one in actions if isinstance(one, Wait) and one.job_id is None]
+    return [(one.pool or one.node_id, one.reason) for one in told]
+
+
+def test_a_pool_says_why_it_has_not_all_its_nodes_of_its_own() -> None:
+    refused = Refusal(offering=SPOT.id, until=NOW + 60)
+    why = "spot a in zone 1 is refused until 13:47:40 UTC"
+    warm = plan(view(sold=[SPOT, ON_DEMAND], refusals=[refused]), rules(warm_nodes=2), NOW)
+    assert said_of(warm) == [("p", f"2 nodes of its own cannot be had: {why}")]
+    least = view([], [node("n", jobs={"j": 1})], sold=[SPOT], refusals=[refused])
+    (said,) = said_of(plan(least, rules(min_nodes=2), NOW))
+    assert said[1].startswith(f"1 node of its own cannot be had: {why}; ")
+    assert said_of(plan(view(sold=[SPOT]), rules(warm_nodes=2), NOW)) == []
+
+
+def test_a_pool_says_what_the_budget_does_to_it_and_which_nodes_stay_all_the_same() -> None:
+    budget = {"usd_per_day": 10, "steps": {"shrink": 0.9}}
+    seen = view(
+        [job(workers=(1, 2), is_running=True)],
+        [node(f"n{at}", offering=SPOT.id, jobs={"j": 1}) for at in range(2)],
+        spent=Spending(today=9.0),
+    )
+    actions = plan(seen, rules(budget=budget), NOW)
+    assert len(acts(actions)) == 1
+    assert said_of(actions) == [
+        (
+            "p",
+            "the budget has reached shrink: 9.00 of 10.00 USD of the day are spent; jobs go on with their smallest"
+            " number of workers",
+        ),
+        (
+            "p",
+            "1 node more would go, and stays: without it jobs would have fewer workers than their smallest group",
+        ),
+    ]
+    assert said_of(plan(replace(seen, spent=Spending(today=5.0)), rules(budget=budget), NOW)) == []
+
+
+def test_a_stand_in_says_why_it_is_not_exchanged_yet() -> None:
+    policies = rules(return_to_spot_s=900)
+    there = [node("n", offering=ON_DEMAND.id, jobs={"j": 1})]
+    since = [Refusal(offering=one.id, until=NOW - 600) for one in (SPOT, SPOT_2)]
+
+    def said(refusals: Iterable[Refusal] = (), **demand: Any) -> str:
+        running = job(is_running=True, **demand)
+        (told,) = said_of(plan(view([running], there, refusals=refusals), policies, NOW))
+        assert told[0] == "n"
+        return told[1].removeprefix("it stands in for spot, and ")
+
+    assert said(since) == "is exchanged from 13:51:40 UTC on if spot is to be had"
+    assert said(capacity=CapacityRule.ON_DEMAND) == "stays, as what runs on it may not move to spot"
+    assert said() == "waits for its turn: nodes are exchanged one at a time"
 
 
 def test_on_demand_that_stood_in_for_spot_is_exchanged_one_at_a_time() -> None:

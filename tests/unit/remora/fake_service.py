@@ -32,6 +32,7 @@ from remora.views import (
     NodeEvent,
     OutputFile,
     Page,
+    Pool,
     View,
 )
 
@@ -63,6 +64,7 @@ class FakeService:
     outputs: dict[str, bytes] = field(default_factory=dict)
     versions: int = 0
     nodes: list[Node] = field(default_factory=list)
+    pools: list[Pool] = field(default_factory=list)
     node_events: list[NodeEvent] = field(default_factory=list)
     #: How a drill stands, one at each look; the last one stays.
     drills: list[Drill] = field(default_factory=list)
@@ -253,6 +255,11 @@ def _route(state: FakeService, seen: Seen) -> Reply:
         return _page(state, seen, state.nodes)
     if seen.path.startswith("/v1/nodes/") and seen.path.endswith("/events"):
         return _page(state, seen, state.node_events)
+    if re.fullmatch(r"/v1/nodes/[^/]+", seen.path):
+        (node,) = (one for one in state.nodes if seen.path.endswith(f"/{one.id}"))
+        return 200, {}, node.model_dump_json().encode()
+    if seen.path == "/v1/pools":
+        return _page(state, seen, state.pools)
     if seen.path.startswith("/v1/drills/") or seen.path.endswith("/drill"):
         found = state.drills.pop(0) if len(state.drills) > 1 else state.drills[0]
         return 200, {}, found.model_dump_json().encode()

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -18,10 +19,11 @@ import psutil
 import pytest
 
 import remora
-from remora import JobState
+from remora import JobState, NodeState
 from remora.cli.exits import HELP, ExitCode
 from remora.cli.main import run
-from remora.views import Attempt, Checkpoint, Drill, Job, MetricPoint, Node, NodeEvent
+from remora.cli.output import clock
+from remora.views import Attempt, Checkpoint, Drill, Job, MetricPoint, Node, NodeEvent, Pool, PoolWait
 from tests.unit.remora.fake_service import FakeService, problem, tar_of
 
 ROOT = Path(remora.__file__).parent.parent
@@ -29,7 +31,19 @@ ROOT = Path(remora.__file__).parent.parent
 
 COMMANDS = (
     *("up", "down", "submit", "convert", "list", "show", "logs", "events", "metrics", "cancel", "wait"),
-    *("nodes", "drill", "checkpoints", "download", "outputs", "models", "plan", "policy", "trace", "version"),
+    *(
+        "nodes",
+        "pools",
+        "drill",
+        "checkpoints",
+        "download",
+        "outputs",
+        "models",
+        "plan",
+        "policy",
+        "trace",
+        "version",
+    ),
 )
 
 
@@ -314,15 +328,50 @@ def test_logs_events_and_nodes(cli: Cli, service: FakeService) -> None:
     assert cli.json[0]["id"] == "node_1"
 
 
-def test_what_happened_to_a_node(cli: Cli, service: FakeService) -> None:
+def test_what_happened_to_a_node_and_what_is_planned_for_it(cli: Cli, service: FakeService) -> None:
     service.node_events = [
         NodeEvent(seq=1, node_id="node_1", at=1.0, kind="node.ready", message="It may be given work.")
     ]
+    working = Node(id="node_1", pool="local", state=NodeState.READY, created_at=1.0)
+    service.nodes = [working]
     assert cli("nodes", "node_1") == ExitCode.OK
     assert cli.out.endswith("node.ready                It may be given work.\n")
+    service.nodes = [working.model_copy(update={"reason": "it is unused", "reason_since": 5.0})]
+    assert cli("nodes", "node_1") == ExitCode.OK
+    said = f"it is unused (since {clock(5.0)})"
+    assert cli.out.splitlines()[-1].split(maxsplit=2)[1:] == ["now", said]
+    assert cli("nodes") == ExitCode.OK
+    assert cli.out.splitlines()[1].endswith("  it is unused")
     assert cli("nodes", "node_1", "--json") == ExitCode.OK
     assert cli.json[0]["kind"] == "node.ready"
     assert cli("nodes", "../jobs") == ExitCode.NOT_FOUND
+
+
+def test_pools_tell_their_nodes_their_limits_and_what_holds_them_up(cli: Cli, service: FakeService) -> None:
+    assert cli("pools") == ExitCode.OK
+    assert cli.err == "There are no pools.\n"
+    waits = [PoolWait(reason="spot is sold out", since=5.0), PoolWait(reason="1 node goes later", since=9.0)]
+    nodes = {NodeState.READY: 2, NodeState.DRAINING: 1}
+    service.pools = [
+        Pool(name="cpu", min_nodes=1, max_nodes=4, warm_nodes=1, nodes=nodes, waits=waits),
+        Pool(name="gpu", max_nodes=2),
+    ]
+    assert cli("pools") == ExitCode.OK
+    table = [re.split(r" {2,}", line) for line in cli.out.splitlines()]
+    assert table == [
+        ["POOL", "NODES", "LIMITS", "SINCE", "WHAT HOLDS IT UP"],
+        ["cpu", "2 ready, 1 draining", "1 to 4, 1 warm", clock(5.0), "spot is sold out"],
+        ["", clock(9.0), "1 node goes later"],
+        ["gpu", "none", "0 to 2"],
+    ]
+    assert cli("pools", "--json") == ExitCode.OK
+    assert cli.json[0]["waits"][0] == {"reason": "spot is sold out", "since": 5.0}
+
+
+def test_a_running_job_tells_why_it_has_not_more_workers(cli: Cli, service: FakeService) -> None:
+    service.add_job(state=JobState.RUNNING, why_short="pool 'p' may have 1 node")
+    assert cli("show", "last") == ExitCode.OK
+    assert "why not more    pool 'p' may have 1 node\n" in cli.out
 
 
 DRILL: dict[str, Any] = {"id": "drill_1", "node_ids": ["node_1"], "notice_s": 30.0, "requested_at": 1.0}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from remora import AsyncClient, Client, JobSpec, JobState
+from remora import AsyncClient, Client, JobSpec, JobState, NodeState
 from remora.errors import (
     ApiError,
     ConfigurationError,
@@ -25,7 +25,7 @@ from remora.errors import (
     Unavailable,
     WaitTimeout,
 )
-from remora.views import Checkpoint, MetricPoint, Node, OutputFile, Page
+from remora.views import Checkpoint, MetricPoint, Node, OutputFile, Page, Pool
 from tests.unit.remora.fake_service import FakeService, problem, serve, tar_of
 
 Call = Callable[..., Any]
@@ -133,6 +133,8 @@ def test_lists_are_read_to_their_last_page(service: FakeService, call: Call) -> 
     assert [one.text for one in call("logs", job.id, tail=2)] == ["line 18", "line 19"]
     assert [one.step for one in call("metrics", job.id, after_step=4)] == list(range(5, 20))
     assert len(call("nodes")) == 9
+    service.pools = [Pool(name=f"pool-{at}", nodes={NodeState.READY: at}) for at in range(9)]
+    assert call("pools") == service.pools
 
 
 def test_a_stream_that_breaks_everywhere_has_neither_gap_nor_double(service: FakeService, call: Call) -> None:

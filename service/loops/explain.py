@@ -1,0 +1,42 @@
+"""Write down why a plan does not do more: for pools, for nodes, and for running jobs that could use more workers.
+
+Nothing is written while the reasons stay the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from cluster.actions import Wait
+from remora.states import JobState
+from service.loops.turn import Turn
+from service.queue import lifecycle
+from service.queue.rows import AttemptRow, JobRow
+from service.queue.waits import is_news, renewed, shortened
+from service.store import jobs as job_store
+from service.store import waits as store
+
+
+def explain(turn: Turn, waits: Sequence[Wait], running: Sequence[tuple[JobRow, AttemptRow]]) -> None:
+    """Remember what a plan said of everything but the jobs that wait, who are told by `dispatch`.  Raises Fenced."""
+    before = turn.load(store.all_waits)
+    after = renewed(before, waits, turn.now)
+    why = {wait.job_id: shortened(wait.reason) for wait in waits if wait.job_id is not None}
+    news = [
+        job.id
+        for job, _ in running
+        if job.state is JobState.RUNNING and is_news(job.why_short, why.get(job.id))
+    ]
+    if set(before) == set(after) and not news:
+        return
+
+    def work(connection: sa.Connection) -> None:
+        store.replace_waits(connection, before, after)
+        for job_id in news:
+            job = job_store.lock_job(connection, job_id)
+            if job is not None and job.state is JobState.RUNNING:
+                job_store.save(connection, job, lifecycle.tell_short(job, why.get(job_id)))
+
+    turn.apply(work)

@@ -1,0 +1,52 @@
+"""The policies that are followed: by the controller at every tick, and by the API where it tells limits."""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+
+import sqlalchemy as sa
+
+from cluster.catalogue_conflicts import Known
+from cluster.policies import Policies
+from cluster.policy_documents import read_document
+from cluster.policy_problems import PoliciesRefused
+from service.fixed_pool import fixed_pool
+from service.queue.policy_versions import PolicyRow
+from service.settings import Settings
+from service.store import policies as store
+
+log = logging.getLogger(__name__)
+
+#: Versions that are tried before the settings are followed again.
+_TRIED = 100
+
+
+def policies_followed(connection: sa.Connection, settings: Settings) -> Policies:
+    """The newest version that can be read, else what the settings say.
+
+    A version was accepted once; another version of this service may refuse it, and says so in its log.
+    """
+    newest = store.newest_policies(connection)
+    if newest is not None and (policies := _read(newest)) is not None:
+        return policies
+    earlier = []
+    if newest is not None:
+        earlier = store.page_of_policies(connection, before=newest.version, limit=_TRIED)
+    for row in (*earlier, fixed_pool(settings)):
+        if (policies := _read(row)) is not None:
+            return policies
+    raise AssertionError("unreachable: what the settings say can be read")
+
+
+@lru_cache(maxsize=_TRIED + 2)
+def _read(row: PolicyRow) -> Policies | None:
+    try:
+        policies = read_document(row.document, Known())
+    except PoliciesRefused as error:
+        log.error(  # noqa: TRY400 - the sentence says it all
+            "version %d of the policies is refused here, an earlier one is followed: %s", row.version, error
+        )
+        return None
+    log.info("version %d of the policies is followed", row.version)
+    return policies

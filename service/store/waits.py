@@ -1,0 +1,46 @@
+"""Why the newest plan waits with something; the controller alone writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+
+import sqlalchemy as sa
+
+from service.queue.rows import WaitKind, WaitRow
+from service.store.rows import upsert
+from service.store.tables import waits
+
+
+def all_waits(connection: sa.Connection) -> list[WaitRow]:
+    """All that is told, in order for each pool and node."""
+    return _rows(connection, sa.select(waits))
+
+
+def waits_of(
+    connection: sa.Connection, kind: WaitKind, about: Collection[str] | None = None
+) -> list[WaitRow]:
+    """What is told of pools or of nodes; with `about` only of these."""
+    statement = sa.select(waits).where(waits.c.kind == kind)
+    if about is not None:
+        statement = statement.where(waits.c.about.in_(about))
+    return _rows(connection, statement)
+
+
+def _rows(connection: sa.Connection, statement: sa.Select[tuple[object, ...]]) -> list[WaitRow]:
+    ordered = statement.order_by(waits.c.kind, waits.c.about, waits.c.place)
+    return [WaitRow(**row._mapping) for row in connection.execute(ordered)]
+
+
+def replace_waits(connection: sa.Connection, before: Sequence[WaitRow], after: Sequence[WaitRow]) -> None:
+    """Make `after` of what was `before`; what is equal is left alone."""
+    kept = {(row.kind, row.about, row.place) for row in after}
+    for row in before:
+        if (row.kind, row.about, row.place) not in kept:
+            connection.execute(
+                sa.delete(waits).where(
+                    waits.c.kind == row.kind, waits.c.about == row.about, waits.c.place == row.place
+                )
+            )
+    known = set(before)
+    upsert(connection, waits, [asdict(row) for row in after if row not in known], replace=True)
