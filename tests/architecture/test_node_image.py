@@ -48,7 +48,6 @@ def test_the_service_runs_a_command_that_is_there_on_the_file_that_start_up_data
     )
     assert done.returncode == 0, done.stderr
     assert NODE_FILE in done.stdout
-    assert unit["Unit"]["ConditionPathExists"] == NODE_FILE
 
 
 def test_it_is_started_again_unless_that_would_change_nothing(unit: ConfigParser) -> None:
