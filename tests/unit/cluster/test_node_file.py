@@ -47,6 +47,7 @@ def test_what_is_missing_is_named(name: str) -> None:
         ({"head": "10.1.0.4"}, "not HOST:PORT"),
         ({"head": ":6379"}, "not HOST:PORT"),
         ({"resources": {"CPU": "many"}}, "resources.CPU: Input should be a valid number"),
+        ({"resources": {"CPU": "4"}}, "resources.CPU: Input should be a valid number"),
         ({"labels": ["x"]}, "labels: "),
         ({"pool": 7}, "pool: "),
     ],
