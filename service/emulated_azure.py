@@ -11,7 +11,7 @@ from service.settings import Settings
 from service.upkeep import Part
 
 #: Packages that the controller needs for Azure, emulated or not.
-_PACKAGES = ("aiohttp", "azure.identity", "azure.mgmt.compute")
+_PACKAGES = ("aiohttp", "azure.identity", "azure.keyvault.secrets", "azure.mgmt.compute")
 
 
 class EmulatorPart(ServicePart):
@@ -58,6 +58,8 @@ def emulated_place(endpoint: str) -> AzureSettings:
         image=f"{providers}/Microsoft.Compute/galleries/remora/images/node/versions/1.0.0",
         ssh_public_key="ssh-ed25519 AAAA nobody@emulated",
         endpoint=endpoint,
+        # The emulator is the key vault, too.
+        vault=endpoint,
     )
 
 

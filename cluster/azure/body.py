@@ -81,6 +81,11 @@ def set_name(cluster: str, domain: str, offering: str) -> str:
     return f"remora-{cluster}-{_readable(domain)}-{_digest(f'{domain} {offering}')}"
 
 
+def secret_name(cluster: str) -> str:
+    """Name in the key vault of the secret that the processes of a cluster's Ray show to each other."""
+    return f"remora-{cluster}-ray-token"
+
+
 def _readable(text: str) -> str:
     return "".join(one if one.isalnum() else "-" for one in text.lower())[:24].strip("-")
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Collection
 from pathlib import Path
 
+from cluster.joining import NODE_VARIABLE, RAY_SETTINGS, token_environment
 from cluster.local.folders import ClusterFolders
 
 #: Every process of a machine carries the machine's mark in this variable, so that nothing of it is ever left behind.
 #: The mark names the home too: another cluster on this host may have a machine of the same name.
 MACHINE_VARIABLE = "REMORA_MACHINE"
-#: The machine's id alone, for those who want to know where they are.
-NODE_VARIABLE = "REMORA_NODE_ID"
 
 #: What would make our processes meet another cluster, show another secret or belong to another machine.
 _FOREIGN = (MACHINE_VARIABLE, NODE_VARIABLE, "RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_NAMESPACE", "RAY_TMPDIR")
@@ -27,22 +27,27 @@ def ray_environment(home: Path) -> dict[str, str]:
     """
     return {
         "PYTHONPATH": _python_path(),
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(_token(ClusterFolders(home.resolve()))),
-        "RAY_USAGE_STATS_ENABLED": "0",
+        **token_environment(str(_token(ClusterFolders(home.resolve())))),
+        **RAY_SETTINGS,
         "RAY_health_check_initial_delay_ms": "1000",
         "RAY_health_check_period_ms": "1000",
         "RAY_health_check_timeout_ms": "2000",
         "RAY_health_check_failure_threshold": "3",
-        # Draining is our decision with our deadline; a SIGTERM means now.
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     }
 
 
 def process_environment(home: Path, **variables: str) -> dict[str, str]:
     """The whole environment for a new process: ours, without what points to other clusters, and `variables`."""
-    inherited = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
-    return {**inherited, **ray_environment(home), **variables}
+    return {**_inherited(_FOREIGN), **ray_environment(home), **variables}
+
+
+def bare_environment(**variables: str) -> dict[str, str]:
+    """The environment for a machine that finds its cluster by itself: nothing in it leads to our secret."""
+    return {**_inherited((*_FOREIGN, *token_environment(""))), "PYTHONPATH": _python_path(), **variables}
+
+
+def _inherited(without: Collection[str]) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in without}
 
 
 def _python_path() -> str:

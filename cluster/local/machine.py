@@ -1,4 +1,4 @@
-"""Start, stop, kill and freeze one machine of the local cluster: a `ray start --block` and all that it starts."""
+"""Start, stop, kill and freeze one machine of the local cluster: its first process and all that it starts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster import processes
+from cluster.joining import NODE_VARIABLE, ray_start
 from cluster.local import records
-from cluster.local.environment import MACHINE_VARIABLE, NODE_VARIABLE, process_environment
+from cluster.local.environment import MACHINE_VARIABLE, bare_environment, process_environment
 from cluster.local.records import Machine
 from cluster.provider import ProviderError
 
@@ -24,51 +25,37 @@ OBJECT_STORE_BYTES = 100_000_000
 _children: list[subprocess.Popen[bytes]] = []
 
 
-def start(home: Path, machine: Machine, record: Path, log: Path, arguments: list[str]) -> Machine:
-    """Start the machine's first process in a session of its own and return at once, with its record written.
+def start(home: Path, machine: Machine, record: Path, log: Path, flags: Sequence[str]) -> Machine:
+    """Start the machine's `ray start` in a session of its own and return at once, with its record written.
 
-    `arguments` follow those that every machine has.  Raises ProviderError when the process cannot be started.
+    `flags` follow those that every machine has.  Raises ProviderError when the process cannot be started.
     """
-    records.write(record, machine)
-    command = [
-        *(
-            sys.executable,
-            "-P",
-            "-u",
-            "-m",
-            "ray.scripts.scripts",
-            "start",
-            "--block",
-            "--disable-usage-stats",
-        ),
-        f"--node-ip-address={machine.address}",
-        f"--temp-dir={machine.temporary}",
-        f"--object-store-memory={OBJECT_STORE_BYTES}",
-        "--include-log-monitor=false",
-        *arguments,
-    ]
-    try:
-        pid = start_beside(home, machine, log, command)
-    except ProviderError:
-        record.unlink(missing_ok=True)
-        raise
-    started = machine.started_as(pid)
-    records.write(record, started)
-    return started
+    command = ray_start(sys.executable, [*own_flags(machine), *flags])
+    return start_first(machine, record, log, command, process_environment(home, **_marks(machine)))
 
 
-def start_beside(home: Path, machine: Machine, log: Path, command: Sequence[str]) -> int:
-    """Start a process of the machine in a session of its own and return its pid at once; it ends with the machine.
+def boot(machine: Machine, record: Path, log: Path, command: Sequence[str], **variables: str) -> Machine:
+    """The same with a first process of any kind, which gets nothing of this host's cluster but its own place.
+
+    Which node it is, if any, it finds out by itself.  `variables` are added to its environment.
+    """
+    marks = {name: value for name, value in _marks(machine).items() if name != NODE_VARIABLE}
+    return start_first(machine, record, log, command, bare_environment(**marks, **variables))
+
+
+def start_first(
+    machine: Machine, record: Path, log: Path, command: Sequence[str], environment: Mapping[str, str]
+) -> Machine:
+    """Start the machine's first process in a session of its own and return at once, with its record written.
 
     Raises ProviderError when it cannot be started.
     """
-    work = Path(machine.temporary) / "work"
-    marks = {MACHINE_VARIABLE: machine.mark, NODE_VARIABLE: machine.id, "REMORA_WORK_DIR": str(work)}
+    records.write(record, machine)
     try:
         with log.open("ab") as output:
             process = subprocess.Popen(
                 command,
-                env=process_environment(home, **marks),
+                env=environment,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -76,9 +63,28 @@ def start_beside(home: Path, machine: Machine, log: Path, command: Sequence[str]
                 start_new_session=True,
             )
     except OSError as error:
-        raise ProviderError(f"a process of {machine.id} cannot be started: {error}") from error
+        record.unlink(missing_ok=True)
+        raise ProviderError(f"{machine.id} cannot be started: {error}") from error
     _children.append(process)
-    return process.pid
+    started = machine.started_as(process.pid)
+    records.write(record, started)
+    return started
+
+
+def own_flags(machine: Machine) -> list[str]:
+    """Flags of `ray start` that keep the machine apart from the others of this host."""
+    return [
+        f"--node-ip-address={machine.address}",
+        f"--temp-dir={machine.temporary}",
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+        "--include-log-monitor=false",
+    ]
+
+
+def _marks(machine: Machine) -> dict[str, str]:
+    """What all its processes carry."""
+    work = Path(machine.temporary) / "work"
+    return {MACHINE_VARIABLE: machine.mark, NODE_VARIABLE: machine.id, "REMORA_WORK_DIR": str(work)}
 
 
 def end(

@@ -6,15 +6,15 @@ that starts again finds every node and never mistakes a recycled pid for one.
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from cluster.joining import join_flags
 from cluster.local import machine, records
 from cluster.local.addresses import node_address
 from cluster.local.environment import MACHINE_VARIABLE
@@ -24,10 +24,15 @@ from cluster.processes import find_by_environment
 from cluster.provider import InsufficientCapacity, InvalidRequest, NodeRequest, ProvidedNode, ProviderError
 
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-#: What Ray allows in a label's value, and in the name part of its key.
-_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
-#: Resources that have a flag of their own.
-_FLAGS = {"CPU": "--num-cpus", "GPU": "--num-gpus", "memory": "--memory"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boot:
+    """The first process of a machine that is no plain node."""
+
+    command: Sequence[str]
+    #: Added to its environment.
+    variables: dict[str, str]
 
 
 class LocalProvider:
@@ -47,8 +52,29 @@ class LocalProvider:
         Raises InvalidRequest for what can never be started, InsufficientCapacity when all addresses are taken, and
         ProviderError when the process cannot be started; then there is no node.
         """
-        arguments = _arguments(request, self._ray_address)
-        record = self._record(request.node_id)
+        flags = join_flags(request, self._ray_address)
+
+        def start(wish: Machine, record: Path, log: Path) -> None:
+            machine.start(self._folders.home, wish, record, log, flags)
+
+        self._make(request.node_id, request.pool, start)
+
+    def boot(self, machine_id: str, prepare: Callable[[Machine], Boot]) -> None:
+        """Start a machine whose first process is of any kind, such as the service of an image; idempotent by its id.
+
+        Everything else of this class holds for it as for a node.  `prepare` is called once its address and its
+        temporary folder are known.  What the machine joins, and with which secret, it has to find out by itself.
+        Raises what `create` raises, and what `prepare` does.
+        """
+
+        def start(wish: Machine, record: Path, log: Path) -> None:
+            first = prepare(wish)
+            machine.boot(wish, record, log, first.command, **first.variables)
+
+        self._make(machine_id, "", start)
+
+    def _make(self, machine_id: str, pool: str, start: Callable[[Machine, Path, Path], None]) -> None:
+        record = self._record(machine_id)
         self._make_folders()
         with records.locked(self._folders.lock):
             if record.exists():
@@ -60,19 +86,19 @@ class LocalProvider:
             if address is None:
                 raise InsufficientCapacity(
                     "this host has no loopback address left; delete nodes first",
-                    offering=request.pool,
+                    offering=pool,
                     until=time.time() + 10.0,
                 )
             wish = Machine(
-                id=request.node_id,
-                mark=self._folders.mark_of(request.node_id),
-                pool=request.pool,
+                id=machine_id,
+                mark=self._folders.mark_of(machine_id),
+                pool=pool,
                 address=address,
                 ray_address=self._ray_address,
                 created_at=time.time(),
-                temporary=str(self._folders.temporary_of(request.node_id)),
+                temporary=str(self._folders.temporary_of(machine_id)),
             )
-            machine.start(self._folders.home, wish, record, self.log(request.node_id), arguments)
+            start(wish, record, self.log(machine_id))
 
     def list(self) -> list[ProvidedNode]:
         """Every node that was created and not deleted, in order of creation; dead ones say why they died.
@@ -108,22 +134,6 @@ class LocalProvider:
         """Let a frozen node go on."""
         machine.thaw(self._folders.mark_of(node_id))
 
-    def start_process(self, node_id: str, name: str, command: Sequence[str]) -> None:
-        """Start one more process on the node, such as its agent; it ends with the node.
-
-        It writes to `<node_id>.<name>.log` beside the node's own log.
-        Raises InvalidRequest when there is no such node, and ProviderError when the process cannot be started.
-        """
-        record = self._record(node_id)
-        self._make_folders()
-        # Whoever deletes the node holds the lock for its last look: nothing is started behind its back.
-        with records.locked(self._folders.lock):
-            node = records.read(record)
-            if node is None:
-                raise InvalidRequest(f"{name} cannot be started on {node_id}: there is no such node")
-            log = self.log(node_id).with_suffix(f".{name}.log")
-            machine.start_beside(self._folders.home, node, log, command)
-
     def node_ids(self) -> tuple[str, ...]:
         """Names of all nodes that have a record, readable or not; for those who only want to delete them."""
         return tuple(sorted(path.stem for path in self._folders.nodes.glob("*.json")))
@@ -133,7 +143,7 @@ class LocalProvider:
         return tuple(find_by_environment(MACHINE_VARIABLE, self._folders.mark_of(node_id)))
 
     def log(self, node_id: str) -> Path:
-        """Where the node's `ray start` writes."""
+        """Where the node's first process writes, and what it starts."""
         return self._folders.nodes / f"{node_id}.log"
 
     def _record(self, node_id: str) -> Path:
@@ -197,25 +207,3 @@ class LocalProvider:
             node = None
         temporary = Path(node.temporary) if node else self._folders.temporary_of(node_id)
         machine.end(self._folders.mark_of(node_id), temporary, grace_s, node)
-
-
-def _arguments(request: NodeRequest, ray_address: str) -> list[str]:
-    """Flags of `ray start` for a request.  Raises InvalidRequest for what Ray would refuse."""
-    labels = {**request.labels, "remora-node": request.node_id, "remora-pool": request.pool}
-    for key, value in labels.items():
-        if not _LABEL.fullmatch(key) or not _LABEL.fullmatch(value):
-            raise InvalidRequest(f"the label {key}={value!r} is not one that Ray accepts")
-    for name, amount in request.resources.items():
-        whole = float(amount).is_integer() or name not in _FLAGS
-        if not math.isfinite(amount) or amount < 0 or not whole:
-            raise InvalidRequest(
-                f"{amount} of the resource {name!r} is impossible; give a whole number, 0 or more"
-            )
-    amounts = {"CPU": 0.0, "GPU": 0.0, **request.resources}
-    named = {name: amount for name, amount in amounts.items() if name not in _FLAGS}
-    return [
-        f"--address={ray_address}",
-        *(f"{flag}={int(amounts[name])}" for name, flag in _FLAGS.items() if name in amounts),
-        f"--resources={json.dumps(named)}",
-        f"--labels={','.join(f'{key}={value}' for key, value in labels.items())}",
-    ]

@@ -1,7 +1,7 @@
-"""`python -m cluster.azure.emulator [--port N] [--home FOLDER]`: the emulator until SIGINT or SIGTERM.
+"""`python -m cluster.azure.emulator [--port N] [--home FOLDER [--cluster NAME]]`: the emulator until SIGINT or SIGTERM.
 
-With `--home` its machines are nodes of the local cluster of that folder, each with an agent that hears of its
-eviction; without, they are books only.
+With `--home` its machines run on this host, beside the local cluster of that folder whose secret its key vault holds,
+each with an agent that hears of its eviction; without, they are books only.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from pathlib import Path
 
 from cluster.azure.emulator.clock import Clock
 from cluster.azure.emulator.machines import LocalMachines
-from cluster.azure.emulator.notices import metadata_of, metadata_url
+from cluster.azure.emulator.notices import metadata_of
 from cluster.azure.emulator.server import EmulatorServer
 from cluster.azure.emulator.state import Cloud
+from cluster.azure.emulator.vault import secrets_of
 
 DEFAULT_PORT = 7266
 #: Seconds that something due may be late while nobody asks.
@@ -28,6 +29,9 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m cluster.azure.emulator", description=__doc__)
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes one that is free")
     parser.add_argument("--home", type=Path, help="folder of the local cluster whose nodes the machines are")
+    parser.add_argument(
+        "--cluster", default="remora", help="its name, of which the secret's in the vault is made"
+    )
     chosen = parser.parse_args(arguments)
     # Handlers and no mask: machines would inherit that, and nothing on them could be ended by SIGTERM.
     stopping = threading.Event()
@@ -38,8 +42,9 @@ def main(arguments: list[str]) -> None:
         return
     cloud, clock = Cloud(), Clock()
     metadata = metadata_of(cloud, clock).application()
-    server = EmulatorServer(cloud, chosen.port, metadata, clock, PASSES_EVERY_S)
-    machines = LocalMachines(cloud, chosen.home, lambda name: metadata_url(server.url, name))
+    secrets = secrets_of(chosen.home, chosen.cluster)
+    server = EmulatorServer(cloud, chosen.port, metadata, clock, PASSES_EVERY_S, secrets)
+    machines = LocalMachines(cloud, chosen.home, lambda: server.url)
     try:
         _serve(server, stopping)
     finally:

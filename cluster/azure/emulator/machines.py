@@ -1,52 +1,52 @@
-"""Emulated machines that run: each is a node of the local cluster, started from what its start-up data says.
+"""Emulated machines that run: each boots on this host, with what its start-up data says and what the image has.
 
-It does what cloud-init and the image of a real one do: it writes the files of the document, and the node's service
-joins the Ray head that `/etc/remora/node.json` names, with the agent beside it.  An instance of a scale set, whose
-file names no node, first waits for the tag that does.
+It does what cloud-init and systemd of a real one do: it writes the files of the document below a root folder of its
+own and starts the service that the document names, whose unit is the image's, in `deploy/node/`.  So what joins the Ray
+head is `cluster.node`, as on a real machine; it learns who it is, and the secret, from the emulator's services.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 import logging
+import shlex
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from cluster.agent.metadata import MetadataService
-from cluster.agent.naming import node_id_by_tag
-from cluster.azure.body import NODE_FILE, NODE_SERVICE
+from cluster.azure.emulator.notices import metadata_url
+from cluster.azure.emulator.start_up import (
+    Service,
+    StartUp,
+    StartUpFailed,
+    command_below,
+    read,
+    read_unit,
+    started_service,
+)
 from cluster.azure.emulator.state import Cloud, Machine
-from cluster.local.provider import LocalProvider
-from cluster.provider import NodeRequest, ProviderError
+from cluster.local import records
+from cluster.local.machine import own_flags
+from cluster.local.provider import Boot, LocalProvider
+from cluster.provider import ProviderError
 
 log = logging.getLogger(__name__)
 
-
-class StartUpFailed(Exception):
-    """The start-up data of a machine cannot be run; the message is one sentence."""
+#: What the image has.
+_IMAGE = Path(__file__).resolve().parents[3] / "deploy/node"
 
 
 class LocalMachines:
-    """Gives the machines of an emulated cloud processes of this host."""
+    """Gives the machines of an emulated cloud processes of this host; each is known by the machine's name there."""
 
-    def __init__(self, cloud: Cloud, home: Path, metadata_url: Callable[[str], str] | None = None) -> None:
-        """`home` is that of the cluster they join.
-
-        `metadata_url` tells where the machine of a name finds its metadata service; without it they run no agent.
-        """
-        self._home = home
-        self._metadata_url = metadata_url
-        self._running: dict[str, tuple[LocalProvider, str]] = {}
-        #: Machines that do not know yet which node they are, and what ends their wait.
-        self._unnamed: dict[str, threading.Event] = {}
+    def __init__(self, cloud: Cloud, home: Path, url: Callable[[], str]) -> None:
+        """`home` is that of the cluster that they run beside; `url` tells where the emulator serves."""
+        self._url = url
+        # Which head they join stands in their start-up data.
+        self._provider = LocalProvider(home, "")
+        self._running: set[str] = set()
         self._lock = threading.Lock()
         # One thread: what happens to a machine happens in the order in which it was asked for.
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="emulated-machines")
@@ -54,80 +54,53 @@ class LocalMachines:
         cloud.on_end.append(lambda machine: self._do(self.end, machine))
 
     def start(self, machine: Machine) -> None:
-        """Boot: read the start-up data and join, once it is known which node it is."""
-        node = read_node_file(machine.custom_data)
-        if node["node"]:
-            self._join(machine, node)
-        elif self._metadata_url is None:
-            raise StartUpFailed("no metadata service tells it which node it is")
-        else:
-            stopping = threading.Event()
-            with self._lock:
-                self._unnamed[machine.name] = stopping
-            wait = (machine, node, self._metadata_url(machine.name), stopping)
-            threading.Thread(target=self._join_when_named, args=wait, daemon=True).start()
+        """Boot.  Raises StartUpFailed and ProviderError."""
+        start_up = read(machine.custom_data)
+        service = _service(started_service(start_up))
+        with self._lock:
+            self._running.add(machine.name)
+        self._provider.boot(machine.name, lambda place: self._boot(machine, start_up, service, place))
 
-    def _join_when_named(
-        self, machine: Machine, node: dict[str, Any], url: str, stopping: threading.Event
-    ) -> None:
-        metadata = MetadataService(url)
+    def _boot(self, machine: Machine, start_up: StartUp, service: Service, place: records.Machine) -> Boot:
+        root = Path(place.temporary) / "root"
         try:
-            name = node_id_by_tag(metadata, stopping)
-        finally:
-            metadata.close()
-        if name:
-            self._do(lambda it: self._join_unless_ended(it, {**node, "node": name}, stopping), machine)
-
-    def _join_unless_ended(self, machine: Machine, node: dict[str, Any], stopping: threading.Event) -> None:
-        with self._lock:
-            self._unnamed.pop(machine.name, None)
-        # What ends a machine runs on this thread, too.
-        if not stopping.is_set():
-            self._join(machine, node)
-
-    def _join(self, machine: Machine, node: dict[str, Any]) -> None:
-        request = NodeRequest(
-            node_id=node["node"],
-            pool=node["pool"],
-            resources=node["resources"],
-            labels=node["labels"],
-        )
-        provider = LocalProvider(self._home, node["head"])
-        with self._lock:
-            self._running[machine.name] = (provider, node["node"])
-        provider.create(request)
-        if self._metadata_url is not None:
-            provider.start_process(
-                request.node_id, "agent", agent_command(node, self._metadata_url(machine.name))
-            )
+            _write(root, start_up)
+            runtime = root / "run" / service.runtime_folder
+            runtime.mkdir(mode=0o700, parents=True)
+        except OSError as error:
+            raise StartUpFailed(f"its files cannot be written: {error}") from error
+        variables = {
+            # What systemd gives it.
+            "RUNTIME_DIRECTORY": str(runtime),
+            # What a real one finds at a link-local address, and the folders and the address that it has for itself.
+            "AZURE_POD_IDENTITY_AUTHORITY_HOST": self._url(),
+            "REMORA_METADATA_URL": metadata_url(self._url(), machine.name),
+            "REMORA_RAY_FLAGS": shlex.join(own_flags(place)),
+        }
+        return Boot(command=command_below(str(root), service, start_up, sys.executable), variables=variables)
 
     def end(self, machine: Machine) -> None:
         """Take the power away."""
         with self._lock:
-            running = self._running.pop(machine.name, None)
-            stopping = self._unnamed.pop(machine.name, None)
-        if stopping is not None:
-            stopping.set()
-        if running is not None:
-            provider, node_id = running
-            provider.kill(node_id)
-            provider.delete(node_id)
+            was_running = machine.name in self._running
+            self._running.discard(machine.name)
+        if was_running:
+            self._forget(machine.name)
 
     def close(self) -> None:
         """End every machine that still runs."""
-        with self._lock:
-            unnamed = list(self._unnamed.values())
-        for stopping in unnamed:
-            stopping.set()
         self._hands.shutdown(wait=True)
         with self._lock:
-            left = list(self._running.values())
+            left = list(self._running)
             self._running.clear()
-        for provider, node_id in left:
-            provider.kill(node_id)
-            provider.delete(node_id)
+        for name in left:
+            self._forget(name)
 
-    def _do(self, work: Any, machine: Machine) -> None:
+    def _forget(self, name: str) -> None:
+        self._provider.kill(name)
+        self._provider.delete(name)
+
+    def _do(self, work: Callable[[Machine], None], machine: Machine) -> None:
         def told() -> None:
             try:
                 work(machine)
@@ -135,37 +108,23 @@ class LocalMachines:
                 # As on a real one: it runs and never joins.
                 log.warning("machine %s: %s", machine.name, error)
 
-        # Whoever learns its name while everything ends does not join any more.
+        # Nothing boots any more while everything ends.
         with contextlib.suppress(RuntimeError):
             self._hands.submit(told)
 
 
-def agent_command(node: dict[str, Any], metadata_url: str) -> list[str]:
-    """What the image of a machine starts beside Ray; `node` is its file."""
-    return [
-        *(sys.executable, "-P", "-m", "cluster.agent"),
-        *("--head", node["head"], "--node-id", node["node"], "--metadata-url", metadata_url),
-    ]
-
-
-def read_node_file(custom_data: str) -> dict[str, Any]:
-    """The node's file out of start-up data as Azure hands it over, base64 of a cloud-init document.
-
-    Raises StartUpFailed when it is not such a document, lacks the file, or does not start the node's service.
-    """
+def _service(name: str) -> Service:
     try:
-        text = base64.b64decode(custom_data, validate=True).decode()
-        document = yaml.safe_load(text)
-        files = {one["path"]: one["content"] for one in document["write_files"]}
-        commands = document["runcmd"]
-        node: dict[str, Any] = json.loads(files[NODE_FILE])
-        missing = {"node", "pool", "head", "resources", "labels"} - node.keys()
-    except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-        raise StartUpFailed(f"its start-up data cannot be read: {error!r}") from error
-    if not text.startswith("#cloud-config\n"):
-        raise StartUpFailed("its start-up data is not a cloud-init document")
-    if not any(NODE_SERVICE in command for command in commands):
-        raise StartUpFailed(f"its start-up data does not start {NODE_SERVICE}")
-    if missing:
-        raise StartUpFailed(f"{NODE_FILE} lacks {', '.join(sorted(missing))}")
-    return node
+        return read_unit((_IMAGE / name).read_text())
+    except OSError as error:
+        raise StartUpFailed(
+            f"its start-up data starts {name}, which the image does not have: {error}"
+        ) from error
+
+
+def _write(root: Path, start_up: StartUp) -> None:
+    for file in start_up.files:
+        path = root / file.path.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(file.content)
+        path.chmod(file.mode)

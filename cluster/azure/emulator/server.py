@@ -1,4 +1,4 @@
-"""The emulator as a server on the loopback: Resource Manager, tokens, and the control door, on one port."""
+"""The emulator as a server on the loopback: Resource Manager, tokens, key vault and the control door, on one port."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from cluster.azure.emulator.door import Door
 from cluster.azure.emulator.scale_sets import ScaleSets
 from cluster.azure.emulator.state import Cloud
 from cluster.azure.emulator.tokens import Tokens
+from cluster.azure.emulator.vault import KeyVault, Secrets, no_secrets
 
 SUBSCRIPTION = "00000000-0000-0000-0000-000000000000"
 GROUP = "remora-nodes"
@@ -28,14 +29,20 @@ REGION = "eastus"
 _PATIENCE_S = 30.0
 
 
-def application(cloud: Cloud, clock: Clock, metadata: ASGIApp | None = None) -> Starlette:
-    """The emulator for one cloud; `metadata` answers below /metadata whatever is not about tokens."""
+def application(
+    cloud: Cloud, clock: Clock, metadata: ASGIApp | None = None, secrets: Secrets = no_secrets
+) -> Starlette:
+    """The emulator for one cloud; `metadata` answers below /metadata whatever is not about tokens.
+
+    `secrets` is what the key vault holds.
+    """
     tokens = Tokens(cloud.faults, clock)
     door, sets = Door(cloud, tokens, clock, GROUP, REGION), ScaleSets(cloud)
     routes = [
         *arm.routes(door),
         *arm_sets.routes(door, sets),
         tokens.route(),
+        *KeyVault(secrets, cloud.faults, tokens).routes(),
         retail.route(cloud.faults, REGION),
         *Control(cloud, sets, tokens, clock).routes(),
     ]
@@ -52,15 +59,16 @@ class EmulatorServer:
         metadata: ASGIApp | None = None,
         clock: Clock | None = None,
         passes_every_s: float | None = None,
+        secrets: Secrets = no_secrets,
     ) -> None:
-        """`port` 0 takes one that is free.
+        """`port` 0 takes one that is free.  `secrets` is what the key vault holds, which is at the same address.
 
         What is due happens when somebody asks, and with `passes_every_s` also by itself, at most so many seconds late.
         """
         self.cloud = cloud or Cloud()
         self.clock = clock or Clock()
         config = uvicorn.Config(
-            application(self.cloud, self.clock, metadata),
+            application(self.cloud, self.clock, metadata, secrets),
             host="127.0.0.1",
             port=port,
             log_level="critical",

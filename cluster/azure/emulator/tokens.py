@@ -20,12 +20,14 @@ class Tokens:
     def __init__(self, faults: Faults, clock: Clock) -> None:
         self._faults = faults
         self._clock = clock
-        self._given: set[str] = set()
+        #: For which resource each was given out.
+        self._given: dict[str, str] = {}
 
-    def allows(self, authorization: str) -> bool:
-        """True for the Authorization header with a token that was given out here."""
+    def allows(self, authorization: str, resource: str | None = None) -> bool:
+        """True for the Authorization header with a token that was given out here, for this resource if one is named."""
         kind, _, token = authorization.partition(" ")
-        return kind == "Bearer" and token in self._given
+        given = self._given.get(token) if kind == "Bearer" else None
+        return given is not None and (resource is None or given == resource)
 
     def forget(self) -> None:
         """Knob: every token becomes invalid, as when a role or an identity is taken away."""
@@ -44,13 +46,13 @@ class Tokens:
                 {"error": fault.code, "error_description": fault.message}, status_code=fault.status
             )
         token = secrets.token_urlsafe(24)
-        self._given.add(token)
+        self._given[token] = request.query_params.get("resource", "")
         return JSONResponse(
             {
                 "access_token": token,
                 "expires_in": str(_LIFETIME_S),
                 "expires_on": str(int(self._clock()) + _LIFETIME_S),
-                "resource": request.query_params.get("resource", ""),
+                "resource": self._given[token],
                 "token_type": "Bearer",
             }
         )

@@ -16,6 +16,7 @@ from cluster.azure.emulator.clock import Clock
 from cluster.azure.emulator.notices import metadata_of
 from cluster.azure.emulator.server import GROUP, REGION, SUBSCRIPTION, EmulatorServer
 from cluster.azure.emulator.state import Cloud
+from cluster.azure.emulator.vault import Secrets, no_secrets
 from cluster.azure.provider import AzureProvider
 from cluster.azure.settings import AzureSettings
 from cluster.offerings import Offering
@@ -41,6 +42,7 @@ def settings(endpoint: str, cluster: str = CLUSTER, **more: Any) -> AzureSetting
             "image": f"{_PROVIDERS}/Microsoft.Compute/galleries/remora/images/gpu/versions/1.0.0",
             "ssh_public_key": "ssh-ed25519 AAAA rig",
             "endpoint": endpoint,
+            "vault": endpoint,
             **more,
         }
     )
@@ -60,13 +62,16 @@ class RigClock:
 class AzureRig:
     """`Provider` with `kill`, and what tests of Azure need besides; to be used as a context manager."""
 
-    def __init__(self, head: str = "10.0.0.4:6379", own_time: bool = False) -> None:
-        """`head` is what machines join, where they are more than books.
+    def __init__(
+        self, head: str = "10.0.0.4:6379", own_time: bool = False, secrets: Secrets = no_secrets
+    ) -> None:
+        """`head` is what machines join, where they are more than books, and `secrets` what the key vault has for them.
 
         With `own_time` only the test moves the time, and the emulator goes by it too.
         """
         self.head = head
         self._own_time = own_time
+        self._secrets = secrets
         self.clock = RigClock(stands=own_time)
         self.offerings: Sequence[Offering] = catalogue.offerings(REGION)
 
@@ -74,7 +79,7 @@ class AzureRig:
         cloud, clock = Cloud(), Clock(self.clock) if self._own_time else Clock()
         self.cloud = cloud
         metadata = metadata_of(cloud, clock).application()
-        self.server = EmulatorServer(cloud, metadata=metadata, clock=clock).__enter__()
+        self.server = EmulatorServer(cloud, metadata=metadata, clock=clock, secrets=self._secrets).__enter__()
         self._before = os.environ.get(_TOKENS)
         os.environ[_TOKENS] = self.server.url
         self._http = httpx2.Client(base_url=self.server.url)

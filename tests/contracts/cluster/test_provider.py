@@ -16,8 +16,11 @@ from typing import Protocol
 
 import pytest
 
+from cluster.joining import NODE_VARIABLE
 from cluster.local.addresses import free_port
-from cluster.local.provider import LocalProvider
+from cluster.local.environment import ray_environment
+from cluster.local.provider import Boot, LocalProvider
+from cluster.local.records import Machine
 from cluster.provider import (
     InsufficientCapacity,
     InvalidRequest,
@@ -196,19 +199,47 @@ class TestLocalOnly:
         assert not node.is_running
         assert "head" in str(node.message)
 
-    def test_what_is_started_on_a_node_goes_with_it(self, home: Path) -> None:
+    def test_a_machine_that_boots_something_else_is_listed_and_ended_like_a_node(self, home: Path) -> None:
         provider = local_provider(home)
-        provider.create(request())
-        provider.start_process("node_a", "agent", [sys.executable, "-c", "import signal; signal.pause()"])
-        assert any("signal.pause" in word for one in provider.processes("node_a") for word in one.cmdline())
-        # Another one, as after the death of who started it: the process is found by the node it runs on.
-        local_provider(home).delete("node_a")
-        assert provider.processes("node_a") == ()
-        assert (home / "nodes" / "node_a.agent.log").exists()
+        seen: list[Machine] = []
 
-    def test_nothing_is_started_on_a_node_that_is_not_there(self, home: Path) -> None:
-        with pytest.raises(InvalidRequest, match="no such node"):
-            local_provider(home).start_process("node_a", "agent", [sys.executable, "-c", ""])
+        def prepare(place: Machine) -> Boot:
+            seen.append(place)
+            (Path(place.temporary) / "root").mkdir(parents=True)
+            return Boot(
+                command=[sys.executable, "-c", "import signal; signal.pause()"], variables={"IT": "is"}
+            )
+
+        provider.boot("vm-1", prepare)
+        provider.boot("vm-1", prepare)
+        (place,) = seen
+        (listed,) = provider.list()
+        assert (listed.node_id, listed.is_running, listed.address) == ("vm-1", True, place.address)
+        (process,) = provider.processes("vm-1")
+        assert process.environ()["IT"] == "is"
+        assert NODE_VARIABLE not in process.environ(), "it finds out by itself which node it is"
+        # Another one, as after the death of who started it: the process is found by the machine it is.
+        local_provider(home).delete("vm-1")
+        assert provider.processes("vm-1") == ()
+        assert not Path(place.temporary).exists()
+        assert (home / "nodes" / "vm-1.log").exists()
+
+    def test_a_machine_that_boots_something_else_is_not_told_where_our_secret_is(
+        self, home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name, value in ray_environment(home).items():
+            monkeypatch.setenv(name, value)
+        provider = local_provider(home)
+        pause = [sys.executable, "-c", "import signal; signal.pause()"]
+        provider.boot("vm-1", lambda _: Boot(command=pause, variables={}))
+        (process,) = provider.processes("vm-1")
+        assert not [name for name in process.environ() if name.startswith("RAY_AUTH")]
+
+    def test_a_machine_that_cannot_boot_leaves_no_record(self, home: Path) -> None:
+        provider = local_provider(home)
+        with pytest.raises(ProviderError, match="cannot be started"):
+            provider.boot("vm-1", lambda _: Boot(command=["/no/such/program"], variables={}))
+        assert provider.list() == []
 
     def test_an_intent_without_a_pid_finds_its_process(self, home: Path) -> None:
         provider = local_provider(home)

@@ -62,7 +62,17 @@ def head(home: Path) -> Iterator[Machine]:
 def emulator(home: Path, head: Machine) -> Iterator[str]:
     """Address of `python -m cluster.azure.emulator --home ...`."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "cluster.azure.emulator", "--port", "0", "--home", str(home)],
+        [
+            sys.executable,
+            "-m",
+            "cluster.azure.emulator",
+            "--port",
+            "0",
+            "--home",
+            str(home),
+            "--cluster",
+            CLUSTER,
+        ],
         env=process_environment(home),
         stdout=subprocess.PIPE,
         text=True,
@@ -97,6 +107,7 @@ class Joined:
 
     def __init__(self, azure: AzureProvider, emulator: str, head: Machine, home: Path, node_id: str) -> None:
         self.node_id = node_id
+        self.machine = machine_name(CLUSTER, node_id)
         self._emulator = emulator
         self._local = LocalProvider(home, head.ray_address)
         azure.create(
@@ -124,7 +135,7 @@ class Joined:
         )
 
     def processes(self) -> tuple[psutil.Process, ...]:
-        return self._local.processes(self.node_id)
+        return self._local.processes(self.machine)
 
     def agent(self) -> psutil.Process:
         (agent,) = [one for one in self.processes() if "cluster.agent" in one.cmdline()]
@@ -132,7 +143,7 @@ class Joined:
 
     def told(self, what: str) -> dict[str, Any]:
         """The cloud does this to the machine; its answer."""
-        answer = control(self._emulator, f"machines/{machine_name(CLUSTER, self.node_id)}/{what}", {})
+        answer = control(self._emulator, f"machines/{self.machine}/{what}", {})
         found: dict[str, Any] = answer.json() if answer.content else {}
         return found
 
@@ -206,7 +217,7 @@ def test_the_cloud_is_told_that_it_need_not_wait_once_the_work_has_left(
     machine = Joined(azure, emulator, head, home, "node_b")
     assert machine.beat["problems"] == []
     work = begin_work()
-    event = Announced(emulator, machine_name(CLUSTER, "node_b"), {"type": "Terminate", "notice_s": 600})
+    event = Announced(emulator, machine.machine, {"type": "Terminate", "notice_s": 600})
     not_before = parsedate_to_datetime(event.document()["NotBefore"]).timestamp()
     drained = machine.is_drained()
     assert drained.deadline_at == pytest.approx(not_before, abs=2.0)
@@ -219,6 +230,6 @@ def test_the_cloud_is_told_that_it_need_not_wait_once_the_work_has_left(
     assert is_alive(agent)
     agent.send_signal(signal.SIGTERM)
     until(lambda: not is_alive(agent), "its agent ends when it is asked to")
-    assert "Traceback" not in (home / "nodes/node_b.agent.log").read_text()
+    assert "Traceback" not in (home / f"nodes/{machine.machine}.log").read_text()
     machine.told("evict")
     machine.is_gone()

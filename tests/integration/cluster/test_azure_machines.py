@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,15 +13,16 @@ import pytest
 import ray
 
 from cluster.azure.emulator.machines import LocalMachines
-from cluster.azure.emulator.notices import metadata_url
+from cluster.azure.emulator.vault import secrets_of
 from cluster.connection import connect
 from cluster.local.environment import MACHINE_VARIABLE
+from cluster.local.folders import ClusterFolders
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.records import Machine
 from cluster.membership import RayMembership
 from cluster.processes import find_by_environment
 from cluster.provider import NodeRequest
-from tests.contracts.cluster.azure_rig import CPU_SIZE, IB_SIZE, AzureRig
+from tests.contracts.cluster.azure_rig import CLUSTER, CPU_SIZE, IB_SIZE, AzureRig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -42,9 +45,8 @@ def head(home: Path) -> Iterator[Machine]:
 
 @pytest.fixture
 def rig(home: Path, head: Machine) -> Iterator[AzureRig]:
-    with AzureRig(head.ray_address) as rig:
-        url = rig.server.url
-        machines = LocalMachines(rig.server.cloud, home, lambda name: metadata_url(url, name))
+    with AzureRig(head.ray_address, secrets=secrets_of(home, CLUSTER)) as rig:
+        machines = LocalMachines(rig.server.cloud, home, lambda: rig.server.url)
         yield rig
         machines.close()
 
@@ -65,7 +67,27 @@ def alive(rig: AzureRig, node_id: str) -> bool:
     return member is not None and member.is_alive
 
 
-def test_a_spot_machine_joins_ray_and_is_lost_with_its_eviction(rig: AzureRig) -> None:
+def where_the_secret_shows(rig: AzureRig, home: Path) -> tuple[list[str], set[str]]:
+    """Where of the one machine's processes, log and start-up data the cluster's secret is, and which files have it."""
+    secret = ClusterFolders(home.resolve()).token.read_text()
+    (machine,) = rig.cloud.machines.values()
+    folders = ClusterFolders(home.resolve())
+    processes = find_by_environment(MACHINE_VARIABLE, folders.mark_of(machine.name))
+    texts = {
+        "start-up data": base64.b64decode(machine.custom_data).decode(),
+        "log": (folders.nodes / f"{machine.name}.log").read_text(),
+    }
+    for process in processes:
+        with contextlib.suppress(OSError):
+            for kind in ("cmdline", "environ"):
+                texts[f"{kind} of {process.pid}"] = Path(f"/proc/{process.pid}/{kind}").read_text()
+    shown = [name for name, text in texts.items() if secret in text]
+    root = folders.temporary_of(machine.name)
+    files = [path for path in root.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    return shown, {f"{path.relative_to(root)} {path.stat().st_mode & 0o777:o}" for path in files}
+
+
+def test_a_spot_machine_joins_ray_and_is_lost_with_its_eviction(rig: AzureRig, home: Path) -> None:
     wish = NodeRequest(
         node_id="node_a",
         pool="cpu",
@@ -77,6 +99,7 @@ def test_a_spot_machine_joins_ray_and_is_lost_with_its_eviction(rig: AzureRig) -
     until(lambda: alive(rig, "node_a"), "the machine joins")
     (labels,) = [node["Labels"] for node in ray.nodes() if node["Labels"].get("remora-node") == "node_a"]
     assert (labels["remora-pool"], labels["remora-capacity"], labels["tier"]) == ("cpu", "spot", "x")
+    assert where_the_secret_shows(rig, home) == ([], {"root/run/remora/ray.token 600"})
 
     rig.evict("node_a")
     assert rig.list() == []

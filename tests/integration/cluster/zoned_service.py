@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -21,14 +22,16 @@ import pytest
 import ray
 
 from cluster import connection
-from cluster.azure.emulator.machines import LocalMachines
 from cluster.azure.emulator.server import EmulatorServer
-from cluster.azure.emulator.state import DELETING
+from cluster.azure.emulator.start_up import read
+from cluster.azure.emulator.state import DELETING, Cloud, Machine
 from cluster.local.environment import process_environment
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
 from cluster.membership import NODE_LABEL
+from cluster.node.file import parse
 from cluster.offerings import zone_and_capacity
+from cluster.provider import NodeRequest
 from cluster.view import LEAVING
 from remora import Client
 from remora.views import Job
@@ -175,6 +178,41 @@ def _stays(row: NodeRow) -> bool:
     return row.ended_at is None and row.state not in LEAVING
 
 
+class PlainMachines:
+    """The machines of a cloud as plain nodes of the local cluster, named by their start-up data.
+
+    They do not boot as real ones do: from the network of a zone nobody reaches the metadata service and the key vault
+    on this host's loopback.
+    """
+
+    def __init__(self, cloud: Cloud, home: Path) -> None:
+        self._home = home
+        self._nodes: dict[str, tuple[LocalProvider, str]] = {}
+        self._hands = ThreadPoolExecutor(1)
+        cloud.on_start.append(lambda machine: self._hands.submit(self._start, machine))
+        cloud.on_end.append(lambda machine: self._hands.submit(self._end, machine.name))
+
+    def _start(self, machine: Machine) -> None:
+        (file,) = read(machine.custom_data).files
+        node = parse(file.content)
+        assert node.node is not None
+        provider = LocalProvider(self._home, node.head)
+        self._nodes[machine.name] = (provider, node.node)
+        resources, labels = node.resources, node.labels
+        provider.create(NodeRequest(node_id=node.node, pool=node.pool, resources=resources, labels=labels))
+
+    def _end(self, name: str) -> None:
+        provider, node_id = self._nodes.pop(name)
+        provider.kill(node_id)
+        provider.delete(node_id)
+
+    def close(self) -> None:
+        """End every machine that still runs."""
+        self._hands.shutdown(wait=True)
+        for name in list(self._nodes):
+            self._end(name)
+
+
 @contextmanager
 def open_zoned_service(home: Path) -> Iterator[ZonedService]:
     """A service whose nodes are emulated machines; nothing of it is left afterwards."""
@@ -183,7 +221,7 @@ def open_zoned_service(home: Path) -> Iterator[ZonedService]:
         stack.callback(stop_head, home)
         wait_until_reachable(home, head)
         server = stack.enter_context(EmulatorServer(passes_every_s=0.25))
-        stack.callback(LocalMachines(server.cloud, home).close)
+        stack.callback(PlainMachines(server.cloud, home).close)
         stack.enter_context(pytest.MonkeyPatch.context()).setenv(_TOKENS, server.url)
         settings = Settings(home=home, cloud="azure-emulated", port=0, lease_s=3600.0, warm_modules="torch")
         write_place(settings.azure, emulated_place(server.url))

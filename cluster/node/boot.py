@@ -1,0 +1,63 @@
+"""What a node starts, out of what it was told (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from cluster.azure.body import NodeFile
+from cluster.joining import NODE_VARIABLE, RAY_SETTINGS, join_flags, ray_start, token_environment
+from cluster.provider import NodeRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where on the machine, and with what, its processes run."""
+
+    #: The interpreter that has Ray.
+    python: str
+    #: Folder for what must not outlive the boot, its owner's only.
+    run: PurePath
+    metadata_url: str
+    #: Flags of `ray start` that this machine has besides those that follow from its file.
+    ray_flags: Sequence[str] = ()
+
+    @property
+    def token(self) -> PurePath:
+        """The file with the cluster's secret."""
+        return self.run / "ray.token"
+
+    @property
+    def ray_pid(self) -> PurePath:
+        """The file with the pid of `ray start`."""
+        return self.run / "ray.pid"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The two processes of a node, and what is added to their environment."""
+
+    ray: list[str]
+    agent: list[str]
+    environment: dict[str, str]
+
+
+def start_of(node: NodeFile, node_id: str, place: Place) -> Start:
+    """What makes this machine the node `node_id`.  Raises `cluster.provider.InvalidRequest` for what Ray would refuse.
+
+    No secret is in it: both read the secret out of its file.
+    """
+    request = NodeRequest(
+        node_id=node_id, pool=node.pool, resources=dict(node.resources), labels=dict(node.labels)
+    )
+    agent = [
+        *(place.python, "-P", "-m", "cluster.agent", "--head", node.head, "--node-id", node_id),
+        *("--metadata-url", place.metadata_url, "--ray-pid-file", str(place.ray_pid)),
+    ]
+    environment = {**RAY_SETTINGS, **token_environment(str(place.token)), NODE_VARIABLE: node_id}
+    return Start(
+        ray=ray_start(place.python, [*place.ray_flags, *join_flags(request, node.head)]),
+        agent=agent,
+        environment=environment,
+    )

@@ -1,0 +1,96 @@
+"""The key vault, asked with the machine's own identity until it gives the secret."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from azure.core.exceptions import AzureError
+from azure.core.pipeline.transport import RequestsTransport
+from azure.core.rest import HttpRequest
+from azure.identity import ManagedIdentityCredential
+from azure.keyvault.secrets import SecretClient
+
+from cluster.node.refusals import asked_s, complaint, wait_s
+
+log = logging.getLogger(__name__)
+
+#: Seconds for one connection, and for one answer.
+_CONNECT_S, _ANSWER_S = 5.0, 10.0
+_LOOPBACK = "http://127."
+
+
+class VaultUnusable(Exception):
+    """This vault can never be asked; the message is one sentence."""
+
+
+class Vault:
+    """One vault; to be closed."""
+
+    def __init__(self, url: str, client_id: str | None) -> None:
+        """`client_id` names the machine's identity where it has several.
+
+        Raises VaultUnusable for an address to which no secret may travel.
+        """
+        patience = {"connection_timeout": _CONNECT_S, "read_timeout": _ANSWER_S}
+        # No retries inside a call, which nothing could end: `fetch` asks again.
+        self._credential = ManagedIdentityCredential(client_id=client_id or None, retry_total=0)
+        self._url = url
+        if url.startswith(_LOOPBACK):
+            # The emulator's.  The client speaks HTTPS alone, so it is told of one and its transport does the rest.
+            self._client = SecretClient(
+                url.replace("http://", "https://", 1),
+                self._credential,
+                transport=_WithoutTls(**patience),
+                verify_challenge_resource=False,
+                retry_total=0,
+            )
+        elif url.startswith("https://"):
+            self._client = SecretClient(url, self._credential, retry_total=0, **patience)
+        else:
+            raise VaultUnusable(f"the vault {url} is no https:// address")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+        self._credential.close()
+
+    def fetch(self, name: str, stopping: threading.Event) -> str:
+        """The secret of this name, however long that takes; empty when stopped before.
+
+        Raises VaultUnusable when whoever answers is no vault.
+        """
+        tries, said = 0, ""
+        while not stopping.is_set():
+            pause_s = 0.0
+            try:
+                value = (self._client.get_secret(name).value or "").strip()
+                if value:
+                    return value
+                now = f"the secret {name} of the vault {self._url} is empty"
+            except AzureError as error:
+                now, pause_s = complaint(error, self._url, name), asked_s(error)
+            except ValueError as error:
+                # The client refuses a challenge that would send the token elsewhere.
+                raise VaultUnusable(
+                    f"the vault {self._url} does not answer as a vault does: {error}"
+                ) from error
+            tries += 1
+            if now != said:
+                log.warning("%s; asking again", now)
+            said = now
+            stopping.wait(wait_s(tries, pause_s))
+        return ""
+
+
+class _WithoutTls(RequestsTransport):  # type: ignore[misc]  # it comes untyped
+    """Sends requests that are meant for HTTPS on the loopback without it."""
+
+    def send(self, request: HttpRequest, **options: object) -> object:
+        """Send one request."""
+        request.url = request.url.replace("https://127.", _LOOPBACK, 1)
+        try:
+            return super().send(request, **options)
+        finally:
+            # Whatever looks at it afterwards shall find the address that it knows.
+            request.url = request.url.replace(_LOOPBACK, "https://127.", 1)

@@ -1,0 +1,114 @@
+"""What a node starts follows from its file, and holds no secret; how long it waits for one follows from its tries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import PurePosixPath
+from types import SimpleNamespace
+
+import pytest
+from azure.core.exceptions import (
+    AzureError,
+    ClientAuthenticationError,
+    HttpResponseError,
+    ResourceNotFoundError,
+    ServiceRequestError,
+    ServiceResponseError,
+)
+from azure.identity import CredentialUnavailableError
+
+from cluster.azure.body import NodeFile, secret_name
+from cluster.node.boot import Place, start_of
+from cluster.node.file import parse
+from cluster.node.refusals import asked_s, complaint, wait_s
+from cluster.provider import InvalidRequest
+from tests.unit.cluster.test_node_file import NODE
+
+PLACE = Place(
+    python="/opt/remora/venv/bin/python",
+    run=PurePosixPath("/run/remora"),
+    metadata_url="http://169.254.169.254/metadata",
+    ray_flags=("--temp-dir=/mnt/ray",),
+)
+
+
+def node(**changed: object) -> NodeFile:
+    return parse(json.dumps({**NODE, **changed}))
+
+
+def test_ray_joins_as_the_node_with_what_its_file_says_and_the_flags_of_its_machine() -> None:
+    ray = start_of(node(node=None), "node_b", PLACE).ray
+    assert ray == [
+        *("/opt/remora/venv/bin/python", "-P", "-u", "-m", "ray.scripts.scripts", "start", "--block"),
+        *("--disable-usage-stats", "--temp-dir=/mnt/ray", "--address=10.1.0.4:6379", "--num-cpus=24"),
+        *("--num-gpus=1", "--resources={}", "--labels=tier=x,remora-node=node_b,remora-pool=gpu"),
+    ]
+
+
+def test_the_agent_knows_its_node_its_metadata_service_and_whom_to_end() -> None:
+    agent = start_of(node(), "node_a", PLACE).agent
+    assert agent == [
+        *("/opt/remora/venv/bin/python", "-P", "-m", "cluster.agent", "--head", "10.1.0.4:6379"),
+        *("--node-id", "node_a", "--metadata-url", "http://169.254.169.254/metadata"),
+        *("--ray-pid-file", "/run/remora/ray.pid"),
+    ]
+
+
+def test_both_are_told_where_the_secret_is_and_not_what_it_is() -> None:
+    environment = start_of(node(), "node_a", PLACE).environment
+    assert environment["RAY_AUTH_MODE"] == "token"
+    assert environment["RAY_AUTH_TOKEN_PATH"] == "/run/remora/ray.token"
+    assert "RAY_AUTH_TOKEN" not in environment
+    assert environment["REMORA_NODE_ID"] == "node_a"
+
+
+def test_what_ray_would_refuse_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="is not one that Ray accepts"):
+        start_of(node(labels={"a b": "c"}), "node_a", PLACE)
+
+
+def test_two_clusters_may_share_a_vault() -> None:
+    assert secret_name("a") != secret_name("b")
+
+
+def test_waits_grow_and_stay_bearable() -> None:
+    assert [wait_s(tries) for tries in (1, 2, 3, 4, 5, 6, 7, 5000)] == [1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def test_a_vault_may_ask_for_a_longer_pause_and_for_no_shorter_one() -> None:
+    assert wait_s(1, 20.0) == 20.0
+    assert wait_s(4, 2.0) == 8.0
+    assert wait_s(1, 86_400.0) == 120.0
+
+
+def answered(status: int, **headers: str) -> HttpResponseError:
+    response = SimpleNamespace(status_code=status, reason="x", headers=headers, text=lambda: "THE BODY")
+    kind = {404: ResourceNotFoundError, 401: ClientAuthenticationError}.get(status, HttpResponseError)
+    return kind(message="THE BODY", response=response)
+
+
+@pytest.mark.parametrize(("told", "seconds"), [("7", 7.0), ("", 0.0), ("soon", 0.0), ("-3", 0.0)])
+def test_only_seconds_are_a_pause_that_is_asked_for(told: str, seconds: float) -> None:
+    assert asked_s(answered(429, **{"Retry-After": told})) == seconds
+    assert asked_s(ServiceRequestError("away")) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (answered(404), "the vault V has no secret S: put it there as docs/azure-first-run.md says"),
+        (answered(403), "Key Vault Secrets User"),
+        (answered(401), "does not accept the token"),
+        (answered(429), "asked too often"),
+        (answered(500), "the vault V answered 500"),
+        (ServiceRequestError("no route\nto host"), "the vault V does not answer: no route"),
+        (ServiceResponseError("it broke off"), "the vault V does not answer: it broke off"),
+        (CredentialUnavailableError(message="none"), "this machine's identity gets no token: none"),
+        (AzureError("strange"), "the secret cannot be had: strange"),
+    ],
+)
+def test_every_refusal_is_one_sentence_without_the_body_of_the_answer(error: AzureError, said: str) -> None:
+    sentence = complaint(error, "V", "S")
+    assert said in sentence
+    assert "\n" not in sentence
+    assert "THE BODY" not in sentence
