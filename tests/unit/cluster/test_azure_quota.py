@@ -54,3 +54,8 @@ def test_what_was_asked_for_since_counts() -> None:
 
 def test_a_quota_that_was_lowered_below_its_use_has_nothing_left() -> None:
     assert reading(cores=(96, 48)).left() == {"cores": 0}
+
+
+def test_of_no_family_is_more_left_than_of_the_whole_region() -> None:
+    told = reading(**{FAMILY: (0, 96), "cores": (72, 96), "lowprioritycores": (0, 96)})
+    assert told.left() == {FAMILY: 24, "cores": 24, "lowprioritycores": 96}
