@@ -173,7 +173,10 @@ class AzureProvider:
         memory = self._memory
         if name in memory.nodes and name not in memory.deleted:
             return
-        await self._asking.check_quota(offering)
+        # One whose answer was lost is counted already.
+        is_counted = name in memory.wishes
+        if not is_counted:
+            await self._asking.check_quota(offering)
         body = machine_body(self._settings, request, offering, self._head, now)
         wish = Wish(request, offering, now)
         try:
@@ -185,13 +188,16 @@ class AzureProvider:
                 return
             refused = self._asking.error(error.failure, offering)
             if isinstance(refused, Unanswered):
-                # It may have been taken: the next look asks.
+                # It may have been taken: the next look asks, and until the quotas are read again it counts.
                 memory.wishes[name] = wish
+                if not is_counted:
+                    self._asking.one_more(offering)
             elif isinstance(refused, QuotaExceeded):
                 self._asking.forget_quota()
             raise refused from error
         memory.wishes[name] = wish
-        self._asking.one_more(offering)
+        if not is_counted:
+            self._asking.one_more(offering)
 
     async def _list(self) -> tuple[ProvidedNode, ...]:
         try:

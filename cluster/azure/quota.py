@@ -35,8 +35,17 @@ class Reading:
         return Reading(read_at=self.read_at, usages=usages)
 
     def left(self) -> dict[str, int]:
-        """Units left by quota name in lower case; never below 0."""
-        return {name: max(0, limit - used) for name, (used, limit) in self.usages.items()}
+        """Units left by quota name in lower case; never below 0.
+
+        Of no family is more left than of all on-demand machines of the region together.
+        """
+        left = {name: max(0, limit - used) for name, (used, limit) in self.usages.items()}
+        whole = left.get(REGION_QUOTA)
+        if whole is None:
+            return left
+        return {
+            name: units if name == SPOT_QUOTA.lower() else min(units, whole) for name, units in left.items()
+        }
 
     def limits(self) -> dict[str, int]:
         """Units in all by quota name in lower case, whoever uses them."""

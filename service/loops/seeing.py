@@ -11,6 +11,7 @@ from cluster.planning.quotas import counts_money
 from cluster.policies import Policies
 from cluster.provider import ProvidedNode
 from cluster.view import ClusterView, JobDemand, NodeView
+from remora.states import NodeState
 from service.loops.line import line, pool_sizes
 from service.loops.ports import Member, Supply
 from service.loops.turn import Turn
@@ -108,7 +109,7 @@ def bought_view(
         nodes=tuple(nodes),
         offerings=supply.offerings(),
         refusals=turn.load(lambda connection: spending.known_refusals(connection, turn.now - REFUSALS_S)),
-        quota_left=supply.quota_left(),
+        quota_left=_left_beyond(nodes, supply),
         in_turns=True,
     )
     if not _counts_money(policies):
@@ -116,6 +117,19 @@ def bought_view(
     whole, projects = turn.load(lambda connection: spending.spent(connection, turn.now))
     step = turn.load(lambda connection: spending.budget_step(connection, turn.now))
     return replace(view, spent=whole, spent_by_project=projects, budget_step=step)
+
+
+def _left_beyond(nodes: Sequence[NodeView], supply: Supply) -> Mapping[str, int]:
+    """Units that are left of each quota once the nodes are made that the cloud has not taken an order for yet."""
+    left = dict(supply.quota_left())
+    waiting = [node for node in nodes if node.state is NodeState.REQUESTED and not node.provided]
+    if waiting:
+        offerings = {offering.id: offering for offering in supply.offerings()}
+        for node in waiting:
+            offering = offerings.get(node.offering)
+            if offering is not None and (quota := offering.quota.lower()) in left:
+                left[quota] -= offering.quota_units
+    return left
 
 
 def _counts_money(policies: Policies) -> bool:

@@ -367,6 +367,15 @@ def request_node(node: NodeRow) -> NodeDecision:
     return NodeDecision(node, (event,))
 
 
+def delay_node(node: NodeRow, why: str, now: float) -> NodeDecision:
+    """The provider could not be asked for the node now, or did not say whether it is made: it is asked again."""
+    message = f"it is asked for again: {why}"
+    if node.message == message:
+        return NodeDecision(node)
+    event = NewEvent(at=now, kind="node.delayed", message=message)
+    return NodeDecision(replace(node, message=message), (event,))
+
+
 def move_node(node: NodeRow, state: NodeState, message: str, now: float) -> NodeDecision:
     """A node goes on to another state because of what `message` says."""
     moved = replace(node, state=_check(NODE_EDGES, node.state, state), message=message)

@@ -93,6 +93,18 @@ def test_a_quota_is_read_again_after_a_node_gave_its_part_back(rig: AzureRig) ->
     assert only(rig.list()).node_id == "node_b"
 
 
+def test_a_machine_whose_answer_was_lost_counts_for_the_quota_once(rig: AzureRig) -> None:
+    rig.knobs(limits={"lowPriorityCores": 48})
+    rig.azure.quota_left()
+    rig.fault("create", effect="lose-answer")
+    assert type(refusal(rig, wish("node_a"))) is Unanswered
+    assert rig.azure.quota_known() == {"lowprioritycores": 24}
+    rig.create(wish("node_a"))
+    rig.create(wish("node_b"))
+    assert rig.azure.quota_known() == {"lowprioritycores": 0}
+    assert {node.node_id for node in rig.list()} == {"node_a", "node_b"}
+
+
 def test_whoever_plans_hears_within_half_a_minute_that_a_quota_has_room_again(rig: AzureRig) -> None:
     rig.knobs(limits={"lowPriorityCores": 24})
     rig.create(wish("node_a"))

@@ -10,7 +10,7 @@ import pytest
 from cluster import installed_rules
 from cluster.offerings import CapacityType, Offering
 from cluster.policy_documents import digest_of
-from cluster.provider import InsufficientCapacity, NodeRequest
+from cluster.provider import InsufficientCapacity, NodeRequest, Throttled
 from remora.spec import JobSpec
 from remora.states import EndReason, JobState, NodeState
 from service.fixed_pool import fixed_pool
@@ -19,6 +19,7 @@ from service.queue.policy_versions import PolicyWish, follow
 from service.queue.rows import NodeRow
 from service.settings import Settings
 from service.store import ledger, policies, telemetry
+from service.store import nodes as node_store
 from service.store.database import Database
 from service.store.history import history_since
 from tests.service_fakes import World
@@ -409,6 +410,22 @@ def test_what_the_cloud_allows_is_told_once_and_again_when_it_changes(world: Wor
     world.tick(3)
     assert told()[1:] == [{"lowprioritycores": 48, "standarddsv5family": 8}]
     assert world.database.query(lambda c: history_since(c, 0.0, world.now)).quotas == told()[-1]
+
+
+def test_a_node_that_is_asked_for_again_counts_for_the_quota_and_its_event_says_why(world: World) -> None:
+    world.supply.left = {"lowprioritycores": 4, "standarddsv5family": 0}
+    world.cluster.refusals += [Throttled("too many requests", retry_after_s=1.0)] * 3
+    world.submit()
+    world.tick()
+    world.submit()
+    world.tick(2)
+    (node,) = living(world)
+    assert node.state is NodeState.REQUESTED
+    world.tick()
+    assert [one.state for one in living(world)] == [NodeState.LAUNCHED]
+    events = world.database.query(lambda c: node_store.page_of_node_events(c, node.id, 0, 100))
+    delayed = [event.message for event in events if event.kind == "node.delayed"]
+    assert delayed == ["it is asked for again: too many requests"]
 
 
 def test_a_cloud_that_counts_is_not_looked_at_in_every_turn(world: World) -> None:

@@ -59,3 +59,8 @@ def test_a_quota_that_was_lowered_below_its_use_has_nothing_left() -> None:
 def test_what_there_is_in_all_does_not_depend_on_what_is_used() -> None:
     before = reading(**{FAMILY: (24, 48), "cores": (96, 48)})
     assert before.limits() == before.with_one_more(ON_DEMAND).limits() == {FAMILY: 48, "cores": 48}
+
+
+def test_of_no_family_is_more_left_than_of_the_whole_region() -> None:
+    told = reading(**{FAMILY: (0, 96), "cores": (72, 96), "lowprioritycores": (0, 96)})
+    assert told.left() == {FAMILY: 24, "cores": 24, "lowprioritycores": 96}
