@@ -94,7 +94,7 @@ def scale(turn: Turn, hands: Hands) -> Mapping[str, str]:
     nodes = [seen_node(row, jobs_on.get(row.id, {}), machines, members) for row in rows]
     if hands.drains is None:
         policies = kept_full(policies, turn.now)
-        view = ClusterView(nodes=tuple(nodes), offerings=hands.supply.offerings())
+        view = ClusterView(now=turn.now, nodes=tuple(nodes), offerings=hands.supply.offerings())
     else:
         note_quotas(turn, policies, hands.supply)
         view = bought_view(turn, policies, hands.supply, load, nodes)

@@ -85,6 +85,7 @@ def bought_view(
 ) -> ClusterView:
     """The view of a cluster whose nodes cost money."""
     view = ClusterView(
+        now=turn.now,
         jobs=jobs.demands(turn.now),
         nodes=tuple(nodes),
         offerings=supply.offerings(),
