@@ -184,7 +184,7 @@ def _own(
             offering=lot.offering.id,
             resources=lot.offering.resources,
             labels=lot.offering.labels,
-            reason=reason,
+            reason=f"{reason}, {lot.note}" if lot.note else reason,
             fabric=domains.add_own(pool, lot.offering),
         )
         for lot in quote.lots

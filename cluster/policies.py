@@ -72,6 +72,8 @@ class PoolPolicy(_Policy):
 
     #: Sizes in order of preference, e.g. `Standard_NC24ads_A100_v4`.
     sizes: tuple[Word, ...] = Field(min_length=1, max_length=32)
+    #: None of the sizes is preferred: of spot the one that the cloud takes back least often is asked for first.
+    sizes_are_equal: bool = False
     #: Zones in order of preference; "any" leaves the choice to the cloud.
     zones: tuple[Annotated[Word, BeforeValidator(_zone)], ...] = Field(
         default=("any",), min_length=1, max_length=32

@@ -70,6 +70,9 @@ def _idle_keys(path: Path, pool: PoolPolicy) -> Iterator[Conflict]:
                 f"{key} is {getattr(pool, key):g} and capacity is {pool.capacity}; {key} is for {rule} only"
             )
             yield Conflict(((*path, key), (*path, "capacity")), message)
+    if pool.sizes_are_equal and pool.capacity is CapacityRule.ON_DEMAND:
+        message = "sizes_are_equal is true and capacity is on-demand; the cloud takes back nothing but spot"
+        yield Conflict(((*path, "sizes_are_equal"), (*path, "capacity")), message)
 
 
 def _schedules(path: Path, pool: PoolPolicy) -> Iterator[Conflict]:

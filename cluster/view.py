@@ -190,6 +190,8 @@ class ClusterView:
     what the pace of launches and returns is counted from.
     """
 
+    #: When all of it is so, seconds since 1970: the time of a replay's trace there, which no clock knows.
+    now: float = 0.0
     jobs: tuple[JobDemand, ...] = ()
     nodes: tuple[NodeView, ...] = ()
     #: All that the providers sell.

@@ -147,6 +147,8 @@ def _launch(market: Market, domains: Domains, pool: str, offerings: list[Offerin
         quote = market.buy(Ask(pool=pool, worker={}, workers=1, offering=offering.id))
         if quote.lots:
             reason = "spot is back: it takes over from an on-demand node"
+            if note := quote.lots[0].note:
+                reason = f"{reason}, {note}"
             return [
                 Launch(
                     pool=pool,

@@ -44,7 +44,7 @@ class Lot:
 
     offering: Offering
     nodes: int
-    #: Why this capacity type, when it is not the first choice.
+    #: Why this capacity type, when it is not the first choice, and why this size, when it is not the first one.
     note: str
 
 
@@ -172,7 +172,8 @@ class Market:
             self._count(offering, ask.pool, got)
             if offering.price_per_hour > 0:
                 self._rate_left -= got * offering.price_per_hour
-            quote.lots.append(Lot(offering, got, stage.note))
+            notes = (stage.note, self._situation.why_before_others(ask.pool, offering))
+            quote.lots.append(Lot(offering, got, ", ".join(filter(None, notes))))
             quote.workers_short = max(0, quote.workers_short - got * per_node)
         return got
 

@@ -79,7 +79,8 @@ class Situation:
         """What the pool may buy of a capacity type: its sizes in order, and each in its zones in order.
 
         Zones of which little is to be hoped come after a size's others: the cloud hardly has any there, or nodes that
-        were made there did not join.
+        were made there did not join.  Sizes that are equal to the operators are taken as one, of which those come first
+        that the cloud takes back least often.
         """
         key = (pool, capacity)
         if key not in self._sold:
@@ -90,12 +91,37 @@ class Situation:
             }
             mine = [o for o in self.view.offerings if o.capacity is capacity and (o.size, o.zone) in rank]
             sizes = {size: at for at, size in enumerate(policy.sizes)}
-            silent = self._silent_zones
+            silent, are_equal = self._silent_zones, policy.sizes_are_equal
             self._sold[key] = sorted(
                 mine,
-                key=lambda o: (sizes[o.size], o.zone in silent, o.is_scarce, rank[o.size, o.zone]),
+                key=lambda o: (
+                    0 if are_equal else sizes[o.size],
+                    o.zone in silent,
+                    o.is_scarce,
+                    o.evictions_per_hour if are_equal else 0.0,
+                    rank[o.size, o.zone],
+                ),
             )
         return self._sold[key]
+
+    def why_before_others(self, pool: str, offering: Offering) -> str:
+        """Why it is asked for before a size that stands before its own in the policy; empty where none is behind it.
+
+        What the cloud refuses now is not behind it for that.
+        """
+        policy = self.policies.pools[pool]
+        if not policy.sizes_are_equal or offering.capacity is not CapacityType.SPOT:
+            return ""
+        earlier = policy.sizes[: policy.sizes.index(offering.size)]
+        sold = self.sold(pool, CapacityType.SPOT)
+        for other in sold[sold.index(offering) + 1 :]:
+            is_as_likely = other.is_scarce == offering.is_scarce and (
+                (other.zone in self._silent_zones) == (offering.zone in self._silent_zones)
+            )
+            if other.size in earlier and is_as_likely and other.id not in self.refused:
+                rates = f"{_percent(offering)} an hour, {_percent(other)} of {other.size}"
+                return f"as the cloud takes back {offering.size} less often: {rates}"
+        return ""
 
     @lazy
     def _silent_zones(self) -> frozenset[str]:
@@ -129,3 +155,7 @@ class Situation:
             return False
         slack_s = job.deadline_at - self.now - job.work_left_s
         return slack_s <= 2.0 * (job.resume_s + PROVISION_S)
+
+
+def _percent(offering: Offering) -> str:
+    return f"{100 * offering.evictions_per_hour:g} %"

@@ -18,6 +18,8 @@ from remora.states import NodeState
 
 #: Seconds for which a view remembers nodes that ended, and refusals that are over.
 MEMORY_S = 900.0
+#: Seconds by which a time may be off: views count from 1970, which leaves about a microsecond of accuracy.
+BLUR_S = 1e-3
 
 
 class Fleet:
@@ -245,6 +247,14 @@ class Fleet:
             if node.pool == pool and (node.ended_s is None or node.ended_s >= now - MEMORY_S):
                 yield node
 
+    def left(self, pool: str, now: float, within_s: float) -> Iterator[SimNode]:
+        """Nodes of a view that left the pool within the last `within_s`, by themselves or not, or began to."""
+        for node in (*self._ended, *self.changing.values()):
+            since_s = node.leaving_since
+            is_seen = node.ended_s is None or node.ended_s >= now - MEMORY_S
+            if node.pool == pool and is_seen and since_s is not None and since_s > now - within_s:
+                yield node
+
     def seen(self, now: float) -> list[SimNode]:
         """Nodes of a view: those that are there, and those that ended lately."""
         while self._ended and (self._ended[0].ended_s or 0.0) < now - MEMORY_S:
@@ -254,13 +264,13 @@ class Fleet:
     def refusals(self, now: float) -> list[Refusal]:
         """Refusals of a view: those in force, and those that were lately."""
         at = self._begins_at + now
-        oldest = at - self._remembered_s
+        oldest = at - self._remembered_s - BLUR_S
         self._refusals = {name: one for name, one in self._refusals.items() if one.until > oldest}
         return list(self._refusals.values())
 
-    def refusals_end(self) -> Iterator[float]:
+    def refusals_end(self) -> list[float]:
         """When each refusal that is remembered ends or ended."""
-        return (one.until - self._begins_at for one in self._refusals.values())
+        return [one.until - self._begins_at for one in self._refusals.values()]
 
 
 def least_of(trace: Trace) -> dict[str, float]:

@@ -7,25 +7,23 @@ something has happened that it may decide on, or when a time has come that the p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from cluster.actions import Drain, Launch, Notice, Terminate, Wait
-from cluster.planning.limits import next_at, window_of
 from cluster.planning.quotas import counts_money, has_quotas
 from cluster.policies import BudgetStep, Policies
 from cluster.simulator.agenda import Agenda
 from cluster.simulator.doors import Assumptions, Planner, Queue
-from cluster.simulator.fleet import MEMORY_S, Fleet
+from cluster.simulator.fleet import BLUR_S, Fleet
 from cluster.simulator.jobs import SimJob
 from cluster.simulator.ledger import DAY_S, Ledger
-from cluster.simulator.rest import is_at_rest
+from cluster.simulator.rest import is_at_rest, may_return_to_spot
 from cluster.simulator.seeing import view_of
+from cluster.simulator.times import Times
 from cluster.simulator.work import Work
 from cluster.traces.trace import MarketChange, Trace, TraceJob
 from cluster.view import ClusterView
 
-#: Seconds after which the planner looks again although nothing has happened, while jobs wait for nodes.
-GLANCE_S = 300.0
 #: Events between two calls of `progress`.
 PROGRESS_EVERY = 2_000
 
@@ -57,11 +55,14 @@ class Replay:
             vacate=self.work.vacate,
             projects={job.id: job.project for job in trace.jobs} if counts_money(policies) else None,
         )
+        self._times = Times(trace, policies, self.fleet)
         self._arrivals = iter(trace.jobs)
         self._changes = iter(trace.changes)
         self._arrived = 0
         #: When the planner looks next.
         self._look: float | None = None
+        #: When it did last.
+        self._looked_s = -math.inf
         self._step: BudgetStep | None = None
         self._step_day = -1
         self._most = sum(pool.max_nodes for pool in policies.pools.values())
@@ -79,6 +80,9 @@ class Replay:
         while not self._is_over() and (at_s := self._agenda.next_s) is not None:
             self.now = at_s
             self._agenda.act(at_s)
+            if self._looks_now(at_s):
+                self._plan(at_s)
+                self._agenda.act(at_s)
             self.work.dispatch(at_s)
             self._look_if_needed(at_s)
             events += 1
@@ -118,73 +122,54 @@ class Replay:
         """Look soon when something has changed that a plan depends on, else when a time of the policies comes."""
         if self._look is not None and self._look <= now + self._assumptions.look_s:
             return
-        is_wanting = bool(self.work.waiting or self.work.short)
-        has_news = self.fleet.has_changed or (is_wanting and self.work.has_moved and not self._is_full())
-        if self._runs_by_the_clock or has_news:
+        if self._runs_by_the_clock or self._has_news(now):
             self._look_at(now)
-        else:
-            soonest = math.inf
-            for at_s in self._times(now, is_wanting):
-                if at_s < soonest:
-                    soonest = at_s
-                    self._look_at(at_s)
+        elif (at_s := self._times.next(now, self._wanting())) < math.inf:
+            self._look_at(at_s)
+
+    def _looks_now(self, now: float) -> bool:
+        """A look is due, or something has just happened at a time at which there may be one: looks see all of it."""
+        if self._look == now:
+            return True
+        return now % self._assumptions.look_s == 0 and self._looked_s < now and self._has_news(now)
+
+    @property
+    def _is_wanting(self) -> bool:
+        """Somebody may have a use for more nodes."""
+        return bool(self.work.waiting or self.work.short)
+
+    def _wanting(self) -> list[list[SimJob]]:
+        return [self._in_view(), self.work.short.everybody()]
+
+    def _has_news(self, now: float) -> bool:
+        """Something has happened since the last look that a plan depends on."""
+        return self.fleet.has_changed or (
+            self.work.has_moved and ((self._is_wanting and not self._is_full()) or self._may_exchange(now))
+        )
 
     def _is_full(self) -> bool:
         """Every pool has all the nodes that it may have, and all of them work: more wishes change nothing."""
         nodes = self.fleet.nodes
         return len(nodes) >= self._most and not self._returns_to_spot and all(n.jobs for n in nodes.values())
 
-    def _times(self, now: float, is_wanting: bool) -> Iterator[float]:
-        """When time alone may change a plan: a node was idle, a job waited, or spot was there, for long enough."""
-        pools = self.policies.pools
-        for node in self.fleet.loose.values():
-            if node.idle_since is not None:
-                yield max(now, node.idle_since + pools[node.pool].idle_s)
-        if is_wanting or any(self.fleet.have[name] < pool.min_nodes for name, pool in pools.items()):
-            yield from (at_s for at_s in self.fleet.refusals_end() if at_s > now)
-        yield from self._paced_times(now, is_wanting)
-        if is_wanting:
-            yield now + GLANCE_S
-            waits = {pool.patience_s for pool in pools.values()}
-            for line in (self._in_view(), self.work.short.everybody()):
-                since = [sim.short_since for sim in line]
-                for patience_s in waits:
-                    yield from [at_s for since_s in since if (at_s := since_s + patience_s) > now]
-        elif self._returns_to_spot:
-            yield now + GLANCE_S
-
-    def _paced_times(self, now: float, is_wanting: bool) -> Iterator[float]:
-        """When the pace of a pool allows the next launch, where it allows none now and one may be wished for.
-
-        Nothing is named for returns: as long as a node is idle for too long, every look counts.
-        """
-        begins_at = self.trace.begins_at
-        for name, pool in self.policies.pools.items():
-            have = self.fleet.have[name]
-            if have >= pool.max_nodes or not (is_wanting or have < pool.min_nodes):
-                continue
-            bought = list(self.fleet.bought(name, now, window_of(pool.grow_per_minute)))
-            launches = [begins_at + node.created_s for node in bought]
-            at = next_at(pool.grow_per_minute, launches, begins_at + now)
-            if at is not None:
-                yield max(now, at - begins_at)
-                # What a view has forgotten does not count any more.
-                yield from (node.ended_s + MEMORY_S for node in bought if node.ended_s is not None)
+    def _may_exchange(self, now: float) -> bool:
+        """On-demand nodes stand in for spot that is back: who works on them, and what is idle, decides about them."""
+        return self._returns_to_spot and any(
+            may_return_to_spot(self.fleet, name, pool, now) for name, pool in self.policies.pools.items()
+        )
 
     def _look_at(self, at_s: float) -> None:
-        """Look at the next round time that is not before `at_s` and not now again."""
+        """Look at the next round time that is not before `at_s`, and not twice at one time."""
         pace = self._assumptions.look_s
-        due = math.ceil(at_s / pace) * pace
-        if due <= self.now and self.looks:
+        due = math.ceil((at_s - BLUR_S) / pace) * pace
+        if due <= self._looked_s:
             due = (math.floor(self.now / pace) + 1) * pace
         if self._look is None or due < self._look:
             self._look = due
-            self._agenda.add(due, self._plan, due)
+            self._agenda.add(due, _wake, None)
 
-    def _plan(self, now: float, due: float) -> None:
-        if self._look != due:
-            return
-        self._look = None
+    def _plan(self, now: float) -> None:
+        self._look, self._looked_s = None, now
         self.fleet.has_changed = self.work.has_moved = False
         # A cloud refuses within seconds, and the service looks again at once: so does the replay, at each offering.
         for _ in range(1 + len(self.trace.offerings)):
@@ -280,6 +265,10 @@ class Replay:
         order = list(BudgetStep)
         if self._step is None or order.index(notice.step) > order.index(self._step):
             self._step = notice.step
+
+
+def _wake(now: float, what: None) -> None:
+    """Nothing happens, but it is looked whether something does."""
 
 
 def _runs_by_the_clock(policies: Policies) -> bool:

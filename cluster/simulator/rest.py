@@ -66,7 +66,7 @@ def is_at_rest(
                 return False
             waiting = ()
         # A pool that changes already exchanges no node.
-        if name not in changing and _may_return_to_spot(fleet, name, policy, now):
+        if name not in changing and may_return_to_spot(fleet, name, policy, now):
             return False
     return True
 
@@ -106,7 +106,8 @@ def _is_refused_all(fleet: Fleet, policy: PoolPolicy, now: float, wanting: Seque
             return False
 
 
-def _may_return_to_spot(fleet: Fleet, pool: str, policy: PoolPolicy, now: float) -> bool:
+def may_return_to_spot(fleet: Fleet, pool: str, policy: PoolPolicy, now: float) -> bool:
+    """Spot is back, and an on-demand node of the pool has been there for long enough to be exchanged for it."""
     after_s = policy.return_to_spot_s
     if after_s is None or not fleet.may_have(CapacityType.SPOT, now, after_s - MARGIN_S):
         return False

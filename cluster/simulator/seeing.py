@@ -35,6 +35,7 @@ def view_of(
     What has not changed is in it as it was in the view before: few jobs and nodes change from look to look.
     """
     return ClusterView(
+        now=begins_at + now,
         jobs=tuple([sim.seen or _demand(sim, now, begins_at) for sim in (*waiting, *running)]),
         nodes=tuple([node.seen or _node(node, begins_at) for node in nodes]),
         offerings=offerings,

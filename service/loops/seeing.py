@@ -97,7 +97,7 @@ def seen_node(row: NodeRow, jobs: Mapping[str, int], machines: Machines, members
 
 def free_view(supply: Supply, jobs: Load, nodes: Sequence[NodeView], now: float) -> ClusterView:
     """The view of a cluster whose nodes cost nothing."""
-    return ClusterView(jobs=jobs.demands(now), nodes=tuple(nodes), offerings=supply.offerings())
+    return ClusterView(now=now, jobs=jobs.demands(now), nodes=tuple(nodes), offerings=supply.offerings())
 
 
 def bought_view(
@@ -105,6 +105,7 @@ def bought_view(
 ) -> ClusterView:
     """The view of a cluster whose nodes cost money."""
     view = ClusterView(
+        now=turn.now,
         jobs=jobs.demands(turn.now),
         nodes=tuple(nodes),
         offerings=supply.offerings(),

@@ -311,7 +311,7 @@ def test_a_project_that_has_spent_its_day_waits_for_the_next_one_and_others_go_o
 def test_a_job_is_told_which_rule_of_the_site_keeps_its_nodes_from_being_launched(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rules = {"friday": lambda view, launch: "not on Fridays"}
+    rules = {"friday": lambda view, launch: "not on Fridays" if view.now == world.now else None}
     monkeypatch.setattr(installed_rules, "_load", rules.__getitem__)
     apply(world, DOCUMENT.format(max_nodes=3) + "rules: [friday]\n")
     job_id = world.submit()

@@ -680,6 +680,7 @@ class TestPolicies:
 
         def power(view: ClusterView, launch: Launch) -> str | None:
             assert len(view.nodes) >= 3
+            assert view.now == ready.now
             return moods[0] if moods else None
 
         rules = {"power": power, "broken": lambda view, launch: 1 / 0}

@@ -21,7 +21,7 @@ from cluster.simulator.doors import Assumptions, FreeRoom
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.generator import Cluster, Wish, generated
-from cluster.traces.trace import Trace, TraceJob
+from cluster.traces.trace import MarketChange, Trace, TraceJob
 from service.queue.admission import Claim, PoolSize, admit
 from service.queue.ordering import in_order
 from service.queue.rooms import Room
@@ -124,17 +124,34 @@ PACES = st.sampled_from([0.5, 1.0, 60.0])
 
 
 @settings(max_examples=20, deadline=None)
-@example(
-    8177, CapacityRule.SPOT, 0, 60.0, 60.0, {}
-)  # a job grows into a node that was bought for one that waits
-@example(8009, CapacityRule.SPOT, 3, 60.0, 60.0, {})  # nobody wants a node but the pool
-@example(1, CapacityRule.ON_DEMAND, 3, 0.5, 60.0, {})  # nothing happens until the pace allows the next launch
-@given(st.integers(0, 2**32), st.sampled_from(list(CapacityRule)), st.integers(0, 3), PACES, PACES, QUOTAS)
+# a job grows into a node that was bought for one that waits
+@example(8177, CapacityRule.SPOT, 0, 60.0, 60.0, None, {})
+@example(8009, CapacityRule.SPOT, 3, 60.0, 60.0, None, {})  # nobody wants a node but the pool
+@example(1, CapacityRule.ON_DEMAND, 3, 0.5, 60.0, None, {})  # nothing happens until the pace allows a launch
+@example(6, CapacityRule.PREFER_SPOT, 0, 60.0, 60.0, 600.0, {"spot": 64})  # spot takes over one by one
+@example(30, CapacityRule.PREFER_SPOT, 0, 60.0, 0.5, 600.0, {})  # as the pace of returns allows it
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from(list(CapacityRule)),
+    st.integers(0, 3),
+    PACES,
+    PACES,
+    st.sampled_from([None, 0.0, 600.0, 1000.0]),
+    QUOTAS,
+)
 def test_a_planner_that_is_asked_only_after_changes_decides_the_same(
-    seed: int, rule: CapacityRule, min_nodes: int, grows: float, shrinks: float, quotas: Mapping[str, int]
+    seed: int,
+    rule: CapacityRule,
+    min_nodes: int,
+    grows: float,
+    shrinks: float,
+    returns: float | None,
+    quotas: Mapping[str, int],
 ) -> None:
-    paces = {"grow_per_minute": grows, "shrink_per_minute": shrinks}
-    trace, policy = a_trace(seed, quotas=quotas), policies(rule, min_nodes=min_nodes, **paces)
+    paces = {"grow_per_minute": grows, "shrink_per_minute": shrinks, "return_to_spot_s": returns}
+    # Seconds since 1970 of a recorded trace are not exact to the microsecond.
+    trace = replace(a_trace(seed, quotas=quotas), begins_at=1_764_000_000.1234567 * (seed % 2))
+    policy = policies(rule, min_nodes=min_nodes, **paces)
     assumptions = Assumptions(seed=seed, stuck_s=20_000.0)
     seldom = report_of(replayed(trace, policy, assumptions))
     always = report_of(replayed(trace, policy, replace(assumptions, asks_always=True)))
@@ -154,6 +171,26 @@ def test_a_job_grows_as_quickly_as_the_pace_of_its_pool_allows() -> None:
         Assumptions(),
     )
     assert [node.created_s for node in replay.fleet.every] == [0.0, 120.0, 240.0, 360.0]
+
+
+def test_on_demand_is_bought_in_the_minute_in_which_a_deadline_comes_near() -> None:
+    late = TraceJob(
+        id="late",
+        at_s=0.0,
+        min_workers=4,
+        max_workers=4,
+        resources={"GPU": 1.0},
+        work_s=4 * 3600.0,
+        deadline_s=20_000.0,
+    )
+    none = tuple(MarketChange(at_s=0.0, offering=f"{SIZE}/{zone}/spot", nodes=0) for zone in ("1", "2"))
+    replay = replayed(
+        Trace(offerings=OFFERINGS, jobs=(late,), changes=none),
+        policies(CapacityRule.PREFER_SPOT, patience_s=100_000),
+        Assumptions(),
+    )
+    # An hour of work, and twice what a node and a start take, before the deadline: at 15740 s.
+    assert [node.created_s for node in replay.fleet.every] == [15_780.0]
 
 
 class AlwaysAsking(Replay):

@@ -349,11 +349,21 @@ def test_what_is_known_of_pools_at_rest_is_what_the_planner_says(
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 2**32), rule=RULES, nodes=st.integers(2, 4))
+@given(
+    seed=st.integers(0, 2**32),
+    rule=RULES,
+    nodes=st.integers(2, 4),
+    returns=st.sampled_from([None, 600]),
+    deadlines=st.booleans(),
+)
 def test_a_planner_that_is_asked_only_after_changes_decides_the_same(
-    seed: int, rule: CapacityRule, nodes: int
+    seed: int, rule: CapacityRule, nodes: int, returns: int | None, deadlines: bool
 ) -> None:
-    trace, rules = a_trace(seed), policies(rule, nodes, patience_s=900)
+    trace, rules = a_trace(seed), policies(rule, nodes, patience_s=900, return_to_spot_s=returns)
+    if deadlines:
+        random = Random(seed)
+        jobs = [replace(one, deadline_s=one.at_s + random.uniform(2000, 30_000)) for one in trace.jobs]
+        trace = replace(trace, jobs=tuple(jobs))
     assumptions = Assumptions(seed=seed, stuck_s=20_000.0)
     run = replayed(trace, rules, assumptions)
     seldom = report_of(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -44,13 +45,18 @@ def crowd(view: ClusterView, launch: Launch) -> str | None:
     return None if len(view.jobs) > 1 else f"one job is not worth a node of {launch.pool}"
 
 
+def nights(view: ClusterView, launch: Launch) -> str | None:
+    hour = dt.datetime.fromtimestamp(view.now, dt.UTC).hour
+    return None if 1 <= hour < 20 else f"nothing for {launch.pool} at night"
+
+
 def power(view: ClusterView, launch: Launch) -> str | None:
     raise OSError(f"no answer from the meter for {len(view.nodes)} nodes")
 
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    points = [EntryPoint(name, f"{__name__}:{name}", GROUP) for name in ("crowd", "power")]
+    points = [EntryPoint(name, f"{__name__}:{name}", GROUP) for name in ("crowd", "nights", "power")]
     monkeypatch.setattr(installed_rules, "entry_points", lambda group: points)
     installed_rules._load.cache_clear()
     yield
@@ -68,6 +74,17 @@ def answered(**by_name: Policies) -> dict[str, Any]:
 def test_a_launch_that_a_rule_refuses_waits_until_it_does_not() -> None:
     assert [node.created_s for node in run().fleet.every] == [0.0, 7260.0]
     assert [node.created_s for node in run(("crowd", crowd)).fleet.every] == [7260.0, 7260.0]
+
+
+def test_a_rule_is_told_the_time_of_the_trace() -> None:
+    from_midnight = run(("nights", nights))
+    assert [node.created_s for node in from_midnight.fleet.every] == [3600.0, 7260.0]
+    trace = replace(TRACE, begins_at=dt.datetime(2026, 7, 1, 19, 30, tzinfo=dt.UTC).timestamp())
+    rules = (("nights", nights),)
+    from_evening = replayed(trace, policies("nights"), Assumptions(), rules=rules)
+    assert [node.created_s for node in from_evening.fleet.every] == [0.0, 5.5 * 3600.0], (
+        "one waits until one o'clock"
+    )
 
 
 def test_a_rule_that_fails_is_passed_over() -> None:

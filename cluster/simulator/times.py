@@ -1,0 +1,114 @@
+"""When a replay looks although nothing has happened: at the times at which time alone may change a plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from cluster.planning.limits import next_at, window_of
+from cluster.planning.situation import PROVISION_S
+from cluster.policies import CapacityRule, Policies, PoolPolicy
+from cluster.simulator.fleet import BLUR_S, MEMORY_S, Fleet
+from cluster.simulator.jobs import SimJob
+from cluster.simulator.nodes import SimNode
+from cluster.traces.trace import Trace
+from remora.states import NodeState
+
+
+class Times:
+    """Asked after every event, so that it looks at few things; some of its times are for nothing."""
+
+    def __init__(self, trace: Trace, policies: Policies, fleet: Fleet) -> None:
+        self._pools = policies.pools
+        self._fleet = fleet
+        self._begins_at = trace.begins_at
+        self._has_deadlines = any(job.deadline_s is not None for job in trace.jobs)
+        self._patiences = {pool.patience_s for pool in policies.pools.values()}
+        #: Pools whose on-demand nodes are exchanged for spot, and after how long.
+        self._returning = {
+            name: pool.return_to_spot_s
+            for name, pool in policies.pools.items()
+            if pool.return_to_spot_s is not None and pool.capacity is CapacityRule.PREFER_SPOT
+        }
+
+    def next(self, now: float, wanting: Sequence[Sequence[SimJob]]) -> float:
+        """The first of these times, infinity for none; `wanting` are lines of jobs that may use more nodes."""
+        return _first_of(list(self._times(now, wanting)), now)
+
+    def _times(self, now: float, wanting: Sequence[Sequence[SimJob]]) -> Iterator[float]:
+        """A node was idle, a job waited, or spot was there, for long enough; times that have passed are among them."""
+        fleet, pools = self._fleet, self._pools
+        is_wanting = any(wanting)
+        for node in fleet.idle.values():
+            if node.idle_since is not None:
+                yield max(now, node.idle_since + pools[node.pool].idle_s)
+        for node in fleet.changing.values():
+            if node.state is NodeState.LAUNCHED:
+                yield node.created_s + pools[node.pool].join_timeout_s
+        if is_wanting or any(fleet.have[name] < pool.min_nodes for name, pool in pools.items()):
+            yield _first_of(fleet.refusals_end(), now)
+        stood_in = self._stood_in()
+        for name, nodes in stood_in.items():
+            yield from self._exchanges(name, nodes, now)
+        for name, pool in pools.items():
+            is_short = is_wanting or fleet.have[name] < pool.min_nodes or name in stood_in
+            if is_short and fleet.have[name] < pool.max_nodes:
+                yield from self._launches(name, pool, now)
+        for line in wanting:
+            yield from self._patience(line, now)
+
+    def _patience(self, line: Sequence[SimJob], now: float) -> Iterator[float]:
+        """When jobs have waited for spot for long enough, and when their deadlines come so near that they need not."""
+        since = [sim.short_since for sim in line]
+        for patience_s in self._patiences:
+            yield _first_of([at_s + patience_s for at_s in since], now)
+        if self._has_deadlines:
+            yield _first_of([_urgent_s(sim, now) for sim in line], now)
+
+    def _stood_in(self) -> Mapping[str, list[SimNode]]:
+        """On-demand nodes by pool that are exchanged for spot."""
+        found: dict[str, list[SimNode]] = {}
+        if self._returning:
+            for node in self._fleet.on_demand.values():
+                if node.leaving_since is None and node.pool in self._returning:
+                    found.setdefault(node.pool, []).append(node)
+        return found
+
+    def _exchanges(self, name: str, stood_in: list[SimNode], now: float) -> Iterator[float]:
+        """When spot and its stand-in have been there for long enough, and when the pace of returns lets one go."""
+        after_s, pace = self._returning[name], self._pools[name].shrink_per_minute
+        yield _first_of([node.created_s + after_s for node in stood_in], now)
+        yield _first_of([end_s + after_s for end_s in self._fleet.refusals_end()], now)
+        left = list(self._fleet.left(name, now, window_of(pace)))
+        yield from self._paced(pace, left, [node.leaving_since or 0.0 for node in left], now)
+
+    def _launches(self, name: str, pool: PoolPolicy, now: float) -> Iterator[float]:
+        """When the pace of a pool allows the next launch, where it allows none now.
+
+        Nothing is named for returns of idle nodes: as long as one is idle for too long, every look counts.
+        """
+        pace = pool.grow_per_minute
+        bought = list(self._fleet.bought(name, now, window_of(pace)))
+        yield from self._paced(pace, bought, [node.created_s for node in bought], now)
+
+    def _paced(self, pace: float, nodes: list[SimNode], times: list[float], now: float) -> Iterator[float]:
+        at = next_at(pace, [self._begins_at + at_s for at_s in times], self._begins_at + now)
+        if at is not None:
+            yield max(now, at - self._begins_at)
+            # What a view has forgotten does not count any more.
+            yield from (node.ended_s + MEMORY_S for node in nodes if node.ended_s is not None)
+
+
+def _first_of(times: list[float], now: float) -> float:
+    """The first that has not passed; infinity when all have."""
+    return min([at_s for at_s in times if at_s > now - BLUR_S], default=math.inf)
+
+
+def _urgent_s(sim: SimJob, now: float) -> float:
+    """When the job's deadline may be so near that on-demand is bought for it; later, if it works meanwhile."""
+    job = sim.job
+    if job.deadline_s is None:
+        return math.inf
+    left_s = (job.work_s - sim.done_at(now)) / job.max_workers
+    resume_s = job.resize_s if job.is_elastic else job.resume_s
+    return job.deadline_s - left_s - 2.0 * (resume_s + PROVISION_S)
