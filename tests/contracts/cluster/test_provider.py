@@ -240,6 +240,8 @@ class TestLocalOnly:
         with pytest.raises(ProviderError, match="cannot be started"):
             provider.boot("vm-1", lambda _: Boot(command=["/no/such/program"], variables={}))
         assert provider.list() == []
+        # There is nothing to end, and the folders go.
+        provider.delete("vm-1")
 
     def test_an_intent_without_a_pid_finds_its_process(self, home: Path) -> None:
         provider = local_provider(home)

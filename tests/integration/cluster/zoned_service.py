@@ -189,8 +189,11 @@ class PlainMachines:
         self._home = home
         self._nodes: dict[str, tuple[LocalProvider, str]] = {}
         self._hands = ThreadPoolExecutor(1)
-        cloud.on_start.append(lambda machine: self._hands.submit(self._start, machine))
-        cloud.on_end.append(lambda machine: self._hands.submit(self._end, machine.name))
+        cloud.on_start.append(lambda machine: self._do(self._start, machine))
+        cloud.on_end.append(lambda machine: self._do(self._end, machine))
+
+    def _do(self, work: Callable[[Machine], None], machine: Machine) -> None:
+        self._hands.submit(work, machine)
 
     def _start(self, machine: Machine) -> None:
         (file,) = read(machine.custom_data).files
@@ -201,7 +204,10 @@ class PlainMachines:
         resources, labels = node.resources, node.labels
         provider.create(NodeRequest(node_id=node.node, pool=node.pool, resources=resources, labels=labels))
 
-    def _end(self, name: str) -> None:
+    def _end(self, machine: Machine) -> None:
+        self._forget(machine.name)
+
+    def _forget(self, name: str) -> None:
         provider, node_id = self._nodes.pop(name)
         provider.kill(node_id)
         provider.delete(node_id)
@@ -210,7 +216,7 @@ class PlainMachines:
         """End every machine that still runs."""
         self._hands.shutdown(wait=True)
         for name in list(self._nodes):
-            self._end(name)
+            self._forget(name)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from cluster.node import processes
+from cluster.processes import sweep
 
-#: Says its pid in a file that is renamed into place, one line for each start, and waits.
+#: Says its pid in a file, one line for each start, and waits.
 STAYS = """
 import os, signal, sys
 with open(sys.argv[1], "a") as file:
@@ -58,7 +59,7 @@ class Node:
             for name, script in (("ray", ray), ("agent", agent))
         ]
         return self._thread.submit(
-            processes.run, words[0], words[1], {"MARK": "m"}, self.pid_file, self.stopping
+            processes.run, words[0], words[1], {"MARK": str(self._folder)}, self.pid_file, self.stopping
         )
 
     def starts(self, name: str) -> list[int]:
@@ -74,13 +75,14 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setattr(processes, "LOOK_S", 0.01)
     monkeypatch.setattr(processes, "AGENT_AGAIN_S", 0.0)
     with ThreadPoolExecutor(1) as thread:
         node = Node(tmp_path, thread)
         yield node
         node.stopping.set()
+    sweep("MARK", str(tmp_path), 0.0)
 
 
 def test_what_is_stopped_ends_both_and_has_no_status(node: Node) -> None:
