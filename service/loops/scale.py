@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ from cluster.offerings import Offering, zone_and_capacity
 from cluster.placement import FABRIC_LABEL, labels_of
 from cluster.planner import plan
 from cluster.policies import Policies
-from cluster.provider import NodeRequest, ProvidedNode, Provider, ProviderError, Throttled
+from cluster.provider import NodeRequest, ProvidedNode, Provider, ProviderError, Throttled, Unanswered
 from cluster.view import ENDED, ClusterView, Refusal
 from remora.states import NodeState
 from service.fixed_pool import kept_full
@@ -55,6 +55,16 @@ class Unseen(Exception):
     """The provider or Ray does not say what there is."""
 
 
+@dataclass
+class Pause:
+    """Until when the cloud does not want to be asked for machines, seconds since 1970.
+
+    One process knows it; another one asks, and hears it again.
+    """
+
+    until: float = float("-inf")
+
+
 @dataclass(frozen=True)
 class Hands:
     """What acts on nodes, and what they can be bought as."""
@@ -64,6 +74,7 @@ class Hands:
     supply: Supply
     #: None where nodes cost nothing: each pool is kept at its maximum, whatever jobs there are, and nothing is drained.
     drains: Drains | None = None
+    pause: Pause = field(default_factory=Pause)
 
 
 def scale(turn: Turn, hands: Hands) -> Mapping[str, str]:
@@ -95,7 +106,7 @@ def scale(turn: Turn, hands: Hands) -> Mapping[str, str]:
         policies = kept_full(policies, turn.now)
         view = ClusterView(nodes=tuple(nodes), offerings=hands.supply.offerings())
     else:
-        view = bought_view(turn, policies, hands.supply, load, nodes)
+        view = bought_view(turn, policies, hands.supply, load, nodes, hands.pause.until)
     actions = plan(view, policies, turn.now)
     # 5. Carry it out.
     vetoed = _carry_out(turn, hands, policies, view, actions, rows, machines, members)
@@ -146,6 +157,8 @@ def _carry_out(
         wanted.append(_request(row, offerings[launch.offering], launch.labels))
     answers = _at_once("create", partial(_create, provider), wanted, at_once)
     for request, refusal in zip(wanted, answers, strict=True):
+        if isinstance(refusal, Throttled) and not isinstance(refusal, Unanswered):
+            hands.pause.until = max(hands.pause.until, turn.now + refusal.retry_after_s)
         _settle(turn, by_id[request.node_id], refusal)
     return vetoed
 
