@@ -100,10 +100,10 @@ def test_a_hundred_nodes_that_are_taken_at_once_are_bought_again_within_the_limi
     rig: AzureRig, database: Database, tmp_path: Path
 ) -> None:
     storm = Storm(rig, database, Settings(home=tmp_path, nodes=0), seed=1)
-    rig.knobs(page_size=50, create_s=6, limits={"lowPriorityCores": 400, "cores": 0})
-    storm.follow(max_nodes=100, pace=1000.0)
+    rig.knobs(page_size=50, create_s=6, limits={"lowPriorityCores": 400, "standardDSv5Family": 0})
+    storm.follow(max_nodes=120, pace=1000.0)
     for _ in range(5):
-        storm.submit(20, 40, steps=60)
+        storm.submit(20, 50, steps=60)
     until(storm, lambda: storm.workers() == 200, seconds=2.0)
     before = set(storm.ray.running())
     storm.take(list(rig.cloud.machines.values()))
