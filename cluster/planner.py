@@ -51,7 +51,8 @@ def plan(
     wait and stand-ins stay, so that it is left out; all else stays as it is.
     """
     pools = policies.pools
-    ends = [end for node in _doubtful(view, pools) if (end := end_of(node, pools, now)) is not None]
+    doubtful = _doubtful(view, pools)
+    ends = [end for node in doubtful if (end := end_of(node, pools, now, view.paused_until)) is not None]
     situation = Situation(_after(view, ends), policies, now)
     returns = Returns(situation)
     returns.out_of_money(_usable(situation, returns))

@@ -200,6 +200,8 @@ class ClusterView:
     #: Units that the cloud still allows beyond all nodes of this view, by the offerings' name of the quota in lower
     #: case; what is not named is not limited.
     quota_left: Mapping[str, int] = field(default_factory=dict)
+    #: Before this the cloud does not want to be asked for machines: nodes that it was to be asked for wait.
+    paused_until: float = float("-inf")
     #: Of the whole cluster.
     spent: Spending = Spending()
     #: By project.

@@ -96,6 +96,7 @@ def _azure(place: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
     except ProviderError as error:
         log.warning("Azure does not say yet which machines there are: %s", error)
     supply = AzureSupply(provider, market)
+    supply.begin()
 
     def close() -> None:
         supply.close()

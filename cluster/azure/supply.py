@@ -19,7 +19,10 @@ _PATIENCE_S = 2.0
 
 
 class AzureSupply:
-    """`service.loops.ports.Supply` of one region: answers at once; a thread of its own asks Azure until `close`."""
+    """`service.loops.ports.Supply` of one region: answers at once, from what the last `look` found out.
+
+    After `begin` a thread of its own looks every few seconds, until `close`.
+    """
 
     def __init__(self, provider: AzureProvider, market: Market) -> None:
         self._provider = provider
@@ -28,6 +31,10 @@ class AzureSupply:
         self._quota_left: Mapping[str, int] = {}
         self._quota_limits: Mapping[str, int] = {}
         self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Look by itself from now on."""
         self._thread = threading.Thread(target=self._keep_fresh, name="azure-supply", daemon=True)
         self._thread.start()
 
@@ -48,15 +55,20 @@ class AzureSupply:
     def close(self) -> None:
         """Ask no more."""
         self._closing.set()
-        self._thread.join(_PATIENCE_S)
+        if self._thread is not None:
+            self._thread.join(_PATIENCE_S)
+
+    def look(self) -> None:
+        """Ask Azure for what is old; what it does not tell stays as it was known."""
+        try:
+            self._provider.quota_left()
+            self._market.refresh()
+        except Exception as error:
+            # Whoever plans goes on with what is known.
+            if not self._closing.is_set():
+                log.warning("what can be bought cannot be read, the last answers stay: %s", error)
 
     def _keep_fresh(self) -> None:
         while not self._closing.is_set():
-            try:
-                self._provider.quota_left()
-                self._market.refresh()
-            except Exception as error:
-                # Whoever plans goes on with what is known.
-                if not self._closing.is_set():
-                    log.warning("what can be bought cannot be read, the last answers stay: %s", error)
+            self.look()
             self._closing.wait(_LOOK_EVERY_S)

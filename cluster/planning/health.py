@@ -20,8 +20,10 @@ FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 120.0
 
 
-def end_of(node: NodeView, pools: Mapping[str, PoolPolicy], now: float) -> Terminate | Drain | None:
-    """Why a node has to go whatever the wishes for its pool are, or None."""
+def end_of(
+    node: NodeView, pools: Mapping[str, PoolPolicy], now: float, paused_until: float = float("-inf")
+) -> Terminate | Drain | None:
+    """Why a node has to go whatever the wishes for its pool are, or None; `paused_until` as in `ClusterView`."""
     if node.is_well and node.pool in pools:
         return None
     if node.state in ENDED:
@@ -30,7 +32,7 @@ def end_of(node: NodeView, pools: Mapping[str, PoolPolicy], now: float) -> Termi
         return Terminate(node_id=node.id, reason="its row has ended, its machine has not")
     if node.state is NodeState.TERMINATING:
         return Terminate(node_id=node.id, reason="it was to be terminated already")
-    if (failure := _failure(node, pools, now)) is not None:
+    if (failure := _failure(node, pools, now, paused_until)) is not None:
         return failure
     if node.state is NodeState.DRAINING:
         return _end_of_drain(node, now)
@@ -42,13 +44,18 @@ def end_of(node: NodeView, pools: Mapping[str, PoolPolicy], now: float) -> Termi
     return None
 
 
-def _failure(node: NodeView, pools: Mapping[str, PoolPolicy], now: float) -> Terminate | None:
+def _failure(
+    node: NodeView, pools: Mapping[str, PoolPolicy], now: float, paused_until: float
+) -> Terminate | None:
     """Why a node is of no use, or None; who was never a member fails, who was one merely ends."""
     never_joined = node.state not in JOINED and not node.is_member
-    age_s = now - node.created_at
+    # What was to be asked for during a pause was asked for at its end.
+    age_s = now - max(node.created_at, paused_until)
     if node.provided and not node.is_running:
         return Terminate(node_id=node.id, reason="its machine stopped", is_failure=never_joined)
-    if not node.provided and (node.state is not NodeState.REQUESTED or age_s > CREATE_TIMEOUT_S):
+    if not node.provided and node.state is NodeState.REQUESTED and age_s <= CREATE_TIMEOUT_S:
+        return None
+    if not node.provided:
         return Terminate(node_id=node.id, reason=_why_missing(node), is_failure=never_joined)
     limit_s = pools[node.pool].join_timeout_s if node.pool in pools else 0.0
     if never_joined and node.pool in pools and age_s > limit_s:

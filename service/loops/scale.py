@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ from cluster.offerings import Offering, zone_and_capacity
 from cluster.placement import FABRIC_LABEL, labels_of
 from cluster.planner import plan
 from cluster.policies import Policies
-from cluster.provider import NodeRequest, ProvidedNode, Provider, ProviderError, Throttled
+from cluster.provider import NodeRequest, ProvidedNode, Provider, ProviderError, Throttled, Unanswered
 from cluster.view import ENDED, ClusterView, Refusal
 from remora.states import NodeState
 from service.fixed_pool import kept_full
@@ -66,6 +66,16 @@ class Unseen(Exception):
     """The provider or Ray does not say what there is."""
 
 
+@dataclass
+class Pause:
+    """Until when the cloud does not want to be asked for machines, seconds since 1970.
+
+    One process knows it; another one asks, and hears it again.
+    """
+
+    until: float = float("-inf")
+
+
 @dataclass(frozen=True)
 class Hands:
     """What acts on nodes, and what they can be bought as."""
@@ -78,6 +88,7 @@ class Hands:
     #: Nodes are bought and returned as the policies say; False where they cost nothing: each pool is kept at its
     #: maximum, whatever jobs there are.
     follows_policies: bool = True
+    pause: Pause = field(default_factory=Pause)
 
 
 def scale(turn: Turn, hands: Hands) -> Mapping[str, str]:
@@ -103,7 +114,7 @@ def scale(turn: Turn, hands: Hands) -> Mapping[str, str]:
     nodes = [seen_node(row, jobs_on.get(row.id, {}), machines, members) for row in rows]
     if hands.follows_policies:
         note_quotas(turn, policies, hands.supply)
-        view = bought_view(turn, policies, hands.supply, load, nodes)
+        view = bought_view(turn, policies, hands.supply, load, nodes, hands.pause.until)
     else:
         policies = kept_full(policies, turn.now)
         view = free_view(hands.supply, load, nodes, turn.now)
@@ -168,6 +179,8 @@ def _carry_out(
         wanted.append(_request(row, offerings[launch.offering], launch.labels))
     answers = _at_once("create", partial(_create, provider), wanted, at_once)
     for request, refusal in zip(wanted, answers, strict=True):
+        if isinstance(refusal, Throttled) and not isinstance(refusal, Unanswered):
+            hands.pause.until = max(hands.pause.until, turn.now + refusal.retry_after_s)
         _settle(turn, by_id[request.node_id], refusal)
     return vetoed
 

@@ -101,7 +101,12 @@ def free_view(supply: Supply, jobs: Load, nodes: Sequence[NodeView], now: float)
 
 
 def bought_view(
-    turn: Turn, policies: Policies, supply: Supply, jobs: Load, nodes: Sequence[NodeView]
+    turn: Turn,
+    policies: Policies,
+    supply: Supply,
+    jobs: Load,
+    nodes: Sequence[NodeView],
+    paused_until: float,
 ) -> ClusterView:
     """The view of a cluster whose nodes cost money."""
     view = ClusterView(
@@ -111,6 +116,7 @@ def bought_view(
         offerings=supply.offerings(),
         refusals=turn.load(lambda connection: spending.known_refusals(connection, turn.now - REFUSALS_S)),
         quota_left=_left_beyond(nodes, supply),
+        paused_until=paused_until,
         in_turns=True,
     )
     if not _counts_money(policies):

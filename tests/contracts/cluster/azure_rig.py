@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx2
@@ -97,14 +97,17 @@ class AzureRig:
         else:
             os.environ[_TOKENS] = self._before
 
-    def another(self, **more: Any) -> AzureProvider:
-        """One more provider before the same cloud, as after a restart; `more` are its settings."""
+    def another(self, clock: Callable[[], float] | None = None, **more: Any) -> AzureProvider:
+        """One more provider before the same cloud, as after a restart; `more` are its settings.
+
+        `clock` is that of its machine, where it is not the rig's.
+        """
         provider = AzureProvider(
             settings(**{"endpoint": self.server.url, **more}),
             ManagedIdentityCredential(client_id="rig"),
             self.head,
             lambda: self.offerings,
-            self.clock,
+            clock or self.clock,
         )
         self._providers.append(provider)
         return provider

@@ -428,6 +428,20 @@ def test_a_node_that_is_asked_for_again_counts_for_the_quota_and_its_event_says_
     assert delayed == ["it is asked for again: too many requests"]
 
 
+def test_nodes_that_a_cloud_asks_to_wait_for_have_not_failed_and_all_come_after_the_pause(
+    world: World,
+) -> None:
+    world.submit(min_workers=3, max_workers=3)
+    for _ in range(60):
+        world.cluster.refusals = [Throttled("too many requests", retry_after_s=15.0 - world.now % 15.0)] * 3
+        world.tick()
+    asked = [node.id for node in living(world)]
+    assert len(asked) == len(world.nodes()) == 3
+    world.cluster.refusals = []
+    world.tick(2)
+    assert [(node.id, node.state) for node in living(world)] == [(name, NodeState.READY) for name in asked]
+
+
 def test_a_cloud_that_counts_is_not_looked_at_in_every_turn(world: World) -> None:
     world.look_s = 2.0
     world.controller.resign()

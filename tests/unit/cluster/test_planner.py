@@ -711,6 +711,15 @@ def test_a_node_whose_machine_vanished_is_told_to_have_been_taken_back(capacity:
     assert end.reason == said
 
 
+@pytest.mark.parametrize(("paused_until", "ends"), [(NOW + 30, 0), (NOW - 9, 0), (NOW - 11, 1)])
+def test_a_node_that_the_cloud_is_not_to_be_asked_for_yet_is_not_given_up(
+    paused_until: float, ends: int
+) -> None:
+    wished = node("b", state=NodeState.REQUESTED, **LOST, created_at=NOW - 3600)
+    actions = plan(view(nodes=[wished], paused_until=paused_until), rules(), NOW)
+    assert [type(one) for one in acts(actions)] == [Terminate] * ends
+
+
 def test_a_draining_node_stays_until_its_deadline_while_its_replacement_starts() -> None:
     nodes = [node("a"), node("b", state=NodeState.DRAINING, deadline_at=NOW + 20, idle_since=None)]
     (launch,) = acts(plan(view(nodes=nodes), rules(min_nodes=2, max_nodes=2), NOW))
