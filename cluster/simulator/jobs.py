@@ -58,7 +58,8 @@ class SimJob:
 
     def advance(self, now: float) -> None:
         """Work until now."""
-        self.spent = self.spent_at(now)
+        if self.usd_per_s:
+            self.spent = self.spent_at(now)
         held = self.workers * (now - self.at_s)
         moving_from = max(self.at_s, min(now, self.stalled_until))
         gained = self.workers * (now - moving_from)

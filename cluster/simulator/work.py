@@ -224,7 +224,9 @@ class Work:
     def _shrink(self, now: float, sim: SimJob, node: SimNode, left: dict[int, int]) -> None:
         self._fleet().give_back(now, node, sim.job.id, sim.job.resources)
         over = sum(left.values()) % sim.job.multiple_of
-        for number in reversed(list(left)):  # what is left of a copy of its model is of no use
+        for number in (
+            reversed(list(left)) if over else ()
+        ):  # what is left of a copy of its model is of no use
             rest = self._fleet().every[number - 1]
             if over and (fewer := min(over, left[number])):
                 self._fleet().give_back(now, rest, sim.job.id, sim.job.resources, fewer)
@@ -309,6 +311,8 @@ def _may_fit(job: TraceJob, rooms: list[SimNode]) -> bool:
 
 def _whole(found: list[tuple[SimNode, int]], have: int, multiple_of: int) -> list[tuple[SimNode, int]]:
     """As many of the places as make whole copies of the job's model beside the workers that it has."""
+    if multiple_of == 1:
+        return found
     over = (have + sum(workers for _, workers in found)) % multiple_of
     found = list(found)
     while over and found:
