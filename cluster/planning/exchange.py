@@ -121,7 +121,7 @@ def _may_move(situation: Situation, job_id: str, pool: str, spots: list[Offering
 
 
 def _back(situation: Situation, policy: PoolPolicy, pool: str) -> list[Offering]:
-    """Spot that has been available for long enough, where the policy lets nodes return to it at all."""
+    """Spot that has been available for long enough and has quota, where the policy lets nodes return to it at all."""
     if policy.return_to_spot_s is None or policy.capacity is not CapacityRule.PREFER_SPOT:
         return []
     since = situation.now - policy.return_to_spot_s
@@ -129,6 +129,7 @@ def _back(situation: Situation, policy: PoolPolicy, pool: str) -> list[Offering]
         offering
         for offering in situation.sold(pool, CapacityType.SPOT)
         if situation.available_since.get(offering.id, float("-inf")) <= since
+        and situation.has_quota(offering)
     ]
 
 

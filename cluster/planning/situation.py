@@ -75,6 +75,15 @@ class Situation:
             since[refusal.offering] = max(refusal.until, since.get(refusal.offering, float("-inf")))
         return since
 
+    def has_quota(self, offering: Offering) -> bool:
+        """The cloud's quota had room for one more of it when this plan began."""
+        left = self._quota_left.get(offering.quota.lower())
+        return left is None or left >= offering.quota_units
+
+    @lazy
+    def _quota_left(self) -> Mapping[str, int]:
+        return {name.lower(): left for name, left in self.view.quota_left.items()}
+
     def sold(self, pool: str, capacity: CapacityType) -> list[Offering]:
         """What the pool may buy of a capacity type: its sizes in order, and each in its zones in order.
 

@@ -96,6 +96,7 @@ class Fleet:
             pool=action.pool,
             stock=stock,
             created_s=now,
+            price_per_hour=stock.price_per_hour,
             free=free,
             fabric=action.fabric,
             bought_for=action.job_id,
@@ -186,9 +187,16 @@ class Fleet:
         if all(amount <= 1e-9 for amount in node.free.values()):
             self.loose.pop(node.id, None)
 
-    def give_back(self, now: float, node: SimNode, job_id: str, worker: Mapping[str, float]) -> None:
-        """Take a job's workers off a node; one that is drained ends when it is empty."""
-        node.give_back(job_id, worker, now)
+    def give_back(
+        self,
+        now: float,
+        node: SimNode,
+        job_id: str,
+        worker: Mapping[str, float],
+        workers: int | None = None,
+    ) -> None:
+        """Take a job's workers (None: all) off a node; one that is drained ends when it is empty."""
+        node.give_back(job_id, worker, now, workers)
         node.is_full = self._is_full(node)
         if node.state is NodeState.READY:
             self.loose[node.id] = node

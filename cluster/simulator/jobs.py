@@ -29,6 +29,9 @@ class SimJob:
     #: Workers by the number of their node.
     placed: dict[int, int] = field(default_factory=dict)
     workers: int = 0
+    #: USD that its parts of nodes have cost, and cost in a second; counted where it has a budget.
+    spent: float = 0.0
+    usd_per_s: float = 0.0
     #: Everything above is true at this time.
     at_s: float = 0.0
     #: Until then its workers stand still.
@@ -55,6 +58,8 @@ class SimJob:
 
     def advance(self, now: float) -> None:
         """Work until now."""
+        if self.usd_per_s:
+            self.spent = self.spent_at(now)
         held = self.workers * (now - self.at_s)
         moving_from = max(self.at_s, min(now, self.stalled_until))
         gained = self.workers * (now - moving_from)
@@ -106,6 +111,7 @@ class SimJob:
         before = self.workers
         self.placed = placed
         self.workers = sum(placed.values())
+        self.usd_per_s = 0.0
         self.version += 1
         self.seen = None
         if self.workers < self.job.max_workers and (before == self.job.max_workers or self.started_s == now):
@@ -115,6 +121,17 @@ class SimJob:
     def ends_s(self) -> float:
         """When it will have ended if nothing changes."""
         return max(self.at_s, self.stalled_until) + (self.job.work_s - self.done_s) / self.workers
+
+    @property
+    def broke_s(self) -> float:
+        """When it will have spent its budget if nothing changes; infinity for never."""
+        if self.job.budget is None or self.usd_per_s <= 0:
+            return math.inf
+        return self.at_s + max(0.0, self.job.budget - self.spent) / self.usd_per_s
+
+    def spent_at(self, now: float) -> float:
+        """USD until now."""
+        return self.spent + self.usd_per_s * max(0.0, now - self.at_s)
 
     def done_at(self, now: float) -> float:
         """Work done until now, without taking note of it."""

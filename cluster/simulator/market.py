@@ -72,6 +72,8 @@ class Market:
 
     def has_quota(self, offering: Offering) -> bool:
         """The quota of the offering allows one node more."""
+        if not self._quotas:
+            return True
         name = offering.quota.lower()
         return name not in self._quotas or self.quota_left[name] >= offering.quota_units
 

@@ -19,6 +19,8 @@ class SimNode:
     pool: str
     stock: Stock
     created_s: float
+    #: USD for an hour when it was bought: what jobs with a budget pay for their parts of it.
+    price_per_hour: float
     free: dict[str, float]
     fabric: str | None = None
     #: The job that it was bought for, and the project that pays for it, where somebody counts that.
@@ -52,10 +54,16 @@ class SimNode:
             self.free[name] = self.free.get(name, 0.0) - workers * amount
         self.idle_since = None
 
-    def give_back(self, job_id: str, worker: Mapping[str, float], now: float) -> None:
-        """Take all of a job's workers away."""
+    def give_back(
+        self, job_id: str, worker: Mapping[str, float], now: float, workers: int | None = None
+    ) -> None:
+        """Take a job's workers away; None: all of them."""
         self.seen = None
-        workers = self.jobs.pop(job_id, 0)
+        have = self.jobs.pop(job_id, 0)
+        if workers is None:
+            workers = have
+        elif workers < have:
+            self.jobs[job_id] = have - workers
         for name, amount in worker.items():
             self.free[name] = self.free.get(name, 0.0) + workers * amount
         if not self.jobs:

@@ -19,7 +19,7 @@ class Report:
     jobs: int
     #: Jobs that did all of their work.
     succeeded: int
-    #: Jobs that no node of the pools can carry, that were lost too often, or that nothing came for.
+    #: Jobs that no node of the pools can carry, that were lost too often, spent their budget, or that nothing came for.
     failed: int
     cost_usd: float
     spot_usd: float

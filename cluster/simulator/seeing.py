@@ -55,6 +55,7 @@ def _demand(sim: SimJob, now: float, begins_at: float) -> JobDemand:
         project=job.project,
         min_workers=job.min_workers,
         max_workers=job.max_workers,
+        multiple_of=job.multiple_of,
         worker_resources=job.resources,
         priority=job.priority,
         created_at=begins_at + job.at_s,
@@ -67,6 +68,7 @@ def _demand(sim: SimJob, now: float, begins_at: float) -> JobDemand:
         saves_every_s=job.checkpoint_s,
         resume_s=job.resize_s if job.is_elastic else job.resume_s,
         told=sim.told,
+        budget_left=None if job.budget is None else job.budget - sim.spent_at(now),
     )
     if (placement := sim.placement) is not ANYWHERE:
         demand = replace(
@@ -77,7 +79,8 @@ def _demand(sim: SimJob, now: float, begins_at: float) -> JobDemand:
             needs_fabric=placement.needs_fabric,
             fabric=placement.fabric,
         )
-    if job.deadline_s is None or not sim.workers:  # the work that is left becomes less while it runs
+    # The work that is left, and the money, become less while it runs.
+    if not sim.workers or (job.deadline_s is None and job.budget is None):
         sim.seen = demand
     return demand
 

@@ -61,7 +61,7 @@ class Times:
         """When jobs have waited for spot for long enough, and when their deadlines come so near that they need not."""
         since = [sim.short_since for sim in line]
         for patience_s in self._patiences:
-            yield _first_of([at_s + patience_s for at_s in since], now)
+            yield _first_of(since, now - patience_s) + patience_s
         if self._has_deadlines:
             yield _first_of([_urgent_s(sim, now) for sim in line], now)
 
@@ -101,7 +101,8 @@ class Times:
 
 def _first_of(times: list[float], now: float) -> float:
     """The first that has not passed; infinity when all have."""
-    return min([at_s for at_s in times if at_s > now - BLUR_S], default=math.inf)
+    passed_s = now - BLUR_S
+    return min([at_s for at_s in times if at_s > passed_s], default=math.inf)
 
 
 def _urgent_s(sim: SimJob, now: float) -> float:

@@ -128,7 +128,9 @@ class Work:
     def _grow(self, now: float, sim: SimJob, rooms: list[SimNode]) -> None:
         job = sim.job
         open_rooms = rooms if sim.placement is ANYWHERE else _allowed(rooms, sim.placement)
-        found = _places(open_rooms, job.max_workers - sim.workers, job.resources)
+        found = _whole(
+            _places(open_rooms, job.max_workers - sim.workers, job.resources), sim.workers, job.multiple_of
+        )
         if not found:
             return
         self._put(job, found)
@@ -148,7 +150,7 @@ class Work:
             rooms = _allowed(rooms, replace(job.placement, fabric=fabric))
         turn = self._queue.turn(job)
         self.waiting.remove(turn)
-        found = _places(rooms, job.max_workers, job.resources)
+        found = _whole(_places(rooms, job.max_workers, job.resources), 0, job.multiple_of)
         self._put(job, found)
         sim.start(now, {node.number: workers for node, workers in found}, fabric)
         self.running[job.id] = sim
@@ -164,7 +166,25 @@ class Work:
             self._fleet().take(node, job.id, workers, job.resources)
 
     def _foresee(self, sim: SimJob) -> None:
+        if sim.job.budget is not None:
+            sim.usd_per_s = sum(
+                _part(node, sim.job, workers) * node.price_per_hour / 3600
+                for number, workers in sim.placed.items()
+                for node in (self._fleet().every[number - 1],)
+            )
+            if sim.broke_s < sim.ends_s:
+                self._agenda.add(sim.broke_s, self._stop, (sim, sim.version))
+                return
         self._agenda.add(sim.ends_s, self._end, (sim, sim.version))
+
+    def _stop(self, now: float, foreseen: tuple[SimJob, int]) -> None:
+        """Its budget is spent: it ends at a checkpoint, for good."""
+        sim, version = foreseen
+        if sim.version != version:
+            return
+        self._leave(now, sim)
+        sim.stop(now, is_noticed=True)
+        self.given_up.append(sim)
 
     def _end(self, now: float, foreseen: tuple[SimJob, int]) -> None:
         sim, version = foreseen
@@ -203,6 +223,16 @@ class Work:
 
     def _shrink(self, now: float, sim: SimJob, node: SimNode, left: dict[int, int]) -> None:
         self._fleet().give_back(now, node, sim.job.id, sim.job.resources)
+        over = sum(left.values()) % sim.job.multiple_of
+        for number in (
+            reversed(list(left)) if over else ()
+        ):  # what is left of a copy of its model is of no use
+            rest = self._fleet().every[number - 1]
+            if over and (fewer := min(over, left[number])):
+                self._fleet().give_back(now, rest, sim.job.id, sim.job.resources, fewer)
+                over -= fewer
+                left[number] -= fewer
+        left = {number: count for number, count in left.items() if count}
         turn = self._queue.turn(sim.job)
         self.short.remove(turn)
         sim.resize(now, left)
@@ -277,6 +307,29 @@ def _may_fit(job: TraceJob, rooms: list[SimNode]) -> bool:
         if left <= 0:
             return True
     return False
+
+
+def _whole(found: list[tuple[SimNode, int]], have: int, multiple_of: int) -> list[tuple[SimNode, int]]:
+    """As many of the places as make whole copies of the job's model beside the workers that it has."""
+    if multiple_of == 1:
+        return found
+    over = (have + sum(workers for _, workers in found)) % multiple_of
+    found = list(found)
+    while over and found:
+        node, workers = found.pop()
+        if workers > over:
+            found.append((node, workers - over))
+        over -= min(over, workers)
+    return found
+
+
+def _part(node: SimNode, job: TraceJob, workers: int) -> float:
+    """Part of the node that so many workers of the job hold: that of the resource of which it is the largest."""
+    whole = node.stock.offering.resources
+    parts = [
+        workers * amount / whole[name] for name, amount in job.resources.items() if whole.get(name, 0.0) > 0
+    ]
+    return max(parts, default=1.0)
 
 
 def _places(rooms: list[SimNode], count: int, worker: Mapping[str, float]) -> list[tuple[SimNode, int]]:

@@ -55,6 +55,7 @@ class _Quota(_Line):
 class _Workers(_Line):
     min: Count
     max: Count
+    multiple_of: Count = 1
 
 
 class _Job(_Line):
@@ -70,6 +71,7 @@ class _Job(_Line):
     project: Name = "default"
     priority: Annotated[int, Field(ge=0, le=100)] = 50
     deadline_s: Second | None = None
+    budget: Annotated[float, Field(gt=0, le=1e12)] | None = None
     #: As a job's specification has it.
     placement: spec_sections.Placement | None = None
 
@@ -138,9 +140,14 @@ def _parsed(line: str, place: str) -> _AnyLine:
 
 def _job(line: _Job, place: str) -> TraceJob:
     workers = line.workers
-    least, most = (workers, workers) if isinstance(workers, int) else (workers.min, workers.max)
+    if isinstance(workers, int):
+        workers = _Workers(min=workers, max=workers)
+    least, most, multiple_of = workers.min, workers.max, workers.multiple_of
     if least > most:
         raise TraceError(f"{place}: workers.min is {least} and above workers.max, which is {most}")
+    if least % multiple_of or most % multiple_of:
+        said = f"workers.min is {least} and workers.max is {most}; both have to be multiples of {multiple_of}"
+        raise TraceError(f"{place}: {said}")
     return TraceJob(
         id=line.id,
         at_s=line.at_s,
@@ -154,6 +161,8 @@ def _job(line: _Job, place: str) -> TraceJob:
         project=line.project,
         priority=line.priority,
         deadline_s=line.deadline_s,
+        multiple_of=multiple_of,
+        budget=line.budget,
         placement=_placement(line.placement),
     )
 
@@ -187,9 +196,13 @@ def write_lines(trace: Trace) -> Iterator[str]:
 
 
 def _job_line(job: TraceJob) -> dict[str, Any]:
-    workers = {"min": job.min_workers, "max": job.max_workers} if job.is_elastic else job.min_workers
-    times = ("work_s", "checkpoint_s", "resume_s", "resize_s", "project", "priority", "deadline_s")
-    fields = {"workers": workers, "resources": dict(job.resources), **_set(job, *times)}
+    workers: int | dict[str, int] = job.min_workers
+    if job.is_elastic or job.multiple_of > 1:
+        workers = {"min": job.min_workers, "max": job.max_workers}
+        if job.multiple_of > 1:
+            workers["multiple_of"] = job.multiple_of
+    names = ("work_s", "checkpoint_s", "resume_s", "resize_s", "project", "priority", "deadline_s", "budget")
+    fields = {"workers": workers, "resources": dict(job.resources), **_set(job, *names)}
     if placement := asked_by(job.placement):
         fields["placement"] = placement
     return {"kind": "job", "id": job.id, "at_s": job.at_s, **fields}

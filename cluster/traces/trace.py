@@ -42,6 +42,10 @@ class TraceJob:
     priority: int = 50
     #: When it shall have ended; None: whenever.
     deadline_s: float | None = None
+    #: Its number of workers is always a multiple of this; both limits are.
+    multiple_of: int = 1
+    #: USD that its workers' parts of their nodes may cost; None: whatever they cost.
+    budget: float | None = None
     #: Which nodes it accepts, before a fabric domain is chosen for it.
     placement: Placement = ANYWHERE
 

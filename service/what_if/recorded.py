@@ -9,8 +9,8 @@ from typing import Any
 
 from cluster.offerings import Offering
 from cluster.traces.trace import PROVISIONING_S, MarketChange, Trace, TraceJob
-from service.queue.demand import placement_of
-from service.queue.limits import deadline_of
+from service.queue.demand import multiple_of, placement_of
+from service.queue.limits import budget_of, deadline_of
 from service.queue.rows import JobRow, NodeRow
 
 #: Seconds after which an offering that was refused is taken to be there again, when nothing says otherwise.
@@ -98,6 +98,8 @@ def _job(job: JobRow, begins_at: float, work_s: float) -> TraceJob:
         priority=job.priority,
         # A time of a trace is never before its beginning; a deadline that had passed by then is missed all the same.
         deadline_s=None if deadline is None else max(0.0, round(deadline - begins_at, 3)),
+        multiple_of=multiple_of(job.spec),
+        budget=budget_of(job.spec),
         placement=placement_of(job.spec),
     )
 

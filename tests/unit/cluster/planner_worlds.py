@@ -177,7 +177,13 @@ budgets = st.builds(
 policies = st.builds(
     Policies,
     pools=st.fixed_dictionaries({"p": pools}, optional={"q": pools}),
-    projects=st.sampled_from([{}, {"small": ProjectPolicy(gpus=3, usd_per_day=5.0)}]),
+    projects=st.sampled_from(
+        [
+            {},
+            {"small": ProjectPolicy(gpus=3, usd_per_day=5.0)},
+            {"small": ProjectPolicy(usd_per_month=9.0), "any": ProjectPolicy(gpus=6)},
+        ]
+    ),
     budget=budgets,
 )
 
@@ -206,6 +212,7 @@ def jobs(draw: st.DrawFn, name: str) -> JobDemand:
         work_left_s=draw(st.sampled_from([None, 100.0, 900.0])),
         saved_at=NOW - draw(st.integers(0, 1000)),
         resume_s=draw(st.integers(0, 60)),
+        budget_left=draw(st.sampled_from([None, None, None, 0.01, 0.0, -1.0])),
     )
 
 
@@ -259,6 +266,10 @@ def views(draw: st.DrawFn) -> ClusterView:
         refusals=tuple(Refusal(offering=one.id, until=draw(untils)) for one in refused),
         quota_left={name: units * 12 for name, units in draw(quotas).items()},
         spent=Spending(today=draw(st.sampled_from([0.0, 6.0, 9.0, 50.0, 99.5])), this_month=100.0),
-        spent_by_project={"small": Spending(today=draw(st.sampled_from([0.0, 5.0])))},
+        spent_by_project={
+            "small": Spending(
+                today=draw(st.sampled_from([0.0, 5.0])), this_month=draw(st.sampled_from([5.0, 9.0]))
+            )
+        },
         in_turns=draw(st.booleans()),
     )

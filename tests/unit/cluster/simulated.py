@@ -30,7 +30,14 @@ POLICIES = Policies(
 
 
 def job(
-    name: str, at_s: float = 0.0, *, workers: int = 4, least: int | None = None, work_s: float = 4000.0
+    name: str,
+    at_s: float = 0.0,
+    *,
+    workers: int = 4,
+    least: int | None = None,
+    work_s: float = 4000.0,
+    multiple_of: int = 1,
+    budget: float | None = None,
 ) -> TraceJob:
     return TraceJob(
         id=name,
@@ -42,6 +49,8 @@ def job(
         checkpoint_s=100.0,
         resume_s=10.0,
         resize_s=5.0,
+        multiple_of=multiple_of,
+        budget=budget,
     )
 
 

@@ -550,6 +550,16 @@ def test_on_demand_that_stood_in_for_spot_is_exchanged_one_at_a_time() -> None:
     assert [type(action) for action in full] == [Drain, Launch]
 
 
+def test_no_stand_in_goes_for_spot_that_the_quota_of_the_cloud_has_no_room_for() -> None:
+    sold = [replace(SPOT, quota="lowPriorityCores", quota_units=4), ON_DEMAND]
+    running, stand_in = job(is_running=True), node("n", offering=ON_DEMAND.id, jobs={"j": 1})
+    for most in (1, 2):
+        policies = rules(return_to_spot_s=900, max_nodes=most)
+        full = view([running], [stand_in], sold, quota_left={"lowprioritycores": 3})
+        assert acts(plan(full, policies, NOW)) == []
+        assert acts(plan(replace(full, quota_left={"lowprioritycores": 4}), policies, NOW)) != []
+
+
 def test_a_stand_in_is_exchanged_for_spot_where_its_job_may_be_and_stays_where_there_is_none() -> None:
     policies = rules(return_to_spot_s=900)
     stand_ins = [node("n", offering=ON_DEMAND.id, jobs={"j": 1})]

@@ -19,15 +19,17 @@ from cluster.planning.health import end_of
 from cluster.planning.limits import limits_of
 from cluster.planning.market import Market
 from cluster.planning.money import LOOK_S, leaving_time_s
-from cluster.planning.packing import Packing
+from cluster.planning.packing import Packed, Packing
 from cluster.planning.situation import Situation
 from cluster.planning.space import Space
 from cluster.policies import BudgetPolicy, CapacityRule, Policies, Schedule
-from cluster.view import ENDED, ClusterView
+from cluster.view import ENDED, ClusterView, Spending
 from remora.states import NodeState
 from tests.unit.cluster.planner_worlds import BY_ID, LATER, NOW, OPEN, done, job, node, policies, views
 
 always = settings(max_examples=40, deadline=None)
+#: For what few worlds come near to.
+often = settings(max_examples=150, deadline=None)
 
 
 def of(actions: Plan, kind: type) -> list:
@@ -164,13 +166,10 @@ def test_a_node_that_works_is_drained_and_never_ended(view: ClusterView, rules: 
 def test_groups_get_room_whole_or_not_at_all_and_no_node_is_overfilled(
     view: ClusterView, rules: Policies
 ) -> None:
-    situation = Situation(view, rules, NOW)
-    there = [one for one in view.nodes if one.is_usable and one.pool in rules.pools]
-    space = Space(situation, there, workers_on(there))
+    space = space_of(view, rules)
     before = Counter(space.held)
     full = {id(one) for one in space.everything if any(amount < 0 for amount in one.free.values())}
-    usable = {name: [one for one in there if one.pool == name] for name in rules.pools}
-    packed = Packing(situation, space, Market(situation, usable), Domains(view.nodes)).pack()
+    packed = packed_into(space, view, rules)
     for one in view.jobs:
         had, has = before[one.id], space.held[one.id]
         assert had <= has <= max(had, one.max_workers)
@@ -178,6 +177,87 @@ def test_groups_get_room_whole_or_not_at_all_and_no_node_is_overfilled(
         assert has >= one.min_workers or one.id not in {launch.job_id for launch in packed.launches}
     for bin_ in space.everything:
         assert id(bin_) in full or all(amount >= 0 for amount in bin_.free.values())
+
+
+def space_of(view: ClusterView, rules: Policies) -> Space:
+    """The nodes that jobs may use, as they are."""
+    there = [one for one in view.nodes if one.is_usable and one.pool in rules.pools]
+    return Space(Situation(view, rules, NOW), there, workers_on(there))
+
+
+def packed_into(space: Space, view: ClusterView, rules: Policies) -> Packed:
+    """Where jobs find room."""
+    situation = Situation(view, rules, NOW)
+    there = [one for one in view.nodes if one.is_usable]
+    usable = {name: [one for one in there if one.pool == name] for name in rules.pools}
+    return Packing(situation, space, Market(situation, usable), Domains(view.nodes)).pack()
+
+
+def in_plenty(view: ClusterView, rules: Policies) -> tuple[ClusterView, Policies]:
+    """The same where the cloud has all there is, and only quotas, budgets of jobs and their sizes set limits."""
+    jobs = [replace(one, pools=(), zones=(), capacity=None) for one in view.jobs]
+    more = {"max_nodes": 50, "capacity": CapacityRule.ON_DEMAND, "grow_per_minute": 1000.0}
+    rules = _all_pools(rules, **more, schedules=(), maintenance=())
+    return (
+        replace(view, jobs=tuple(jobs), refusals=(), quota_left={}),
+        rules.model_copy(update={"budget": BudgetPolicy()}),
+    )
+
+
+@often
+@given(views(), policies)
+def test_no_project_is_given_more_gpus_than_it_may_use(view: ClusterView, rules: Policies) -> None:
+    """What runs counts with its smallest group, or with all that it may use before it has said how many it has."""
+    view, rules = in_plenty(view, rules)
+    space = space_of(view, rules)
+    before = Counter(space.held)
+    packed_into(space, view, rules)
+    for name, project in rules.projects.items():
+        mine = [one for one in view.jobs if one.project == name]
+        used = grown = 0.0
+        for one in mine:
+            had, has = before[one.id], space.held[one.id]
+            counted = (max(had, one.min_workers) if had else one.max_workers) if one.is_running else had
+            used += counted * one.worker_resources["GPU"]
+            grown += max(counted, has) * one.worker_resources["GPU"]
+        assert project.gpus is None or grown <= max(used, project.gpus)
+
+
+@often
+@given(views(), policies)
+def test_nothing_is_bought_for_a_project_that_has_spent_its_money(view: ClusterView, rules: Policies) -> None:
+    view, rules = in_plenty(view, rules)
+    of_project = {one.id: one.project for one in view.jobs}
+    for launch in of(plan(view, rules, NOW), Launch):
+        name = of_project.get(launch.job_id, "")
+        if name in rules.projects:
+            project, spent = rules.projects[name], view.spent_by_project.get(name, Spending())
+            assert project.usd_per_day is None or spent.today < project.usd_per_day
+            assert project.usd_per_month is None or spent.this_month < project.usd_per_month
+
+
+@often
+@given(views(), policies)
+def test_a_job_without_money_starts_and_grows_nowhere(view: ClusterView, rules: Policies) -> None:
+    view, rules = in_plenty(view, rules)
+    space = space_of(view, rules)
+    before = Counter(space.held)
+    packed_into(space, view, rules)
+    broke = {one.id for one in view.jobs if one.budget_left is not None and one.budget_left <= 0}
+    assert {name: space.held[name] for name in broke} == {name: before[name] for name in broke}
+    assert not broke & {launch.job_id for launch in of(plan(view, rules, NOW), Launch)}
+
+
+@often
+@given(views(), policies, st.integers(2, 3))
+def test_a_job_is_given_whole_copies_of_its_model(view: ClusterView, rules: Policies, most: int) -> None:
+    view, rules = in_plenty(view, rules)
+    rules = _all_pools(rules, max_nodes=most)
+    space = space_of(view, rules)
+    before = Counter(space.held)
+    packed_into(space, view, rules)
+    for one in view.jobs:
+        assert space.held[one.id] == before[one.id] or space.held[one.id] % one.multiple_of == 0
 
 
 @always

@@ -137,6 +137,70 @@ def test_workers_start_in_the_domain_that_the_queue_answers_and_it_is_told_where
     assert used == {"x"}
 
 
+@pytest.mark.parametrize(("workers", "lasts_s"), [(4, 500.0), (2, 1000.0)])
+def test_a_job_ends_when_its_parts_of_nodes_have_cost_its_budget(workers: int, lasts_s: float) -> None:
+    # A node costs 3.6 USD an hour when it is bought, so that half of one costs 0.5 USD in 1000 s.
+    poor = job("a", workers=workers, work_s=40_000.0, budget=0.5)
+    run, report = replay(poor, planner=Keep(1), changes=(market(300, price=36.0),))
+    (sim,) = run.work.given_up
+    assert (report.succeeded, report.failed, report.losses) == (0, 1, 0)
+    assert (sim.started_s, sim.at_s, sim.spent) == (120.0, 120.0 + lasts_s, pytest.approx(0.5))
+    assert sim.done_s == workers * (lasts_s - 10.0), "it ends at a checkpoint"
+    rich = replace(poor, budget=100.0)
+    assert replay(rich, planner=Keep(1))[1].succeeded == 1
+
+
+def test_what_a_job_spent_before_it_was_lost_counts_and_the_planner_is_told_what_is_left() -> None:
+    left: dict[float, float] = {}
+
+    def planner(view: ClusterView, policies: Policies, now: float) -> Plan:
+        for one in view.jobs:
+            left[now] = round(one.budget_left or 0.0, 6)
+        return Keep(1)(view, policies, now)
+
+    taken = (market(0, nodes=1), market(350, nodes=0), market(351, nodes=1))
+    poor = job("a", work_s=40_000.0, budget=0.5)
+    trace = Trace(offerings=(SPOT, ON_DEMAND), jobs=(poor,), changes=taken, provisioning_s=120.0)
+    run = Replay(trace, POLICIES, planner, InOrder(), Assumptions(asks_always=True))
+    run.run()
+    (sim,) = run.work.given_up
+    # A dime pays for 100 s: for 230 s of the first node, and for 270 s of the next one, which is ready at 480 s.
+    assert (sim.losses, sim.at_s, sim.spent) == (1, pytest.approx(750.0), pytest.approx(0.5))
+    assert [left[at] for at in (60.0, 240.0, 360.0, 420.0, 600.0, 720.0)] == [
+        0.5,
+        0.38,
+        0.27,
+        0.27,
+        0.15,
+        0.03,
+    ]
+
+
+def test_a_job_goes_on_with_whole_copies_of_its_model() -> None:
+    def planner(view: ClusterView, policies: Policies, now: float) -> Plan:
+        seen.append(sum(node.jobs.get("b", 0) for node in view.nodes))
+        return Keep(2)(view, policies, now)
+
+    # Of 8 GPUs a has one, and b three on each node, of which one goes: two workers go on, or two more find room.
+    jobs = (
+        job("a", workers=1, work_s=9000.0),
+        job("b", 1.0, workers=6, least=2, work_s=9000.0, multiple_of=2),
+    )
+    trace = Trace(
+        offerings=(SPOT, ON_DEMAND), jobs=jobs, changes=(market(0, 2), market(500, 1)), provisioning_s=120.0
+    )
+    after: set[int] = set()
+    for seed in range(6):
+        seen: list[int] = []
+        run = Replay(trace, POLICIES, planner, InOrder(), Assumptions(seed=seed, asks_always=True))
+        run.run()
+        assert report_of(run).shrinks == 1
+        assert {workers % 2 for workers in seen} == {0}
+        assert seen[7] == 6
+        after.add(seen[10])
+    assert after == {2, 4}
+
+
 def test_jobs_for_which_nothing_ever_comes_are_given_up() -> None:
     _, report = replay(job("a"), planner=Keep(1), changes=(market(0, nodes=0),))
     assert (report.succeeded, report.failed, report.cost_usd) == (0, 1, 0.0)
@@ -182,21 +246,42 @@ def test_nodes_never_carry_more_than_they_have_and_jobs_stay_within_their_limits
         assert sum(node.is_paid for node in view.nodes) <= POLICIES.pools["gpu"].max_nodes
 
 
+@settings(max_examples=40, deadline=None)
+@given(TURNS)
+def test_worker_groups_are_whole_copies_and_budgets_are_kept_whatever_happens_to_the_nodes(seed: int) -> None:
+    planner = Wild(seed)
+    run, report = wild(seed, planner, copies=2, budget=0.4)
+    limits = {one.id: one for one in run.trace.jobs}
+    for view in planner.views:
+        workers: Counter[str] = Counter()
+        for node in view.nodes:
+            workers.update(node.jobs)
+        assert all(count % limits[name].multiple_of == 0 for name, count in workers.items())
+    for sim in run.work.sims.values():
+        assert sim.spent <= (sim.job.budget or 1e9) + 1e-9
+    assert report.useful_s + report.lost_s + report.stalled_s <= run.ledger.capacity_s + 1e-6
+
+
 @settings(max_examples=20, deadline=None)
 @given(TURNS)
 def test_equal_seeds_give_equal_reports(seed: int) -> None:
     assert wild(seed)[1] == wild(seed)[1]
 
 
-def wild(seed: int, planner: Wild | None = None) -> tuple[Replay, Report]:
+def wild(
+    seed: int, planner: Wild | None = None, copies: int = 1, budget: float | None = None
+) -> tuple[Replay, Report]:
+    """Half of the jobs have models on so many workers, and so much money."""
     random = Random(seed)
     jobs = [
         job(
             f"j{number:02d}",
             at_s=random.uniform(0, 20_000),
             workers=(most := random.choice([1, 2, 4, 8])),
-            least=random.choice([1, most]),
+            least=min(most, random.choice([copies, most])),
             work_s=random.uniform(1, 20_000),
+            multiple_of=copies if number % 2 and most % copies == 0 else 1,
+            budget=budget if number % 2 else None,
         )
         for number in range(30)
     ]

@@ -41,6 +41,11 @@ def test_a_generated_trace_is_the_same_after_it_was_written_and_read() -> None:
     ("change", "said"),
     [
         ({"workers": {"min": 5, "max": 4}}, "workers.min is 5 and above workers.max"),
+        (
+            {"workers": {"min": 2, "max": 5, "multiple_of": 2}},
+            "workers.max is 5; both have to be multiples of 2",
+        ),
+        ({"budget": 0}, "budget: should be greater than 0"),
         ({"work_s": -1}, "work_s: should be greater than or equal to 0"),
         ({"work_s": None}, "work_s: should be a valid number"),
         ({"kind": "task"}, "kind"),
@@ -110,6 +115,15 @@ def test_a_quota_that_stands_twice_or_that_no_offering_uses_is_refused() -> None
         read_lines("\n".join([file("one", "spot", 8).text, file("one", "SPOT", 8).text]))
     with pytest.raises(TraceError, match="line 1: units: should be greater than or equal to 0"):
         read_lines(file("one", "spot", -1).text)
+
+
+def test_budgets_and_whole_copies_are_the_same_after_they_were_written_and_read() -> None:
+    (job,) = read_lines(json.dumps(JOB)).jobs
+    assert (job.budget, job.multiple_of) == (None, 1)
+    for least, most in ((2, 8), (4, 4)):
+        paid = replace(job, min_workers=least, max_workers=most, multiple_of=2, budget=12.5)
+        trace = Trace(jobs=(paid, replace(job, id="b")))
+        assert read_lines("\n".join(write_lines(trace))) == trace
 
 
 def test_a_job_without_a_placement_may_run_anywhere() -> None:

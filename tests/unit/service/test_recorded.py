@@ -164,6 +164,17 @@ def test_a_placement_is_written_as_the_job_asked_for_it_and_read_again() -> None
     assert ["placement" in line for line in lines if '"job"' in line] == [True, False, False]
 
 
+def test_budgets_and_whole_copies_are_written_and_read_again() -> None:
+    told = [trains(1010.0, 2), ends(1110.0)]
+    copies = {"workers": {"min": 2, "max": 4, "multiple_of": 2}, "limits": {"budget": 7.5}}
+    trace, _ = trace_of(
+        (ended(created_at=1000.0, min_workers=2, max_workers=4, spec=copies), told),
+        (ended(created_at=1001.0, spec={"workers": 3, "limits": {"budget": None}}), told),
+    )
+    assert [(job.multiple_of, job.budget) for job in trace.jobs] == [(2, 7.5), (1, None)]
+    assert read_lines("\n".join(write_lines(trace))) == trace
+
+
 def test_a_deadline_is_written_as_seconds_of_the_trace_and_read_again() -> None:
     told = [trains(1010.0, 1), ends(1110.0)]
     trace, _ = trace_of(

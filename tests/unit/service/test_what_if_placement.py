@@ -354,16 +354,14 @@ def test_what_is_known_of_pools_at_rest_is_what_the_planner_says(
     rule=RULES,
     nodes=st.integers(2, 4),
     returns=st.sampled_from([None, 600]),
-    deadlines=st.booleans(),
+    limits=st.booleans(),
 )
 def test_a_planner_that_is_asked_only_after_changes_decides_the_same(
-    seed: int, rule: CapacityRule, nodes: int, returns: int | None, deadlines: bool
+    seed: int, rule: CapacityRule, nodes: int, returns: int | None, limits: bool
 ) -> None:
     trace, rules = a_trace(seed), policies(rule, nodes, patience_s=900, return_to_spot_s=returns)
-    if deadlines:
-        random = Random(seed)
-        jobs = [replace(one, deadline_s=one.at_s + random.uniform(2000, 30_000)) for one in trace.jobs]
-        trace = replace(trace, jobs=tuple(jobs))
+    if limits:
+        trace = replace(trace, jobs=tuple(limited(one, Random(f"{seed} {one.id}")) for one in trace.jobs))
     assumptions = Assumptions(seed=seed, stuck_s=20_000.0)
     run = replayed(trace, rules, assumptions)
     seldom = report_of(run)
@@ -372,6 +370,16 @@ def test_a_planner_that_is_asked_only_after_changes_decides_the_same(
     # who asks more often hears more refusals, and nothing else
     assert without_looks(seldom) == without_looks(always)
     assert seldom.looks < always.looks
+
+
+def limited(one: TraceJob, random: Random) -> TraceJob:
+    """The job with a deadline, money for a part of its work or more, and a model on two workers where it can have."""
+    return replace(
+        one,
+        deadline_s=one.at_s + random.uniform(2000, 30_000),
+        budget=random.choice([None, random.uniform(1.0, 40.0)]),
+        multiple_of=1 if one.min_workers % 2 or one.max_workers % 2 else 2,
+    )
 
 
 def without_looks(report: Report) -> Report:
