@@ -44,7 +44,7 @@ class EmulatorPart(ServicePart):
 
 
 def emulated_place(endpoint: str) -> AzureSettings:
-    """Where nodes stand in the Azure that the emulator at `endpoint` plays; subnet and image are names only."""
+    """Where nodes stand in the Azure that the emulator at `endpoint` plays; other ids are names only."""
     # Not above: it brings a web server, which a service without an emulator does not need here.
     from cluster.azure.emulator.server import GROUP, REGION, SUBSCRIPTION
 
@@ -56,6 +56,7 @@ def emulated_place(endpoint: str) -> AzureSettings:
         cluster="remora",
         subnet=f"{providers}/Microsoft.Network/virtualNetworks/remora/subnets/nodes",
         image=f"{providers}/Microsoft.Compute/galleries/remora/images/node/versions/1.0.0",
+        node_identity=f"{providers}/Microsoft.ManagedIdentity/userAssignedIdentities/nodes",
         ssh_public_key="ssh-ed25519 AAAA nobody@emulated",
         endpoint=endpoint,
         # The emulator is the key vault, too.

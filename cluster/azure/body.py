@@ -208,12 +208,8 @@ def _paid(settings: AzureSettings, offering: Offering) -> dict[str, Any]:
 def _placed(settings: AzureSettings, offering: Offering) -> dict[str, Any]:
     """Where the machine stands and who it is."""
     placed: dict[str, Any] = {} if offering.zone is None else {"zones": [offering.zone]}
-    if settings.node_identity is not None:
-        placed["identity"] = {
-            "type": "UserAssigned",
-            "userAssignedIdentities": {settings.node_identity: {}},
-        }
-    return placed
+    identity = {"type": "UserAssigned", "userAssignedIdentities": {settings.node_identity: {}}}
+    return placed | {"identity": identity}
 
 
 def custom_data(settings: AzureSettings, request: NodeRequest, offering: Offering, head: str) -> str:

@@ -28,11 +28,11 @@ class AzureSettings(BaseModel):
     image: ResourceId
     network_security_group: ResourceId | None = None
     #: Identity that the nodes have: it may read secrets and write checkpoints, and may not make machines.
-    node_identity: ResourceId | None = None
-    #: Client id of the same identity, which the node asks for tokens with.
+    node_identity: ResourceId
+    #: Client id of the same identity, which the node asks for tokens with; None: the only one that it has.
     node_identity_client_id: str | None = None
-    #: Key vault with the cluster's secret, e.g. `https://remora.vault.azure.net`.
-    vault: str | None = None
+    #: Key vault with the cluster's secret, e.g. `https://remora.vault.azure.net`; without TLS on the loopback alone.
+    vault: str = Field(pattern=r"^(https://[^/]|http://127\.)")
     #: Client id of the controller's own identity; None: the only one that its machine has.
     controller_client_id: str | None = None
     #: The controller is whoever is logged in on its machine, such as by `az login`: for trying things out.

@@ -40,6 +40,7 @@ def settings(endpoint: str, cluster: str = CLUSTER, **more: Any) -> AzureSetting
             "cluster": cluster,
             "subnet": f"{_PROVIDERS}/Microsoft.Network/virtualNetworks/v/subnets/nodes",
             "image": f"{_PROVIDERS}/Microsoft.Compute/galleries/remora/images/gpu/versions/1.0.0",
+            "node_identity": f"{_PROVIDERS}/Microsoft.ManagedIdentity/userAssignedIdentities/nodes",
             "ssh_public_key": "ssh-ed25519 AAAA rig",
             "endpoint": endpoint,
             "vault": endpoint,

@@ -130,6 +130,10 @@ def test_a_file_of_another_name_may_be_yaml(
         ("[1", "cannot be read"),
         ("just words", "no mapping"),
         ('{"region": "East US"}', "region: "),
+        # Machines that can never have the cluster's secret would be bought for ever.
+        ("{}", "vault: Field required"),
+        ("{}", "node_identity: Field required"),
+        ('{"vault": "http://vault.example"}', "vault: "),
     ],
 )
 def test_a_file_that_does_not_say_where_is_told_in_a_sentence(
