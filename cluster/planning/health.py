@@ -49,11 +49,12 @@ def _failure(
 ) -> Terminate | None:
     """Why a node is of no use, or None; who was never a member fails, who was one merely ends."""
     never_joined = node.state not in JOINED and not node.is_member
-    # What was to be asked for during a pause was asked for at its end.
-    age_s = now - max(node.created_at, paused_until)
+    age_s = now - node.created_at
     if node.provided and not node.is_running:
         return Terminate(node_id=node.id, reason="its machine stopped", is_failure=never_joined)
-    if not node.provided and node.state is NodeState.REQUESTED and age_s <= CREATE_TIMEOUT_S:
+    # What was to be asked for during a pause was asked for at its end.
+    asked_at = max(node.created_at, paused_until)
+    if not node.provided and node.state is NodeState.REQUESTED and now - asked_at <= CREATE_TIMEOUT_S:
         return None
     if not node.provided:
         return Terminate(node_id=node.id, reason=_why_missing(node), is_failure=never_joined)

@@ -730,6 +730,13 @@ def test_a_node_that_the_cloud_is_not_to_be_asked_for_yet_is_not_given_up(
     assert [type(one) for one in acts(actions)] == [Terminate] * ends
 
 
+def test_a_machine_that_never_joins_gains_no_time_by_a_pause_of_the_cloud() -> None:
+    starting = node("b", state=NodeState.LAUNCHED, is_member=False, created_at=NOW - 3600)
+    (end,) = acts(plan(view(nodes=[starting], paused_until=NOW + 30), rules(), NOW))
+    assert isinstance(end, Terminate)
+    assert end.is_failure
+
+
 def test_a_draining_node_stays_until_its_deadline_while_its_replacement_starts() -> None:
     nodes = [node("a"), node("b", state=NodeState.DRAINING, deadline_at=NOW + 20, idle_since=None)]
     (launch,) = acts(plan(view(nodes=nodes), rules(min_nodes=2, max_nodes=2), NOW))
