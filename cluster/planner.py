@@ -10,29 +10,27 @@ then what nobody uses is returned.  Everything that is not done has its reason a
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cluster.actions import Drain, Launch, Notice, Plan, Terminate, Wait
 from cluster.planning.domains import Domains
 from cluster.planning.exchange import hand_over, replacements, why_they_stay
-from cluster.planning.health import end_of, launch_not_before, starting
-from cluster.planning.limits import pace_left
+from cluster.planning.health import end_of
 from cluster.planning.market import Ask, Market
 from cluster.planning.money import MEANING
 from cluster.planning.packing import Packed, Packing
 from cluster.planning.returns import Returns
+from cluster.planning.sifting import Rule, past_rules, within_pace
 from cluster.planning.situation import Situation
 from cluster.planning.space import Space
-from cluster.planning.words import clock, count
+from cluster.planning.words import count
 from cluster.policies import BudgetStep, Policies, PoolPolicy
 from cluster.view import ClusterView, NodeView
 from remora.states import NodeState
 
 #: How often room is sought in one plan, as what is returned makes room for something else.
 PASSES = 4
-#: A site's own rule: a sentence that refuses a launch, or None.  It sees the view and nothing else.
-Rule = Callable[[ClusterView, Launch], str | None]
 
 
 def plan(
@@ -60,20 +58,19 @@ def plan(
     before = _usable(situation, returns)
     hand_over(situation, returns, before)
     packed, launches, short = _filled(situation, returns, before)
-    later: dict[str | None, str] = {}
-    allowed, held_up = _within_pace(situation, launches, later)
-    heard, refused = _heard(view, allowed, rules, later)
+    paced = within_pace(situation, launches)
+    heard = past_rules(view, paced.launches, rules)
     return (
         *ends,
         *returns.actions,
-        *heard,
+        *heard.launches,
         *_notices(situation),
-        *held_up,
-        *refused,
+        *paced.waits,
+        *heard.waits,
         *returns.waits,
         *short,
         *(why_they_stay(situation, returns, before) if tells_jobs else ()),
-        *(_waits(situation, packed, heard, later) if tells_jobs else ()),
+        *(_waits(situation, packed, heard.launches, heard.later | paced.later) if tells_jobs else ()),
     )
 
 
@@ -191,78 +188,6 @@ def _own(
         for lot in quote.lots
         for _ in range(lot.nodes)
     ]
-
-
-def _within_pace(
-    situation: Situation, launches: Iterable[Launch], later: dict[str | None, str]
-) -> tuple[list[Launch], list[Wait]]:
-    """The launches that may be made now, and why others have to wait; jobs that those are for come into `later`."""
-    by_pool: dict[str, list[Launch]] = defaultdict(list)
-    for launch in launches:
-        by_pool[launch.pool].append(launch)
-    allowed: list[Launch] = []
-    waits: list[Wait] = []
-    for pool, mine in by_pool.items():
-        number, why = _allowance(situation, pool)
-        allowed.extend(mine[:number])
-        if number < len(mine):
-            reason = f"{count(len(mine) - number, 'node')} more are launched later: {why}"
-            waits.append(Wait(pool=pool, reason=reason))
-        for launch in mine[number:]:
-            later.setdefault(launch.job_id, why)
-    return allowed, waits
-
-
-def _allowance(situation: Situation, pool: str) -> tuple[int, str]:
-    """How many nodes of a pool may be launched now, and what says so."""
-    now, view = situation.now, situation.view
-    policy, until = situation.policies.pools[pool], situation.limits[pool].maintenance_until
-    if until is not None:
-        return 0, f"nothing is launched before the maintenance ends at {clock(until)}"
-    not_before = launch_not_before(view, pool)
-    if now < not_before:
-        return 0, f"nodes of pool {pool!r} failed to start, the next is tried at {clock(not_before)}"
-    number = pace_left(policy.grow_per_minute, [node.created_at for node in view.nodes_of.get(pool, ())], now)
-    if not_before > float("-inf"):
-        # One try at a time until one joins; a start that is still on its way is that try.
-        number = min(number, 0 if starting(view, pool) else 1)
-        return number, f"nodes of pool {pool!r} failed to start, one is tried at a time"
-    return number, f"at most {policy.grow_per_minute:g} a minute are launched"
-
-
-def _heard(
-    view: ClusterView,
-    launches: Iterable[Launch],
-    rules: Sequence[tuple[str, Rule]],
-    later: dict[str | None, str],
-) -> tuple[list[Launch], list[Wait]]:
-    """The launches that no rule of the site refuses; a rule that fails is left out, and said to be.
-
-    Jobs that a refused one was for come into `later`.
-    """
-    heard: list[Launch] = []
-    waits: dict[Wait, None] = {}
-    for launch in launches:
-        refusal = None
-        for name, rule in rules:
-            try:
-                said = rule(view, launch)
-            except (
-                Exception
-            ) as error:  # a site's own code may raise anything, and nodes are needed all the same
-                waits[
-                    Wait(pool=launch.pool, reason=f"rule {name!r} was left out, as it failed: {error!r}")
-                ] = None
-                continue
-            if said is not None:
-                refusal = Wait(pool=launch.pool, reason=f"rule {name!r} refuses a launch: {said}")
-                break
-        if refusal is None:
-            heard.append(launch)
-        else:
-            waits[refusal] = None
-            later.setdefault(launch.job_id, refusal.reason)
-    return heard, list(waits)
 
 
 def _notices(situation: Situation) -> list[Notice]:

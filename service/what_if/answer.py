@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from cluster.installed_rules import Told
-from cluster.planner import Rule, plan
+from cluster.planner import plan
+from cluster.planning.sifting import Rule
 from cluster.policies import Policies
 from cluster.simulator.course import course_of
 from cluster.simulator.doors import Assumptions

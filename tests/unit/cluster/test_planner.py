@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from cluster.actions import Action, Drain, Launch, Notice, Plan, Terminate, Wait
 from cluster.offerings import CapacityType, Offering
-from cluster.planner import Rule, plan
+from cluster.planner import plan
 from cluster.planning.health import CREATE_TIMEOUT_S
 from cluster.planning.limits import next_at, pace_left
+from cluster.planning.sifting import Rule
 from cluster.policies import BudgetStep, CapacityRule, Policies
 from cluster.view import ClusterView, JobDemand, NodeView, Refusal, Spending
 from remora.states import NodeState

@@ -14,7 +14,7 @@ from cluster import installed_rules
 from cluster.actions import Launch
 from cluster.installed_rules import GROUP, load_rules
 from cluster.offerings import CapacityType, Offering
-from cluster.planner import Rule
+from cluster.planning.sifting import Rule
 from cluster.policies import Policies
 from cluster.simulator.doors import Assumptions
 from cluster.simulator.replay import Replay

@@ -1,0 +1,91 @@
+"""Which of the launches that are wished for are made now: pace, maintenance, failures and the site's rules (pure)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from cluster.actions import Launch, Wait
+from cluster.planning.health import launch_not_before, starting
+from cluster.planning.limits import pace_left
+from cluster.planning.situation import Situation
+from cluster.planning.words import clock, count
+from cluster.view import ClusterView
+
+#: A site's own rule: a sentence that refuses a launch, or None.  It sees the view and nothing else.
+Rule = Callable[[ClusterView, Launch], str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sifted:
+    """The launches that are left, and what is told of the others."""
+
+    launches: list[Launch]
+    waits: list[Wait]
+    #: Why launches are not made now, by the job that they are for; None: for a pool's own nodes.
+    later: dict[str | None, str]
+
+
+def within_pace(situation: Situation, launches: Iterable[Launch]) -> Sifted:
+    """The launches that a pool's pace, its failures and its maintenance leave for now."""
+    later: dict[str | None, str] = {}
+    by_pool: dict[str, list[Launch]] = defaultdict(list)
+    for launch in launches:
+        by_pool[launch.pool].append(launch)
+    allowed: list[Launch] = []
+    waits: list[Wait] = []
+    for pool, mine in by_pool.items():
+        number, why = _allowance(situation, pool)
+        allowed.extend(mine[:number])
+        if number < len(mine):
+            reason = f"{count(len(mine) - number, 'node')} more are launched later: {why}"
+            waits.append(Wait(pool=pool, reason=reason))
+        for launch in mine[number:]:
+            later.setdefault(launch.job_id, why)
+    return Sifted(launches=allowed, waits=waits, later=later)
+
+
+def _allowance(situation: Situation, pool: str) -> tuple[int, str]:
+    """How many nodes of a pool may be launched now, and what says so."""
+    now, view = situation.now, situation.view
+    policy, until = situation.policies.pools[pool], situation.limits[pool].maintenance_until
+    if until is not None:
+        return 0, f"nothing is launched before the maintenance ends at {clock(until)}"
+    not_before = launch_not_before(view, pool)
+    if now < not_before:
+        return 0, f"nodes of pool {pool!r} failed to start, the next is tried at {clock(not_before)}"
+    number = pace_left(policy.grow_per_minute, [node.created_at for node in view.nodes_of.get(pool, ())], now)
+    if not_before > float("-inf"):
+        # One try at a time until one joins; a start that is still on its way is that try.
+        number = min(number, 0 if starting(view, pool) else 1)
+        return number, f"nodes of pool {pool!r} failed to start, one is tried at a time"
+    return number, f"at most {policy.grow_per_minute:g} a minute are launched"
+
+
+def past_rules(view: ClusterView, launches: Iterable[Launch], rules: Sequence[tuple[str, Rule]]) -> Sifted:
+    """The launches that no rule of the site refuses; a rule that fails is left out, and said to be."""
+    heard: list[Launch] = []
+    later: dict[str | None, str] = {}
+    waits: dict[Wait, None] = {}
+    for launch in launches:
+        refusal = None
+        for name, rule in rules:
+            try:
+                said = rule(view, launch)
+            except (
+                Exception
+            ) as error:  # a site's own code may raise anything, and nodes are needed all the same
+                waits[
+                    Wait(pool=launch.pool, reason=f"rule {name!r} was left out, as it failed: {error!r}")
+                ] = None
+                continue
+            if said is not None:
+                refusal = Wait(pool=launch.pool, reason=f"rule {name!r} refuses a launch: {said}")
+                break
+        if refusal is None:
+            heard.append(launch)
+        else:
+            waits[refusal] = None
+            later.setdefault(launch.job_id, refusal.reason)
+    return Sifted(launches=heard, waits=list(waits), later=later)
