@@ -99,8 +99,10 @@ class Embedded:
     def _says_nodes_ready(self, begin: int) -> bool:
         said = self.up_log.read_bytes()[begin:].decode()
         assert self.process.poll() is None, f"`remora up` ended: {said}"
-        # In a cloud there are none before somebody needs them.
-        return (f"{self.nodes} ready after" if self.cloud == "local" else "of the policies says") in said
+        if "of the policies says" in said:
+            # In a cloud there are none before somebody needs them.
+            return self.cloud != "local" or len(self.ready_nodes()) == self.nodes
+        return f"{self.nodes} ready after" in said
 
     # --- as users meet it ----------------------------------------------------------------------------------------
 
