@@ -139,7 +139,7 @@ def test_nodes_that_come_after_the_head_has_moved_are_made_to_join_the_new_one(r
     rig.create(wish("node_a"))
     rig.settle()
     rig.head = "10.0.0.9:6379"
-    rig.azure = rig.another(image=settings("").image.replace("1.0.0", "1.0.1"))
+    rig.azure = rig.another(image=settings(rig.server.url).image.replace("1.0.0", "1.0.1"))
     rig.create(wish("node_b"))
     rig.settle()
     rig.create(wish("node_c"))
