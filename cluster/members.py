@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from cluster.agent.beats import Hearing
 
+#: Ray counts in ten-thousandths of a resource.
+_EXACT = 1e-4
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemberNode:
@@ -23,6 +26,8 @@ class MemberNode:
     is_draining: bool
     #: Ray resources it brings, e.g. {"CPU": 1.0}; empty when it is dead.
     resources: dict[str, float] = field(default_factory=dict)
+    #: Ray has given some of its resources away: workers are on it, or start there before their driver has told of them.
+    is_in_use: bool = False
     #: While draining: when it has to be gone, seconds since 1970.
     deadline_at: float | None = None
     #: What is heard of its agent; None where none was ever heard, as on local nodes, which have no agent.
@@ -35,6 +40,20 @@ class MemberNode:
         """While draining, or once it has left: why, as its agent says; None without one."""
         has_to_go = self.is_draining or not self.is_alive
         return self.agent.beat.leaves if has_to_go and self.agent is not None else None
+
+
+def is_given_away(brings: Mapping[str, float], free: Mapping[str, float] | None) -> bool:
+    """Some of what a node brings is not free; None: Ray does not say yet, as of a node that joins just now.
+
+    Objects that are kept on a node are nobody's work: whoever needs them holds something else of a node.
+    """
+    if free is None:
+        return False
+    return any(
+        free.get(name, 0.0) < amount - _EXACT
+        for name, amount in brings.items()
+        if name != "object_store_memory"
+    )
 
 
 def doubtful(members: Iterable[MemberNode]) -> bool:

@@ -14,7 +14,7 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.experimental import internal_kv
 
 from cluster.agent.beats import Beat, Hearing, listen, read
-from cluster.members import MemberNode, chosen, doubtful
+from cluster.members import MemberNode, chosen, doubtful, is_given_away
 
 #: Label that says which of our nodes a Ray node is.
 NODE_LABEL = "remora-node"
@@ -49,7 +49,8 @@ class RayMembership:
         try:
             nodes = ray.nodes()
             draining = ray_state.state.get_draining_nodes()
-            known = [member for node in nodes if (member := _member(node, draining)) is not None]
+            free = ray_state.state.available_resources_per_node()
+            known = [member for node in nodes if (member := _member(node, draining, free)) is not None]
             began = began_at(internal_kv.internal_kv_get_gcs_client()) if doubtful(known) else {}
         except Exception as error:  # Ray raises what its RPC library raises
             raise MembershipUnknown(f"the Ray cluster did not say which nodes it has: {error}") from error
@@ -76,18 +77,22 @@ class RayMembership:
             self._heard = heard
 
 
-def _member(node: dict[str, Any], draining: Mapping[str, int]) -> MemberNode | None:
+def _member(
+    node: dict[str, Any], draining: Mapping[str, int], free: Mapping[str, Mapping[str, float]]
+) -> MemberNode | None:
     node_id = node["Labels"].get(NODE_LABEL)
     if node_id is None:
         return None
     deadline_ms = draining.get(node["NodeID"])
+    brings = {k: v for k, v in node["Resources"].items() if not k.startswith("node:")}
     return MemberNode(
         node_id=node_id,
         ray_node_id=node["NodeID"],
         address=node["NodeManagerAddress"],
         is_alive=node["Alive"],
         is_draining=node["Alive"] and deadline_ms is not None,
-        resources={k: v for k, v in node["Resources"].items() if not k.startswith("node:")},
+        is_in_use=node["Alive"] and is_given_away(brings, free.get(node["NodeID"])),
+        resources=brings,
         deadline_at=deadline_ms / 1000 if deadline_ms else None,
         raylet_port=node["NodeManagerPort"],
     )

@@ -121,6 +121,8 @@ class NodeView:
     free: Mapping[str, float] | None = None
     #: The job that it was bought for (`Launch.job_id`), which is the first to be given room on it.
     bought_for: str | None = None
+    #: Ray has given some of it away: to its `jobs`, or to workers that nobody has told of yet.
+    is_in_use: bool = False
     #: Since when nothing has run on it; None while something does, and before it is ready.
     idle_since: float | None = None
     #: The provider lists it.
@@ -129,6 +131,8 @@ class NodeView:
     is_running: bool = True
     #: Ray knows it and calls it alive.
     is_member: bool = True
+    #: While draining: Ray has heard of it, and gives it no more work.
+    is_told: bool = True
     #: While draining: when it has to be gone.
     deadline_at: float | None = None
     #: It goes before it was of any use.
@@ -151,7 +155,16 @@ class NodeView:
         is_well = has_joined and not leaves and self.provided and self.is_running and self.is_member
         _set(self, "is_usable", not leaves and self.state not in ENDED)
         _set(self, "is_well", is_well)
-        _set(self, "filling_order", (not self.jobs, not has_joined, self.created_at, self.id))
+        _set(
+            self,
+            "filling_order",
+            (not (self.jobs or self.is_in_use), not has_joined, self.created_at, self.id),
+        )
+
+    @property
+    def may_work(self) -> bool:
+        """Ray knows it, and may have given it work that nobody has heard of yet."""
+        return self.is_member and self.state in JOINED
 
     @property
     def is_paid(self) -> bool:

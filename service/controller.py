@@ -58,10 +58,10 @@ class Cluster:
     membership: Membership
     #: What nodes can be bought as.
     supply: Supply
+    #: Tells Ray to give nodes no more work.
+    drains: Drains
     #: Takes nodes for a rehearsal; None where that is not possible.
     rehearsal: Rehearsal | None = None
-    #: Tells Ray to give nodes no more work; None where nobody can.
-    drains: Drains | None = None
     #: Nodes are bought and returned as the policies say; False: every pool is kept full.
     follows_policies: bool = False
     #: Seconds between two looks at the cloud at least, as clouds count how often they are asked.

@@ -140,6 +140,7 @@ class FakeMember:
     is_draining: bool
     resources: dict[str, float]
     deadline_at: float | None = None
+    is_in_use: bool = False
     leaves: str | None = None
     agent: Hearing | None = None
 
@@ -159,6 +160,10 @@ class FakeCluster:
         self._ending: dict[str, ProvidedNode] = {}
         self._zones: dict[str, str | None] = {}
         self.draining: set[str] = set()
+        #: Nodes of which Ray has given something away.
+        self.in_use: set[str] = set()
+        #: Ray gives them away right before it hears of the next drain.
+        self.taken_before_drain: set[str] = set()
         #: What is heard of agents; who is missing has none.
         self.agents: dict[str, Hearing] = {}
         #: Raised by the next `create`, one each.
@@ -217,6 +222,8 @@ class FakeCluster:
         assert reason
         if self.deaf_to_drains is not None:
             raise self.deaf_to_drains
+        self.in_use |= self.taken_before_drain
+        self.taken_before_drain = set()
         self.drains[node_id] = deadline_at
         self.draining.add(node_id)
 
@@ -240,6 +247,7 @@ class FakeCluster:
                 address=self.address_of(machine.node_id),
                 is_alive=machine.is_running,
                 is_draining=machine.node_id in self.draining,
+                is_in_use=machine.node_id in self.in_use,
                 resources=self.resources[machine.node_id],
                 agent=self.agents.get(machine.node_id),
             )

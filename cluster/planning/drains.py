@@ -10,6 +10,8 @@ from cluster.view import JobDemand, NodeView
 
 #: Work on a node that no job of the view owns is worth so many seconds for each of its workers.
 UNKNOWN_S = 3600.0
+#: A node that is in use without a worker that was told of is being started on: that is about what its start has taken.
+START_S = 30.0
 
 
 def workers_on(nodes: Iterable[NodeView]) -> dict[str, int]:
@@ -37,7 +39,7 @@ class Losses:
 
     def of(self, node: NodeView) -> float:
         """Seconds of workers' time that draining this node costs, after those that were drained before."""
-        cost = 0.0
+        cost = START_S if node.is_in_use and not node.jobs else 0.0
         for job_id, workers in node.jobs.items():  # asked for every node: a loop is half of a call of sum()
             cost += self._of_job(job_id, workers)
         return cost
@@ -53,8 +55,8 @@ class Losses:
         return everybody * job.resume_s + (everybody if stops else workers) * job.unsaved_s(self._now)
 
     def keeps_minimum(self, node: NodeView) -> bool:
-        """Every job on the node keeps `min_workers` without it."""
-        return all(
+        """Every job on the node keeps `min_workers` without it; whose workers just start there is not known."""
+        return (bool(node.jobs) or not node.is_in_use) and all(
             job_id in self._jobs and self._left[job_id] - workers >= self._jobs[job_id].min_workers
             for job_id, workers in node.jobs.items()
         )

@@ -12,7 +12,7 @@ from remora.states import NodeState
 
 #: A row whose machine the provider does not list after this many seconds was lost on the way to the provider.
 CREATE_TIMEOUT_S = 10.0
-#: Seconds that a busy node is given whose pool is in no policy any more, which so says nothing about it.
+#: Seconds that a node is given for its work whose pool is in no policy any more, which so says nothing about it.
 DRAIN_S = 120.0
 #: The first pause after a failed start; it doubles with every further one in a row.
 FIRST_PAUSE_S = 1.0
@@ -38,7 +38,7 @@ def end_of(
         return _end_of_drain(node, now)
     if node.pool not in pools:
         reason = f"there is no pool {node.pool!r} any more"
-        if node.jobs:
+        if node.may_work:
             return Drain(node_id=node.id, deadline_at=now + DRAIN_S, reason=reason)
         return Terminate(node_id=node.id, reason=reason)
     return None
@@ -50,6 +50,10 @@ def _failure(
     """Why a node is of no use, or None; who was never a member fails, who was one merely ends."""
     never_joined = node.state not in JOINED and not node.is_member
     age_s = now - node.created_at
+    # One that drains leaves by itself, once nothing runs on it.
+    has_left = node.state is NodeState.DRAINING and node.provided and not node.is_member
+    if has_left:
+        return Terminate(node_id=node.id, reason="it is drained, and has left the Ray cluster")
     if node.provided and not node.is_running:
         return Terminate(node_id=node.id, reason="its machine stopped", is_failure=never_joined)
     # What was to be asked for during a pause was asked for at its end.
@@ -63,9 +67,7 @@ def _failure(
         reason = f"it did not join the Ray cluster within {limit_s:.0f} s"
         return Terminate(node_id=node.id, reason=reason, is_failure=True)
     if node.state in JOINED and not node.is_member:
-        # One that drains leaves by itself.
-        is_cut_off = node.state is not NodeState.DRAINING
-        return Terminate(node_id=node.id, reason="it left the Ray cluster", is_cut_off=is_cut_off)
+        return Terminate(node_id=node.id, reason="it left the Ray cluster", is_cut_off=True)
     return None
 
 
@@ -85,7 +87,7 @@ def _why_missing(node: NodeView) -> str:
 def _end_of_drain(node: NodeView, now: float) -> Terminate | None:
     if node.deadline_at is not None and now >= node.deadline_at:
         return Terminate(node_id=node.id, reason="its drain deadline passed")
-    if not node.jobs and node.idle_since is not None:
+    if node.is_told and not node.jobs and not node.is_in_use:
         return Terminate(node_id=node.id, reason="it is drained, and nothing runs on it any more")
     return None
 

@@ -63,10 +63,10 @@ class Returns:
         return [node for node in nodes if node.id not in self._gone] if self._gone else nodes
 
     def give_back(self, node: NodeView, reason: str) -> None:
-        """Let a node go.  A node that works is drained with a deadline; one that does not is ended."""
+        """Let a node go: what may have been given work is drained with a deadline, the rest is ended."""
         self._gone[node.id] = node
         policy = self._situation.policies.pools[node.pool]
-        if node.jobs:
+        if node.may_work:
             deadline_at = self._situation.now + policy.drain_s
             self.actions.append(Drain(node_id=node.id, deadline_at=deadline_at, reason=reason))
         else:

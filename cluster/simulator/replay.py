@@ -252,8 +252,9 @@ class Replay:
         node = self.fleet.nodes.get(action.node_id)
         if node is None or node.deadline_s is not None:
             return False
-        self.fleet.drain(now, node, max(now, action.deadline_at - self.trace.begins_at))
-        self.work.vacate(now, node, only_elastic=True)
+        if node.jobs:
+            self.fleet.drain(now, node, max(now, action.deadline_at - self.trace.begins_at))
+            self.work.vacate(now, node, only_elastic=True)
         if not node.jobs:
             self.fleet.end(now, node)
         return True

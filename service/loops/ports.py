@@ -66,6 +66,11 @@ class Member(Protocol):
         ...
 
     @property
+    def is_in_use(self) -> bool:
+        """Ray has given some of its resources away, be it to workers that nobody has told of yet."""
+        ...
+
+    @property
     def resources(self) -> Mapping[str, float]:
         """Ray resources that it brings."""
         ...

@@ -83,8 +83,7 @@ class Hands:
     provider: Provider
     membership: Membership
     supply: Supply
-    #: None where nobody can tell Ray: drains stand in the rows alone.
-    drains: Drains | None = None
+    drains: Drains
     #: Nodes are bought and returned as the policies say; False where they cost nothing: each pool is kept at its
     #: maximum, whatever jobs there are.
     follows_policies: bool = True
@@ -164,9 +163,8 @@ def _carry_out(
                 draining.append(_begin_drain(turn, by_id[action.node_id], action))
             case Notice():
                 _tell(turn, action)
-    if hands.drains is not None:
-        _drain(hands.drains, draining, members)
-    if hands.drains is not None and hands.follows_policies:
+    _drain(hands.drains, draining, members)
+    if hands.follows_policies:
         # A process of this machine is gone once it was deleted.
         _turn_away(turn, hands.drains, rows, members)
     at_once = AT_ONCE if hands.follows_policies else 1
@@ -202,7 +200,8 @@ def _observe(
             resources=member.resources,
         )
     decision = lifecycle.observe_node(row, seen, turn.now)
-    since = idle_since(decision.node, jobs, turn.now)
+    is_in_use = bool(jobs) or (member is not None and member.is_in_use)
+    since = idle_since(decision.node, is_in_use, turn.now)
     decision = replace(decision, node=replace(decision.node, idle_since=since))
     return _save(turn, row, decision) if decision.node != row else row
 

@@ -91,6 +91,8 @@ def seen_node(row: NodeRow, jobs: Mapping[str, int], machines: Machines, members
         provided=machine is not None,
         is_running=machine is not None and machine.is_running,
         is_member=member is not None and member.is_alive,
+        is_in_use=member is not None and member.is_in_use,
+        is_told=member is not None and member.is_draining,
         deadline_at=row.deadline_at if noticed_until is None else noticed_until,
     )
 

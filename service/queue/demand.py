@@ -109,9 +109,9 @@ def workers_of_jobs(nodes: Iterable[NodeRow], attempts: Iterable[AttemptRow]) ->
     return found
 
 
-def idle_since(node: NodeRow, jobs: Mapping[str, int], now: float) -> float | None:
-    """Since when nothing has run on the node; None while something does, and before it is ready."""
-    if jobs or node.state not in (NodeState.READY, NodeState.DRAINING):
+def idle_since(node: NodeRow, is_in_use: bool, now: float) -> float | None:
+    """Since when nothing has run on the node; None while it is in use, and before it is ready."""
+    if is_in_use or node.state not in (NodeState.READY, NodeState.DRAINING):
         return None
     return now if node.idle_since is None else node.idle_since
 

@@ -171,7 +171,7 @@ def test_what_cannot_be_told_or_taken_is_refused_with_a_sentence(world: World, c
     assert world.cluster.machines[node_id].is_running
 
     drill = ask(client, f"nodes/{node_id}", silent=True)
-    world.controller.use(Cluster(world.launcher, world.cluster, world.cluster, world.supply))
+    world.controller.use(Cluster(world.launcher, world.cluster, world.cluster, world.supply, world.cluster))
     world.tick()
     assert now(client, drill).message == "the machines here cannot be taken for a rehearsal"
 

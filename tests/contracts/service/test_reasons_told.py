@@ -162,7 +162,7 @@ def test_a_node_tells_why_it_stays_and_says_nothing_while_it_works(world: World,
     assert shown.reason == "it is unused, and goes at 00:17:21 UTC if it still is"
     assert shown.reason_since == world.now - 0.25
     world.now += 40.0
-    world.tick(2)
+    world.tick(3)
     assert (node(client, one.id).state, node(client, one.id).reason) == (NodeState.GONE, None)
 
 

@@ -625,8 +625,41 @@ class TestPolicies:
         newest = ready.nodes()[-1]
         train_on(ready, [newest])
         self.apply(ready, "pools: {local: {sizes: [local], max_nodes: 1}}")
+        ready.tick(2)
+        assert list(ready.cluster.machines) == [newest.id]
+
+    def test_a_node_whose_workers_only_start_is_drained_and_left_until_they_have_gone(
+        self, ready: World
+    ) -> None:
+        ready.cluster.in_use = {node.id for node in ready.nodes()}
+        self.apply(ready, "pools: {local: {sizes: [local], max_nodes: 0, drain_s: 40}}")
+        ready.tick(4)
+        assert set(ready.cluster.drains) == set(ready.cluster.machines) == ready.cluster.in_use
+        ready.cluster.in_use.pop()
         ready.tick()
-        assert (list(ready.cluster.machines), ready.cluster.drains) == ([newest.id], {})
+        assert set(ready.cluster.machines) == ready.cluster.in_use
+        ready.now += 40.0
+        ready.tick()
+        assert ready.cluster.machines == {}
+
+    def test_a_node_that_is_given_work_while_it_is_returned_is_not_ended(self, ready: World) -> None:
+        first = ready.nodes()[0]
+        ready.cluster.taken_before_drain = {first.id}
+        self.apply(ready, "pools: {local: {sizes: [local], max_nodes: 0, drain_s: 40}}")
+        ready.tick(4)
+        assert list(ready.cluster.machines) == [first.id]
+        ready.cluster.in_use = set()
+        ready.tick()
+        assert ready.cluster.machines == {}
+
+    def test_a_node_is_not_ended_before_ray_has_heard_that_it_goes(self, ready: World) -> None:
+        ready.cluster.deaf_to_drains = ConnectionError("the head does not answer")
+        self.apply(ready, "pools: {local: {sizes: [local], max_nodes: 0, drain_s: 40}}")
+        ready.tick(4)
+        assert len(ready.cluster.machines) == 3
+        ready.cluster.deaf_to_drains = None
+        ready.tick(2)
+        assert ready.cluster.machines == {}
 
     def test_the_node_whose_job_has_least_to_lose_is_drained(self, ready: World) -> None:
         *old_on, young_on = ready.nodes()
@@ -660,9 +693,10 @@ class TestPolicies:
         train_on(ready, ready.nodes()[:2])
         self.apply(ready, "pools: {}")
         ready.tick()
+        assert set(ready.cluster.drains.values()) == {ready.now + DRAIN_S}
+        ready.tick()
         assert list(ready.cluster.machines) == [node.id for node in ready.nodes()[:2]]
         assert [node.state for node in ready.nodes()][:2] == [NodeState.DRAINING] * 2
-        assert set(ready.cluster.drains.values()) == {ready.now + DRAIN_S}
 
     def test_a_version_that_is_not_accepted_any_more_is_passed_over(
         self, ready: World, caplog: pytest.LogCaptureFixture

@@ -459,7 +459,7 @@ class TestControllerProcess:
             if addresses == ["first:1"]:
                 raise ConnectionError("nobody is there\nlong story")
             supply = LocalSupply(settings)
-            return Cluster(FakeLauncher(), fakes, fakes, supply, close=lambda: closed.append(address))
+            return Cluster(FakeLauncher(), fakes, fakes, supply, fakes, close=lambda: closed.append(address))
 
         (home / "ray.address").write_text("first:1\n")
         process = Process(settings, database, connect)

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 import pytest
 import ray
 from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from cluster.agent import gcs
 from cluster.agent.beats import BEAT_S, SILENT_S, written
+from cluster.drain import RayDrains
 from cluster.members import MemberNode
 from cluster.membership import NODE_LABEL, RayMembership
 from tests.e2e.processes import until
@@ -91,3 +93,20 @@ def test_an_agent_is_heard_until_it_gives_no_new_sign_of_life(cluster: Cluster) 
     gone = look()
     assert gone.leaves == "Preempt by the cloud", "what its agent said last"
     assert look() == gone, "and it is not asked again"
+
+
+def test_a_node_is_in_use_from_the_moment_on_at_which_ray_gives_it_away(cluster: Cluster) -> None:
+    raylet, _ = joins(cluster, "node_c")
+    kept = ray.put(bytes(1_000_000))
+    assert not member("node_c").is_in_use
+    (place,) = (node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Labels"].get(NODE_LABEL))
+    there = placement_group([{"CPU": 0.5}], "STRICT_PACK", _soft_target_node_id=place)
+    ray.get(there.ready())
+    assert member("node_c").is_in_use, "no worker has started yet"
+    remove_placement_group(there)
+    until(lambda: not member("node_c").is_in_use, "it is free again", 30.0)
+    del kept
+    drains = RayDrains(RayMembership())
+    drains.drain("node_c", "nobody has used it", time.time() + 600.0)
+    until(lambda: not member("node_c").is_alive, "what is drained and not in use leaves at once", 60.0)
+    cluster.remove_node(raylet)

@@ -230,6 +230,7 @@ def nodes(draw: st.DrawFn, name: str, demands: list[JobDemand]) -> NodeView:
     if is_member and demands and draw(st.booleans()):
         one = draw(st.sampled_from(demands))
         on_it = {one.id: 1} if bought.resources["GPU"] >= one.worker_resources["GPU"] else {}
+    is_in_use = bool(on_it) or (is_member and draw(st.sampled_from([False, False, True])))
     is_leaving = state in (NodeState.DRAINING, NodeState.TERMINATING)
     ages = st.sampled_from([5.0, 30.0, 100.0, 2000.0])
     return node(
@@ -242,7 +243,9 @@ def nodes(draw: st.DrawFn, name: str, demands: list[JobDemand]) -> NodeView:
         fabric=draw(st.sampled_from([None, "d1", "d2"])) if bought.has_fabric else None,
         jobs=on_it,
         bought_for=draw(st.sampled_from([None, *(one.id for one in demands)])),
-        idle_since=NOW - draw(ages) if is_member and not on_it else None,
+        is_in_use=is_in_use,
+        is_told=draw(st.booleans()) if state is NodeState.DRAINING else True,
+        idle_since=NOW - draw(ages) if is_member and not is_in_use else None,
         provided=not is_ended and state is not NodeState.REQUESTED,
         is_running=not is_ended and state is not NodeState.REQUESTED,
         is_member=is_member,

@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 
 from cluster.agent.beats import Beat, Hearing
-from cluster.members import MemberNode, chosen, doubtful
+from cluster.members import MemberNode, chosen, doubtful, is_given_away
 
 OLD = MemberNode(node_id="node_a", ray_node_id="old", address="10.0.0.4", is_alive=True, is_draining=False)
 NEW = replace(OLD, ray_node_id="new")
@@ -78,3 +78,20 @@ def test_the_agent_s_reason_is_told_while_its_node_drains() -> None:
     assert replace(OLD, agent=agent).leaves is None
     assert replace(OLD, agent=agent, is_alive=False).leaves == "Preempt by the cloud"
     assert draining(OLD).leaves is None
+
+
+@pytest.mark.parametrize(
+    ("free", "is_in_use"),
+    [
+        ({"CPU": 4.0, "GPU": 1.0, "object_store_memory": 100.0}, False),
+        ({"CPU": 3.99999999, "GPU": 1.0, "object_store_memory": 7.0}, False),
+        ({"CPU": 4.0, "GPU": 0.5, "object_store_memory": 100.0}, True),
+        ({"CPU": 4.0, "object_store_memory": 100.0}, True),
+        (None, False),
+    ],
+)
+def test_a_node_is_in_use_when_ray_has_given_some_of_it_away_besides_room_for_objects(
+    free: dict[str, float] | None, is_in_use: bool
+) -> None:
+    brings = {"CPU": 4.0, "GPU": 1.0, "object_store_memory": 100.0}
+    assert is_given_away(brings, free) is is_in_use

@@ -340,10 +340,10 @@ def test_a_pool_keeps_its_minimum_and_its_warm_nodes() -> None:
 
 def test_what_nobody_uses_is_returned_after_its_time_at_its_pace() -> None:
     idle = [node(f"n{at}", idle_since=NOW - 300 + at) for at in range(3)]
-    (end,) = acts(plan(view(nodes=idle), rules(), NOW))
-    assert end == Terminate(node_id="n0", reason="nobody has used it for 300 s")
+    (end,) = acts(plan(view(nodes=idle), rules(drain_s=60), NOW))
+    assert end == Drain(node_id="n0", deadline_at=NOW + 60, reason="nobody has used it for 300 s")
     later = plan(view(nodes=idle), rules(shrink_per_minute=2), NOW + 60)
-    assert [one.node_id for one in acts(later) if isinstance(one, Terminate)] == ["n0", "n1"]
+    assert [one.node_id for one in acts(later) if isinstance(one, Drain)] == ["n0", "n1"]
     assert any("at most 2 a minute are returned" in one.reason for one in later if isinstance(one, Wait))
     assert acts(plan(view(nodes=idle), rules(min_nodes=3), NOW + 60)) == []
 
@@ -471,7 +471,7 @@ def test_in_maintenance_what_is_too_much_or_unused_stays_and_what_a_budget_step_
         assert [(one.pool, one.node_id) for one in waits] == [("p", None), (None, "unused")]
         assert all("until the maintenance ends at 14:00:00 UTC" in one.reason for one in waits)
         (end,) = acts(plan(seen, rules(**limits), NOW))
-        assert isinstance(end, Terminate), "without maintenance it goes"
+        assert isinstance(end, Drain), "without maintenance it goes"
         assert end.node_id == "unused"
 
 
@@ -679,7 +679,7 @@ def test_what_was_bought_before_the_money_was_spent_is_kept_for_its_job_and_noth
     for size, kept in ((2, True), (3, False)):
         wish = view([job("j", size, project="v")], own, in_turns=True, spent_by_project=spent)
         actions = plan(wish, limited(usd_per_day=5.0), NOW)
-        assert [type(one) for one in acts(actions)] == ([] if kept else [Terminate, Terminate])
+        assert [type(one) for one in acts(actions)] == ([] if kept else [Drain, Drain])
 
 
 LOST = {"provided": False, "is_running": False, "is_member": False}
@@ -695,7 +695,6 @@ LOST = {"provided": False, "is_running": False, "is_member": False}
         ({"state": NodeState.DRAINING, "deadline_at": NOW, "idle_since": None}, False),
         ({"state": NodeState.DRAINING, "deadline_at": NOW + 60, "idle_since": NOW}, False),
         ({"state": NodeState.TERMINATING}, False),
-        ({"pool": "no-such-pool"}, False),
         ({"state": NodeState.GONE}, False),
         ({"state": NodeState.LAUNCHED, "is_running": False, "is_member": False}, True),
         ({"state": NodeState.LAUNCHED, "is_member": False, "created_at": NOW - 900.1}, True),
@@ -739,7 +738,7 @@ def test_a_machine_that_never_joins_gains_no_time_by_a_pause_of_the_cloud() -> N
 
 
 def test_a_draining_node_stays_until_its_deadline_while_its_replacement_starts() -> None:
-    nodes = [node("a"), node("b", state=NodeState.DRAINING, deadline_at=NOW + 20, idle_since=None)]
+    nodes = [node("a"), node("b", state=NodeState.DRAINING, deadline_at=NOW + 20, jobs={"j": 1})]
     (launch,) = acts(plan(view(nodes=nodes), rules(min_nodes=2, max_nodes=2), NOW))
     assert isinstance(launch, Launch)
 

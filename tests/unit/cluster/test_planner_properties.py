@@ -149,15 +149,18 @@ def test_nothing_is_bought_that_was_just_refused(view: ClusterView, rules: Polic
 
 @always
 @given(views(), policies)
-def test_a_node_that_works_is_drained_and_never_ended(view: ClusterView, rules: Policies) -> None:
+def test_a_node_that_works_or_may_be_given_work_is_drained_and_never_ended(
+    view: ClusterView, rules: Policies
+) -> None:
     by_id = {one.id: one for one in view.nodes}
     for action in plan(view, rules, NOW):
-        if isinstance(action, Terminate) and by_id[action.node_id].jobs:
+        if isinstance(action, Terminate) and by_id[action.node_id].may_work:
             one = by_id[action.node_id]
-            assert one.deadline_at is not None, "only at its deadline"
-            assert one.deadline_at <= NOW
+            is_empty = one.is_told and not one.jobs and not one.is_in_use
+            assert one.deadline_at is not None, "it was drained"
+            assert is_empty or one.deadline_at <= NOW, "only when it is empty, or at its deadline"
         if isinstance(action, Drain):
-            assert by_id[action.node_id].jobs
+            assert by_id[action.node_id].may_work
             assert action.deadline_at > NOW
 
 
@@ -328,7 +331,7 @@ def test_the_minimum_is_never_returned(view: ClusterView, rules: Policies) -> No
     actions = plan(view, rules, NOW)
     by_id = {one.id: one for one in view.nodes}
     unused = Counter(
-        by_id[action.node_id].pool for action in of(actions, Terminate) if "nobody has used" in action.reason
+        by_id[action.node_id].pool for action in of(actions, Drain) if "nobody has used" in action.reason
     )
     after = done(view, actions, NOW)
     for name, policy in rules.pools.items():
