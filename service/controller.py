@@ -28,7 +28,8 @@ from service.loops.account import account
 from service.loops.dispatch import dispatch
 from service.loops.drill import drill
 from service.loops.ports import Drains, Launcher, Membership, Rehearsal, Supply
-from service.loops.scale import Hands, Pause, Unseen, scale
+from service.loops.scale import Hands, Unseen, scale
+from service.loops.sight import note_unseen
 from service.loops.sweep import sweep
 from service.loops.track import track
 from service.loops.turn import Turn
@@ -80,7 +81,6 @@ class Controller:
         #: Why jobs have not all the nodes that they could use, by job id, as the last plan said.
         self._why_short: Mapping[str, str] = {}
         self._looked_at = -math.inf
-        self._pause = Pause()
         #: Since when the cluster cannot be seen; None while it can.
         self.unseen_since: float | None = None
         #: It is Ray that does not say, not the cloud: another connection may help.
@@ -145,9 +145,12 @@ class Controller:
             cluster.supply,
             cluster.drains,
             cluster.follows_policies,
-            self._pause,
         )
-        self._why_short = scale(turn, hands)
+        try:
+            self._why_short = scale(turn, hands)
+        except Unseen as error:
+            note_unseen(turn, str(error))
+            raise
         self.unseen_since = None
 
     def use(self, cluster: Cluster) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -39,14 +39,15 @@ from service.loops.seeing import (
     load_running,
     seen_node,
 )
+from service.loops.sight import note_seen
 from service.loops.site_rules import let_through
 from service.loops.turn import Turn
 from service.queue import lifecycle
 from service.queue.demand import idle_since, workers_by_node
 from service.queue.rows import NodeRow
+from service.store import cloud, spending
 from service.store import jobs as job_store
 from service.store import nodes as store
-from service.store import spending
 from service.store.ids import new_id
 
 log = logging.getLogger(__name__)
@@ -66,16 +67,6 @@ class Unseen(Exception):
     """The provider or Ray does not say what there is."""
 
 
-@dataclass
-class Pause:
-    """Until when the cloud does not want to be asked for machines, seconds since 1970.
-
-    One process knows it; another one asks, and hears it again.
-    """
-
-    until: float = float("-inf")
-
-
 @dataclass(frozen=True)
 class Hands:
     """What acts on nodes, and what they can be bought as."""
@@ -87,7 +78,6 @@ class Hands:
     #: Nodes are bought and returned as the policies say; False where they cost nothing: each pool is kept at its
     #: maximum, whatever jobs there are.
     follows_policies: bool = True
-    pause: Pause = field(default_factory=Pause)
 
 
 def scale(turn: Turn, hands: Hands) -> Mapping[str, str]:
@@ -102,6 +92,9 @@ def scale(turn: Turn, hands: Hands) -> Mapping[str, str]:
     except Exception as error:
         raise Unseen(str(error)) from error
     # 2. Load, after looking: a machine that was seen has its row by now.
+    known = turn.load(cloud.get)
+    if known.unseen_since is not None:
+        note_seen(turn, known.unseen_since)
     rows = turn.load(lambda connection: store.current_nodes(connection, turn.now - MEMORY_S))
     policies = policies_in_force(turn)
     load = turn.load(lambda connection: _load(connection, hands, policies, turn.now))
@@ -113,7 +106,7 @@ def scale(turn: Turn, hands: Hands) -> Mapping[str, str]:
     nodes = [seen_node(row, jobs_on.get(row.id, {}), machines, members) for row in rows]
     if hands.follows_policies:
         note_quotas(turn, policies, hands.supply)
-        view = bought_view(turn, policies, hands.supply, load, nodes, hands.pause.until)
+        view = bought_view(turn, policies, hands.supply, load, nodes, known.paused_until)
     else:
         policies = kept_full(policies, turn.now)
         view = free_view(hands.supply, load, nodes, turn.now)
@@ -176,9 +169,8 @@ def _carry_out(
         by_id[row.id] = row
         wanted.append(_request(row, offerings[launch.offering], launch.labels))
     answers = _at_once("create", partial(_create, provider), wanted, at_once)
+    _hold_back(turn, answers)
     for request, refusal in zip(wanted, answers, strict=True):
-        if isinstance(refusal, Throttled) and not isinstance(refusal, Unanswered):
-            hands.pause.until = max(hands.pause.until, turn.now + refusal.retry_after_s)
         _settle(turn, by_id[request.node_id], refusal)
     return vetoed
 
@@ -367,6 +359,18 @@ def _at_once(
         return [ask(one) for one in everything]
     with ThreadPoolExecutor(min(at_once, len(everything)), thread_name_prefix=name) as threads:
         return list(threads.map(ask, everything))
+
+
+def _hold_back(turn: Turn, answers: Iterable[ProviderError | None]) -> None:
+    """Remember until when the cloud does not want to be asked, so that what it was not asked for has not failed."""
+    pauses = [
+        answer.retry_after_s
+        for answer in answers
+        if isinstance(answer, Throttled) and not isinstance(answer, Unanswered)
+    ]
+    if pauses:
+        until = turn.now + max(pauses)
+        turn.apply(lambda connection: cloud.pause(connection, until))
 
 
 def _settle(turn: Turn, row: NodeRow, refusal: ProviderError | None) -> None:

@@ -309,6 +309,17 @@ refusals = sa.Table(
     sa.Column("reason", sa.Text, nullable=False),
 )
 
+# What is remembered of the cloud, in one row.
+cloud = sa.Table(
+    "cloud",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    # Before this it does not want to be asked for machines.
+    sa.Column("paused_until", sa.Double),
+    # Since when it, or Ray, does not say what there is.
+    sa.Column("unseen_since", sa.Double),
+)
+
 # The furthest step of the budget in a day (UTC, `2026-07-01`).
 budget_days = sa.Table(
     "budget_days",

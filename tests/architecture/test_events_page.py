@@ -11,6 +11,8 @@ from tests.architecture.repository import ROOT, sources
 
 KIND = re.compile(
     r"(job|attempt|worker_group|worker|node|checkpoint|training|records?|policies|quotas)\.[a-z_]+"
+    # `cluster` is a package as well.
+    r"|cluster\.(un)?seen"
 )
 #: What stands in a kind that is put together, by what it begins with.
 PUT_TOGETHER = {

@@ -442,6 +442,22 @@ def test_nodes_that_a_cloud_asks_to_wait_for_have_not_failed_and_all_come_after_
     assert [(node.id, node.state) for node in living(world)] == [(name, NodeState.READY) for name in asked]
 
 
+def test_a_pause_that_the_cloud_asked_for_outlives_the_controller(world: World) -> None:
+    world.submit(min_workers=2, max_workers=2)
+    world.cluster.refusals = [Throttled("too many requests", retry_after_s=60.0)] * 2
+    world.tick()
+    asked = [node.id for node in living(world)]
+    world.controller.resign()
+    world.controller = world.new_controller()
+    world.now += 50.0
+    # What was asked for fails for another reason now, and would be given up after ten seconds.
+    world.cluster.refusals = [Throttled("the server is busy", retry_after_s=1.0)] * 2
+    world.tick()
+    assert [node.id for node in living(world)] == asked == [node.id for node in world.nodes()]
+    world.tick(2)
+    assert [(node.id, node.state) for node in living(world)] == [(name, NodeState.READY) for name in asked]
+
+
 def test_a_cloud_that_counts_is_not_looked_at_in_every_turn(world: World) -> None:
     world.look_s = 2.0
     world.controller.resign()

@@ -485,6 +485,26 @@ class TestNodes:
         assert ready.nodes() == before
         assert len(ready.cluster.machines) == 3
 
+    def test_that_the_cluster_cannot_be_seen_is_told_once_whichever_controller_looks(
+        self, ready: World
+    ) -> None:
+        ready.cluster.list_error = ProviderError("the provider does not answer")
+        ready.tick(3)
+        ready.controller.resign()
+        ready.controller = ready.new_controller()
+        ready.tick(3)
+        ready.cluster.list_error = None
+        ready.tick(3)
+        page = ready.database.query(lambda c: policies.page_of_cluster_events(c, after=0, limit=9))
+        assert [(event.kind, event.message) for event in page] == [
+            (
+                "cluster.unseen",
+                "the cluster cannot be seen, and nothing is bought or returned until it can:"
+                " the provider does not answer",
+            ),
+            ("cluster.seen", "the cluster can be seen again, after 2 s"),
+        ]
+
     def test_a_crash_between_the_row_and_the_machine_is_healed(self, world: World) -> None:
         world.cluster.refusals = []
         create = world.cluster.create
