@@ -53,7 +53,7 @@ def _failure(
     # One that drains leaves by itself, once nothing runs on it.
     has_left = node.state is NodeState.DRAINING and node.provided and not node.is_member
     if has_left:
-        return Terminate(node_id=node.id, reason="it is drained, and has left the Ray cluster")
+        return Terminate(node_id=node.id, reason="it is drained, and Ray has let it go")
     if node.provided and not node.is_running:
         return Terminate(node_id=node.id, reason="its machine stopped", is_failure=never_joined)
     # What was to be asked for during a pause was asked for at its end.

@@ -61,7 +61,7 @@ def test_what_has_not_joined_is_ended_without_a_drain() -> None:
         ({"jobs": {"j": 1}}, None),
         ({"is_told": False}, None),
         ({"is_in_use": True, "deadline_at": NOW}, "its drain deadline passed"),
-        ({"is_told": False, "is_member": False}, "it is drained, and has left the Ray cluster"),
+        ({"is_told": False, "is_member": False}, "it is drained, and Ray has let it go"),
     ],
 )
 def test_a_drain_ends_once_ray_knows_of_it_and_has_nothing_there_or_at_its_deadline(
