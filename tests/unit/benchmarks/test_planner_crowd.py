@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 
+from ray.autoscaler.v2.scheduler import ResourceDemandScheduler
+
 from benchmarks.planner import crowd
+from benchmarks.ray_packer import request
 from cluster.actions import Launch
 from cluster.planner import plan
 from remora.states import NodeState
@@ -18,3 +21,16 @@ def test_a_crowd_has_the_size_that_it_is_named_by_and_is_planned_for() -> None:
     running = {job.id for job in view.jobs if job.is_running}
     assert running == {job_id for node in view.nodes for job_id in node.jobs}
     assert any(isinstance(action, Launch) for action in plan(view, policies, 1_800_000_000.0))
+
+
+def test_rays_packer_is_given_the_same_crowd_and_packs_it() -> None:
+    view, _ = crowd(5, 30, random.Random(0))
+    asked = request(view, 5)
+    waiting = [job for job in view.jobs if not job.is_running]
+    assert [len(gang.requests) for gang in asked.gang_resource_requests] == [
+        job.min_workers for job in waiting
+    ]
+    assert len(asked.current_instances) == 5
+    reply = ResourceDemandScheduler().schedule(asked)
+    assert 0 < sum(launch.count for launch in reply.to_launch) <= 10, "beyond the five that are there"
+    assert len(reply.infeasible_gang_resource_requests) < len(waiting)
