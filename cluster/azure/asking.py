@@ -129,10 +129,19 @@ class Asking:
         finally:
             self._on_its_way.remove(offering)
 
-    def one_more(self, offering: Offering) -> None:
-        """One more machine was asked for since the quotas were read."""
-        if self._memory.quotas is not None:
-            self._memory.quotas = self._memory.quotas.with_one_more(offering)
+    def one_more(self, offering: Offering) -> float | None:
+        """One more machine was asked for since the quotas were read; when they were, None: they are not known."""
+        reading = self._memory.quotas
+        if reading is None:
+            return None
+        self._memory.quotas = reading.with_one_more(offering)
+        return reading.read_at
+
+    def one_less(self, offering: Offering, counted_in: float | None) -> None:
+        """A machine was not made after all, which was counted in the quotas that were read at that time."""
+        reading = self._memory.quotas
+        if reading is not None and reading.read_at == counted_in:
+            self._memory.quotas = reading.with_one_less(offering)
 
     def forget_quota(self) -> None:
         """What is known of the quotas is wrong."""

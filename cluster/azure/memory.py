@@ -19,6 +19,8 @@ class Wish:
     created_at: float
     #: Where its operation can be asked about; None when the answer was lost or another process asked.
     operation: str | None = None
+    #: When the quotas were read that it was added to; None: it is in none that is known.
+    counted_in: float | None = None
 
 
 @dataclass

@@ -174,11 +174,11 @@ class AzureProvider:
         if name in memory.nodes and name not in memory.deleted:
             return
         # One whose answer was lost is counted already.
-        is_counted = name in memory.wishes
-        if not is_counted:
+        before = memory.wishes.get(name)
+        if before is None:
             await self._asking.check_quota(offering)
         body = machine_body(self._settings, request, offering, self._head, now)
-        wish = Wish(request, offering, now)
+        wish = Wish(request, offering, now, counted_in=before.counted_in if before is not None else None)
         try:
             wish.operation = await self._asking.asked("write", self._arm.put(name, body))
         except ArmError as error:
@@ -190,14 +190,14 @@ class AzureProvider:
             if isinstance(refused, Unanswered):
                 # It may have been taken: the next look asks, and until the quotas are read again it counts.
                 memory.wishes[name] = wish
-                if not is_counted:
-                    self._asking.one_more(offering)
+                if before is None:
+                    wish.counted_in = self._asking.one_more(offering)
             elif isinstance(refused, QuotaExceeded):
                 self._asking.forget_quota()
             raise refused from error
         memory.wishes[name] = wish
-        if not is_counted:
-            self._asking.one_more(offering)
+        if before is None:
+            wish.counted_in = self._asking.one_more(offering)
 
     async def _list(self) -> tuple[ProvidedNode, ...]:
         try:
@@ -218,6 +218,10 @@ class AzureProvider:
         await self._learn_failures([one for one in shown.values() if one.state in ("Failed", "Canceled")])
         # Names that Azure writes in another case are still ours.
         self._memory.nodes = {name: self._node(one) for name, one in shown.items()}
+        for name, wish in self._memory.wishes.items():
+            if name not in ours:
+                # Else it would keep its own place from whoever asks for it again.
+                self._asking.one_less(wish.offering, wish.counted_in)
         self._memory.wishes = {n: wish for n, wish in self._memory.wishes.items() if n in shown}
         self._memory.refusals = {n: one for n, one in self._memory.refusals.items() if n in shown}
         joined = await self._sets.look()

@@ -27,11 +27,18 @@ class Reading:
 
     def with_one_more(self, offering: Offering) -> Reading:
         """The reading after one more machine was asked for."""
+        return self._with(offering, offering.quota_units)
+
+    def with_one_less(self, offering: Offering) -> Reading:
+        """The reading after a machine that it counts turned out not to have been made."""
+        return self._with(offering, -offering.quota_units)
+
+    def _with(self, offering: Offering, units: int) -> Reading:
         usages = dict(self.usages)
         for name in _names(offering):
             if name in usages:
                 used, limit = usages[name]
-                usages[name] = (used + offering.quota_units, limit)
+                usages[name] = (used + units, limit)
         return Reading(read_at=self.read_at, usages=usages)
 
     def left(self) -> dict[str, int]:

@@ -105,6 +105,24 @@ def test_a_machine_whose_answer_was_lost_counts_for_the_quota_once(rig: AzureRig
     assert {node.node_id for node in rig.list()} == {"node_a", "node_b"}
 
 
+def test_a_machine_that_was_not_made_after_all_gives_its_part_of_the_quota_back_once(rig: AzureRig) -> None:
+    rig.knobs(limits={"lowPriorityCores": 24})
+    rig.fault("create", status=500)
+    assert type(refusal(rig, wish("node_a"))) is Unanswered
+    assert rig.azure.quota_known() == {"lowprioritycores": 0}
+    assert rig.list() == []
+    assert rig.azure.quota_known() == {"lowprioritycores": 24}
+    # Once the quotas are read again there is no part of it to give back.
+    rig.fault("create", status=500)
+    assert type(refusal(rig, wish("node_a"))) is Unanswered
+    rig.clock.passed_s = 31.0
+    rig.azure.quota_left()
+    rig.list()
+    assert rig.azure.quota_known() == {"lowprioritycores": 24}
+    rig.create(wish("node_a"))
+    assert only(rig.list()).is_running
+
+
 def test_whoever_plans_hears_within_half_a_minute_that_a_quota_has_room_again(rig: AzureRig) -> None:
     rig.knobs(limits={"lowPriorityCores": 24})
     rig.create(wish("node_a"))

@@ -1,13 +1,15 @@
 """The whole controller over Azure's own clients buys for jobs, while an emulated cloud does everything that clouds do.
 
-Each seed leads with one thing that goes wrong, which has to happen in it; all others come as they come.  What holds at
-every turn stands in `Storm.check`, and what people can read afterwards in `Storm.check_words`.
+Each seed names things that go wrong and a limit, which have to happen and to be reached in it; all others come as they
+come.  What holds at every turn stands in `Books.check`, and what people can read afterwards in `Books.check_words`.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,26 +19,39 @@ from service.settings import Settings
 from service.store.database import Database
 from service.store.migrate import migrate
 from tests.contracts.cluster.azure_rig import AzureRig
-from tests.contracts.service.azure_storm import DAY_S, FAULTS, Storm
+from tests.contracts.service.azure_storm import Storm
+from tests.contracts.service.storm_cloud import NEIGHBOURS_VCPUS, machines_of
+from tests.contracts.service.storm_limits import BUDGET, LIMITS, PLENTY, Limit
+from tests.contracts.service.storm_weather import LEADERS, MIXED, WEATHER
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-OTHERS = (
-    "an eviction",
-    "an eviction of all",
-    "a notice",
-    "a machine that breaks",
-    "a machine that never joins",
-    "a machine that joins twice",
-    "clocks that go wrong",
-    "a death in the middle",
-    "a controller that stands still",
-)
-LEADERS = (*FAULTS, *OTHERS)
-#: What happens, and how often: half of it is no refused request.
-MIXED = (*LEADERS, *OTHERS, *OTHERS, "slow operations", "machines that join late")
 TURNS = 28
+#: Turns for which a limit has to hold jobs up.
+BOUND_TURNS = 3
 GROUPS = ((1, 4), (2, 2), (2, 6), (1, 1), (3, 3))
+
+
+@dataclass(frozen=True)
+class Seed:
+    """What has to happen in a storm: things that go wrong, the leader first, and a limit that is reached."""
+
+    number: int
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        n = self.number
+        return LEADERS[n], WEATHER[(n + 11) % len(WEATHER)], WEATHER[(n + 23) % len(WEATHER)]
+
+    @property
+    def limit(self) -> Limit:
+        return LIMITS[self.number % len(LIMITS)]
+
+    def __str__(self) -> str:
+        return LEADERS[self.number].replace(" ", "-")
+
+
+SEEDS = tuple(map(Seed, range(len(LEADERS))))
 
 
 @pytest.fixture
@@ -55,66 +70,95 @@ def database(tmp_path: Path) -> Iterator[Database]:
     opened.close()
 
 
-@pytest.mark.parametrize("seed", range(len(LEADERS)), ids=lambda at: LEADERS[at].replace(" ", "-"))
+def test_every_thing_that_goes_wrong_has_seeds_in_which_it_must_and_so_has_every_limit() -> None:
+    faults = Counter(name for seed in SEEDS for name in seed.faults)
+    limits = Counter(seed.limit.name for seed in SEEDS)
+    assert faults.keys() == set(WEATHER)
+    assert min(faults.values()) >= 2
+    assert limits.keys() == {limit.name for limit in LIMITS}
+    assert min(limits.values()) >= 6
+
+
+@pytest.mark.parametrize("seed", SEEDS, ids=str)
 def test_after_any_weather_all_jobs_are_done_nothing_is_left_and_it_was_told(
-    rig: AzureRig, database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture, seed: int
+    rig: AzureRig, database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture, seed: Seed
 ) -> None:
-    storm = Storm(rig, database, Settings(home=tmp_path, nodes=0), seed)
-    rig.knobs(limits={"lowPriorityCores": 20, "standardDSv5Family": 12, "cores": 8})
-    storm.follow(max_nodes=6)
-    storm.submit(2, 6, steps=120)
-    rage(storm, LEADERS[seed])
-    assert storm.has_happened(LEADERS[seed])
+    storm = Storm(rig, database, Settings(home=tmp_path, nodes=0), seed.number)
+    rig.knobs(limits=dict(seed.limit.quotas))
+    storm.follow(max_nodes=seed.limit.max_nodes)
+    storm.submit(2, 10, steps=120)
+    bound = rage(storm, seed)
+    assert not storm.weather.missing(seed.faults)
+    assert bound >= BOUND_TURNS, f"{seed.limit.name} was not reached"
     storm.calm()
-    # The next day: what was refused, or spent, is so no more.
-    storm.turn((30.0 - rig.clock()) % DAY_S)
-    until(storm, storm.is_quiet, seconds=30.0)
-    assert {storm.job(job_id).state for job_id in storm.crew.length} == {JobState.SUCCEEDED}
-    storm.check_words()
+    storm.next_day()
+    until(storm, storm.books.is_quiet, seconds=30.0)
+    assert {job.state for job in storm.books.all_jobs()} == {JobState.SUCCEEDED}
+    storm.books.check_words()
     assert not [one for one in caplog.records if one.exc_info and one.levelno >= logging.ERROR]
 
 
-def rage(storm: Storm, leader: str) -> None:
-    """Things go wrong, jobs come, and operators change their minds, until the leader has happened too."""
-    choose = storm.random
-    lowers = choose.choice(["money", "nodes", "nothing"])
+def rage(storm: Storm, seed: Seed) -> int:
+    """Things go wrong, jobs come, and operators change their minds, until all has happened that must.
+
+    Returns at how many turns the limit held jobs up.
+    """
+    choose, limit, bound = storm.random, seed.limit, 0
+    lowers = limit is not BUDGET and choose.random() < 0.5
     for number in range(200):
-        if number >= TURNS and storm.has_happened(leader):
-            return
+        missing = storm.weather.missing(seed.faults)
+        if number >= TURNS and not missing and bound >= BOUND_TURNS:
+            break
         if number % 8 == 0:
             storm.submit(*choose.choice(GROUPS), steps=90)
-        if number % 4 == 0 and not storm.has_happened(leader):
-            storm.happen(leader)
+        if number % 4 == 0 and missing:
+            storm.weather.happen(missing[0])
         elif choose.random() < 0.5:
-            storm.happen(choose.choice(MIXED))
-        if number == 14 and lowers == "money":
-            storm.follow(max_nodes=6, usd=1.05 * storm.cost + storm.rate() * 200.0 / 3600.0)
-        elif number == 14 and lowers == "nodes":
-            storm.follow(max_nodes=3)
+            storm.weather.happen(choose.choice(MIXED))
+        if lowers and number in (14, 22):
+            storm.follow(max_nodes=2 if number == 14 else limit.max_nodes)
+        if limit is BUDGET and number >= 14:
+            spend_little(storm, is_over=bound >= BOUND_TURNS)
+        is_saving = storm.usd < PLENTY
         # Where nothing is to be had, there is an hour later.
-        is_sold_out = number > 10 and not storm.rig.cloud.machines and choose.random() < 0.3
-        storm.turn(3700.0 if is_sold_out else choose.uniform(0.2, 8.0))
+        is_sold_out = number > 10 and not machines_of(storm.rig) and choose.random() < 0.3
+        is_late = number > TURNS and number % 8 == 7 and not storm.rig.cloud.evictions
+        waits = not is_saving and (is_sold_out or is_late)
+        storm.turn(3700.0 if waits else choose.uniform(0.2, 12.0 if is_saving else 8.0))
+        bound += limit.binds(storm)
+    return bound
+
+
+def spend_little(storm: Storm, *, is_over: bool) -> None:
+    """The operators give money for some minutes more, and plenty from the next day on once it `is_over`."""
+    if is_over and storm.usd < PLENTY:
+        storm.follow(storm.max_nodes)
+        storm.next_day()
+    elif not is_over and storm.usd == PLENTY and storm.books.workers() > 0:
+        storm.follow(storm.max_nodes, usd=1.05 * storm.cost + storm.rate() * 150.0 / 3600.0)
 
 
 def test_a_hundred_nodes_that_are_taken_at_once_are_bought_again_within_the_limits_and_their_jobs_resume(
     rig: AzureRig, database: Database, tmp_path: Path
 ) -> None:
     storm = Storm(rig, database, Settings(home=tmp_path, nodes=0), seed=1)
-    rig.knobs(page_size=50, create_s=6, limits={"lowPriorityCores": 400, "standardDSv5Family": 0})
+    rig.knobs(
+        page_size=50, create_s=6, limits={"lowPriorityCores": 400 + NEIGHBOURS_VCPUS, "standardDSv5Family": 0}
+    )
     storm.follow(max_nodes=120, pace=1000.0)
     for _ in range(5):
         storm.submit(20, 50, steps=60)
-    until(storm, lambda: storm.workers() == 200, seconds=2.0)
+    until(storm, lambda: storm.books.workers() == 200, seconds=2.0)
     before = set(storm.ray.running())
-    storm.take(list(rig.cloud.machines.values()))
-    assert not rig.cloud.machines
-    until(storm, lambda: storm.workers() == 200, seconds=2.0)
-    assert len(before) == len(storm.evicted) == 100
+    storm.take(machines_of(rig))
+    assert not machines_of(rig)
+    until(storm, lambda: storm.books.workers() == 200, seconds=2.0)
+    assert len(before) == len(storm.books.evicted) == 100
     assert not before & set(storm.ray.running())
     rig.knobs(create_s=0)
-    until(storm, storm.is_quiet, seconds=5.0)
-    assert {storm.job(job_id).state for job_id in storm.crew.length} == {JobState.SUCCEEDED}
-    storm.check_words()
+    until(storm, storm.books.is_quiet, seconds=5.0)
+    assert {job.state for job in storm.books.all_jobs()} == {JobState.SUCCEEDED}
+    storm.books.check_words()
 
 
 def until(storm: Storm, is_so: Callable[[], bool], seconds: float) -> None:
