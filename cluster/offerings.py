@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from cluster.lazy import lazy
+
 
 class CapacityType(StrEnum):
     """How a machine is paid for, and whether the cloud may take it back."""
@@ -39,7 +41,7 @@ class Offering:
     is_scarce: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
 
-    @property
+    @lazy
     def id(self) -> str:
         """`<size>/<zone or any>/<capacity type>`; unique in a catalogue."""
         return f"{self.size}/{self.zone or 'any'}/{self.capacity}"

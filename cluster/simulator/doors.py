@@ -66,8 +66,8 @@ class Queue(Protocol):
         """
         ...
 
-    def after_loss(self, job: TraceJob, losses: int, now: float) -> float | None:
-        """When it may start again after it was lost for the `losses`-th time; None: it is given up."""
+    def after_loss(self, losses: int, now: float) -> float | None:
+        """When a job may start again after it was lost for the `losses`-th time; None: it is given up."""
         ...
 
 

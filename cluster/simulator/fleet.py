@@ -45,8 +45,10 @@ class Fleet:
         self.nodes: dict[str, SimNode] = {}
         #: All nodes that were ever bought, in that order.
         self.every: list[SimNode] = []
-        #: Ready nodes on which something is free, and those of them that are empty.
+        #: Ready nodes on which something is free, those of them with room for a worker of some job of the trace, and
+        #: those that are empty.
         self.loose: dict[str, SimNode] = {}
+        self.roomy: dict[str, SimNode] = {}
         self.idle: dict[str, SimNode] = {}
         #: Nodes that start or are drained.
         self.changing: dict[str, SimNode] = {}
@@ -123,7 +125,7 @@ class Fleet:
             node.idle_since = now
             node.seen = None
             del self.changing[node.id]
-            self.loose[node.id] = self.idle[node.id] = node
+            self.loose[node.id] = self.roomy[node.id] = self.idle[node.id] = node
             self.has_changed = self.has_room = True
 
     def change(self, now: float, change: MarketChange) -> None:
@@ -155,6 +157,7 @@ class Fleet:
         self.have[node.pool] -= 1
         self.changing[node.id] = node
         self.loose.pop(node.id, None)
+        self.roomy.pop(node.id, None)
         self.idle.pop(node.id, None)
         self._agenda.add(max(now, deadline_s), self.end, node)
 
@@ -175,6 +178,7 @@ class Fleet:
         self.changing.pop(node.id, None)
         self.on_demand.pop(node.id, None)
         self.loose.pop(node.id, None)
+        self.roomy.pop(node.id, None)
         self.idle.pop(node.id, None)
         self._ended.append(node)
         self.has_changed = True
@@ -182,10 +186,11 @@ class Fleet:
     def take(self, node: SimNode, job_id: str, workers: int, worker: Mapping[str, float]) -> None:
         """Put workers of a job on a node."""
         node.take(job_id, workers, worker)
-        node.is_full = self._is_full(node)
         self.idle.pop(node.id, None)
-        if all(amount <= 1e-9 for amount in node.free.values()):
-            self.loose.pop(node.id, None)
+        if self._is_full(node):
+            self.roomy.pop(node.id, None)
+            if all(amount <= 1e-9 for amount in node.free.values()):
+                self.loose.pop(node.id, None)
 
     def give_back(
         self,
@@ -197,9 +202,10 @@ class Fleet:
     ) -> None:
         """Take a job's workers (None: all) off a node; one that is drained ends when it is empty."""
         node.give_back(job_id, worker, now, workers)
-        node.is_full = self._is_full(node)
         if node.state is NodeState.READY:
             self.loose[node.id] = node
+            if not self._is_full(node):
+                self.roomy[node.id] = node
             if not node.jobs:
                 self.idle[node.id] = node
             self.has_room = True
@@ -226,7 +232,13 @@ class Fleet:
         )
 
     def _is_full(self, node: SimNode) -> bool:
-        return any(node.free.get(name, 0.0) / amount + 1e-9 < 1 for name, amount in self._least.items())
+        for (
+            name,
+            amount,
+        ) in self._least.items():  # asked twice for every worker group: a loop is half of any()
+            if node.free.get(name, 0.0) / amount + 1e-9 < 1:
+                return True
+        return not self._least and all(amount <= 1e-9 for amount in node.free.values())
 
     def pay_all(self, now: float) -> None:
         """Settle every node."""

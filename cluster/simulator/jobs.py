@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from cluster.placement import Placement
 from cluster.policies import BudgetStep
@@ -19,6 +20,8 @@ class SimJob:
     """One job; all of its times are seconds since the trace began."""
 
     job: TraceJob
+    #: The queue's sort key: of those that wait the job with the smallest one is next.
+    turn: Any
     #: Work that is done and was not lost, in worker-seconds.
     done_s: float = 0.0
     #: Of it, what a checkpoint has.

@@ -27,8 +27,6 @@ class SimNode:
     bought_for: str | None = None
     project: str | None = None
     state: NodeState = NodeState.LAUNCHED
-    #: No worker of any job of the trace has room on what is free.
-    is_full: bool = False
     #: Workers by job id.
     jobs: dict[str, int] = field(default_factory=dict)
     idle_since: float | None = None

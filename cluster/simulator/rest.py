@@ -75,8 +75,7 @@ def _most_workers(fleet: Fleet, policies: Policies, now: float, sim: SimJob) -> 
     """What the job could have at best: all that is free or starts, and all that the cloud may sell to its pools now."""
     worker, placement = sim.job.resources, sim.job.placement
     starting = [node for node in fleet.changing.values() if node.state is NodeState.LAUNCHED]
-    ready = [node for node in fleet.loose.values() if not node.is_full]
-    most = sum(slots(node.free, worker) for node in (*ready, *starting))
+    most = sum(slots(node.free, worker) for node in (*fleet.roomy.values(), *starting))
     per_node = max(slots(stock.offering.resources, worker) for stock in fleet.market.stocks.values())
     for name, policy in policies.pools.items():
         if (not placement.pools or name in placement.pools) and not _is_refused_all(

@@ -59,9 +59,12 @@ class Times:
 
     def _patience(self, line: Sequence[SimJob], now: float) -> Iterator[float]:
         """When jobs have waited for spot for long enough, and when their deadlines come so near that they need not."""
-        since = [sim.short_since for sim in line]
         for patience_s in self._patiences:
-            yield _first_of(since, now - patience_s) + patience_s
+            # Lines are long, and most of their jobs have waited for longer: each is looked at once.
+            passed_s = now - patience_s - BLUR_S
+            yield (
+                min([s.short_since for s in line if s.short_since > passed_s], default=math.inf) + patience_s
+            )
         if self._has_deadlines:
             yield _first_of([_urgent_s(sim, now) for sim in line], now)
 

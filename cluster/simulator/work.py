@@ -68,8 +68,8 @@ class Work:
         if not self._queue.can_ever_start(job):
             self.impossible += 1
             return
-        sim = self.sims[job.id] = SimJob(job, at_s=now, short_since=now)
-        self.waiting.add(self._queue.turn(job), sim)
+        sim = self.sims[job.id] = SimJob(job, self._queue.turn(job), at_s=now, short_since=now)
+        self.waiting.add(sim.turn, sim)
         self.has_moved = self._is_line_new = True
         if job.placement is not ANYWHERE:
             self._is_anybody_choosy = True
@@ -82,7 +82,7 @@ class Work:
         if self._is_settled(now):
             return
         self._settled, fleet.has_room = None, False
-        rooms = sorted((node for node in fleet.loose.values() if not node.is_full), key=_preference)
+        rooms = sorted(fleet.roomy.values(), key=_preference)
         for sim in self.short.first(len(self.short)):
             self._grow(now, sim, rooms)
         # Where projects count, all are asked about before anything starts, as the service does.
@@ -141,22 +141,21 @@ class Work:
         self.has_moved = True
         self.waiting.others_changed()
         if sim.workers == job.max_workers:
-            self.short.remove(self._queue.turn(job))
+            self.short.remove(sim.turn)
         self._foresee(sim)
 
     def _start(self, now: float, sim: SimJob, rooms: list[SimNode], fabric: str | None) -> None:
         job = sim.job
         if job.placement is not ANYWHERE:
             rooms = _allowed(rooms, replace(job.placement, fabric=fabric))
-        turn = self._queue.turn(job)
-        self.waiting.remove(turn)
+        self.waiting.remove(sim.turn)
         found = _whole(_places(rooms, job.max_workers, job.resources), 0, job.multiple_of)
         self._put(job, found)
         sim.start(now, {node.number: workers for node, workers in found}, fabric)
         self.running[job.id] = sim
         self.waiting.others_changed()
         if sim.workers < job.max_workers:
-            self.short.add(turn, sim)
+            self.short.add(sim.turn, sim)
         self._foresee(sim)
         self.moved_s = now
         self.has_moved = True
@@ -199,7 +198,7 @@ class Work:
         job = sim.job
         del self.running[job.id]
         self.waiting.others_changed()
-        self.short.remove(self._queue.turn(job))
+        self.short.remove(sim.turn)
         for number in sim.placed:
             node = self._fleet().every[number - 1]
             if node.state not in ENDED:
@@ -233,11 +232,10 @@ class Work:
                 over -= fewer
                 left[number] -= fewer
         left = {number: count for number, count in left.items() if count}
-        turn = self._queue.turn(sim.job)
-        self.short.remove(turn)
+        self.short.remove(sim.turn)
         sim.resize(now, left)
         self.waiting.others_changed()
-        self.short.add(turn, sim)
+        self.short.add(sim.turn, sim)
         self.shrinks += 1
         self._settled = None  # it may grow again elsewhere
         self._foresee(sim)
@@ -249,7 +247,7 @@ class Work:
         sim.losses += 1
         self.losses += 1
         sim.short_since = now
-        again_s = self._queue.after_loss(sim.job, sim.losses, now)
+        again_s = self._queue.after_loss(sim.losses, now)
         if again_s is None:
             self.given_up.append(sim)
             return
@@ -259,7 +257,7 @@ class Work:
     def _wait_again(self, now: float, sim: SimJob) -> None:  # noqa: ARG002 - as every entry of an agenda
         self.resting -= 1
         self.has_moved = self._is_line_new = True
-        self.waiting.add(self._queue.turn(sim.job), sim)
+        self.waiting.add(sim.turn, sim)
 
 
 def _preference(node: SimNode) -> tuple[bool, float, bool, int]:

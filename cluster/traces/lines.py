@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -21,6 +22,9 @@ Price = Annotated[float, Field(ge=0, le=1e6)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Count = Annotated[int, Field(ge=1, le=100_000)]
 Amounts = dict[Name, Annotated[float, Field(ge=0, le=1e15)]]
+
+#: What no line says of an offering: labels are of a cluster, and scarcity is of a moment, not of a market.
+_UNTOLD = frozenset({"labels", "is_scarce"})
 
 
 class _Line(BaseModel):
@@ -184,9 +188,8 @@ def write_lines(trace: Trace) -> Iterator[str]:
     world = {"kind": "world", "begins_at": trace.begins_at, "provisioning_s": trace.provisioning_s}
     yield json.dumps(world)
     for offering in trace.offerings:
-        # labels are of a cluster, and scarcity is of a moment, not of a market
-        fields = {key: value for key, value in vars(offering).items() if key not in ("labels", "is_scarce")}
-        yield json.dumps({"kind": "offering", **fields, "resources": dict(offering.resources)})
+        told = {one.name: getattr(offering, one.name) for one in fields(offering) if one.name not in _UNTOLD}
+        yield json.dumps({"kind": "offering", **told, "resources": dict(offering.resources)})
     for name, units in trace.quotas.items():
         yield json.dumps({"kind": "quota", "name": name, "units": units})
     for change in trace.changes:

@@ -73,14 +73,21 @@ def _after_failure(job: JobRow, end_reason: EndReason, message: str, now: float)
     )
 
 
+def delay_after_loss(losses: int, streak: int) -> float | None:
+    """Seconds from a job's last loss to its next attempt, when it was lost so often in all and in a row.
+
+    None: it is given up.
+    """
+    return None if losses > LOSS_LIMIT else backoff(LOSS_BACKOFF_S, streak, LOSS_BACKOFF_CAP_S)
+
+
 def _after_loss(job: JobRow, end_reason: EndReason, message: str, now: float) -> Again | Finish:
-    losses = job.losses + 1
+    losses, streak = job.losses + 1, job.loss_streak + 1
     cause = message.rstrip(".")
-    if losses > LOSS_LIMIT:
+    delay = delay_after_loss(losses, streak)
+    if delay is None:
         said = f"{cause}; it was lost {LOSS_LIMIT} times before and is given up"
         return Finish(state=JobState.FAILED, reason=end_reason.value, message=said)
-    streak = job.loss_streak + 1
-    delay = backoff(LOSS_BACKOFF_S, streak, LOSS_BACKOFF_CAP_S)
     return Again(
         not_before=now + delay,
         message=f"{cause}; another attempt follows after {delay:g} s and does not count as a retry",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from cluster.offerings import Offering
 from cluster.placement import ANYWHERE, Placement, bought_by
@@ -13,7 +12,6 @@ from cluster.simulator.doors import FreeRoom
 from cluster.traces.lines import asked_by
 from cluster.traces.trace import TraceJob
 from cluster.view import Spending
-from remora.states import EndReason
 from service.queue import retry
 from service.queue.admission import PoolSize, admit
 from service.queue.ordering import turn_key
@@ -59,7 +57,7 @@ class ServiceQueue:
 
     def can_ever_start(self, job: TraceJob) -> bool:
         """False when it would not start on complete and empty pools."""
-        if not self._is_allowed(job):
+        if self.has_quotas and not self._is_allowed(job):
             return False
         key = (job.min_workers, tuple(sorted(job.resources.items())))
         if job.placement is not ANYWHERE:
@@ -115,13 +113,10 @@ class ServiceQueue:
         )
         return {job_id: decided.fabrics.get(job_id) for job_id in decided.starts}
 
-    def after_loss(self, job: TraceJob, losses: int, now: float) -> float | None:
+    def after_loss(self, losses: int, now: float) -> float | None:
         """As `service.queue.retry` decides; a job trains between two losses, so none of them follows another."""
-        row = self._row(job)
-        after = retry.after(replace(row, losses=losses - 1), EndReason.NODE_LOST, "its node was lost", now)
-        if isinstance(after, retry.Finish):
-            return None
-        return after.not_before
+        delay_s = retry.delay_after_loss(losses, streak=1)
+        return None if delay_s is None else now + delay_s
 
     def _row(self, job: TraceJob) -> JobRow:
         row = self._rows.get(job.id)

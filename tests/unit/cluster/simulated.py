@@ -82,7 +82,7 @@ class InOrder:
             found.append(one.id)
         return dict.fromkeys(found)
 
-    def after_loss(self, one: TraceJob, losses: int, now: float) -> float | None:
+    def after_loss(self, losses: int, now: float) -> float | None:
         return now if losses < 20 else None
 
 

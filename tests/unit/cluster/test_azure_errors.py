@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cluster.azure.errors import CloudFailure, Reason, Scope, closes, judge, to_error
@@ -162,7 +164,7 @@ def test_the_spot_quota_closes_every_size_of_spot_and_no_on_demand() -> None:
 
 def test_families_are_compared_without_regard_to_case() -> None:
     asked = offering(capacity=ON_DEMAND)
-    shouted = Offering(**{**vars(asked), "zone": "2", "quota": asked.quota.upper()})
+    shouted = replace(asked, zone="2", quota=asked.quota.upper())
     assert closes(Scope.FAMILY, asked, shouted)
     assert not closes(Scope.FAMILY, asked, offering(H100, capacity=ON_DEMAND))
 

@@ -81,10 +81,9 @@ def test_turns_and_starts_are_those_of_the_queue(seed: int) -> None:
 
 def test_a_job_that_is_lost_a_hundred_times_is_given_up() -> None:
     queue = ServiceQueue(OFFERINGS, policies(CapacityRule.SPOT))
-    (job, *_) = a_trace(1).jobs
-    assert queue.after_loss(job, 1, 1000.0) == 1000.5
-    assert queue.after_loss(job, 100, 1000.0) == 1000.5
-    assert queue.after_loss(job, 101, 1000.0) is None
+    assert queue.after_loss(1, 1000.0) == 1000.5
+    assert queue.after_loss(100, 1000.0) == 1000.5
+    assert queue.after_loss(101, 1000.0) is None
 
 
 @pytest.mark.parametrize("rule", list(CapacityRule))
