@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cluster.offerings import CapacityType, Offering
 from cluster.placement import bought_by
@@ -19,8 +20,7 @@ from cluster.view import JobDemand, NodeView
 FABRIC_NODES = 100
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ask:
+class Ask(NamedTuple):
     """Room that somebody wants in one pool."""
 
     pool: str

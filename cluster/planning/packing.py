@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 from cluster.actions import Launch
@@ -124,10 +124,10 @@ class Packing:
 
     def _beyond(self, job: JobDemand) -> None:
         """Room for what the job can use beyond its smallest group, as much as there is."""
-        money = self._situation.money
         wanted = job.max_workers - self._space.held.get(job.id, 0)
         if wanted <= 0:
             return
+        money = self._situation.money
         if money.reached(BudgetStep.SHRINK):
             self._packed.reasons[job.id] = f"the budget has reached {money.step}: {money.words}"
             return
@@ -306,7 +306,7 @@ class Packing:
         quote = Quote(workers_short=left)
         if offering is not None and bins[0].pool in self._situation.policies.pools:
             nodes = self._domains.room(name)
-            ask = replace(self._ask(job, bins[0].pool, left), offering=offering.id, nodes=nodes)
+            ask = self._ask(job, bins[0].pool, left)._replace(offering=offering.id, nodes=nodes)
             quote = self._buy(ask)
         return found, [(bins[0].pool, lot, name) for lot in quote.lots], quote
 
@@ -317,7 +317,7 @@ class Packing:
         for pool in shape.pools:
             for offering in self._with_fabric(pool, job):
                 mark = self._market.mark()
-                ask = replace(self._ask(job, pool, wanted), offering=offering.id, nodes=FABRIC_NODES)
+                ask = self._ask(job, pool, wanted)._replace(offering=offering.id, nodes=FABRIC_NODES)
                 quote = self._buy(ask)
                 if not quote.workers_short:
                     name = self._new_name(pool, job, offering)
@@ -372,12 +372,13 @@ class Packing:
             if bin_.node is None or not bin_.node.is_member:
                 self._packed.starting[job.id] = self._packed.starting.get(job.id, 0) + 1
         for pool, lot, fabric in lots:
+            launch = _launch(job, pool, lot, fabric)
             for _ in range(lot.nodes):
                 bin_ = self._space.buy(pool, lot.offering, fabric)
                 number = min(workers, slots(bin_.free, job.worker_resources))
                 self._space.put(job, bin_, number)
                 workers -= number
-                self._packed.launches.append(_launch(job, pool, lot, fabric))
+                self._packed.launches.append(launch)
                 if fabric is not None:
                     self._domains.add(fabric)
 

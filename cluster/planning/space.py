@@ -280,7 +280,8 @@ class Space:
     def _find_free(self, shape: Shape, workers: int, found: list[tuple[Bin, int]]) -> int:
         """Add room on nodes that are open to everybody to what was found; how many workers are left."""
         taken = {id(bin_) for bin_, _ in found} if found else ()
-        for tier, bins in zip(shape.tiers, (self._worked, self._unused), strict=True):
+        worked, unused = shape.tiers
+        for tier, bins in ((worked, self._worked), (unused, self._unused)):
             if tier.seen != len(bins):
                 self._look_through(shape, tier, bins)
             at, mine = 0, tier.bins
