@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cluster.lazy import lazy
 from cluster.offerings import CapacityType
 from cluster.policies import CapacityRule
 
@@ -42,7 +43,12 @@ class Placement:
     #: The fabric domain that was chosen for its workers; None: none yet, or it needs none.
     fabric: str | None = None
 
-    @property
+    @lazy
+    def is_anywhere(self) -> bool:
+        """It asks for nothing."""
+        return self == ANYWHERE
+
+    @lazy
     def capacities(self) -> tuple[CapacityType, ...]:
         """Capacity types that it accepts; empty: all."""
         return _CAPACITIES.get(self.capacity, ())

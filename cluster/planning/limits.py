@@ -38,8 +38,8 @@ def pace_left(per_minute: float, moments: Iterable[float], now: float) -> int:
 
     Counted over a minute, or over as long as one of them takes at a pace below one a minute.
     """
-    window_s = window_of(per_minute)
-    return max(0, _allowed(per_minute) - sum(1 for at in moments if now - window_s < at <= now))
+    since = now - window_of(per_minute)
+    return max(0, _allowed(per_minute) - len([at for at in moments if since < at <= now]))
 
 
 def next_at(per_minute: float, moments: Iterable[float], now: float) -> float | None:

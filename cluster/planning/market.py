@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cluster.offerings import CapacityType, Offering
 from cluster.placement import bought_by
@@ -19,8 +20,7 @@ from cluster.view import JobDemand, NodeView
 FABRIC_NODES = 100
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ask:
+class Ask(NamedTuple):
     """Room that somebody wants in one pool."""
 
     pool: str
@@ -99,7 +99,8 @@ class Market:
         self._rate_left = situation.money.rate_left
         #: What was bought: pool, offering, nodes, and the rate that was left before.
         self._bought: list[tuple[str, Offering, int, float]] = []
-        self._open: dict[tuple[str, CapacityType], tuple[list[Offering], dict[str, None]]] = {}
+        self._open: dict[tuple[str, CapacityType], list[Offering]] = {}
+        self._closed: dict[tuple[str, CapacityType], dict[str, None]] = {}
 
     def mark(self) -> int:
         """Where the counts stand, for `back`."""
@@ -111,18 +112,26 @@ class Market:
             pool, offering, nodes, self._rate_left = self._bought.pop()
             self._count(offering, pool, -nodes)
 
-    def _to_be_had(self, pool: str, capacity: CapacityType) -> tuple[list[Offering], dict[str, None]]:
-        """What of these offerings is not refused now, and why the others are."""
+    def _to_be_had(self, pool: str, capacity: CapacityType) -> list[Offering]:
+        """What of these offerings is not refused now."""
         key = (pool, capacity)
         if key not in self._open:
+            refused = self._situation.refused
+            self._open[key] = [o for o in self._situation.sold(pool, capacity) if o.id not in refused]
+        return self._open[key]
+
+    def _why_no_others(self, pool: str, capacity: CapacityType) -> Mapping[str, None]:
+        """Why the others are not to be had; worked out only where what is to be had is not enough."""
+        key = (pool, capacity)
+        if key not in self._closed:
             sold, refused = self._situation.sold(pool, capacity), self._situation.refused
             reasons = [
                 f"{_words(o)} is refused until {clock(refused[o.id])}" for o in sold if o.id in refused
             ]
             if not sold:
                 reasons.append(f"pool {pool!r} is sold no {capacity} nodes of its sizes and zones")
-            self._open[key] = ([o for o in sold if o.id not in refused], dict.fromkeys(reasons))
-        return self._open[key]
+            self._closed[key] = dict.fromkeys(reasons)
+        return self._closed[key]
 
     def buy(self, ask: Ask) -> Quote:
         """Buy what can be had, first choice first; the counts go on from there."""
@@ -134,7 +143,7 @@ class Market:
         nodes_left = ask.nodes
         for stage in self._stages(ask, quote):
             stage_left = nodes_left if stage.most is None else min(stage.most, nodes_left)
-            sold, refused = self._to_be_had(ask.pool, stage.capacity)
+            sold = self._to_be_had(ask.pool, stage.capacity)
             for offering in sold if ask.offering is None else [o for o in sold if o.id == ask.offering]:
                 if quote.workers_short <= 0 or stage_left <= 0:
                     break
@@ -143,7 +152,7 @@ class Market:
                 nodes_left -= bought
             if quote.workers_short <= 0:
                 break
-            quote.reasons.update(refused)
+            quote.reasons.update(self._why_no_others(ask.pool, stage.capacity))
             if stage.most is not None and stage_left > 0:
                 quote.refuse("its on-demand core comes before any spot node")
                 break

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 from cluster.actions import Launch
 from cluster.lazy import lazy
 from cluster.offerings import CapacityType, Offering
+from cluster.planning.counting import Counting
 from cluster.planning.domains import POOL_LETTERS, Domains
 from cluster.planning.market import FABRIC_NODES, Ask, Lot, Market, Quote
-from cluster.planning.quotas import allowed_workers, counted_workers, gpus_of, never_allowed, why_no_money
 from cluster.planning.situation import Situation
 from cluster.planning.space import Bin, Shape, Space, slots, suits
 from cluster.planning.words import count
 from cluster.policies import BudgetStep, CapacityRule
-from cluster.view import JobDemand, Spending
+from cluster.view import JobDemand
 
 
 @dataclass
@@ -44,12 +44,9 @@ class Packing:
         self._market = market
         self._domains = domains
         self._packed = Packed(space)
-        #: GPUs that count for each limited project, and with how many workers each of its jobs does.
-        self._gpus: defaultdict[str, float] = defaultdict(float)
-        self._counted: dict[str, int] = {}
-        #: Jobs that may not have their smallest group, whatever there is; and the first of them in each project.
+        self._counting = Counting(situation, space.held)
+        #: Jobs that may not have their smallest group, whatever there is.
         self._refused: set[str] = set()
-        self._limited: dict[str, str] = {}
         #: By shape and domain: bins looked through, those of them with room for a worker, and whether any suits.
         self._roomy: dict[object, dict[str, tuple[int, list[Bin], bool]]] = {}
 
@@ -57,13 +54,12 @@ class Packing:
         """Room for all jobs in the order of their turns."""
         jobs = self._wanting()
         jobs.sort(key=attrgetter("turn"))
-        self._count_gpus()
         packed, served = self._packed, list[JobDemand]()
         for at, job in enumerate(jobs):
             if packed.why_behind and not job.is_running:
                 packed.behind = jobs[at:]  # what runs comes before what waits
                 break
-            if not job.is_running and (first := self._limited.get(job.project)) is not None:
+            if not job.is_running and (first := self._counting.ahead_of(job)) is not None:
                 packed.reasons[job.id] = f"it waits for its turn behind {first} of its project"
             elif self._smallest_group(job):
                 self._space.open(job, unused=False)
@@ -84,30 +80,14 @@ class Packing:
             if not job.is_running or held.get(job.id, 0) < job.max_workers or job.id in owners
         ]
 
-    def _count_gpus(self) -> None:
-        """What the jobs of each project hold, where a project is limited at all."""
-        if self._situation.policies.projects:
-            for job in sorted(self._situation.view.jobs, key=attrgetter("turn")):
-                held = self._space.held.get(job.id, 0)
-                workers = counted_workers(held, job.min_workers, job.max_workers) if job.is_running else held
-                self._count(job, workers)
-
-    def _count(self, job: JobDemand, workers: int) -> None:
-        """From now on the job counts with so many workers, if that is more than before."""
-        more = workers - self._counted.get(job.id, 0)
-        if more > 0 and job.project in self._situation.policies.projects:
-            self._counted[job.id] = workers
-            self._gpus[job.project] += gpus_of(job.worker_resources, more)
-
     def _limit(self, job: JobDemand, refusal: str) -> None:
         """It may not have its smallest group, whatever there is; nobody of its project overtakes it, others may."""
-        policy = self._situation.policies.projects.get(job.project)
-        never = never_allowed(job.project, policy, job.worker_resources, job.min_workers)
+        never = self._counting.never(job)
         self._packed.reasons[job.id] = refusal if never is None else never
         self._refused.add(job.id)
         is_of_project = never is None and not self._has_spent(job)
         if is_of_project and not job.is_running and self._situation.view.in_turns and self._could_ever(job):
-            self._limited[job.project] = job.id
+            self._counting.wait(job)
 
     def _could_ever(self, job: JobDemand) -> bool:
         return self._market.could_ever(job, job.pools or tuple(self._situation.policies.pools))
@@ -126,17 +106,17 @@ class Packing:
             self._limit(job, "the job has spent its budget")
             return False
         if not job.is_running:  # what runs counts with its smallest group already
-            allowed, refusal = self._allowed(job, wanted)
+            allowed, refusal = self._counting.allowed(job, wanted)
             if allowed < wanted:
                 self._limit(job, refusal)
                 return False
-            if (bar := self._bar(job)) is not None and not self._space.own_of(job):
+            if (bar := self._counting.bar(job)) is not None and not self._space.own_of(job):
                 self._limit(job, bar)  # it would live off nodes that others pay for
                 return False
         why = self._obtain_whole(job, wanted)
         if why is None:
-            self._count(job, job.min_workers)
-        elif self._bar(job) is not None:
+            self._counting.count(job, job.min_workers)
+        elif self._counting.bar(job) is not None:
             self._limit(job, why)
         else:
             self._packed.reasons[job.id] = why
@@ -144,21 +124,22 @@ class Packing:
 
     def _beyond(self, job: JobDemand) -> None:
         """Room for what the job can use beyond its smallest group, as much as there is."""
-        money = self._situation.money
         wanted = job.max_workers - self._space.held.get(job.id, 0)
         if wanted <= 0:
             return
+        money = self._situation.money
         if money.reached(BudgetStep.SHRINK):
             self._packed.reasons[job.id] = f"the budget has reached {money.step}: {money.words}"
             return
-        allowed, refusal = self._allowed(job, wanted)
+        allowed, refusal = self._counting.allowed(job, wanted)
         if self._has_spent(job):
             allowed, refusal = 0, "the job has spent its budget"
         if allowed < wanted:
             self._packed.reasons[job.id] = refusal
         wanted = allowed
         mark = self._market.mark() if job.multiple_of > 1 else None
-        found, lots, quote = self._look(job, wanted)
+        shape = self._space.shape_of(job)
+        found, lots, quote = self._look(job, shape, wanted)
         got = wanted - quote.workers_short
         short = _short(quote, wanted) if quote.workers_short else None
         over = min(got, (self._space.held.get(job.id, 0) + got) % job.multiple_of)
@@ -166,41 +147,18 @@ class Packing:
             # What is over cannot be used: its workers come in whole copies of the model.
             self._market.back(mark)
             wanted = got - over
-            found, lots, quote = self._look(job, wanted)
+            found, lots, quote = self._look(job, shape, wanted)
             got = wanted - quote.workers_short
         self._settle(job, found, lots, got)
-        self._count(job, self._space.held.get(job.id, 0))
+        self._counting.count(job, self._space.held.get(job.id, 0))
         if short is not None:
             self._packed.reasons[job.id] = short
-
-    def _allowed(self, job: JobDemand, workers: int) -> tuple[int, str]:
-        """How many of these workers beside those that it has its project lets the job have, and why not all."""
-        counted, held = self._counted.get(job.id, 0), self._space.held.get(job.id, 0)
-        allowed, why = allowed_workers(
-            job.project,
-            self._situation.policies.projects.get(job.project),
-            worker=job.worker_resources,
-            workers=held + workers,
-            gpus_held=self._gpus[job.project] - gpus_of(job.worker_resources, counted),
-        )
-        return max(0, allowed - held), why
 
     def _has_spent(self, job: JobDemand) -> bool:
         return job.budget_left is not None and job.budget_left <= 0
 
-    def _bar(self, job: JobDemand) -> str | None:
-        """Why nothing is bought for the job, while it may use what is there; or None."""
-        first = self._limited.get(job.project)
-        if first is not None and first != job.id:
-            return f"{first} of its project waits for the quota"
-        policy = self._situation.policies.projects.get(job.project)
-        if policy is None:
-            return None
-        spent = self._situation.view.spent_by_project.get(job.project, Spending())
-        return why_no_money(job.project, policy, spent)
-
     def _buy(self, ask: Ask) -> Quote:
-        bar = None if ask.job is None else self._bar(ask.job)
+        bar = None if ask.job is None else self._counting.bar(ask.job)
         if bar is None:
             return self._market.buy(ask)
         quote = Quote(workers_short=ask.workers)
@@ -219,7 +177,7 @@ class Packing:
             if failed is not None and wanted >= failed[0]:
                 return failed[1]
         mark = self._market.mark()
-        found, lots, quote = self._look(job, wanted)
+        found, lots, quote = self._look(job, shape, wanted)
         if quote.workers_short:
             self._market.back(mark)
             why = _short(quote, wanted)
@@ -234,21 +192,19 @@ class Packing:
         waited_s = self._situation.waited_s(job)
         policies = self._situation.policies.pools
         patient = tuple(waited_s < policies[pool].patience_s for pool in shape.pools if pool in policies)
-        return (patient, self._situation.is_urgent(job), self._core(job), self._bar(job))
+        return (patient, self._situation.is_urgent(job), self._core(job), self._counting.bar(job))
 
     def _core(self, job: JobDemand) -> int:
         """On-demand nodes that the job is on, where that counts."""
         return self._space.on_demand_of(job) if job.capacity is CapacityRule.MIXED else 0
 
     def _look(
-        self, job: JobDemand, wanted: int
+        self, job: JobDemand, shape: Shape, wanted: int
     ) -> tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote]:
         """Room on nodes that are there, and what is bought for the rest: (bin, workers), (pool, lot, domain)."""
-        shape = self._space.shape_of(job)
         if job.needs_fabric:
             return self._look_in_domains(job, shape, wanted)
-        found = self._space.find(job, shape, wanted)
-        short = wanted - sum(workers for _, workers in found)
+        found, short = self._space.find(job, shape, wanted)
         if short <= 0:
             return found, [], Quote()
         lots, quote = self._shop(job, shape.pools, short)
@@ -257,23 +213,24 @@ class Packing:
             kept = self._space.find_kept(job, shape, quote.workers_short)
             found = [*found, *kept]
             quote.workers_short -= sum(workers for _, workers in kept)
-        return found, [(pool, lot, None) for pool, lot in lots], quote
+        return found, lots, quote
 
-    def _shop(self, job: JobDemand, pools: Iterable[str], short: int) -> tuple[list[tuple[str, Lot]], Quote]:
+    def _shop(
+        self, job: JobDemand, pools: Iterable[str], short: int
+    ) -> tuple[list[tuple[str, Lot, str | None]], Quote]:
         """Buy room in the first pool that has all of it, else in several."""
         known = [pool for pool in pools if pool in self._situation.policies.pools]
-        if len(known) > 1:
-            for pool in known:
-                mark = self._market.mark()
-                quote = self._buy(self._ask(job, pool, short))
-                if not quote.workers_short:
-                    return [(pool, lot) for lot in quote.lots], quote
-                self._market.back(mark)
-        lots: list[tuple[str, Lot]] = []
+        for pool in known:
+            mark = self._market.mark()
+            quote = self._buy(self._ask(job, pool, short))
+            if not quote.workers_short or len(known) == 1:
+                return [(pool, lot, None) for lot in quote.lots], quote
+            self._market.back(mark)
+        lots: list[tuple[str, Lot, str | None]] = []
         total = Quote(workers_short=short)
         for pool in known:
             quote = self._buy(self._ask(job, pool, total.workers_short))
-            lots.extend((pool, lot) for lot in quote.lots)
+            lots.extend((pool, lot, None) for lot in quote.lots)
             total.workers_short = quote.workers_short
             total.reasons.update(quote.reasons)
             if not total.workers_short:
@@ -349,7 +306,7 @@ class Packing:
         quote = Quote(workers_short=left)
         if offering is not None and bins[0].pool in self._situation.policies.pools:
             nodes = self._domains.room(name)
-            ask = replace(self._ask(job, bins[0].pool, left), offering=offering.id, nodes=nodes)
+            ask = self._ask(job, bins[0].pool, left)._replace(offering=offering.id, nodes=nodes)
             quote = self._buy(ask)
         return found, [(bins[0].pool, lot, name) for lot in quote.lots], quote
 
@@ -360,7 +317,7 @@ class Packing:
         for pool in shape.pools:
             for offering in self._with_fabric(pool, job):
                 mark = self._market.mark()
-                ask = replace(self._ask(job, pool, wanted), offering=offering.id, nodes=FABRIC_NODES)
+                ask = self._ask(job, pool, wanted)._replace(offering=offering.id, nodes=FABRIC_NODES)
                 quote = self._buy(ask)
                 if not quote.workers_short:
                     name = self._new_name(pool, job, offering)
@@ -415,12 +372,13 @@ class Packing:
             if bin_.node is None or not bin_.node.is_member:
                 self._packed.starting[job.id] = self._packed.starting.get(job.id, 0) + 1
         for pool, lot, fabric in lots:
+            launch = _launch(job, pool, lot, fabric)
             for _ in range(lot.nodes):
                 bin_ = self._space.buy(pool, lot.offering, fabric)
                 number = min(workers, slots(bin_.free, job.worker_resources))
                 self._space.put(job, bin_, number)
                 workers -= number
-                self._packed.launches.append(_launch(job, pool, lot, fabric))
+                self._packed.launches.append(launch)
                 if fabric is not None:
                     self._domains.add(fabric)
 

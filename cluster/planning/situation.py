@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 
 from cluster.lazy import lazy
 from cluster.offerings import CapacityType, Offering
@@ -51,7 +52,7 @@ class Situation:
     @lazy
     def held(self) -> Mapping[str, int]:
         """Workers on these nodes, by job id."""
-        return workers_on(node for nodes in self.usable.values() for node in nodes)
+        return workers_on(chain.from_iterable(self.usable.values()))
 
     def paid_as(self, nodes: Iterable[NodeView], capacity: CapacityType) -> list[NodeView]:
         """Those of the nodes that are paid for so."""

@@ -137,9 +137,9 @@ class Space:
     def __init__(self, situation: Situation, nodes: Iterable[NodeView], held: Mapping[str, int]) -> None:
         self._situation = situation
         self._shapes: dict[object, Shape] = {}
-        by_filling = sorted(nodes, key=attrgetter("filling_order"))
-        #: Nodes that work, in the order in which they are filled; most of them are full, and need no bin.
-        self.at_work: list[NodeView] = [node for node in by_filling if node.jobs]
+        nodes = list(nodes)
+        #: Nodes that work; most of them are full, and need neither a bin nor an order.
+        self.at_work: list[NodeView] = [node for node in nodes if node.jobs]
         self._at_work: dict[str, Bin] = {}
         self._left_of: dict[frozenset[str], list[NodeView]] = {}
         #: Open to everybody: bought by this plan or for a job that had its turn; and unused ones.
@@ -153,12 +153,12 @@ class Space:
         self.held_in: dict[str, set[str]] = defaultdict(set)
         #: On-demand nodes on which this plan gave a job room.
         self._on_demand: dict[str, int] = defaultdict(int)
-        for node in self.at_work:
-            if node.fabric is not None:
-                for job_id in node.jobs:
-                    self.held_in[job_id].add(node.fabric)
-                self.domains[node.fabric].append(self._bin_of(node))
-        for node in by_filling[len(self.at_work) :]:
+        joined = [(node, node.fabric) for node in self.at_work if node.fabric is not None]
+        for node, fabric in sorted(joined, key=lambda one: one[0].filling_order):
+            for job_id in node.jobs:
+                self.held_in[job_id].add(fabric)
+            self.domains[fabric].append(self._bin_of(node))
+        for node in in_filling_order([node for node in nodes if not node.jobs]):
             self._add_unused(node)
 
     def _bin_of(self, node: NodeView) -> Bin:
@@ -261,8 +261,11 @@ class Space:
             for shape in self._shapes.values():
                 shape.failed.clear()
 
-    def find(self, job: JobDemand, shape: Shape, workers: int) -> list[tuple[Bin, int]]:
-        """Room for up to so many workers: on nodes that were bought for the job, then on those open to everybody."""
+    def find(self, job: JobDemand, shape: Shape, workers: int) -> tuple[list[tuple[Bin, int]], int]:
+        """Room for up to so many workers, on nodes that were bought for the job and then on those open to everybody.
+
+        Beside it: for how many workers there is none.
+        """
         found: list[tuple[Bin, int]] = []
         for bin_ in self.own_of(job):
             if (
@@ -272,12 +275,13 @@ class Space:
             ):
                 found.append((bin_, min(count, workers)))
                 workers -= found[-1][1]
-        taken = {id(bin_) for bin_, _ in found}
-        self._find_free(shape, workers, taken, found)
-        return found
+        return found, self._find_free(shape, workers, found)
 
-    def _find_free(self, shape: Shape, workers: int, taken: set[int], found: list[tuple[Bin, int]]) -> None:
-        for tier, bins in zip(shape.tiers, (self._worked, self._unused), strict=True):
+    def _find_free(self, shape: Shape, workers: int, found: list[tuple[Bin, int]]) -> int:
+        """Add room on nodes that are open to everybody to what was found; how many workers are left."""
+        taken = {id(bin_) for bin_, _ in found} if found else ()
+        worked, unused = shape.tiers
+        for tier, bins in ((worked, self._worked), (unused, self._unused)):
             if tier.seen != len(bins):
                 self._look_through(shape, tier, bins)
             at, mine = 0, tier.bins
@@ -291,6 +295,7 @@ class Space:
                     found.append((bin_, min(count, workers)))
                     workers -= found[-1][1]
                 at += 1
+        return workers
 
     def _look_through(self, shape: Shape, tier: Tier, bins: list[Bin]) -> None:
         """Take bins that came since into the shape's own list; the pool that is asked for first comes first.
@@ -317,7 +322,7 @@ class Space:
                 yield bin_
 
     def _with_some(self, names: frozenset[str]) -> list[NodeView]:
-        """Nodes that work and have something left of each resource, or do not say what is left.
+        """Nodes that work and have something left of each resource, or do not say what is left, as they are filled.
 
         Most are full by far.  What the plan puts on a node only makes it fuller, so that those need no bin.
         """
@@ -328,7 +333,7 @@ class Space:
                 names, key=lambda name: (name == "CPU", name)
             ):  # processors are left nearly always
                 nodes = [node for node in nodes if node.free is None or node.free.get(name, 0.0) > 0]
-            self._left_of[names] = nodes
+            nodes = self._left_of[names] = in_filling_order(nodes)
         return nodes
 
     def find_kept(self, job: JobDemand, shape: Shape, workers: int) -> list[tuple[Bin, int]]:
@@ -346,6 +351,11 @@ class Space:
                 workers -= found[-1][1]
             at += 1
         return found
+
+
+def in_filling_order(nodes: Iterable[NodeView]) -> list[NodeView]:
+    """The nodes in the order in which they are filled."""
+    return sorted(nodes, key=attrgetter("filling_order"))
 
 
 def suits(job: JobDemand, pools: tuple[str, ...], bin_: Bin) -> bool:

@@ -88,7 +88,11 @@ class Fleet:
                 if has_quota
                 else f"the quota {stock.offering.quota} has no room for one more {action.offering}"
             )
-            self._refusals[action.offering] = Refusal(offering=action.offering, until=until, reason=reason)
+            known = self._refusals.get(action.offering)
+            if known is None or (known.until, known.reason) != (until, reason):  # many launches, one answer
+                self._refusals[action.offering] = Refusal(
+                    offering=action.offering, until=until, reason=reason
+                )
             return
         self.launches += 1
         stock.held += 1

@@ -107,7 +107,8 @@ def admit(
     counting = Counting(quotas, (room.bought_for for room in rooms))
     ahead = 0
     for job in queue:
-        never = _never(job, rooms, pools)
+        placement = placement_of(job.spec)
+        never = _never(job, placement, rooms, pools)
         if never is not None:
             waits.append(Wait(job.id, "waiting_for_nodes", never, is_hopeless=True))
             continue
@@ -117,8 +118,8 @@ def admit(
         if (refusal := counting.refusal(job)) is not None:
             waits.append(Wait(job.id, "waiting_for_quota", refusal))
             continue
-        allowed = _allowed(rooms, placement_of(job.spec))
-        seats = _seats(job, job.max_workers, rooms, free, allowed)
+        allowed = _allowed(rooms, placement)
+        seats = _seats(job, job.max_workers, placement, rooms, free, allowed)
         if ahead == 0 and seats.workers >= job.min_workers:
             starts.append(job.id)
             if seats.fabric is not None:
@@ -131,7 +132,7 @@ def admit(
             continue
         if not tells_jobs:
             break  # nobody starts behind a job that waits
-        waits.append(_wait(job, ahead, rooms, allowed, seats.workers))
+        waits.append(_wait(job, placement, ahead, rooms, allowed, seats.workers))
         ahead += 1
     return Admission(tuple(starts), tuple(waits), fabrics)
 
@@ -153,7 +154,7 @@ def _beside(claims: Iterable[Claim], rooms: Sequence[Room]) -> list[Resources]:
 
 def _allowed(rooms: Sequence[Room], placement: Placement) -> list[bool] | None:
     """Which nodes are such as the placement asks for; None where it asks for nothing."""
-    if placement == ANYWHERE:
+    if placement.is_anywhere:
         return None
     return [
         placement.allows(room.pool, room.zone, room.capacity) and placement.reaches(room.fabric)
@@ -162,22 +163,34 @@ def _allowed(rooms: Sequence[Room], placement: Placement) -> list[bool] | None:
 
 
 def _seats(
-    job: JobRow, workers: int, rooms: Sequence[Room], free: list[Resources], allowed: Sequence[bool] | None
+    job: JobRow,
+    workers: int,
+    placement: Placement,
+    rooms: Sequence[Room],
+    free: list[Resources],
+    allowed: Sequence[bool] | None,
 ) -> Seats:
     """Room for up to so many of the job's workers."""
-    if allowed is None or not placement_of(job.spec).needs_fabric:
+    if allowed is None or not placement.needs_fabric:
         return Seats(*place(free, workers, job.worker_resources, allowed))
     places = [at for at, is_allowed in enumerate(allowed) if is_allowed]
     return seats_in_a_domain(job, workers, rooms, free, places)
 
 
-def _wait(job: JobRow, ahead: int, rooms: Sequence[Room], allowed: Sequence[bool] | None, found: int) -> Wait:
+def _wait(
+    job: JobRow,
+    placement: Placement,
+    ahead: int,
+    rooms: Sequence[Room],
+    allowed: Sequence[bool] | None,
+    found: int,
+) -> Wait:
     if ahead:
         jobs = "1 job is" if ahead == 1 else f"{ahead} jobs are"
         return Wait(job.id, "waiting_for_turn", f"waits for its turn: {jobs} ahead of it")
-    placement, everything = placement_of(job.spec), [room.resources for room in rooms]
+    everything = [room.resources for room in rooms]
     together = _together(placement)
-    possible = _seats(job, job.min_workers, rooms, everything, allowed).workers
+    possible = _seats(job, job.min_workers, placement, rooms, everything, allowed).workers
     if possible < job.min_workers:
         count = len(rooms) if allowed is None else sum(allowed)
         ready = " ".join(word for word in (f"the {count} ready nodes", placement.in_words()) if word)
@@ -191,9 +204,9 @@ def _together(placement: Placement) -> str:
     return " in one fabric domain" if placement.needs_fabric else ""
 
 
-def _never(job: JobRow, rooms: Sequence[Room], pools: Sequence[PoolSize]) -> str | None:
+def _never(job: JobRow, placement: Placement, rooms: Sequence[Room], pools: Sequence[PoolSize]) -> str | None:
     """Why the job could not start even if every pool were complete and empty, or None."""
-    worker, placement = job.worker_resources, placement_of(job.spec)
+    worker = job.worker_resources
     if refusal := _nowhere(placement, pools):
         return refusal
     most = _most(worker, placement, rooms, pools)
@@ -229,7 +242,7 @@ def _most(worker: Resources, placement: Placement, rooms: Sequence[Room], pools:
 
 def _nowhere(placement: Placement, pools: Sequence[PoolSize]) -> str | None:
     """Why no pool has such nodes as the job accepts, whatever their resources, or None."""
-    if placement == ANYWHERE or any(pool.may_hold(placement) for pool in pools):
+    if placement.is_anywhere or any(pool.may_hold(placement) for pool in pools):
         return None
     names = ", ".join(pool.name for pool in pools) or "none"
     unknown = [name for name in placement.pools if name not in {pool.name for pool in pools}]
@@ -243,8 +256,10 @@ def _nowhere(placement: Placement, pools: Sequence[PoolSize]) -> str | None:
     return f"no pool has nodes {placement.in_words()}: change `placement`; the pools are {names}"
 
 
-def _complete(pool: str, resources: Resources, rooms: Sequence[Room], worker: Resources) -> dict[str, float]:
+def _complete(pool: str, resources: Resources, rooms: Sequence[Room], worker: Resources) -> Resources:
     """What a node of the pool brings; what the pool does not announce is known from its ready nodes only."""
+    if worker.keys() <= resources.keys():
+        return resources
     known = dict(resources)
     for name in worker:
         if name not in known:

@@ -34,6 +34,9 @@ class Quotas:
     spent: Mapping[str, Spending] = field(default_factory=dict)
 
 
+_NO_QUOTAS = Quotas(projects={})
+
+
 def quotas_of(
     policies: Policies, running: Iterable[tuple[JobRow, int]], spent: Mapping[str, Spending]
 ) -> Quotas | None:
@@ -51,8 +54,8 @@ class Counting:
     """Quotas while a queue is decided about, in order of turns; `own` are jobs that ready nodes were bought for."""
 
     def __init__(self, quotas: Quotas | None, own: Iterable[str | None] = ()) -> None:
-        self._quotas = Quotas(projects={}) if quotas is None else quotas
-        self._own = frozenset(own)
+        self._quotas = _NO_QUOTAS if quotas is None else quotas
+        self._own = frozenset[str | None]() if quotas is None else frozenset(own)
         self._gpus: defaultdict[str, float] = defaultdict(float, self._quotas.gpus)
         #: By project, who is the first that waits for its quota: nobody of the project overtakes that job.
         self._first: dict[str, str] = {}

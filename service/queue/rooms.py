@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cluster.offerings import CapacityType
 
 Resources = Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Room:
-    """A ready node and all the resources that it brings."""
+class Room(NamedTuple):
+    """A ready node and all the resources that it brings; as cheap to make as a value can be, for replays."""
 
     node_id: str
     pool: str

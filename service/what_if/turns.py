@@ -108,7 +108,7 @@ class ServiceQueue:
             (),
             [Room(*room) for room in rooms],
             self._pools,
-            quotas=quotas_of(self._policies, held, spent or {}),
+            quotas=quotas_of(self._policies, held, spent or {}) if self.has_quotas else None,
             tells_jobs=False,
         )
         return {job_id: decided.fabrics.get(job_id) for job_id in decided.starts}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import strategies as st
 
-from cluster.actions import Drain, Launch, Plan, Terminate
+from cluster.actions import Action, Drain, Launch, Plan, Terminate, Wait
 from cluster.offerings import CapacityType, Offering
 from cluster.policies import (
     BudgetPolicy,
@@ -87,6 +89,44 @@ def job(name: str = "j", workers: int | tuple[int, int] = 1, **changes: object) 
         **changes,
     }
     return JobDemand(**fields)  # type: ignore[arg-type]
+
+
+#: What a small cluster is sold.
+SPOT, ON_DEMAND = offering("a", "1"), offering("a", "1", CapacityType.ON_DEMAND)
+SPOT_2 = offering("a", "2")
+
+
+def rules(**pool: Any) -> Policies:
+    """Policies with the one pool `p`."""
+    budget = pool.pop("budget", {})
+    return Policies.model_validate(
+        {"pools": {"p": {"sizes": ["a"], "zones": ["1", "2"], **pool}}, "budget": budget}
+    )
+
+
+def view(
+    jobs: Iterable[JobDemand] = (),
+    nodes: Iterable[NodeView] = (),
+    sold: Iterable[Offering] = (SPOT, SPOT_2, ON_DEMAND),
+    **more: Any,
+) -> ClusterView:
+    """A cluster that is sold spot in two zones and on-demand in one."""
+    return ClusterView(jobs=tuple(jobs), nodes=tuple(nodes), offerings=tuple(sold), **more)
+
+
+def acts(actions: Plan) -> list[Action]:
+    """What changes the cluster."""
+    return [action for action in actions if isinstance(action, Launch | Drain | Terminate)]
+
+
+def bought(actions: Plan) -> list[str]:
+    """What is launched, as offerings."""
+    return [action.offering for action in actions if isinstance(action, Launch)]
+
+
+def said_to(actions: Plan, job_id: str = "j") -> str:
+    """Why a job waits."""
+    return next(action.reason for action in actions if isinstance(action, Wait) and action.job_id == job_id)
 
 
 def done(view: ClusterView, plan: Plan, now: float) -> ClusterView:

@@ -11,48 +11,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.actions import Action, Drain, Launch, Notice, Plan, Terminate, Wait
+from cluster.actions import Drain, Launch, Notice, Plan, Terminate, Wait
 from cluster.offerings import CapacityType, Offering
 from cluster.planner import plan
 from cluster.planning.health import CREATE_TIMEOUT_S
 from cluster.planning.limits import next_at, pace_left
 from cluster.planning.sifting import Rule
 from cluster.policies import BudgetStep, CapacityRule, Policies
-from cluster.view import ClusterView, JobDemand, NodeView, Refusal, Spending
+from cluster.view import ClusterView, NodeView, Refusal, Spending
 from remora.states import NodeState
-from tests.unit.cluster.planner_worlds import NOW, done, job, node, offering
-
-SPOT, ON_DEMAND = offering("a", "1"), offering("a", "1", CapacityType.ON_DEMAND)
-SPOT_2 = offering("a", "2")
-
-
-def rules(**pool: Any) -> Policies:
-    """Policies with the one pool `p`."""
-    budget = pool.pop("budget", {})
-    return Policies.model_validate(
-        {"pools": {"p": {"sizes": ["a"], "zones": ["1", "2"], **pool}}, "budget": budget}
-    )
-
-
-def view(
-    jobs: Iterable[JobDemand] = (),
-    nodes: Iterable[NodeView] = (),
-    sold: Iterable[Offering] = (SPOT, SPOT_2, ON_DEMAND),
-    **more: Any,
-) -> ClusterView:
-    return ClusterView(jobs=tuple(jobs), nodes=tuple(nodes), offerings=tuple(sold), **more)
-
-
-def acts(actions: Plan) -> list[Action]:
-    return [action for action in actions if isinstance(action, Launch | Drain | Terminate)]
-
-
-def bought(actions: Plan) -> list[str]:
-    return [action.offering for action in actions if isinstance(action, Launch)]
-
-
-def said_to(actions: Plan, job_id: str = "j") -> str:
-    return next(action.reason for action in actions if isinstance(action, Wait) and action.job_id == job_id)
+from tests.unit.cluster.planner_worlds import (
+    NOW,
+    ON_DEMAND,
+    SPOT,
+    SPOT_2,
+    acts,
+    bought,
+    done,
+    job,
+    node,
+    offering,
+    rules,
+    said_to,
+    view,
+)
 
 
 def test_of_one_size_the_zone_that_the_cloud_hardly_has_any_in_is_asked_last() -> None:
@@ -593,93 +575,6 @@ def test_a_rule_of_the_site_refuses_launches_and_one_that_fails_is_left_out() ->
     ]
     refusal = "rule 'quiet' refuses a launch: not on Sundays"
     assert said_to(actions) == f"nodes for it are launched later: {refusal}"
-
-
-def test_a_project_and_a_job_have_budgets_of_their_own() -> None:
-    policies = rules().model_copy(
-        update={"projects": Policies.model_validate({"projects": {"v": {"gpus": 2}}}).projects}
-    )
-    actions = plan(
-        view([job("first", (1, 4), project="v"), job("second", project="v", created_at=NOW + 1)]),
-        policies,
-        NOW,
-    )
-    assert len(bought(actions)) == 2
-    assert said_to(actions, "first") == "project 'v' may use 2 GPUs at a time"
-    assert said_to(plan(view([job(budget_left=0.0)]), policies, NOW)) == "the job has spent its budget"
-
-
-def test_a_project_at_its_quota_keeps_the_planner_from_buying_for_nobody_else() -> None:
-    policies = Policies.model_validate(
-        {**rules(max_nodes=9).model_dump(mode="json"), "projects": {"v": {"gpus": 2, "usd_per_day": 5.0}}}
-    )
-    large, first, second = (job(name, size, project="v") for name, size in (("a", 3), ("b", 2), ("c", 1)))
-    other = job("d", 2, project="s")
-    queue = [replace(one, created_at=NOW + at) for at, one in enumerate((large, first, second, other))]
-    actions = plan(view(queue, in_turns=True), policies, NOW)
-    assert [one.job_id for one in actions if isinstance(one, Launch)] == ["b", "b", "d", "d"]
-    assert (
-        said_to(actions, "a") == "its smallest worker group needs 3 GPUs, and project 'v' may use 2 at a time"
-    )
-    assert said_to(actions, "c") == "project 'v' may use 2 GPUs at a time"
-    spent = {"v": Spending(today=5.5, this_month=5.5)}
-    actions = plan(view(queue, in_turns=True, spent_by_project=spent), policies, NOW)
-    assert [one.job_id for one in actions if isinstance(one, Launch)] == ["d", "d"]
-    assert said_to(actions, "b") == "project 'v' has spent 5.50 of 5.00 USD of the day"
-    assert said_to(actions, "c") == "it waits for its turn behind b of its project"
-
-
-def limited(**project: Any) -> Policies:
-    """Policies with the pools `p` and `q`, and one project."""
-    pool = rules(max_nodes=9).model_dump(mode="json")["pools"]["p"]
-    small = {**pool, "max_nodes": 2}
-    return Policies.model_validate({"pools": {"p": pool, "q": small}, "projects": {"v": project}})
-
-
-def launched_for(actions: Plan) -> list[str | None]:
-    return [one.job_id for one in actions if isinstance(one, Launch)]
-
-
-def test_a_job_that_no_pool_could_hold_does_not_keep_its_project_waiting_for_the_quota() -> None:
-    running, never, small = (
-        job("s", 3, project="v", is_running=True),
-        job("f", 6, project="v", pools=("q",)),
-        job("w", project="v", created_at=NOW + 1),
-    )
-    there = [node(f"n{at}", jobs={"s": 1}) for at in range(3)]
-    wish = view([running, never, small], there, in_turns=True)
-    assert launched_for(plan(wish, limited(gpus=8), NOW)) == ["w"]
-
-
-def test_a_running_job_that_lost_its_nodes_still_counts() -> None:
-    running = [job("s", 7, project="v", is_running=True), job("r", 4, project="v", is_running=True)]
-    there = [node(f"n{at}", jobs={"s": 1}) for at in range(7)]
-    wish = view([*running, job("w", project="v")], there, in_turns=True)
-    bought_for = set(launched_for(plan(wish, limited(gpus=8), NOW)))
-    assert bought_for == {"r"}, "it comes back to its smallest group, and nobody new starts"
-    there.append(node("w", bought_for="w"))
-    actions = plan(view(wish.jobs, there, sold=(), in_turns=True), limited(gpus=8), NOW)
-    assert said_to(actions, "w") == "project 'v' may use 8 GPUs at a time", (
-        "also while there is nothing to come back to"
-    )
-
-
-def test_nothing_is_bought_for_growth_before_a_job_that_waits_for_the_same_quota() -> None:
-    grows, runs = job("s", (1, 8), project="v", is_running=True), job("t", 2, project="v", is_running=True)
-    there = [node(f"n{at}", jobs={"s" if at < 4 else "t": 1}) for at in range(6)]
-    wish = view([grows, runs, job("f", 4, project="v")], there, in_turns=True)
-    actions = plan(wish, limited(gpus=8), NOW)
-    assert acts(actions) == []
-    assert "f of its project waits for the quota" in said_to(actions, "s")
-
-
-def test_what_was_bought_before_the_money_was_spent_is_kept_for_its_job_and_nothing_is_added() -> None:
-    spent = {"v": Spending(today=5.5, this_month=5.5)}
-    own = [node(f"n{at}", bought_for="j", idle_since=NOW - 9999) for at in range(2)]
-    for size, kept in ((2, True), (3, False)):
-        wish = view([job("j", size, project="v")], own, in_turns=True, spent_by_project=spent)
-        actions = plan(wish, limited(usd_per_day=5.0), NOW)
-        assert [type(one) for one in acts(actions)] == ([] if kept else [Drain, Drain])
 
 
 LOST = {"provided": False, "is_running": False, "is_member": False}

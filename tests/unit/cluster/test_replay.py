@@ -48,6 +48,12 @@ def test_a_job_waits_for_its_node_starts_and_does_its_work() -> None:
     assert report.spot_share == 1.0
 
 
+def test_a_job_that_waits_starts_where_and_when_another_one_ends() -> None:
+    _, report = replay(job("a"), job("b", 1.0), planner=Keep(1))
+    assert report.launches == 1
+    assert report.makespan_s == 120.0 + 2 * (10.0 + 1000.0)
+
+
 def test_a_job_of_fixed_size_repeats_what_no_checkpoint_has_when_its_node_is_taken() -> None:
     # ready at 120, trains from 130, checkpoints at 230 and 330; the node is gone at 350, the next one comes at 480
     taken = (market(0, nodes=1), market(350, nodes=0), market(351, nodes=1))
