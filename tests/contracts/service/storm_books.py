@@ -31,6 +31,8 @@ class Books:
         #: When a node that worked was told that it goes, and nodes that the cloud took.
         self.noticed: dict[str, float] = {}
         self.evicted: set[str] = set()
+        #: Nodes that nobody wished for, and whose machines have to go.
+        self.strays: set[str] = set()
 
     def rows(self) -> list[NodeRow]:
         """All nodes that there ever were."""
@@ -87,7 +89,7 @@ class Books:
         storm = self._storm
         storm.witness.check()
         rows = {row.id: row for row in self.rows()}
-        names = Counter(map(node_of, machines_of(storm.rig)))
+        names = Counter(name for one in machines_of(storm.rig) if (name := node_of(one)) not in self.strays)
         assert names.keys() <= rows.keys(), "a machine without a row"
         assert max(names.values(), default=0) <= 1, "a node has two machines"
         given_up = {name for name in names if "its machine is gone" in str(rows[name].message)}
@@ -108,11 +110,10 @@ class Books:
         self._most = max(max_nodes, len(self.counted()))
 
     def check_cleared(self) -> None:
-        """No machine is left of a node that has ended."""
-        ended = {row.id for row in self.rows() if row.state in ENDED}
-        assert not ended & {node_of(one) for one in machines_of(self._storm.rig)}, (
-            "machines of nodes that have ended"
-        )
+        """No machine is left of a node that has ended, or that never was."""
+        gone = self.strays | {row.id for row in self.rows() if row.state in ENDED}
+        left = gone & {node_of(one) for one in machines_of(self._storm.rig)}
+        assert not left, f"machines of nodes that have ended, or never were: {sorted(left)}"
 
     def check_words(self) -> None:
         """What happened stands in the events of nodes and jobs, in sentences; others have what is theirs."""

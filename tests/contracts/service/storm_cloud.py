@@ -5,8 +5,10 @@ A request for each look would take a third of the time.
 
 from __future__ import annotations
 
-from cluster.azure.body import CLUSTER_TAG, NODE_TAG
-from cluster.azure.emulator.state import Machine
+from dataclasses import replace
+
+from cluster.azure.body import CLUSTER_TAG, NODE_TAG, machine_name
+from cluster.azure.emulator.state import CREATING, Machine
 from cluster.provider import NodeRequest
 from tests.contracts.cluster.azure_rig import CLUSTER, CPU_SIZE, AzureRig
 
@@ -39,6 +41,21 @@ def settle_neighbour(rig: AzureRig) -> None:
     rig.another(cluster=NEIGHBOUR).create(wish)
     for interface in rig.cloud.interfaces.values():
         interface["properties"].pop("virtualMachine")
+
+
+def add_stray(rig: AzureRig, node_id: str) -> None:
+    """A machine with our tag begins to be made that nobody has wished for, as by hand or by a lost database."""
+    example = next(iter(rig.cloud.machines.values()))
+    tags = {**example.body["tags"], CLUSTER_TAG: CLUSTER, NODE_TAG: node_id}
+    # Nobody can count with what it uses, so that it uses nothing.
+    stray = replace(
+        example,
+        name=machine_name(CLUSTER, node_id),
+        body={**example.body, "tags": tags},
+        state=CREATING,
+        vcpus=0,
+    )
+    rig.cloud.machines[stray.name.lower()] = stray
 
 
 def is_neighbour_well(rig: AzureRig) -> bool:

@@ -37,8 +37,6 @@ class Crew:
         #: The newest checkpoint of each job, and the steps that it has to do.
         self.saved: dict[str, int] = {}
         self.length: dict[str, int] = {}
-        #: Attempts that lost workers.
-        self.hit: set[str] = set()
 
     def play(self, now: float, passed_s: float) -> None:
         """What all drivers do within some seconds."""
@@ -66,7 +64,6 @@ class Crew:
         drained = group.workers.keys() & leaving if self._random.random() < 0.5 else set()
         if not lost and not drained:
             return
-        self.hit.add(driver.plan.attempt_id)
         if lost:
             said = "workers are gone with their nodes"
             driver.tell("event", at=now, kind="node.lost", message=said, data={"ranks": []})

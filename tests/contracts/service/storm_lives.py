@@ -71,6 +71,8 @@ class Life:
         #: It dies at the next call for a machine.
         self.dies_buying = False
         self.is_over = False
+        #: That was at a call for a machine.
+        self.died_buying = False
         #: It has read the quotas, and nobody else has acted since; one that has not may ask for too much.
         self.knows_quotas = False
         #: Nodes whose machines stood, and were listed, when it last asked for the list.
@@ -93,7 +95,7 @@ class Life:
             meanwhile = self.meanwhile if is_last else None
             if meanwhile is not None:
                 self.left, is_last = None, False
-            self.is_over = is_last
+            self.is_over, self.died_buying = is_last, is_last and buys
         if meanwhile is not None:
             meanwhile()
         if is_last and not self.dies_after:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.azure.emulator.faults import Fault
 from cluster.azure.emulator.state import DELETING, SUCCEEDED, Machine
-from tests.contracts.service.storm_cloud import machines_of, node_of
+from tests.contracts.service.storm_cloud import add_stray, machines_of, node_of
 
 if TYPE_CHECKING:
     from tests.contracts.service.azure_storm import Storm
@@ -72,6 +72,7 @@ BESIDES = (
     "a death at a purchase",
     "a successor whose list stumbles",
     "a successor whose list lags",
+    "a machine that nobody wished for",
 )
 WEATHER = (*LEADERS, *BESIDES)
 #: What comes as it comes, and how often: half of it is no refused request.
@@ -97,12 +98,13 @@ class Weather:
         """What of it has not happened."""
         return [name for name in declared if not self.has_happened(name)]
 
-    def fault(self, name: str, **more: Any) -> None:
+    def fault(self, name: str) -> None:
         """A request goes wrong, once or twice."""
-        fault = Fault.model_validate({**FAULTS[name], "times": self._storm.random.randint(1, 2), **more})
-        self._set_one(name, fault)
+        times = self._storm.random.randint(1, 2)
+        self._put(name, Fault.model_validate({**FAULTS[name], "times": times}))
 
-    def _set_one(self, name: str, fault: Fault) -> None:
+    def _put(self, name: str, fault: Fault) -> None:
+        """Let requests meet the fault, unless there is one of this name that none has met yet."""
         if all(one.fired for one in self._set.get(name, [])):
             self._storm.rig.cloud.faults.all.append(fault)
             self._set.setdefault(name, []).append(fault)
@@ -115,7 +117,9 @@ class Weather:
                 # Only what became of a machine that failed is asked for.
                 self.fault("no capacity after the yes, and a machine")
             return
-        machines = [one for one in machines_of(self._storm.rig) if one.state != DELETING]
+        strays = self._storm.books.strays
+        ours = [one for one in machines_of(self._storm.rig) if node_of(one) not in strays]
+        machines = [one for one in ours if one.state != DELETING]
         running = [one for one in machines if one.state == SUCCEEDED]
         if self._strike(name, machines, running):
             self.struck[name] += 1
@@ -148,8 +152,12 @@ class Weather:
                 storm.ray.skew_s = choose.uniform(-240.0, 240.0)
             case "slow operations":
                 cloud.create_s, cloud.delete_s = choose.choice([(0.0, 6.0), (6.0, 0.0), (6.0, 6.0)])
+            case "a machine that nobody wished for":
+                stray = f"node_stray_{len(storm.books.strays)}"
+                storm.books.strays.add(stray)
+                add_stray(storm.rig, stray)
             case "a successor whose list stumbles" if len(machines) > cloud.page_size:
-                self._set_one(name, Fault.model_validate({**FAULTS["a list that stumbles on page 2"]}))
+                self._put(name, Fault.model_validate(FAULTS["a list that stumbles on page 2"]))
                 storm.succeed()
                 return False
             case _:
@@ -175,8 +183,7 @@ class Weather:
         """A process has died in the middle of what it did; lists may lack for a turn what it has just bought."""
         cloud, life = self._storm.rig.cloud, self._storm.life
         self.struck["a death in the middle"] += 1
-        if life.dies_buying:
-            self.struck["a death at a purchase"] += 1
+        self.struck["a death at a purchase"] += life.died_buying
         if self._lags:
             wished = self._storm.books.requested()
             cloud.unlisted = {m.name for m in machines_of(self._storm.rig) if node_of(m) in wished}
