@@ -39,7 +39,7 @@ class Head(Protocol):
 
     @property
     def is_empty(self) -> bool | None:
-        """Nothing runs on the node any more; None: unknown.  Asked only once a drain was accepted."""
+        """Nothing runs on the node any more; None: unknown, as it is until a drain was accepted."""
         ...
 
     def drain(self, deadline_at: float, reason: str) -> None:
@@ -63,6 +63,8 @@ class RayHead:
         self._problems: tuple[str, ...] = ()
         #: Why the node is drained, or is about to be.
         self._leaves: str | None = None
+        #: The Ray node that the head drains; empty: none yet.
+        self._drained_id = ""
         self._news = threading.Event()
         self._stopping = threading.Event()
         self._complaint = ""
@@ -111,15 +113,17 @@ class RayHead:
             # First, so that whoever sees the drain finds the reason.
             self._leaves = wanted[1]
             self._beat()
-            refusal = self._ask(gcs.drain, *wanted)
-            if refusal:
-                raise HeadSilent(f"the head did not drain this node: {refusal}")
+            answer = self._ask(gcs.drain, *wanted)
+            if answer.refusal:
+                raise HeadSilent(f"the head did not drain this node: {answer.refusal}")
+            self._drained_id = answer.ray_node_id
             self.drained_until = wanted[0]
             if self._wanted == wanted:
                 self._wanted = None
             log.info("the head drains this node")
-        if self.drained_until is not None:
-            self.is_empty = self._ask(gcs.is_empty)
+        elif self.drained_until is not None:
+            # Not in the turn of the drain: the head may not have heard yet of what began just before.
+            self.is_empty = self._ask(gcs.is_empty, self._drained_id)
         self._beat()
 
     def _beat(self) -> None:

@@ -293,6 +293,10 @@ class SlowService(MetadataService):
             assert self.answers.wait(PATIENCE_S)
 
 
+#: The Ray node that is drained, in hex.
+RAY_NODE = "a1" * 28
+
+
 class HeardHead(RayHead):
     """The agent's side of the head; what it would ask of Ray is put down here."""
 
@@ -306,8 +310,20 @@ class HeardHead(RayHead):
             self.beats.put(json.loads(arguments[0]))
         if question is gcs.drain:
             self.drains.put((arguments[0], arguments[1]))
-            return ""
-        return False
+            return gcs.Drained(RAY_NODE)
+        # Empty, as far as the head knows.
+        return arguments == (RAY_NODE,)
+
+
+def test_a_node_counts_as_empty_once_the_head_had_time_to_hear_what_began_before_the_drain() -> None:
+    head = HeardHead()
+    head._turn()
+    assert head.is_empty is None, "nobody drained it"
+    head.drain(5.0, "Preempt by the cloud")
+    head._turn()
+    assert (head.drained_until, head.is_empty) == (5.0, None)
+    head._turn()
+    assert head.is_empty is True
 
 
 @pytest.fixture
