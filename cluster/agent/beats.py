@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 BEAT_S = 5.0
 #: An agent without a new one for so long is silent: its client of Ray may take a minute to start anew.
 SILENT_S = 24 * BEAT_S
+#: An agent that has not heard of its cloud for so long is deaf: the first answer of Azure may take two minutes.
+DEAF_S = 300.0
 #: Two looks count as no more than this, however far they lie apart: a head that was away, or a listener that slept,
 #: would make all agents silent at once.
 LONGEST_LOOK_S = 2 * BEAT_S
@@ -25,6 +27,8 @@ class Beat:
     at: float
     #: Why its node is drained, or is about to be.
     leaves: str | None = None
+    #: For how long its metadata service has given it no answer; 0.0 of an agent that does not say so.
+    deaf_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,20 +44,26 @@ class Hearing:
         """It should have given many signs of life since."""
         return self.unchanged_s > SILENT_S
 
+    @property
+    def is_deaf(self) -> bool:
+        """It gives signs of life, and yet would hear of no eviction."""
+        return self.beat.deaf_s > DEAF_S
 
-def written(at: float, problems: Sequence[str], leaves: str | None) -> str:
+
+def written(at: float, problems: Sequence[str], leaves: str | None, deaf_s: float = 0.0) -> str:
     """A sign of life as it is left with the head; `problems` are what is wrong with the machine."""
-    return json.dumps({"at": at, "problems": list(problems), "leaves": leaves})
+    return json.dumps({"at": at, "problems": list(problems), "leaves": leaves, "deaf_s": deaf_s})
 
 
 def read(told: bytes) -> Beat | None:
     """The same, read; None when it cannot be."""
     try:
         document = json.loads(told)
-        at, leaves = float(document["at"]), document.get("leaves")
-    except (ValueError, TypeError, KeyError, AttributeError):
+        at, leaves, deaf_s = float(document["at"]), document.get("leaves"), document.get("deaf_s")
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
-    return Beat(at=at, leaves=leaves[:_REASON_LIMIT] if isinstance(leaves, str) and leaves else None)
+    reason = leaves[:_REASON_LIMIT] if isinstance(leaves, str) and leaves else None
+    return Beat(at=at, leaves=reason, deaf_s=deaf_s if isinstance(deaf_s, float) else 0.0)
 
 
 def listen(

@@ -50,11 +50,15 @@ class Head(Protocol):
         """What the signs of life shall tell of the machine's health."""
         ...
 
+    def heard(self) -> None:
+        """The metadata service has just answered, which the signs of life tell too."""
+        ...
+
 
 class RayHead:
     """`Head` over Ray's own client, which lives in a process of its own."""
 
-    def __init__(self, address: str, node_id: str) -> None:
+    def __init__(self, address: str, node_id: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._address = address
         self._node_id = node_id
         self._pool: ProcessPoolExecutor | None = None
@@ -63,6 +67,8 @@ class RayHead:
         self._problems: tuple[str, ...] = ()
         #: Why the node is drained, or is about to be.
         self._leaves: str | None = None
+        self._clock = clock
+        self._heard_at = clock()
         #: The Ray node that the head drains; empty: none yet.
         self._drained_id = ""
         self._news = threading.Event()
@@ -92,6 +98,10 @@ class RayHead:
     def say(self, problems: Sequence[str]) -> None:
         """See `Head.say`."""
         self._problems = tuple(problems)
+
+    def heard(self) -> None:
+        """See `Head.heard`."""
+        self._heard_at = self._clock()
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -127,7 +137,9 @@ class RayHead:
         self._beat()
 
     def _beat(self) -> None:
-        self._ask(gcs.beat, written(time.time(), self._problems, self._leaves))
+        self._ask(
+            gcs.beat, written(time.time(), self._problems, self._leaves, self._clock() - self._heard_at)
+        )
 
     def _ask(self, question: Callable[..., T], *arguments: Any) -> T:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -92,6 +93,9 @@ class Head:
 
     def say(self, problems: Sequence[str]) -> None:
         self.problems = problems
+
+    def heard(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -300,8 +304,8 @@ RAY_NODE = "a1" * 28
 class HeardHead(RayHead):
     """The agent's side of the head; what it would ask of Ray is put down here."""
 
-    def __init__(self) -> None:
-        super().__init__("127.0.0.1:0", "node_a")
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__("127.0.0.1:0", "node_a", clock)
         self.beats: SimpleQueue[dict[str, Any]] = SimpleQueue()
         self.drains: SimpleQueue[tuple[float, str]] = SimpleQueue()
 
@@ -326,6 +330,23 @@ def test_a_node_counts_as_empty_once_the_head_had_time_to_hear_what_began_before
     assert head.is_empty is True
 
 
+def test_signs_of_life_say_for_how_long_the_cloud_has_not_been_heard(
+    server: MetadataServer, metadata: MetadataService, clock: Clock
+) -> None:
+    head = HeardHead(clock)
+    agent = Agent("w0", metadata, head, lambda _: None, Health, clock)
+
+    def deaf_s(after_s: float) -> float:
+        clock.now += after_s
+        agent.listen()
+        head._turn()
+        told: float = head.beats.get(timeout=PATIENCE_S)["deaf_s"]
+        return told
+
+    server.faults.extend([(500, ""), (200, "{")])
+    assert [deaf_s(200), deaf_s(200), deaf_s(200), deaf_s(1)] == [200.0, 400.0, 0.0, 0.0]
+
+
 @pytest.fixture
 def heard_head(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeardHead]:
     """It and the agent pause for a moment where they pause for seconds, so that several turns pass at once."""
@@ -341,6 +362,56 @@ def heard_head(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeardHead]:
 def three_more(things: SimpleQueue[T]) -> list[T]:
     """Three that come after this moment."""
     return [things.get(timeout=PATIENCE_S) for _ in range(things.qsize() + 3)][-3:]
+
+
+class Stumbling(MetadataService):
+    """One that fails as nobody thought it could, until it is mended."""
+
+    def __init__(self, url: str, clock: Clock) -> None:
+        super().__init__(url, clock=clock)
+        self.is_mended = threading.Event()
+
+    def listen(self) -> Heard:
+        if not self.is_mended.is_set():
+            raise OverflowError("nobody thought of this")
+        return super().listen()
+
+
+def test_no_failure_whatever_ends_the_listening_or_the_looks_at_the_gpus(
+    server: MetadataServer,
+    url: str,
+    heard_head: HeardHead,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(agent_module, "AGAIN_S", 0.01)
+    server.announce("w0", Announcement(notice_s=25))
+    first_look = iter([ValueError("nobody thought of this")])
+
+    def look() -> Health:
+        for failure in first_look:
+            raise failure
+        return Health(problems=("XID 79",))
+
+    metadata = Stumbling(url, clock)
+    agent = Agent("w0", metadata, heard_head, lambda _: None, look, clock)
+    stopping = threading.Event()
+    running = threading.Thread(target=agent.run, args=(stopping,))
+    running.start()
+    try:
+        sick = (clock.now + SICK_DRAIN_S, "this machine is sick: XID 79")
+        assert heard_head.drains.get(timeout=PATIENCE_S) == sick
+        metadata.is_mended.set()
+        assert heard_head.drains.get(timeout=PATIENCE_S) == (clock.now + 25, "Preempt by the cloud")
+    finally:
+        stopping.set()
+        running.join(PATIENCE_S)
+    metadata.close()
+    assert {record.getMessage() for record in caplog.records if record.exc_info} == {
+        "listening to the metadata service failed; trying again",
+        "looking at the GPUs failed; trying again",
+    }
 
 
 @pytest.mark.parametrize("slow", ["name", "listen"])
