@@ -21,6 +21,7 @@ from cluster.agent.watch import (
     Tell,
     acknowledged,
     drained,
+    says,
     step,
 )
 
@@ -139,6 +140,7 @@ class Agent:
             problems=self._health.problems,
         )
         self.state, actions = step(self.state, self._machine, look)
+        self._head.tell(says(self.state))
         for action in actions:
             self._do(action)
 

@@ -15,8 +15,8 @@ DEAF_S = 300.0
 #: Two looks count as no more than this, however far they lie apart: a head that was away, or a listener that slept,
 #: would make all agents silent at once.
 LONGEST_LOOK_S = 2 * BEAT_S
-#: Longest reason that is taken over.
-_REASON_LIMIT = 500
+#: Longest text that is taken over.
+_TEXT_LIMIT = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,8 @@ class Beat:
     leaves: str | None = None
     #: For how long its metadata service has given it no answer; 0.0 of an agent that does not say so.
     deaf_s: float = 0.0
+    #: What its cloud has announced that moves nothing, such as a short pause.
+    says: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,20 +52,32 @@ class Hearing:
         return self.beat.deaf_s > DEAF_S
 
 
-def written(at: float, problems: Sequence[str], leaves: str | None, deaf_s: float = 0.0) -> str:
+def written(
+    at: float, problems: Sequence[str], leaves: str | None, deaf_s: float = 0.0, says: str | None = None
+) -> str:
     """A sign of life as it is left with the head; `problems` are what is wrong with the machine."""
-    return json.dumps({"at": at, "problems": list(problems), "leaves": leaves, "deaf_s": deaf_s})
+    return json.dumps(
+        {"at": at, "problems": list(problems), "leaves": leaves, "deaf_s": deaf_s, "says": says}
+    )
 
 
 def read(told: bytes) -> Beat | None:
     """The same, read; None when it cannot be."""
     try:
         document = json.loads(told)
-        at, leaves, deaf_s = float(document["at"]), document.get("leaves"), document.get("deaf_s")
+        at, deaf_s = float(document["at"]), document.get("deaf_s")
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
-    reason = leaves[:_REASON_LIMIT] if isinstance(leaves, str) and leaves else None
-    return Beat(at=at, leaves=reason, deaf_s=deaf_s if isinstance(deaf_s, float) else 0.0)
+    return Beat(
+        at=at,
+        leaves=_text(document.get("leaves")),
+        deaf_s=deaf_s if isinstance(deaf_s, float) else 0.0,
+        says=_text(document.get("says")),
+    )
+
+
+def _text(value: object) -> str | None:
+    return value[:_TEXT_LIMIT] if isinstance(value, str) and value else None
 
 
 def listen(

@@ -54,6 +54,10 @@ class Head(Protocol):
         """The metadata service has just answered, which the signs of life tell too."""
         ...
 
+    def tell(self, announced: str | None) -> None:
+        """What the signs of life shall tell of announcements that move nothing."""
+        ...
+
 
 class RayHead:
     """`Head` over Ray's own client, which lives in a process of its own."""
@@ -67,6 +71,7 @@ class RayHead:
         self._problems: tuple[str, ...] = ()
         #: Why the node is drained, or is about to be.
         self._leaves: str | None = None
+        self._says: str | None = None
         self._clock = clock
         self._heard_at = clock()
         #: The Ray node that the head drains; empty: none yet.
@@ -103,6 +108,10 @@ class RayHead:
         """See `Head.heard`."""
         self._heard_at = self._clock()
 
+    def tell(self, announced: str | None) -> None:
+        """See `Head.tell`."""
+        self._says = announced
+
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
@@ -137,9 +146,8 @@ class RayHead:
         self._beat()
 
     def _beat(self) -> None:
-        self._ask(
-            gcs.beat, written(time.time(), self._problems, self._leaves, self._clock() - self._heard_at)
-        )
+        deaf_s = self._clock() - self._heard_at
+        self._ask(gcs.beat, written(time.time(), self._problems, self._leaves, deaf_s, self._says))
 
     def _ask(self, question: Callable[..., T], *arguments: Any) -> T:
         try:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cluster.agent.scheduled_events import (
+    Advice,
     Document,
     Drain,
     Meaning,
@@ -177,6 +178,16 @@ def _acknowledgements(state: State, look: Look) -> list[Action]:
         for event_id, known in state.known.items()
         if isinstance(known.means, Drain) and not known.is_acknowledged and not known.event.is_started
     ]
+
+
+def says(state: State) -> str | None:
+    """What is announced to this machine now that moves nothing, for whoever looks after the cluster; None: nothing."""
+    words = {
+        _said(known.event, known.means, 0.0)
+        for known in state.known.values()
+        if isinstance(known.means, Pause | Advice)
+    }
+    return "; ".join(sorted(words)) or None
 
 
 def drained(state: State, deadline_at: float) -> State:

@@ -469,7 +469,7 @@ def _observe_once(node: NodeRow, seen: SeenNode, now: float) -> NodeDecision | N
 
 
 def _observe_agent(node: NodeRow, agent: Hearing, now: float) -> NodeDecision | None:
-    """That a node's agent has fallen silent, or deaf to its cloud, or is well again, is told once.
+    """That a node's agent has fallen silent, or deaf to its cloud, or is well again, is told once; so is what it says.
 
     It is no reason to drain or to end the node: the machine works, and only the notice of its end is lost, which would
     cost the work less than leaving the machine for nothing.
@@ -491,4 +491,10 @@ def _observe_agent(node: NodeRow, agent: Hearing, now: float) -> NodeDecision | 
         return NodeDecision(
             heard, (NewEvent(at=now, kind="node.agent_heard", message="its agent is heard again"),)
         )
+    # A node that is ready has no other message, so this one says what was told already, also to the next controller.
+    if node.agent_silent_since is None and node.message != agent.beat.says:
+        told = replace(node, message=agent.beat.says)
+        if agent.beat.says is None:
+            return NodeDecision(told)
+        return NodeDecision(told, (NewEvent(at=now, kind="node.agent_said", message=agent.beat.says),))
     return None

@@ -97,6 +97,9 @@ class Head:
     def heard(self) -> None:
         pass
 
+    def tell(self, announced: str | None) -> None:
+        pass
+
 
 @pytest.fixture
 def head() -> Head:
@@ -345,6 +348,27 @@ def test_signs_of_life_say_for_how_long_the_cloud_has_not_been_heard(
 
     server.faults.extend([(500, ""), (200, "{")])
     assert [deaf_s(200), deaf_s(200), deaf_s(200), deaf_s(1)] == [200.0, 400.0, 0.0, 0.0]
+
+
+def test_signs_of_life_tell_of_announcements_that_move_nothing_as_long_as_they_stand(
+    server: MetadataServer, metadata: MetadataService, clock: Clock
+) -> None:
+    head = HeardHead(clock)
+    agent = Agent("w0", metadata, head, lambda _: None, Health, clock)
+
+    def said() -> str | None:
+        look(agent, clock)
+        head._turn()
+        told: str | None = head.beats.get(timeout=PATIENCE_S)["says"]
+        return told
+
+    assert said() is None
+    event_id = server.announce("w0", Announcement(type="Freeze", duration_s=2, notice_s=900))
+    pause = "Freeze by the cloud; this machine pauses for 2 s, and its work stays"
+    assert [said(), said()] == [pause, pause]
+    server.finish(event_id)
+    assert said() is None
+    assert head.drains.empty()
 
 
 @pytest.fixture

@@ -57,6 +57,7 @@ def test_what_an_agent_writes_is_read_again() -> None:
     assert read(written(12.5, ["XID 79"], "it is sick").encode()) == Beat(at=12.5, leaves="it is sick")
     assert read(written(12.5, [], None).encode()) == Beat(at=12.5)
     assert read(written(12.5, [], None, 301.5).encode()) == Beat(at=12.5, deaf_s=301.5)
+    assert read(written(12.5, [], None, says="a pause").encode()) == Beat(at=12.5, says="a pause")
 
 
 def test_an_agent_that_beats_may_be_deaf_to_its_cloud() -> None:
@@ -88,9 +89,9 @@ def test_what_cannot_be_read_is_no_sign(told: bytes) -> None:
     assert read(told) is None
 
 
-@pytest.mark.parametrize("leaves", ['""', "7", "null"])
-def test_a_reason_that_is_none_does_not_make_it_unreadable(leaves: str) -> None:
-    assert read(f'{{"at": 1, "leaves": {leaves}}}'.encode()) == Beat(at=1.0)
+@pytest.mark.parametrize("text", ['""', "7", "null"])
+def test_a_text_that_is_none_does_not_make_it_unreadable(text: str) -> None:
+    assert read(f'{{"at": 1, "leaves": {text}, "says": {text}}}'.encode()) == Beat(at=1.0)
 
 
 def test_a_reason_is_cut() -> None:

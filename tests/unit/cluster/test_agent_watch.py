@@ -21,6 +21,7 @@ from cluster.agent.watch import (
     Tell,
     acknowledged,
     drained,
+    says,
     step,
 )
 
@@ -56,6 +57,7 @@ def test_a_preemption_is_drained_and_acknowledged_once_nothing_is_left_on_the_no
     assert watcher.look() == []
     first = watcher.look(PREEMPT)
     assert first == [DRAIN]
+    assert says(watcher.state) is None, "the drain says it"
     assert watcher.told == ["Preempt by the cloud; its work has to leave this machine within 20 s"]
     watcher.accept(first)
     assert watcher.look(PREEMPT, after_s=1, is_empty=False) == []
@@ -145,7 +147,9 @@ def test_events_of_other_machines_and_pauses_and_unknown_words_move_nobody() -> 
         "Freeze by the cloud; this machine pauses for 2 s, and its work stays",
         "the cloud announces 'Teleport', which is not known here",
     ]
+    assert says(watcher.state) == "; ".join(watcher.told), "for operators, as long as it is announced"
     watcher.look(after_s=2)
+    assert says(watcher.state) is None
     assert watcher.told[2:] == [f"the cloud's event {one} is done or cancelled" for one in ("e4", "e5")]
 
 

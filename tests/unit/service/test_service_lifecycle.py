@@ -253,6 +253,24 @@ class TestNodes:
         again = look(deaf.node, 20.0, 1.0)
         assert ([event.kind for event in again.events], again.node) == (["node.agent_heard"], READY)
 
+    def test_what_an_agent_says_is_told_once_and_stands_beside_the_node_as_long_as_it_says_so(self) -> None:
+        def look(node: NodeRow, says: str | None) -> lifecycle.NodeDecision:
+            agent = Hearing(beat=Beat(at=5.0, says=says))
+            return lifecycle.observe_node(node, SeenNode(is_provided=True, is_alive=True, agent=agent), NOW)
+
+        first = look(READY, "a pause")
+        assert [(event.kind, event.message) for event in first.events] == [("node.agent_said", "a pause")]
+        assert first.node == replace(READY, message="a pause")
+        assert look(first.node, "a pause") == lifecycle.NodeDecision(first.node)
+        assert [event.message for event in look(first.node, "another one").events] == ["another one"]
+        assert look(first.node, None) == lifecycle.NodeDecision(READY)
+
+    def test_what_a_silent_agent_said_last_is_not_told_instead_of_its_silence(self) -> None:
+        node = hear(replace(READY, message="a pause"), beat_at=5.0, unchanged_s=SILENT_S + 1).node
+        agent = Hearing(beat=Beat(at=5.0, says="a pause"), unchanged_s=SILENT_S + 2)
+        seen = SeenNode(is_provided=True, is_alive=True, agent=agent)
+        assert lifecycle.observe_node(node, seen, NOW) == lifecycle.NodeDecision(node)
+
     def test_a_node_without_an_agent_has_none_that_is_silent(self) -> None:
         seen = SeenNode(is_provided=True, is_alive=True)
         assert lifecycle.observe_node(READY, seen, NOW + 10 * SILENT_S) == lifecycle.NodeDecision(READY)
