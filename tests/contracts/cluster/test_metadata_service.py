@@ -481,6 +481,13 @@ def test_while_the_first_answer_does_not_come_all_else_goes_on_and_its_notice_is
     metadata.close()
 
 
+@pytest.mark.parametrize("date", [None, "", "now", "Tue, 09 Aug 20220000000000000000000 17:07:32 GMT"])
+def test_a_date_that_cannot_be_read_is_no_difference_of_the_clocks(
+    metadata: MetadataService, date: str | None
+) -> None:
+    assert metadata._skew_s(date) == 0.0
+
+
 def test_what_is_heard_is_what_was_announced(
     server: MetadataServer, metadata: MetadataService, clock: Clock
 ) -> None:
