@@ -1,4 +1,4 @@
-"""python -m cluster.agent --head HOST:PORT [--node-id ID] [--machine NAME] [--metadata-url URL] [--ray-pid-file FILE]
+"""python -m cluster.agent --head HOST:PORT [--node-id ID] [--machine NAME] [--gpus N] [--metadata-url URL] ...
 
 One per machine, started before Ray: the first answer of the metadata service takes its time.
 """
@@ -30,6 +30,9 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
         "--node-id", default=os.environ.get("REMORA_NODE_ID", ""), help="node_...; else REMORA_NODE_ID"
     )
     parser.add_argument("--machine", default="", help="the name in events; else the metadata service's")
+    parser.add_argument(
+        "--gpus", type=int, metavar="N", help="GPUs that the machine should have; 0: never look"
+    )
     parser.add_argument("--metadata-url", default=URL, help="the metadata service, for the emulator")
     parser.add_argument(
         "--ray-pid-file",
@@ -75,7 +78,7 @@ def main(words: Sequence[str]) -> int:
             metadata,
             head,
             lambda reason: end_ray(arguments.ray_pid_file, reason),
-            Gpus().look,
+            Gpus(expected=arguments.gpus).look,
         )
         agent.run(stopping)
     finally:

@@ -21,6 +21,7 @@ from cluster.agent.watch import (
     Tell,
     acknowledged,
     drained,
+    says,
     step,
 )
 
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two questions for events, as Azure advises.
 POLL_S = 1.0
+#: Seconds more after a question that failed as nobody thought it could: its traceback is logged each time.
+AGAIN_S = 4.0
 #: Seconds between two looks at the GPUs.
 HEALTH_S = 30.0
 
@@ -84,12 +87,21 @@ class Agent:
             self.turn()
 
     def _keep_listening(self, stopping: threading.Event) -> None:
-        while not stopping.wait(POLL_S + self.listen()):
-            pass
+        pause_s = 0.0
+        while not stopping.wait(POLL_S + pause_s):
+            # What nobody thought of must not leave the machine without ears while it goes on giving signs of life.
+            try:
+                pause_s = self.listen()
+            except Exception:
+                log.exception("listening to the metadata service failed; trying again")
+                pause_s = AGAIN_S
 
     def _keep_looking(self, stopping: threading.Event) -> None:
         while True:
-            self.look_after()
+            try:
+                self.look_after()
+            except Exception:
+                log.exception("looking at the GPUs failed; trying again")
             if stopping.wait(HEALTH_S):
                 return
 
@@ -107,6 +119,7 @@ class Agent:
             self._complaint = str(away)
             return away.pause_s
         self._complaint = ""
+        self._head.heard()
         return 0.0
 
     def look_after(self) -> None:
@@ -127,6 +140,7 @@ class Agent:
             problems=self._health.problems,
         )
         self.state, actions = step(self.state, self._machine, look)
+        self._head.tell(says(self.state))
         for action in actions:
             self._do(action)
 

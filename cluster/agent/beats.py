@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 BEAT_S = 5.0
 #: An agent without a new one for so long is silent: its client of Ray may take a minute to start anew.
 SILENT_S = 24 * BEAT_S
+#: An agent that has not heard of its cloud for so long is deaf: the first answer of Azure may take two minutes.
+DEAF_S = 300.0
 #: Two looks count as no more than this, however far they lie apart: a head that was away, or a listener that slept,
 #: would make all agents silent at once.
 LONGEST_LOOK_S = 2 * BEAT_S
-#: Longest reason that is taken over.
-_REASON_LIMIT = 500
+#: Longest text that is taken over.
+_TEXT_LIMIT = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,10 @@ class Beat:
     at: float
     #: Why its node is drained, or is about to be.
     leaves: str | None = None
+    #: For how long its metadata service has given it no answer; 0.0 of an agent that does not say so.
+    deaf_s: float = 0.0
+    #: What its cloud has announced that moves nothing, such as a short pause.
+    says: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,20 +46,38 @@ class Hearing:
         """It should have given many signs of life since."""
         return self.unchanged_s > SILENT_S
 
+    @property
+    def is_deaf(self) -> bool:
+        """It gives signs of life, and yet would hear of no eviction."""
+        return self.beat.deaf_s > DEAF_S
 
-def written(at: float, problems: Sequence[str], leaves: str | None) -> str:
+
+def written(
+    at: float, problems: Sequence[str], leaves: str | None, deaf_s: float = 0.0, says: str | None = None
+) -> str:
     """A sign of life as it is left with the head; `problems` are what is wrong with the machine."""
-    return json.dumps({"at": at, "problems": list(problems), "leaves": leaves})
+    return json.dumps(
+        {"at": at, "problems": list(problems), "leaves": leaves, "deaf_s": deaf_s, "says": says}
+    )
 
 
 def read(told: bytes) -> Beat | None:
     """The same, read; None when it cannot be."""
     try:
         document = json.loads(told)
-        at, leaves = float(document["at"]), document.get("leaves")
-    except (ValueError, TypeError, KeyError, AttributeError):
+        at, deaf_s = float(document["at"]), document.get("deaf_s")
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
-    return Beat(at=at, leaves=leaves[:_REASON_LIMIT] if isinstance(leaves, str) and leaves else None)
+    return Beat(
+        at=at,
+        leaves=_text(document.get("leaves")),
+        deaf_s=deaf_s if isinstance(deaf_s, float) else 0.0,
+        says=_text(document.get("says")),
+    )
+
+
+def _text(value: object) -> str | None:
+    return value[:_TEXT_LIMIT] if isinstance(value, str) and value else None
 
 
 def listen(

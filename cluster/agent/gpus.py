@@ -2,47 +2,106 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
-from cluster.agent.health import QUERY, Health, Report, judge
+from cluster.agent.health import QUERY, Course, Health, Report, follow, unknown_field
+
+log = logging.getLogger(__name__)
 
 #: A healthy nvidia-smi answers within a second or two; one that hangs hangs for ever.
 TIMEOUT_S = 20.0
-_NVIDIA_SMI = ("nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits")
+#: There while AMD's driver is loaded, whose GPUs no nvidia-smi knows.
+_OTHER_MAKER = Path("/dev/kfd")
 
 
 class Gpus:
-    """The GPUs of this machine; those that were seen once are expected from then on."""
+    """The GPUs of this machine; as many as were told, or were seen once, are expected from then on."""
 
-    def __init__(self, command: Sequence[str] = _NVIDIA_SMI, kernel: Sequence[str] = ("dmesg",)) -> None:
+    def __init__(
+        self,
+        command: Sequence[str] = ("nvidia-smi",),
+        kernel: Sequence[str] = ("dmesg",),
+        *,
+        expected: int | None = None,
+        other_maker: Path = _OTHER_MAKER,
+    ) -> None:
+        """`expected` is how many GPUs the machine should have; None: it is not known."""
         self._command = command
         self._kernel = kernel
-        self._expected: int | None = None
+        self._is_watched = expected != 0
+        self._other_maker = other_maker
+        self._query: tuple[str, ...] = QUERY
+        self._course = Course(gpus=expected)
+        #: One that was killed and has not ended: what waits for a driver that hangs cannot.
+        self._stuck: subprocess.Popen[str] | None = None
+        self._complaint = ""
 
     def look(self) -> Health:
-        """How they are now; takes up to 20 s when the driver hangs."""
-        lines = _lines(self._kernel)
+        """How they are now; takes up to 20 s when the driver hangs.  Nothing is asked where none are expected."""
+        if not self._is_watched:
+            # An image for all machines has nvidia-smi also where there is nothing to see.
+            return Health()
+        kernel = _lines(self._kernel)
+        report = self._ask(kernel)
+        while (field := unknown_field(report)) is not None:
+            log.warning("this driver does not tell %s, so it is not watched", field)
+            self._query = tuple(name for name in self._query if name != field)
+            report = self._ask(kernel)
+        self._course, health = follow(self._course, report)
+        said = (
+            "nvidia-smi refuses what it is asked, so no GPU is watched"
+            if report.is_refused
+            else health.failure
+        )
+        if said and said != self._complaint:
+            log.warning("%s", said)
+        self._complaint = said
+        return health
+
+    def _ask(self, kernel: Sequence[str]) -> Report:
+        if self._stuck is not None and self._stuck.poll() is None:
+            return Report(text="", unfinished="nvidia-smi hangs and cannot be ended", kernel=kernel)
+        self._stuck = None
+        words = (f"--query-gpu={','.join(self._query)}", "--format=csv,noheader,nounits")
         try:
-            done = subprocess.run(
-                self._command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            process = subprocess.Popen(
+                [*self._command, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
             )
         except FileNotFoundError:
-            return judge(Report(text=None, kernel=lines), self._expected)
-        except subprocess.TimeoutExpired:
-            return Health(problems=(f"nvidia-smi did not answer within {TIMEOUT_S:.0f} s",))
+            return Report(text=None, is_other_makers=self._other_maker.exists(), kernel=kernel)
         except OSError as error:
-            return Health(problems=(f"nvidia-smi cannot be started: {error}",))
-        report = Report(text=done.stdout + done.stderr, exit_code=done.returncode, kernel=lines)
-        health = judge(report, self._expected)
-        self._expected = max(self._expected or 0, health.gpus)
-        return health
+            return Report(text="", unfinished=f"nvidia-smi cannot be started: {error}", kernel=kernel)
+        try:
+            text, _ = process.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._give_up(process)
+            return Report(
+                text="", unfinished=f"nvidia-smi did not answer within {TIMEOUT_S:.0f} s", kernel=kernel
+            )
+        return Report(text=text, exit_code=process.returncode, query=self._query, kernel=kernel)
+
+    def _give_up(self, process: subprocess.Popen[str]) -> None:
+        """End it without waiting for its end, which does not come as long as the driver hangs."""
+        process.kill()
+        if process.stdout is not None:
+            process.stdout.close()
+        self._stuck = process
 
 
 def _lines(command: Sequence[str]) -> list[str]:
     """The kernel's log; empty where this user may not read it."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
     return done.stdout.splitlines()

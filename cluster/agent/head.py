@@ -39,7 +39,7 @@ class Head(Protocol):
 
     @property
     def is_empty(self) -> bool | None:
-        """Nothing runs on the node any more; None: unknown.  Asked only once a drain was accepted."""
+        """Nothing runs on the node any more; None: unknown, as it is until a drain was accepted."""
         ...
 
     def drain(self, deadline_at: float, reason: str) -> None:
@@ -50,11 +50,19 @@ class Head(Protocol):
         """What the signs of life shall tell of the machine's health."""
         ...
 
+    def heard(self) -> None:
+        """The metadata service has just answered, which the signs of life tell too."""
+        ...
+
+    def tell(self, announced: str | None) -> None:
+        """What the signs of life shall tell of announcements that move nothing."""
+        ...
+
 
 class RayHead:
     """`Head` over Ray's own client, which lives in a process of its own."""
 
-    def __init__(self, address: str, node_id: str) -> None:
+    def __init__(self, address: str, node_id: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._address = address
         self._node_id = node_id
         self._pool: ProcessPoolExecutor | None = None
@@ -63,6 +71,11 @@ class RayHead:
         self._problems: tuple[str, ...] = ()
         #: Why the node is drained, or is about to be.
         self._leaves: str | None = None
+        self._says: str | None = None
+        self._clock = clock
+        self._heard_at = clock()
+        #: The Ray node that the head drains; empty: none yet.
+        self._drained_id = ""
         self._news = threading.Event()
         self._stopping = threading.Event()
         self._complaint = ""
@@ -91,6 +104,14 @@ class RayHead:
         """See `Head.say`."""
         self._problems = tuple(problems)
 
+    def heard(self) -> None:
+        """See `Head.heard`."""
+        self._heard_at = self._clock()
+
+    def tell(self, announced: str | None) -> None:
+        """See `Head.tell`."""
+        self._says = announced
+
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
@@ -111,19 +132,22 @@ class RayHead:
             # First, so that whoever sees the drain finds the reason.
             self._leaves = wanted[1]
             self._beat()
-            refusal = self._ask(gcs.drain, *wanted)
-            if refusal:
-                raise HeadSilent(f"the head did not drain this node: {refusal}")
+            answer = self._ask(gcs.drain, *wanted)
+            if answer.refusal:
+                raise HeadSilent(f"the head did not drain this node: {answer.refusal}")
+            self._drained_id = answer.ray_node_id
             self.drained_until = wanted[0]
             if self._wanted == wanted:
                 self._wanted = None
             log.info("the head drains this node")
-        if self.drained_until is not None:
-            self.is_empty = self._ask(gcs.is_empty)
+        elif self.drained_until is not None:
+            # Not in the turn of the drain: the head may not have heard yet of what began just before.
+            self.is_empty = self._ask(gcs.is_empty, self._drained_id)
         self._beat()
 
     def _beat(self) -> None:
-        self._ask(gcs.beat, written(time.time(), self._problems, self._leaves))
+        deaf_s = self._clock() - self._heard_at
+        self._ask(gcs.beat, written(time.time(), self._problems, self._leaves, deaf_s, self._says))
 
     def _ask(self, question: Callable[..., T], *arguments: Any) -> T:
         try:

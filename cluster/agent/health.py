@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import io
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-#: Columns asked of `nvidia-smi --query-gpu=... --format=csv,noheader,nounits`, in this order.
+#: Columns asked of `nvidia-smi --query-gpu=... --format=csv,noheader,nounits`, in this order; those after the first may
+#: be left out where the driver does not know them.
 QUERY = (
     "index",
     "uuid",
@@ -17,6 +17,8 @@ QUERY = (
     "remapped_rows.pending",
     "remapped_rows.failure",
 )
+#: Columns that count nothing.
+_NAMES = ("index", "uuid")
 
 #: XIDs after which a GPU, or its link, has to be taken out of service; others are the program's own faults (13, 31, 43,
 #: 45, 68, 94) or only to be noted.  Source: NVIDIA's XID catalogue.
@@ -36,17 +38,36 @@ _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d+)")
 _LOST = re.compile(
     r"GPU is lost|Unable to determine the device handle|has fallen off the bus|No devices were found"
 )
+_UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
+#: A line of the table, whole or not.
+_ROW = re.compile(r"\s*\d+\s*,")
+#: Cells that say nothing about the GPU: the model does not count this, or the agent's user may not read it.
+_NOTHING_TOLD = frozenset({"n/a", "[n/a]", "not supported", "[not supported]", "[insufficient permissions]"})
+
+#: So many looks in a row at which the tool itself failed make the machine sick: one may be slow on a busy machine.
+FAILED_LOOKS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What was seen of the GPUs."""
+    """What was seen of the GPUs at one look."""
 
-    #: Output of nvidia-smi, standard output and error together; None: there is no nvidia-smi, so there are no GPUs.
+    #: Output of nvidia-smi, standard output and error together; None: there is no nvidia-smi.
     text: str | None
     exit_code: int = 0
-    #: New lines of the kernel's log.
+    #: Why nvidia-smi did not run to its end, a sentence; empty: it did.
+    unfinished: str = ""
+    #: The columns that it was asked for.
+    query: Sequence[str] = QUERY
+    #: The machine has GPUs of another maker, which no nvidia-smi knows.
+    is_other_makers: bool = False
+    #: Lines of the kernel's log.
     kernel: Sequence[str] = ()
+
+    @property
+    def is_refused(self) -> bool:
+        """Nvidia-smi does not take the question, whatever the GPUs are like: its exit status for wrong arguments."""
+        return self.exit_code == 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +76,8 @@ class Health:
 
     problems: tuple[str, ...] = ()
     gpus: int = 0
+    #: Why the tool did not tell how the GPUs are, a sentence; empty: it did.
+    failure: str = ""
 
     @property
     def is_well(self) -> bool:
@@ -62,30 +85,69 @@ class Health:
         return not self.problems
 
 
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """What is remembered from look to look."""
+
+    #: How many GPUs there have to be: told at the start, or the most that were seen; None: neither yet.
+    gpus: int | None = None
+    #: Looks in a row, up to the newest, at which the tool itself failed.
+    failed_looks: int = 0
+
+
+def follow(course: Course, report: Report) -> tuple[Course, Health]:
+    """The verdict after one more look: what is wrong with the GPUs counts at once, a tool that fails only in a row."""
+    health = judge(report, course.gpus)
+    if not health.failure:
+        return Course(gpus=max(course.gpus or 0, health.gpus)), health
+    course = replace(course, failed_looks=course.failed_looks + 1)
+    if course.failed_looks >= FAILED_LOOKS:
+        health = replace(
+            health, problems=(*health.problems, f"{health.failure}, {FAILED_LOOKS} times in a row")
+        )
+    return course, health
+
+
 def judge(report: Report, gpus_expected: int | None = None) -> Health:
-    """What the machine's tools say about its GPUs.
+    """What the machine's tools say about its GPUs at one look.
 
     `gpus_expected` is how many it had before, or should have; None: as many as are seen.  A machine without nvidia-smi
     is well unless it should have GPUs.
     """
-    problems = [*xids(report.kernel)]
+    problems = xids(report.kernel)
+    if report.unfinished:
+        return Health(problems=tuple(problems), failure=report.unfinished)
     if report.text is None:
-        if gpus_expected:
-            problems.append(f"nvidia-smi is missing, {gpus_expected} GPUs are expected")
+        is_missed = gpus_expected and not report.is_other_makers
+        missing = f"nvidia-smi is missing, {gpus_expected} GPUs are expected" if is_missed else ""
+        return Health(problems=tuple(problems), failure=missing)
+    if report.is_refused:
+        # A fleet with another driver is not a fleet of sick machines.
         return Health(problems=tuple(problems))
     if lost := _LOST.search(report.text):
         return Health(problems=(*problems, f"nvidia-smi: {lost[0]}"))
     if report.exit_code != 0:
         last = next(iter(reversed(report.text.strip().splitlines())), "it says nothing")
-        return Health(problems=(*problems, f"nvidia-smi failed ({report.exit_code}): {last.strip()[:200]}"))
-    rows = [
-        row for row in csv.reader(io.StringIO(report.text), skipinitialspace=True) if len(row) == len(QUERY)
-    ]
+        return Health(
+            problems=tuple(problems), failure=f"nvidia-smi failed ({report.exit_code}): {last.strip()[:200]}"
+        )
+    # It may print warnings beside its table.
+    lines = [line for line in report.text.splitlines() if _ROW.match(line)]
+    rows = list(csv.reader(lines, skipinitialspace=True))
+    if not rows or any(len(row) != len(report.query) for row in rows):
+        said = report.text.strip()[:200] or "nothing"
+        return Health(problems=tuple(problems), failure=f"nvidia-smi printed what cannot be read: {said!r}")
     for row in rows:
-        problems.extend(_of_gpu(row))
+        problems.extend(_of_gpu(dict(zip(report.query, row, strict=True))))
     if gpus_expected is not None and len(rows) < gpus_expected:
         problems.append(f"{len(rows)} of {gpus_expected} GPUs are there")
     return Health(problems=tuple(problems), gpus=len(rows))
+
+
+def unknown_field(report: Report) -> str | None:
+    """The column that this driver does not know, and the GPUs can be watched without; None: there is none such."""
+    found = _UNKNOWN_FIELD.search(report.text or "")
+    return found[1] if found and found[1] in report.query[1:] else None
 
 
 def xids(lines: Sequence[str]) -> list[str]:
@@ -97,17 +159,29 @@ def xids(lines: Sequence[str]) -> list[str]:
     return list(found.values())
 
 
-def _of_gpu(row: Sequence[str]) -> list[str]:
-    """Problems of one line of the table; `[N/A]` and `[Not Supported]` are none."""
-    index, _, uncorrected, retired, remapping, failure = row
-    problems: list[str] = []
-    if _number(uncorrected) > 0:
-        problems.append(f"GPU {index}: {_number(uncorrected)} uncorrected ECC errors since its start")
-    if _is_yes(retired) or _is_yes(remapping):
-        problems.append(f"GPU {index}: memory waits for a reset to be taken out of use")
-    if _is_yes(failure):
-        problems.append(f"GPU {index}: a row of its memory could not be replaced")
+def _of_gpu(cells: Mapping[str, str]) -> list[str]:
+    """Problems of one line of the table, by column; `[N/A]` and `[Not Supported]` are none."""
+    gpu = f"GPU {cells['index']}"
+    counted = {name: text.strip() for name, text in cells.items() if name not in _NAMES}
+    # A GPU that waits for a reset, or is broken, has words where its counters were.
+    problems = [
+        f"{gpu}: nvidia-smi says {text[:80]!r} for {name}"
+        for name, text in counted.items()
+        if not _is_counter(text)
+    ]
+    uncorrected = _number(counted.get("ecc.errors.uncorrected.volatile.total", ""))
+    if uncorrected > 0:
+        problems.append(f"{gpu}: {uncorrected} uncorrected ECC errors since its start")
+    if any(_is_yes(counted.get(name, "")) for name in ("retired_pages.pending", "remapped_rows.pending")):
+        problems.append(f"{gpu}: memory waits for a reset to be taken out of use")
+    if _is_yes(counted.get("remapped_rows.failure", "")):
+        problems.append(f"{gpu}: a row of its memory could not be replaced")
     return problems
+
+
+def _is_counter(text: str) -> bool:
+    word = text.casefold()
+    return (word.isascii() and word.isdigit()) or word in ("yes", "no") or word in _NOTHING_TOLD
 
 
 def _number(text: str) -> int:

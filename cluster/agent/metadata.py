@@ -112,7 +112,7 @@ class MetadataService:
     def _skew_s(self, date: str | None) -> float:
         try:
             platform = parsedate_to_datetime(date or "").timestamp()
-        except (ValueError, TypeError, IndexError):
+        except (ValueError, TypeError, IndexError, OverflowError):
             return 0.0
         # The header has whole seconds: less than two of difference is none.
         skew_s = platform + 0.5 - self._clock()

@@ -20,6 +20,11 @@ PREEMPT_NOTICE_S = 30.0
 #: What is counted on when an event has begun, or its time has passed and it has not: observed evictions came within ten
 #: seconds, and a drain without any window would save nothing.
 LEAST_WINDOW_S = 5.0
+#: Longest pause that leaves the work where it is.  Three checks that a machine does not answer, one a second (see
+#: `cluster/local/environment.py`), and Ray's head calls its node dead, which is killed when the machine wakes.
+LONGEST_PAUSE_S = 3.0
+#: A longer pause cannot be meant, and counts as one of unknown length.
+_LONGEST_TOLD_S = 86_400.0
 #: Texts of others are cut here before they are logged or told.
 _TEXT_LIMIT = 200
 
@@ -73,7 +78,7 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True)
 class Drain:
-    """The machine will be gone, or lose its processes: its work has to leave before `deadline_at`."""
+    """The machine will be gone, lose its processes or stand still: its work has to leave before `deadline_at`."""
 
     #: Seconds since 1970 by this machine's clock.
     deadline_at: float
@@ -82,11 +87,10 @@ class Drain:
 
 @dataclass(frozen=True, kw_only=True)
 class Pause:
-    """The machine will stand still and go on; nothing has to leave it."""
+    """The machine will stand still for a moment and go on; nothing has to leave it."""
 
     reason: str
-    #: Seconds; None: unknown.
-    duration_s: float | None = None
+    duration_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,15 +145,16 @@ def _time(text: object) -> float | None:
         return None
     try:
         moment = parsedate_to_datetime(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, IndexError, TypeError, OverflowError):
         return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _duration(value: object) -> float | None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+    if not isinstance(value, int | float) or isinstance(value, bool):
         return None
-    return float(value)
+    # Compared before it is converted: JSON has integers that no float holds.
+    return float(value) if 0 <= value <= _LONGEST_TOLD_S else None
 
 
 def concerns(event: ScheduledEvent, machine: str) -> bool:
@@ -172,7 +177,14 @@ def meaning(event: ScheduledEvent, now: float, skew_s: float = 0.0) -> Meaning |
         # 0 means that it interrupts nothing.
         if event.duration_s == 0:
             return None
-        return Pause(reason=f"{event.type}{who} by the cloud{said}", duration_s=event.duration_s)
+        if event.duration_s is not None and event.duration_s <= LONGEST_PAUSE_S:
+            return Pause(reason=f"{event.type}{who} by the cloud{said}", duration_s=event.duration_s)
+        # Ray gives up a machine that is silent for longer: for its work it is as good as gone.
+        how_long = "an unknown time" if event.duration_s is None else f"{event.duration_s:.0f} s"
+        return Drain(
+            deadline_at=_deadline(event, now, skew_s),
+            reason=f"{event.type} for {how_long}{who} by the cloud{said}",
+        )
     if "rebalance" in event.type.casefold():
         return Advice(reason=f"the cloud recommends to leave this machine ({event.type}){said}")
     return Advice(reason=f"the cloud announces {event.type!r}, which is not known here{said}")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cluster.agent.scheduled_events import (
+    Advice,
     Document,
     Drain,
     Meaning,
@@ -148,11 +149,11 @@ def _again(before: Known, event: ScheduledEvent, look: Look) -> Known:
 def _said(event: ScheduledEvent, means: Meaning | None, now: float) -> str:
     match means:
         case Drain():
-            return f"{means.reason}; this machine goes in {means.deadline_at - now:.0f} s"
-        case Pause(duration_s=None):
-            return f"{means.reason}; this machine pauses for an unknown time"
+            return (
+                f"{means.reason}; its work has to leave this machine within {means.deadline_at - now:.0f} s"
+            )
         case Pause():
-            return f"{means.reason}; this machine pauses for {means.duration_s:.0f} s"
+            return f"{means.reason}; this machine pauses for {means.duration_s:g} s, and its work stays"
         case None:
             return f"{event.type} by the cloud interrupts nothing"
         case _:
@@ -165,18 +166,28 @@ def _drains(state: State) -> list[Drain]:
 
 
 def _acknowledgements(state: State, look: Look) -> list[Action]:
-    """Events whose work has left, or whose deadline has come: the cloud need not wait for those.
+    """Events whose work has left a drained node: the cloud need not wait for those.
 
-    Before, an answer would only let the machine be taken sooner.
+    Any other answer would only let the machine be taken sooner, with what is still being written on it.  A deadline is
+    no reason for one: ours is often sooner than the cloud's, and at its own the cloud goes on by itself.
     """
-    actions: list[Action] = []
-    for event_id, known in state.known.items():
-        if known.is_acknowledged or known.event.is_started or not isinstance(known.means, Drain):
-            continue
-        is_safe = state.drained_until is not None and look.is_empty is True
-        if is_safe or look.now >= known.means.deadline_at:
-            actions.append(Acknowledge(event_id=event_id))
-    return actions
+    if state.drained_until is None or look.is_empty is not True:
+        return []
+    return [
+        Acknowledge(event_id=event_id)
+        for event_id, known in state.known.items()
+        if isinstance(known.means, Drain) and not known.is_acknowledged and not known.event.is_started
+    ]
+
+
+def says(state: State) -> str | None:
+    """What is announced to this machine now that moves nothing, for whoever looks after the cluster; None: nothing."""
+    words = {
+        _said(known.event, known.means, 0.0)
+        for known in state.known.values()
+        if isinstance(known.means, Pause | Advice)
+    }
+    return "; ".join(sorted(words)) or None
 
 
 def drained(state: State, deadline_at: float) -> State:

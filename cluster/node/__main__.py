@@ -5,7 +5,8 @@ has none, and starts `ray start` and the node agent.  It ends with 0 after SIGTE
 a node of this machine, and with 1 when Ray ended: then it is worth starting again.
 
 RUNTIME_DIRECTORY names the folder for the secret, as systemd does; REMORA_RAY_FLAGS more flags of `ray start`;
-REMORA_METADATA_URL another metadata service, such as the emulator's.
+REMORA_METADATA_URL another metadata service, such as the emulator's; REMORA_GPUS how many GPUs the agent looks for
+where that is not what the file says, such as 0.
 """
 
 from __future__ import annotations
@@ -107,11 +108,13 @@ def _write(path: Path, secret: str) -> None:
 
 
 def _place() -> Place:
+    gpus = os.environ.get("REMORA_GPUS", "")
     return Place(
         python=sys.executable,
         run=Path(os.environ.get("RUNTIME_DIRECTORY") or "/run/remora"),
         metadata_url=os.environ.get("REMORA_METADATA_URL") or URL,
         ray_flags=shlex.split(os.environ.get("REMORA_RAY_FLAGS", "")),
+        gpus=int(gpus) if gpus.isascii() and gpus.isdigit() else None,
     )
 
 

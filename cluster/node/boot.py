@@ -22,6 +22,8 @@ class Place:
     metadata_url: str
     #: Flags of `ray start` that this machine has besides those that follow from its file.
     ray_flags: Sequence[str] = ()
+    #: GPUs that the agent looks for; None: as many as the node's file says that it has.
+    gpus: int | None = None
 
     @property
     def token(self) -> PurePath:
@@ -51,9 +53,11 @@ def start_of(node: NodeFile, node_id: str, place: Place) -> Start:
     request = NodeRequest(
         node_id=node_id, pool=node.pool, resources=dict(node.resources), labels=dict(node.labels)
     )
+    gpus = place.gpus if place.gpus is not None else _gpus(node)
     agent = [
         *(place.python, "-P", "-m", "cluster.agent", "--head", node.head, "--node-id", node_id),
         *("--metadata-url", place.metadata_url, "--ray-pid-file", str(place.ray_pid)),
+        *("--gpus", str(gpus)),
     ]
     environment = {**RAY_SETTINGS, **token_environment(str(place.token)), NODE_VARIABLE: node_id}
     return Start(
@@ -61,3 +65,9 @@ def start_of(node: NodeFile, node_id: str, place: Place) -> Start:
         agent=agent,
         environment=environment,
     )
+
+
+def _gpus(node: NodeFile) -> int:
+    """How many GPUs the machine has by its file; a part of one is none that could be counted."""
+    amount = float(node.resources.get("GPU", 0.0))
+    return int(amount) if amount.is_integer() else 0

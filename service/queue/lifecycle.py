@@ -469,23 +469,32 @@ def _observe_once(node: NodeRow, seen: SeenNode, now: float) -> NodeDecision | N
 
 
 def _observe_agent(node: NodeRow, agent: Hearing, now: float) -> NodeDecision | None:
-    """That a node's agent has fallen silent, or is heard again, is told once.
+    """That a node's agent has fallen silent, or deaf to its cloud, or is well again, is told once; so is what it says.
 
     It is no reason to drain or to end the node: the machine works, and only the notice of its end is lost, which would
     cost the work less than leaving the machine for nothing.
     """
-    if node.agent_silent_since is None and agent.is_silent:
+    if node.agent_silent_since is None and (agent.is_silent or agent.is_deaf):
         message = (
             f"its agent has said nothing for {agent.unchanged_s:.0f} s: the node goes on working, but"
             " a notice of its cloud or a sick GPU may not be heard of"
+            if agent.is_silent
+            else f"its agent has had no answer of its cloud for {agent.beat.deaf_s:.0f} s: the node goes on working,"
+            " but a notice of its cloud may not be heard of"
         )
         silent = replace(node, agent_silent_since=agent.beat.at, message=message)
         return NodeDecision(silent, (NewEvent(at=now, kind="node.agent_silent", message=message),))
     # Compared with what was written down: a controller that has just started has heard nobody for long.
     is_new = node.agent_silent_since is not None and agent.beat.at != node.agent_silent_since
-    if is_new and not agent.is_silent:
+    if is_new and not agent.is_silent and not agent.is_deaf:
         heard = replace(node, agent_silent_since=None, message=None)
         return NodeDecision(
             heard, (NewEvent(at=now, kind="node.agent_heard", message="its agent is heard again"),)
         )
+    # A node that is ready has no other message, so this one says what was told already, also to the next controller.
+    if node.agent_silent_since is None and node.message != agent.beat.says:
+        told = replace(node, message=agent.beat.says)
+        if agent.beat.says is None:
+            return NodeDecision(told)
+        return NodeDecision(told, (NewEvent(at=now, kind="node.agent_said", message=agent.beat.says),))
     return None

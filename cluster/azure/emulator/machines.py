@@ -76,6 +76,8 @@ class LocalMachines:
             "AZURE_POD_IDENTITY_AUTHORITY_HOST": self._url(),
             "REMORA_METADATA_URL": metadata_url(self._url(), machine.name),
             "REMORA_RAY_FLAGS": shlex.join(own_flags(place)),
+            # Its GPUs are numbers, which no tool of this host knows of.
+            "REMORA_GPUS": "0",
         }
         return Boot(command=command_below(str(root), service, start_up, sys.executable), variables=variables)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -92,6 +93,12 @@ class Head:
 
     def say(self, problems: Sequence[str]) -> None:
         self.problems = problems
+
+    def heard(self) -> None:
+        pass
+
+    def tell(self, announced: str | None) -> None:
+        pass
 
 
 @pytest.fixture
@@ -293,11 +300,15 @@ class SlowService(MetadataService):
             assert self.answers.wait(PATIENCE_S)
 
 
+#: The Ray node that is drained, in hex.
+RAY_NODE = "a1" * 28
+
+
 class HeardHead(RayHead):
     """The agent's side of the head; what it would ask of Ray is put down here."""
 
-    def __init__(self) -> None:
-        super().__init__("127.0.0.1:0", "node_a")
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__("127.0.0.1:0", "node_a", clock)
         self.beats: SimpleQueue[dict[str, Any]] = SimpleQueue()
         self.drains: SimpleQueue[tuple[float, str]] = SimpleQueue()
 
@@ -306,8 +317,58 @@ class HeardHead(RayHead):
             self.beats.put(json.loads(arguments[0]))
         if question is gcs.drain:
             self.drains.put((arguments[0], arguments[1]))
-            return ""
-        return False
+            return gcs.Drained(RAY_NODE)
+        # Empty, as far as the head knows.
+        return arguments == (RAY_NODE,)
+
+
+def test_a_node_counts_as_empty_once_the_head_had_time_to_hear_what_began_before_the_drain() -> None:
+    head = HeardHead()
+    head._turn()
+    assert head.is_empty is None, "nobody drained it"
+    head.drain(5.0, "Preempt by the cloud")
+    head._turn()
+    assert (head.drained_until, head.is_empty) == (5.0, None)
+    head._turn()
+    assert head.is_empty is True
+
+
+def test_signs_of_life_say_for_how_long_the_cloud_has_not_been_heard(
+    server: MetadataServer, metadata: MetadataService, clock: Clock
+) -> None:
+    head = HeardHead(clock)
+    agent = Agent("w0", metadata, head, lambda _: None, Health, clock)
+
+    def deaf_s(after_s: float) -> float:
+        clock.now += after_s
+        agent.listen()
+        head._turn()
+        told: float = head.beats.get(timeout=PATIENCE_S)["deaf_s"]
+        return told
+
+    server.faults.extend([(500, ""), (200, "{")])
+    assert [deaf_s(200), deaf_s(200), deaf_s(200), deaf_s(1)] == [200.0, 400.0, 0.0, 0.0]
+
+
+def test_signs_of_life_tell_of_announcements_that_move_nothing_as_long_as_they_stand(
+    server: MetadataServer, metadata: MetadataService, clock: Clock
+) -> None:
+    head = HeardHead(clock)
+    agent = Agent("w0", metadata, head, lambda _: None, Health, clock)
+
+    def said() -> str | None:
+        look(agent, clock)
+        head._turn()
+        told: str | None = head.beats.get(timeout=PATIENCE_S)["says"]
+        return told
+
+    assert said() is None
+    event_id = server.announce("w0", Announcement(type="Freeze", duration_s=2, notice_s=900))
+    pause = "Freeze by the cloud; this machine pauses for 2 s, and its work stays"
+    assert [said(), said()] == [pause, pause]
+    server.finish(event_id)
+    assert said() is None
+    assert head.drains.empty()
 
 
 @pytest.fixture
@@ -325,6 +386,56 @@ def heard_head(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeardHead]:
 def three_more(things: SimpleQueue[T]) -> list[T]:
     """Three that come after this moment."""
     return [things.get(timeout=PATIENCE_S) for _ in range(things.qsize() + 3)][-3:]
+
+
+class Stumbling(MetadataService):
+    """One that fails as nobody thought it could, until it is mended."""
+
+    def __init__(self, url: str, clock: Clock) -> None:
+        super().__init__(url, clock=clock)
+        self.is_mended = threading.Event()
+
+    def listen(self) -> Heard:
+        if not self.is_mended.is_set():
+            raise OverflowError("nobody thought of this")
+        return super().listen()
+
+
+def test_no_failure_whatever_ends_the_listening_or_the_looks_at_the_gpus(
+    server: MetadataServer,
+    url: str,
+    heard_head: HeardHead,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(agent_module, "AGAIN_S", 0.01)
+    server.announce("w0", Announcement(notice_s=25))
+    first_look = iter([ValueError("nobody thought of this")])
+
+    def look() -> Health:
+        for failure in first_look:
+            raise failure
+        return Health(problems=("XID 79",))
+
+    metadata = Stumbling(url, clock)
+    agent = Agent("w0", metadata, heard_head, lambda _: None, look, clock)
+    stopping = threading.Event()
+    running = threading.Thread(target=agent.run, args=(stopping,))
+    running.start()
+    try:
+        sick = (clock.now + SICK_DRAIN_S, "this machine is sick: XID 79")
+        assert heard_head.drains.get(timeout=PATIENCE_S) == sick
+        metadata.is_mended.set()
+        assert heard_head.drains.get(timeout=PATIENCE_S) == (clock.now + 25, "Preempt by the cloud")
+    finally:
+        stopping.set()
+        running.join(PATIENCE_S)
+    metadata.close()
+    assert {record.getMessage() for record in caplog.records if record.exc_info} == {
+        "listening to the metadata service failed; trying again",
+        "looking at the GPUs failed; trying again",
+    }
 
 
 @pytest.mark.parametrize("slow", ["name", "listen"])
@@ -368,6 +479,13 @@ def test_while_the_first_answer_does_not_come_all_else_goes_on_and_its_notice_is
         running.join(PATIENCE_S)
     assert not running.is_alive()
     metadata.close()
+
+
+@pytest.mark.parametrize("date", [None, "", "now", "Tue, 09 Aug 20220000000000000000000 17:07:32 GMT"])
+def test_a_date_that_cannot_be_read_is_no_difference_of_the_clocks(
+    metadata: MetadataService, date: str | None
+) -> None:
+    assert metadata._skew_s(date) == 0.0
 
 
 def test_what_is_heard_is_what_was_announced(

@@ -128,3 +128,11 @@ def test_what_ray_would_refuse_makes_no_node(
     node = parse(json.dumps({**NODE, "vault": server.url, "labels": {"a b": "c"}}))
     with pytest.raises(NodeFileUnusable, match="is not one that Ray accepts"):
         node_main.be_node(node, place, threading.Event())
+
+
+@pytest.mark.parametrize(("told", "gpus"), [("0", 0), ("8", 8), ("", None), ("many", None), ("-1", None)])
+def test_an_image_may_say_how_many_gpus_are_looked_for(
+    monkeypatch: pytest.MonkeyPatch, told: str, gpus: int | None
+) -> None:
+    monkeypatch.setenv("REMORA_GPUS", told)
+    assert node_main._place().gpus == gpus

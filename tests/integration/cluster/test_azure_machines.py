@@ -108,12 +108,25 @@ def test_a_spot_machine_joins_ray_and_is_lost_with_its_eviction(rig: AzureRig, h
     assert rig.state()["used_s"]["spot"] > 0
 
 
-def test_instances_of_a_scale_set_join_ray_as_the_nodes_that_their_tags_name(rig: AzureRig) -> None:
+def looked_for(rig: AzureRig, home: Path) -> list[str]:
+    """How many GPUs each machine's agent looks for."""
+    folders = ClusterFolders(home.resolve())
+    commands = [
+        process.cmdline()
+        for machine in rig.cloud.machines.values()
+        for process in find_by_environment(MACHINE_VARIABLE, folders.mark_of(machine.name))
+    ]
+    return [words[words.index("--gpus") + 1] for words in commands if "cluster.agent" in words]
+
+
+def test_instances_of_a_scale_set_join_ray_as_the_nodes_that_their_tags_name(
+    rig: AzureRig, home: Path
+) -> None:
     for name in ("node_b", "node_c"):
         wish = NodeRequest(
             node_id=name,
             pool="gpu",
-            resources={"CPU": 1.0},
+            resources={"CPU": 1.0, "GPU": 1.0},
             offering=f"{IB_SIZE}/1/spot",
             labels={"remora-fabric": "gpu-job_1"},
             fabric="gpu-job_1",
@@ -122,6 +135,7 @@ def test_instances_of_a_scale_set_join_ray_as_the_nodes_that_their_tags_name(rig
     until(lambda: alive(rig, "node_b") and alive(rig, "node_c"), "both join")
     by_name = {one["Labels"].get("remora-node"): one["Labels"] for one in ray.nodes() if one["Alive"]}
     assert {by_name[name]["remora-fabric"] for name in ("node_b", "node_c")} == {"gpu-job_1"}
+    assert looked_for(rig, home) == ["0", "0"], "no tool of this host knows of them"
     (seen,) = rig.state()["sets"].values()
     assert seen["capacity"] == 2
 

@@ -58,13 +58,17 @@ def test_a_machine_that_joins_twice_is_its_newest_raylet_for_whoever_looks_and_f
     _, second_id = joins(cluster, "node_a")
     assert sum(node["Labels"].get(NODE_LABEL) == "node_a" and node["Alive"] for node in ray.nodes()) == 2
     assert member("node_a").ray_node_id == second_id
-    assert gcs.drain(cluster.address, "node_a", time.time() + 600.0, "Preempt by the cloud") == ""
+    answer = gcs.drain(cluster.address, "node_a", time.time() + 600.0, "Preempt by the cloud")
+    assert answer == gcs.Drained(second_id)
     # Without work it is let go at once; a drain of the other one would have ended that.
     until(lambda: member("node_a").ray_node_id == first_id, "the newest is drained and goes", 60.0)
     assert member("node_a").is_alive
     assert not member("node_a").is_draining
+    assert gcs.is_empty(cluster.address, "node_a", second_id) is False, "work may be sent to the older one"
     cluster.remove_node(first)
     until(lambda: not member("node_a").is_alive, "none lives", 60.0)
+    assert gcs.is_empty(cluster.address, "node_a", second_id) is True
+    assert gcs.is_empty(cluster.address, "node_a", "") is None, "nothing was drained: it may be cut off"
 
 
 def test_an_agent_is_heard_until_it_gives_no_new_sign_of_life(cluster: Cluster) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.agent.beats import BEAT_S, LONGEST_LOOK_S, SILENT_S, Beat, Hearing, listen, read, written
+from cluster.agent.beats import BEAT_S, DEAF_S, LONGEST_LOOK_S, SILENT_S, Beat, Hearing, listen, read, written
+from cluster.agent.metadata import FIRST_TIMEOUT_S
 
 
 class Listener:
@@ -55,18 +56,42 @@ def test_a_node_without_an_agent_is_not_heard_at_all() -> None:
 def test_what_an_agent_writes_is_read_again() -> None:
     assert read(written(12.5, ["XID 79"], "it is sick").encode()) == Beat(at=12.5, leaves="it is sick")
     assert read(written(12.5, [], None).encode()) == Beat(at=12.5)
+    assert read(written(12.5, [], None, 301.5).encode()) == Beat(at=12.5, deaf_s=301.5)
+    assert read(written(12.5, [], None, says="a pause").encode()) == Beat(at=12.5, says="a pause")
+
+
+def test_an_agent_that_beats_may_be_deaf_to_its_cloud() -> None:
+    assert not Hearing(beat=Beat(at=7.0, deaf_s=DEAF_S)).is_deaf
+    deaf = Hearing(beat=Beat(at=7.0, deaf_s=DEAF_S + 1))
+    assert (deaf.is_deaf, deaf.is_silent) == (True, False)
+    assert DEAF_S > FIRST_TIMEOUT_S, "the first answer takes its time"
+
+
+@pytest.mark.parametrize("deaf", ["null", '"long"', "[]", "true"])
+def test_an_agent_that_does_not_say_what_it_hears_is_not_deaf(deaf: str) -> None:
+    assert read(f'{{"at": 1, "deaf_s": {deaf}}}'.encode()) == Beat(at=1.0)
 
 
 @pytest.mark.parametrize(
-    "told", [b"", b"{", b"[]", b"7", b'{"leaves": "x"}', b'{"at": null}', b'{"at": "soon"}']
+    "told",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"7",
+        b'{"leaves": "x"}',
+        b'{"at": null}',
+        b'{"at": "soon"}',
+        b'{"at": 1%s}' % (b"0" * 400),
+    ],
 )
 def test_what_cannot_be_read_is_no_sign(told: bytes) -> None:
     assert read(told) is None
 
 
-@pytest.mark.parametrize("leaves", ['""', "7", "null"])
-def test_a_reason_that_is_none_does_not_make_it_unreadable(leaves: str) -> None:
-    assert read(f'{{"at": 1, "leaves": {leaves}}}'.encode()) == Beat(at=1.0)
+@pytest.mark.parametrize("text", ['""', "7", "null"])
+def test_a_text_that_is_none_does_not_make_it_unreadable(text: str) -> None:
+    assert read(f'{{"at": 1, "leaves": {text}, "says": {text}}}'.encode()) == Beat(at=1.0)
 
 
 def test_a_reason_is_cut() -> None:

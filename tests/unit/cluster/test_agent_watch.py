@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from cluster.agent.scheduled_events import Document, ScheduledEvent
 from cluster.agent.watch import (
@@ -18,6 +21,7 @@ from cluster.agent.watch import (
     Tell,
     acknowledged,
     drained,
+    says,
     step,
 )
 
@@ -53,7 +57,8 @@ def test_a_preemption_is_drained_and_acknowledged_once_nothing_is_left_on_the_no
     assert watcher.look() == []
     first = watcher.look(PREEMPT)
     assert first == [DRAIN]
-    assert watcher.told == ["Preempt by the cloud; this machine goes in 20 s"]
+    assert says(watcher.state) is None, "the drain says it"
+    assert watcher.told == ["Preempt by the cloud; its work has to leave this machine within 20 s"]
     watcher.accept(first)
     assert watcher.look(PREEMPT, after_s=1, is_empty=False) == []
     assert watcher.look(PREEMPT, after_s=2, is_empty=None) == []
@@ -64,11 +69,22 @@ def test_a_preemption_is_drained_and_acknowledged_once_nothing_is_left_on_the_no
     assert watcher.look(PREEMPT, after_s=5, is_empty=True) == []
 
 
-def test_work_that_stays_until_the_deadline_does_not_keep_the_answer_back() -> None:
+@pytest.mark.parametrize("is_empty", [False, None])
+@pytest.mark.parametrize("not_before", [NOW + 120.0, NOW + 20.0, None])
+def test_work_that_stays_is_never_given_away_by_an_answer(
+    is_empty: bool | None, not_before: float | None
+) -> None:
+    # The deadline that is counted on is 30 s, 20 s or 5 s away; the cloud may wait for longer.
     watcher = Watcher()
-    watcher.accept(watcher.look(PREEMPT))
-    assert watcher.look(PREEMPT, after_s=19.9, is_empty=False) == []
-    assert watcher.look(PREEMPT, after_s=20, is_empty=False) == [Acknowledge(event_id="e1")]
+    event = replace(PREEMPT, not_before=not_before)
+    watcher.accept(watcher.look(event))
+    for after_s in (1, 5, 20, 30, 60, 119, 600):
+        assert not [
+            action
+            for action in watcher.look(event, after_s=after_s, is_empty=is_empty)
+            if isinstance(action, Acknowledge)
+        ]
+    assert watcher.look(event, after_s=601, is_empty=True) == [Acknowledge(event_id="e1")]
 
 
 def test_an_empty_node_that_was_not_drained_is_not_safe() -> None:
@@ -83,7 +99,7 @@ def test_a_head_that_does_not_answer_is_asked_until_the_workers_must_be_ended() 
     soft = watcher.look(PREEMPT, after_s=20 - SOFT_END_S)
     assert soft == [DRAIN, EndSoftly(reason="Preempt by the cloud; the head did not answer")]
     assert watcher.look(PREEMPT, after_s=17) == [DRAIN], "once is enough"
-    assert watcher.look(PREEMPT, after_s=20) == [DRAIN, Acknowledge(event_id="e1")]
+    assert watcher.look(PREEMPT, after_s=20) == [DRAIN], "what it writes may still be written"
 
 
 def test_a_metadata_service_that_is_away_takes_no_notice_back() -> None:
@@ -123,16 +139,30 @@ def test_a_clock_that_runs_unevenly_does_not_drain_again_and_again() -> None:
 def test_events_of_other_machines_and_pauses_and_unknown_words_move_nobody() -> None:
     watcher = Watcher()
     other = ScheduledEvent(id="e3", type="Preempt", resources=("w1",), not_before=NOW + 20.0)
-    freeze = ScheduledEvent(id="e4", type="Freeze", resources=("w0",), duration_s=9.0)
+    freeze = ScheduledEvent(id="e4", type="Freeze", resources=("w0",), duration_s=2.0)
     unknown = ScheduledEvent(id="e5", type="Teleport", resources=("w0",))
     assert watcher.look(other, freeze, unknown) == []
     assert watcher.look(other, freeze, unknown, after_s=1) == []
     assert watcher.told == [
-        "Freeze by the cloud; this machine pauses for 9 s",
+        "Freeze by the cloud; this machine pauses for 2 s, and its work stays",
         "the cloud announces 'Teleport', which is not known here",
     ]
+    assert says(watcher.state) == "; ".join(watcher.told), "for operators, as long as it is announced"
     watcher.look(after_s=2)
+    assert says(watcher.state) is None
     assert watcher.told[2:] == [f"the cloud's event {one} is done or cancelled" for one in ("e4", "e5")]
+
+
+def test_a_machine_that_stands_still_for_too_long_is_left_and_is_answered_for_when_it_is_empty() -> None:
+    watcher = Watcher()
+    freeze = ScheduledEvent(id="e4", type="Freeze", resources=("w0",), not_before=NOW + 900.0)
+    first = watcher.look(freeze)
+    reason = "Freeze for an unknown time by the cloud"
+    assert first == [DrainNode(deadline_at=NOW + 900.0, reason=reason)]
+    assert watcher.told == [f"{reason}; its work has to leave this machine within 900 s"]
+    watcher.accept(first)
+    assert watcher.look(freeze, after_s=60, is_empty=False) == []
+    assert watcher.look(freeze, after_s=61, is_empty=True) == [Acknowledge(event_id="e4")]
 
 
 def test_a_cancelled_preemption_asks_for_nothing_more() -> None:

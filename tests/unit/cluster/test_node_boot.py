@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import PurePosixPath
 from types import SimpleNamespace
 
@@ -50,8 +51,21 @@ def test_the_agent_knows_its_node_its_metadata_service_and_whom_to_end() -> None
     assert agent == [
         *("/opt/remora/venv/bin/python", "-P", "-m", "cluster.agent", "--head", "10.1.0.4:6379"),
         *("--node-id", "node_a", "--metadata-url", "http://169.254.169.254/metadata"),
-        *("--ray-pid-file", "/run/remora/ray.pid"),
+        *("--ray-pid-file", "/run/remora/ray.pid", "--gpus", "1"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("resources", "gpus"), [({"CPU": 4, "GPU": 8}, "8"), ({"CPU": 4, "GPU": 0}, "0"), ({"CPU": 4}, "0")]
+)
+def test_the_agent_looks_for_the_gpus_of_the_file(resources: dict[str, float], gpus: str) -> None:
+    agent = start_of(node(resources=resources), "node_a", PLACE).agent
+    assert agent[agent.index("--gpus") + 1] == gpus
+
+
+def test_a_machine_may_know_better_how_many_gpus_are_to_be_looked_for() -> None:
+    agent = start_of(node(), "node_a", replace(PLACE, gpus=0)).agent
+    assert agent[agent.index("--gpus") + 1] == "0"
 
 
 def test_both_are_told_where_the_secret_is_and_not_what_it_is() -> None:

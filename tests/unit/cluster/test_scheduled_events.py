@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from cluster.agent.scheduled_events import (
     LEAST_WINDOW_S,
+    LONGEST_PAUSE_S,
     PREEMPT_NOTICE_S,
     Advice,
     Document,
@@ -21,6 +24,7 @@ from cluster.agent.scheduled_events import (
     meaning,
     parse,
 )
+from cluster.local.environment import ray_environment
 
 #: Tue, 09 Aug 2022 17:07:32 GMT.
 NOT_BEFORE = 1660064852.0
@@ -75,8 +79,9 @@ def test_entries_that_cannot_be_understood_do_not_hide_the_others() -> None:
     assert parse({"DocumentIncarnation": 2, "Events": [*broken, ENTRY]}).events == (event(),)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda one: st.lists(one) | st.dictionaries(
-    st.sampled_from([*ENTRY, "Events", "DocumentIncarnation"]), one)))  # fmt: skip
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda one: st.lists(one)
+    | st.dictionaries(st.sampled_from([*ENTRY, "Events", "DocumentIncarnation"]), one)))  # fmt: skip
 def test_no_answer_whatever_breaks_the_reader(body: object) -> None:
     for entries in (
         body,
@@ -109,12 +114,44 @@ def test_a_user_s_event_and_its_description_are_told() -> None:
     )
 
 
-def test_a_pause_is_expected_and_nothing_leaves() -> None:
-    assert meaning(event(EventType="Freeze"), NOW) == Pause(reason="Freeze by the cloud")
-    assert meaning(event(EventType="Freeze", DurationInSeconds=9), NOW) == Pause(
-        reason="Freeze by the cloud", duration_s=9.0
+def test_a_short_pause_is_borne_and_none_at_all_is_nothing() -> None:
+    assert meaning(event(EventType="Freeze", DurationInSeconds=2), NOW) == Pause(
+        reason="Freeze by the cloud", duration_s=2.0
     )
     assert meaning(event(EventType="Freeze", DurationInSeconds=0), NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("told", "how_long"),
+    [
+        (4, "4 s"),
+        (30, "30 s"),
+        (-1, "an unknown time"),
+        (None, "an unknown time"),
+        (10**400, "an unknown time"),
+    ],
+    ids=["above the limit", "long", "as Azure says that it is unknown", "missing", "enormous"],
+)
+def test_a_pause_that_is_long_or_of_unknown_length_is_left_as_a_reboot_is(
+    told: object, how_long: str
+) -> None:
+    said = meaning(event(EventType="Freeze", DurationInSeconds=told, Description="host repair"), NOW)
+    assert said == Drain(deadline_at=NOT_BEFORE, reason=f"Freeze for {how_long} by the cloud: host repair")
+
+
+def test_a_pause_that_is_borne_is_shorter_than_the_head_waits_for_a_silent_node(tmp_path: Path) -> None:
+    settings = ray_environment(tmp_path)
+    checks = int(settings["RAY_health_check_failure_threshold"])
+    assert checks * int(settings["RAY_health_check_period_ms"]) / 1000 >= LONGEST_PAUSE_S
+
+
+@pytest.mark.parametrize(
+    "told",
+    [10**400, -(10**400), 1e300, math.inf, math.nan, -1, True, "9", None, [9]],
+    ids=lambda one: repr(one)[:9],
+)
+def test_a_duration_that_cannot_be_meant_is_unknown(told: object) -> None:
+    assert event(DurationInSeconds=told).duration_s is None
 
 
 def test_words_that_are_not_known_are_told_and_nothing_is_done() -> None:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cluster.agent.beats import SILENT_S, Beat, Hearing
+from cluster.agent.beats import DEAF_S, SILENT_S, Beat, Hearing
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import lifecycle, retry
 from service.queue.lifecycle import (
@@ -235,6 +235,41 @@ class TestNodes:
         assert hear(silent, beat_at=5.0, unchanged_s=0.0) == lifecycle.NodeDecision(silent)
         # It had spoken while nobody listened, and was found silent again.
         assert hear(silent, beat_at=9.0, unchanged_s=SILENT_S + 1) == lifecycle.NodeDecision(silent)
+
+    def test_an_agent_that_hears_nothing_of_its_cloud_is_told_of_as_a_silent_one(self) -> None:
+        def look(node: NodeRow, beat_at: float, deaf_s: float) -> lifecycle.NodeDecision:
+            agent = Hearing(beat=Beat(at=beat_at, deaf_s=deaf_s))
+            return lifecycle.observe_node(node, SeenNode(is_provided=True, is_alive=True, agent=agent), NOW)
+
+        assert look(READY, 5.0, DEAF_S) == lifecycle.NodeDecision(READY), "not yet"
+        deaf = look(READY, 10.0, DEAF_S + 1)
+        (event,) = deaf.events
+        assert event.kind == "node.agent_silent"
+        assert "has had no answer of its cloud for 301 s" in event.message
+        assert deaf.node.state is NodeState.READY
+        assert look(deaf.node, 15.0, DEAF_S + 6) == lifecycle.NodeDecision(deaf.node), (
+            "it beats, and is deaf still"
+        )
+        again = look(deaf.node, 20.0, 1.0)
+        assert ([event.kind for event in again.events], again.node) == (["node.agent_heard"], READY)
+
+    def test_what_an_agent_says_is_told_once_and_stands_beside_the_node_as_long_as_it_says_so(self) -> None:
+        def look(node: NodeRow, says: str | None) -> lifecycle.NodeDecision:
+            agent = Hearing(beat=Beat(at=5.0, says=says))
+            return lifecycle.observe_node(node, SeenNode(is_provided=True, is_alive=True, agent=agent), NOW)
+
+        first = look(READY, "a pause")
+        assert [(event.kind, event.message) for event in first.events] == [("node.agent_said", "a pause")]
+        assert first.node == replace(READY, message="a pause")
+        assert look(first.node, "a pause") == lifecycle.NodeDecision(first.node)
+        assert [event.message for event in look(first.node, "another one").events] == ["another one"]
+        assert look(first.node, None) == lifecycle.NodeDecision(READY)
+
+    def test_what_a_silent_agent_said_last_is_not_told_instead_of_its_silence(self) -> None:
+        node = hear(replace(READY, message="a pause"), beat_at=5.0, unchanged_s=SILENT_S + 1).node
+        agent = Hearing(beat=Beat(at=5.0, says="a pause"), unchanged_s=SILENT_S + 2)
+        seen = SeenNode(is_provided=True, is_alive=True, agent=agent)
+        assert lifecycle.observe_node(node, seen, NOW) == lifecycle.NodeDecision(node)
 
     def test_a_node_without_an_agent_has_none_that_is_silent(self) -> None:
         seen = SeenNode(is_provided=True, is_alive=True)
