@@ -87,7 +87,7 @@ def _azure(place: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
         evictions=provider.evictions,
         scores=provider.scores,
     )
-    market = Market(place.region, sources)
+    market = Market(place.region, sources, disk_gb=place.disk_gb)
     try:
         provider.list()
     except Unauthorized as error:

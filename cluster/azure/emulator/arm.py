@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster.azure.catalogue import BY_NAME
+from cluster.azure.emulator.disks import check_disk
 from cluster.azure.emulator.door import COMPUTE, Door, Endpoint, iso
 from cluster.azure.emulator.faults import Place
 from cluster.azure.emulator.state import SUCCEEDED, Json, Machine, Refused
@@ -98,6 +99,7 @@ class _Arm:
             raise Refused(400, "InvalidParameter", "Custom data exceeds the maximum length.")
         if name not in BY_NAME:
             raise Refused(400, "InvalidParameter", f"The value {name} provided for the VM size is not valid.")
+        check_disk(BY_NAME[name], properties)
         return BY_NAME[name]
 
     async def get_machine(self, request: Request) -> Response:
@@ -247,14 +249,17 @@ class _Arm:
 
     def _sku(self, name: str) -> Json:
         size = BY_NAME[name]
+        room = dict(size.placements)
         capabilities = {
             "vCPUs": str(size.vcpus),
             "GPUs": str(size.gpus),
             "MemoryGB": str(size.memory_gib),
             "LowPriorityCapable": "True",
             "RdmaEnabled": str(size.has_fabric),
-            "EphemeralOSDiskSupported": str(bool(size.disk_placement)),
-            "SupportedEphemeralOSDiskPlacements": size.disk_placement,
+            "EphemeralOSDiskSupported": str(bool(size.placements)),
+            "SupportedEphemeralOSDiskPlacements": ",".join(placement for placement, _ in size.placements),
+            "MaxResourceVolumeMB": str(1024 * room.get("ResourceDisk", 0)),
+            "CachedDiskBytes": str(1024**3 * room.get("CacheDisk", 0)),
         }
         return {
             "resourceType": "virtualMachines",

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster.azure.catalogue import BY_NAME
+from cluster.azure.emulator.disks import check_disk
 from cluster.azure.emulator.door import Door, Endpoint
 from cluster.azure.emulator.faults import Place
 from cluster.azure.emulator.scale_sets import MOST_INSTANCES, ScaleSet, ScaleSets, number_of
@@ -136,6 +137,7 @@ class _ArmSets:
         except (KeyError, TypeError, binascii.Error) as error:
             said = f"Required parameter {error} is missing or wrong."
             raise Refused(400, "InvalidParameter", said) from error
+        check_disk(size, profile)
         is_one_group = properties.get("singlePlacementGroup") is True
         if body.get("location", "").lower() != self._door.region or not is_uniform or len(prefix) > 58:
             raise Refused(

@@ -6,6 +6,7 @@ from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,6 +59,12 @@ def refusal(rig: AzureRig, request: NodeRequest | None = None) -> ProviderError:
 
 
 # One domain is one set.
+
+
+def test_an_ephemeral_disk_that_instances_cannot_have_is_refused(rig: AzureRig) -> None:
+    rig.offerings = [replace(one, labels={"azure-disk-placement": "CacheDisk"}) for one in rig.offerings]
+    assert type(refusal(rig)) is InvalidRequest
+    assert rig.state()["sets"] == {}
 
 
 def test_nodes_of_a_domain_are_instances_of_one_set_and_know_who_they_are(rig: AzureRig) -> None:

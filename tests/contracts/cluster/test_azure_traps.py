@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from cluster.azure import catalogue
 from cluster.azure.body import machine_name
+from cluster.azure.emulator.server import REGION
 from cluster.azure.rehearsal import AzureRehearsal
 from cluster.provider import (
     InsufficientCapacity,
@@ -185,6 +187,29 @@ def test_a_resource_group_that_is_missing_is_not_an_empty_list(rig: AzureRig) ->
 
 def test_an_offering_that_is_not_sold_is_refused_before_anything_is_asked(rig: AzureRig) -> None:
     assert type(refusal(rig, wish(offering="Standard_Nothing/1/spot"))) is InvalidRequest
+
+
+def test_the_disk_of_an_a100_node_is_one_that_azure_takes(rig: AzureRig) -> None:
+    rig.create(wish())
+    (machine,) = rig.server.cloud.machines.values()
+    made = machine.body["properties"]["storageProfile"]["osDisk"]
+    assert (made["diskSizeGB"], made["diffDiskSettings"]["placement"]) == (128, "CacheDisk")
+
+
+def test_a_disk_that_the_placement_has_no_room_for_is_refused(rig: AzureRig) -> None:
+    large = rig.another(disk_gb=512)
+    with pytest.raises(InvalidRequest, match="greater than 256 GB") as refused:
+        large.create(wish())
+    assert {SPOT, ON_DEMAND} <= set(refused.value.closes)
+    assert rig.left() == 0
+
+
+def test_a_disk_that_fits_no_placement_is_a_managed_one(rig: AzureRig) -> None:
+    rig.offerings = catalogue.offerings(REGION, disk_gb=512)
+    large = rig.another(disk_gb=512)
+    large.create(wish())
+    assert only(large.list()).is_running
+    assert len(rig.state()["disks"]) == 1
 
 
 # No clear answer.

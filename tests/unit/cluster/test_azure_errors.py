@@ -167,6 +167,19 @@ def test_families_are_compared_without_regard_to_case() -> None:
     assert not closes(Scope.FAMILY, asked, offering(H100, capacity=ON_DEMAND))
 
 
+def test_a_family_that_nobody_knows_is_no_family_of_strangers() -> None:
+    asked, other = offering(capacity=ON_DEMAND), offering(H100, capacity=ON_DEMAND)
+    unknown = [Offering(**{**vars(one), "quota": ""}) for one in (asked, other)]
+    elsewhere = Offering(**{**vars(unknown[0]), "zone": "3"})
+    error = to_error(failure("OperationNotAllowed", FAMILY_QUOTA), NOW, unknown[0], [*unknown, elsewhere])
+    assert set(error.closes) == {unknown[0].id, elsewhere.id}
+
+
+def test_a_code_means_the_same_in_whatever_case_it_is_written() -> None:
+    error = to_error(failure("SKUNOTAVAILABLE", NOT_AVAILABLE), NOW, offering(), CATALOGUE)
+    assert error.until == NOW + 3600
+
+
 def test_the_message_says_what_it_means_and_what_azure_said_in_one_line() -> None:
     error = to_error(failure("SkuNotAvailable", NOT_AVAILABLE + "\nmore"), NOW, offering(), CATALOGUE)
     assert "sold out" in str(error)
