@@ -198,11 +198,13 @@ class _Arm:
         return JSONResponse({**asked, "placementScores": rows})
 
     async def list_interfaces(self, request: Request) -> Response:
+        self._door.meet_fault(Place.PARTS)
         return JSONResponse(
             {"value": [self._resource(request, one) for one in self._cloud.interfaces.values()]}
         )
 
     async def list_disks(self, request: Request) -> Response:
+        self._door.meet_fault(Place.PARTS)
         return JSONResponse({"value": [self._resource(request, one) for one in self._cloud.disks.values()]})
 
     async def delete_interface(self, request: Request) -> Response:

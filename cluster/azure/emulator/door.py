@@ -96,6 +96,9 @@ def error_response(refused: Refused) -> Response:
         headers["WWW-Authenticate"] = (
             'Bearer authorization_uri="https://login.windows.net/", error="invalid_token"'
         )
+    if refused.body is not None:
+        kind = "text/html" if refused.body.startswith("<") else "application/json"
+        return Response(refused.body, refused.status, headers, media_type=kind)
     body = {"error": {"code": refused.code, "message": str(refused)}}
     return JSONResponse(body, status_code=refused.status, headers=headers)
 

@@ -21,16 +21,24 @@ SUCCEEDED, FAILED, CREATING, DELETING = "Succeeded", "Failed", "Creating", "Dele
 class Refused(Exception):
     """An error as ARM tells it."""
 
-    def __init__(self, status: int, code: str, message: str, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        retry_after: float | None = None,
+        body: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.retry_after = retry_after
+        self.body = body
 
     @classmethod
     def by(cls, fault: Fault) -> Refused:
         """The error that a knob asks for."""
-        return cls(fault.status, fault.code, fault.message, fault.retry_after)
+        return cls(fault.status, fault.code, fault.message, fault.retry_after, fault.body)
 
 
 @dataclass

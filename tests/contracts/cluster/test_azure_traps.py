@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -243,6 +245,120 @@ def test_the_same_node_asked_for_by_two_controllers_is_one_machine(rig: AzureRig
     rig.another().create(wish(offering=f"{A100}/2/spot"))
     (machine,) = rig.state()["machines"].values()
     assert machine["zone"] == "1", "the second request changed nothing"
+
+
+# Answers that nobody can read: a status that is well, and a body that a proxy, or a bad day of Azure, put there.
+
+ODD_PAGES = [
+    "<html>busy</html>",
+    "",
+    "null",
+    "[]",
+    '"busy"',
+    '{"value": null}',
+    '{"value": 7}',
+    '{"value": [null]}',
+    '{"value": [{"name": null, "properties": []}]}',
+]
+
+
+@pytest.mark.parametrize("body", ODD_PAGES)
+def test_a_list_that_cannot_be_read_is_unanswered_and_no_list(rig: AzureRig, body: str) -> None:
+    rig.create(wish())
+    for place in ("list", "list-sets", "get"):
+        rig.server.cloud.unlisted = {machine_name(CLUSTER, "node_a")}
+        rig.fault(place, status=200, body=body)
+        with pytest.raises(Unanswered):
+            rig.list()
+    rig.fault("parts", status=200, body=body)
+    with pytest.raises(Unanswered):
+        rig.azure.sweep()
+    assert rig.fired() == [1, 1, 1, 1]
+    assert only(rig.list()).node_id == "node_a"
+
+
+def test_a_list_without_its_machines_is_made_up_for_one_by_one(rig: AzureRig) -> None:
+    rig.create(wish())
+    rig.fault("list", status=200, body="{}")
+    assert only(rig.list()).node_id == "node_a"
+
+
+@pytest.mark.parametrize("effect", ["refuse", "done-but-refuse"])
+@pytest.mark.parametrize("body", ["<html>busy</html>", "", "null", "[]"])
+def test_a_create_or_delete_with_an_answer_that_cannot_be_read_is_settled_by_the_next_looks(
+    rig: AzureRig, body: str, effect: str
+) -> None:
+    rig.fault("create", status=200, body=body, effect=effect)
+    with contextlib.suppress(Unanswered):
+        rig.create(wish())
+    assert len(rig.list()) == (1 if effect == "done-but-refuse" else 0)
+    rig.create(wish())
+    assert only(rig.list()).is_running
+    rig.fault("delete", status=200, body=body, effect=effect)
+    rig.delete("node_a")
+    rig.clock.passed_s = 301.0
+    if effect == "refuse":
+        assert only(rig.list()).is_running, "after a while it is shown again"
+        rig.delete("node_a")
+    rig.list()
+    assert rig.left() == 0
+
+
+@pytest.mark.parametrize("body", [*ODD_PAGES, "{}"])
+def test_quotas_that_cannot_be_read_stop_nothing(rig: AzureRig, body: str) -> None:
+    rig.fault("usages", status=200, body=body, times=0)
+    rig.create(wish())
+    assert only(rig.list()).is_running
+    assert rig.azure.quota_left() == {}
+
+
+def test_one_quota_that_cannot_be_read_takes_no_other_with_it(rig: AzureRig) -> None:
+    odd: list[dict[str, object] | None] = [
+        {"name": {"value": "lowPriorityCores"}, "currentValue": None, "limit": None},
+        {"name": None, "currentValue": 1, "limit": 2},
+        {"name": {"value": None}, "currentValue": 1, "limit": 2},
+        None,
+    ]
+    whole = {"name": {"value": "cores"}, "currentValue": 4, "limit": 10}
+    rig.fault("usages", status=200, body=json.dumps({"value": [*odd, whole]}), times=0)
+    assert rig.azure.quota_left() == {"cores": 6}
+
+
+@pytest.mark.parametrize("body", ["<html>", "", "null", "[]", '{"error": "no"}'])
+def test_why_a_machine_failed_is_asked_for_again_when_the_answer_cannot_be_read(
+    rig: AzureRig, body: str
+) -> None:
+    rig.fault("create-later", code="AllocationFailed", message="no capacity")
+    rig.create(wish())
+    rig.fault("poll", status=200, body=body)
+    rig.fault("get", status=200, body="[]")
+    unknown = only(rig.list())
+    assert (unknown.is_running, unknown.refusal) == (False, None)
+    assert isinstance(only(rig.list()).refusal, InsufficientCapacity)
+
+
+def test_an_error_without_a_code_is_a_reason_that_is_new(rig: AzureRig) -> None:
+    rig.fault("create-later", code="AllocationFailed", message="no capacity")
+    rig.create(wish())
+    rig.fault("poll", status=200, body='{"error": {"code": null, "message": 7}}')
+    refused = only(rig.list()).refusal
+    assert type(refused) is ProviderError
+    assert refused.closes == (SPOT,)
+
+
+@pytest.mark.parametrize("place", ["skus", "evictions", "scores"])
+@pytest.mark.parametrize("body", ["<html>", "", "null", "[]", '{"value": null, "data": null}'])
+def test_a_side_source_that_cannot_be_read_is_an_error_that_the_market_knows(
+    rig: AzureRig, place: str, body: str
+) -> None:
+    rig.fault(place, status=200, body=body)
+    ask = {
+        "skus": rig.azure.skus,
+        "evictions": rig.azure.evictions,
+        "scores": lambda: rig.azure.scores([A100]),
+    }[place]
+    with pytest.raises(Unanswered):
+        ask()
 
 
 # Refused later.
