@@ -32,7 +32,7 @@ from cluster.azure.body import (
 )
 from cluster.azure.errors import CloudFailure
 from cluster.azure.event_loop import EventLoopThread
-from cluster.azure.memory import Memory, Wish
+from cluster.azure.memory import Group, Memory, Wish
 from cluster.azure.scale_sets.nodes import ScaleSets
 from cluster.azure.settings import AzureSettings
 from cluster.azure.sweep import orphans
@@ -151,19 +151,19 @@ class AzureProvider:
 
     def skus(self) -> builtins.list[dict[str, Any]]:
         """Resource SKUs of the region in their wire form, for `cluster.azure.market`; raises ProviderError."""
-        return self._thread.run(self._told(self._arm.skus(self._settings.region)))
+        return self._thread.run(self._told(Group.SKUS, self._arm.skus(self._settings.region)))
 
     def evictions(self) -> builtins.list[dict[str, Any]]:
         """Rows of the Resource Graph, for `cluster.azure.market`; raises ProviderError."""
-        return self._thread.run(self._told(self._arm.evictions(self._settings.region)))
+        return self._thread.run(self._told(Group.GRAPH, self._arm.evictions(self._settings.region)))
 
     def scores(self, sizes: Sequence[str]) -> builtins.list[dict[str, Any]]:
         """Placement scores of spot machines, for `cluster.azure.market`; raises ProviderError."""
-        return self._thread.run(self._told(self._arm.scores(self._settings.region, sizes)))
+        return self._thread.run(self._told(Group.SCORES, self._arm.scores(self._settings.region, sizes)))
 
-    async def _told(self, request: Coroutine[Any, Any, Answer]) -> Answer:
+    async def _told(self, group: Group, request: Coroutine[Any, Any, Answer]) -> Answer:
         try:
-            return await self._asking.asked("read", request)
+            return await self._asking.asked(group, request)
         except ArmError as error:
             raise self._asking.error(error.failure, None) from error
 
@@ -180,7 +180,7 @@ class AzureProvider:
         body = machine_body(self._settings, request, offering, self._head, now)
         wish = Wish(request, offering, now)
         try:
-            wish.operation = await self._asking.asked("write", self._arm.put(name, body))
+            wish.operation = await self._asking.asked(Group.CREATE, self._arm.put(name, body))
         except ArmError as error:
             if error.failure.status == 412:
                 # It exists: asked for before, by this process or another one.
@@ -201,7 +201,7 @@ class AzureProvider:
 
     async def _list(self) -> tuple[ProvidedNode, ...]:
         try:
-            listed = await self._asking.asked("read", self._arm.machines())
+            listed = await self._asking.asked(Group.MACHINES, self._arm.machines())
             ours = {one.name: one for one in listed if one.tags.get(CLUSTER_TAG) == self._settings.cluster}
             now = self._clock()
             self._forget(now)
@@ -210,7 +210,9 @@ class AzureProvider:
                 for name in {**self._memory.nodes, **self._memory.wishes}
                 if name not in ours and name not in self._memory.deleted
             ]
-            found = await gathered([self._asking.asked("read", self._arm.machine(name)) for name in missing])
+            found = await gathered(
+                [self._asking.asked(Group.MACHINES, self._arm.machine(name)) for name in missing]
+            )
             ours |= {one.name: one for one in found if one is not None}
         except ArmError as error:
             raise self._asking.error(error.failure, None) from error
@@ -230,7 +232,7 @@ class AzureProvider:
             return
         name = machine_name(self._settings.cluster, node_id)
         try:
-            await self._asking.asked("write", self._arm.delete(name))
+            await self._asking.asked(Group.DELETE, self._arm.delete(name))
         except ArmError as error:
             raise self._asking.error(error.failure, None) from error
         self._memory.deleted[name] = self._clock()
@@ -242,9 +244,9 @@ class AzureProvider:
         instance = self._sets.place_of(node_id)
         try:
             if instance is not None:
-                await self._asking.asked("write", self._arm.sets.simulate_eviction(*instance))
+                await self._asking.asked(Group.EVICT, self._arm.sets.simulate_eviction(*instance))
             else:
-                await self._asking.asked("write", self._arm.simulate_eviction(name))
+                await self._asking.asked(Group.EVICT, self._arm.simulate_eviction(name))
         except ArmError as error:
             if error.failure.status in (400, 404, 409):
                 said = f"Azure does not simulate an eviction of {node_id}: {error.failure.message}"
@@ -307,10 +309,10 @@ class AzureProvider:
         now = self._clock()
         self._memory.swept_at = now
         try:
-            resources = await self._asking.asked("read", self._arm.interfaces())
-            resources += await self._asking.asked("read", self._arm.disks())
+            resources = await self._asking.asked(Group.PARTS, self._arm.interfaces())
+            resources += await self._asking.asked(Group.PARTS, self._arm.disks())
             # After the parts: a machine that is made meanwhile is in the list by then.
-            machines = await self._asking.asked("read", self._arm.machines())
+            machines = await self._asking.asked(Group.MACHINES, self._arm.machines())
             made = {one.name for one in machines if one.state in ("Succeeded", "Failed", "Canceled")}
             being_made = {*(one.name for one in machines), *self._memory.wishes} - made
             left, self._memory.alone = orphans(
@@ -318,7 +320,7 @@ class AzureProvider:
             )
             for one in left:
                 log.warning("%s was left behind by a machine and is deleted", one.name)
-                await self._asking.asked("write", self._arm.delete_resource(one))
+                await self._asking.asked(Group.DELETE_PART, self._arm.delete_resource(one))
         except ArmError as error:
             raise self._asking.error(error.failure, None) from error
         return tuple(one.name for one in left)

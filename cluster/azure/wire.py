@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -54,12 +56,16 @@ def header(headers: Mapping[str, str], name: str) -> str | None:
     return next((value for key, value in headers.items() if key.lower() == name.lower()), None)
 
 
+#: The longest pause that is kept: whoever sees nothing for longer than this had better ask.
+LONGEST_PAUSE_S = 3600.0
+
+
 def _seconds(text: str | None) -> float | None:
-    """A Retry-After in seconds; one that is a date, which Azure does not send here, counts as none."""
-    try:
-        return max(0.0, float(text)) if text is not None else None
-    except ValueError:
-        return None
+    """A Retry-After in seconds; one that is a date, which Azure does not send here, or no time counts as none."""
+    told = math.nan
+    with contextlib.suppress(ValueError):
+        told = float(text or "nan")
+    return min(told, LONGEST_PAUSE_S) if math.isfinite(told) and told >= 0.0 else None
 
 
 def told_failure(statuses: Iterable[Any] | None) -> CloudFailure | None:

@@ -24,6 +24,7 @@ from cluster.azure.body import (
     set_name,
 )
 from cluster.azure.errors import CloudFailure
+from cluster.azure.memory import Group
 from cluster.azure.scale_sets.domain import (
     MOST_NODES,
     Decision,
@@ -155,7 +156,7 @@ class ScaleSets:
     async def _make(self, name: str, wishes: Sequence[_Wish]) -> set[str]:
         """Make a set; which nodes it has taken."""
         first = wishes[0].request
-        for other in await self._asking.asked("read", self._arm.sets.all()):
+        for other in await self._asking.asked(Group.SETS, self._arm.sets.all()):
             is_same = self._requests.is_ours(other) and other.tags.get(FABRIC_TAG) == first.fabric
             if is_same and other.name.lower() != name and (other.capacity or read_waiting(other.tags)):
                 # Two sets are not joined: machines of another offering have to be gone before.
@@ -197,7 +198,7 @@ class ScaleSets:
     async def _look(self) -> list[ProvidedNode]:
         memory = self._memory
         try:
-            listed = await self._asking.asked("read", self._arm.sets.all())
+            listed = await self._asking.asked(Group.SETS, self._arm.sets.all())
             ours = {one.name.lower(): one for one in listed if self._requests.is_ours(one)}
             names = sorted(ours.keys() | memory.sets.keys())
             read = await gathered([self._requests.read(name, ours.get(name)) for name in names])
@@ -250,7 +251,7 @@ class ScaleSets:
             since.pop(seen.name, None)
         elif self._clock() - since.setdefault(seen.name, self._clock()) >= EMPTY_S:
             log.info("the scale set %s has had no node for a while and is deleted", seen.name)
-            await self._try("deleted", self._asking.asked("write", self._arm.sets.delete(seen.name)))
+            await self._try("deleted", self._asking.asked(Group.DELETE_SET, self._arm.sets.delete(seen.name)))
 
     async def _try(self, what: str, work: Coroutine[Any, Any, object]) -> bool:
         try:

@@ -263,6 +263,16 @@ def test_asking_again_and_again_uses_up_no_quota(rig: AzureRig) -> None:
     assert len(running(rig)) == 3, "those that come together are counted before Azure has answered"
 
 
+def test_a_throttled_change_of_a_set_keeps_nobody_from_looking_or_ending(rig: AzureRig) -> None:
+    rig.create(wish("node_a"))
+    rig.settle()
+    rig.fault("update-set", status=429, code="TooManyRequests", retry_after=3600)
+    assert type(refusal(rig, wish("node_b"))) is Throttled
+    assert running(rig) == {"node_a": True}
+    rig.delete("node_a")
+    assert running(rig) == {}
+
+
 def test_throttling_is_waited_out_without_asking_again(rig: AzureRig) -> None:
     rig.fault(
         "update-set", status=429, code="OperationNotAllowed", message="too many requests", retry_after=7

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from cluster.azure import catalogue
 from cluster.azure.body import machine_name
+from cluster.azure.emulator.faults import Fault, Place
 from cluster.azure.emulator.server import REGION
 from cluster.azure.rehearsal import AzureRehearsal
 from cluster.provider import (
@@ -144,6 +146,56 @@ def test_throttling_is_waited_out_without_asking_again(rig: AzureRig, told: floa
     rig.clock.passed_s = error.retry_after_s + 1
     rig.create(wish())
     assert only(rig.list()).is_running
+
+
+@pytest.mark.parametrize(
+    ("told", "kept_s"), [(1e9, 3600.0), (math.inf, 60.0), (math.nan, 60.0), (-5.0, 60.0), (0.0, 0.0)]
+)
+def test_a_pause_that_is_no_time_or_never_ends_is_not_kept(rig: AzureRig, told: float, kept_s: float) -> None:
+    rig.cloud.faults.all.append(Fault(at=Place.CREATE, status=429, code="TooManyRequests", retry_after=told))
+    error = refusal(rig)
+    assert isinstance(error, Throttled)
+    assert error.retry_after_s == kept_s
+    rig.clock.passed_s = kept_s + 1
+    rig.create(wish())
+
+
+@pytest.mark.parametrize("place", ["usages", "skus", "scores", "evictions", "parts", "poll", "create"])
+def test_a_pause_of_one_kind_of_request_blinds_nobody_to_the_machines(rig: AzureRig, place: str) -> None:
+    """For an hour that Azure asked for on one side, the rest of it goes on."""
+    rig.create(wish())
+    rig.fault(place, status=429, code="TooManyRequests", retry_after=3600.0, times=0)
+    ask: dict[str, Callable[[], object]] = {
+        "usages": rig.azure.quota_left,
+        "skus": rig.azure.skus,
+        "scores": lambda: rig.azure.scores([A100]),
+        "evictions": rig.azure.evictions,
+        "parts": rig.azure.sweep,
+        "poll": lambda: (rig.fault("create-later"), rig.create(wish("node_b")), rig.list()),
+        "create": lambda: rig.create(wish("node_b")),
+    }
+    # What was read of the quotas for the first machine is old.
+    rig.clock.passed_s = 31.0
+    with contextlib.suppress(Throttled):
+        ask[place]()
+    assert rig.fired()[0] == 1
+    assert "node_a" in {node.node_id for node in rig.list()}
+    if place != "create":
+        rig.create(wish("node_c"))
+    rig.delete("node_a")
+    assert "node_a" not in {node.node_id for node in rig.list()}
+    assert rig.fired()[0] == 1, "the pause itself is kept"
+
+
+def test_a_throttled_delete_lets_machines_be_bought(rig: AzureRig) -> None:
+    rig.create(wish())
+    rig.fault("delete", status=429, code="TooManyRequests", retry_after=3600.0)
+    for _ in range(2):
+        with pytest.raises(Throttled):
+            rig.delete("node_a")
+    assert rig.fired() == [1]
+    rig.create(wish("node_b"))
+    assert {node.node_id for node in rig.list()} == {"node_a", "node_b"}
 
 
 def test_a_retry_after_on_a_refusal_is_not_slept_in_the_call(rig: AzureRig) -> None:
