@@ -6,7 +6,8 @@ to ask again is decided by whoever asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,6 +20,7 @@ from azure.core.rest import HttpRequest
 from azure.mgmt.compute.aio import ComputeManagementClient
 
 from cluster.azure import evictions, scores
+from cluster.azure.allowance import Allowance
 from cluster.azure.errors import CloudFailure
 from cluster.azure.identity import Bearer
 from cluster.azure.scale_sets.arm import ArmSets
@@ -68,17 +70,25 @@ class SeenResource:
 class Arm:
     """Requests for one resource group; to be used and closed on one event loop."""
 
-    def __init__(self, settings: AzureSettings, credential: AsyncTokenCredential) -> None:
+    def __init__(
+        self,
+        settings: AzureSettings,
+        credential: AsyncTokenCredential,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._subscription = settings.subscription
         self._group = settings.resource_group
         self._group_id = settings.group_id
         self._endpoint = settings.endpoint.rstrip("/")
         # The client's own policies would sleep as long as Azure says inside a call, try writes again, and register
         # resource providers; with these a request is one request.
+        #: What Azure tells of how much it still lets us ask.
+        self.allowance = Allowance(clock)
         policies = [
             RequestIdPolicy(),
             UserAgentPolicy("remora"),
             ContentDecodePolicy(),
+            self.allowance,
             Bearer(credential, _SCOPE, self._endpoint),
         ]
         self._client = ComputeManagementClient(

@@ -66,3 +66,7 @@ class Memory:
     alone: dict[str, float] = field(default_factory=dict)
     swept_at: float = -math.inf
     quotas: quota.Reading | None = None
+    #: How many requests that change something have begun or ended.
+    changes: int = 0
+    #: The last list, and when it was asked for; None while something is expected to change.
+    quiet: tuple[float, tuple[ProvidedNode, ...]] | None = None

@@ -71,11 +71,17 @@ class AzureProvider:
         head: str,
         catalogue: Callable[[], Sequence[Offering]],
         clock: Callable[[], float] = time.time,
+        quiet_s: float = 0.0,
     ) -> None:
-        """Machines join the Ray head at `head` (`host:port`); `catalogue` tells what can be bought."""
+        """Machines join the Ray head at `head` (`host:port`); `catalogue` tells what can be bought.
+
+        A list by which every machine runs and nothing is under way is good for `quiet_s` seconds, unless something is
+        asked for meanwhile: only what Azure does by itself, such as an eviction, is seen that much later.
+        """
         self._settings = settings
         self._head = head
         self._clock = clock
+        self._quiet_s = quiet_s
         self._memory = Memory()
         self._thread = EventLoopThread("azure")
         self._arm = self._thread.run(self._open(credential))
@@ -84,7 +90,7 @@ class AzureProvider:
         self._credential = credential
 
     async def _open(self, credential: AsyncTokenCredential) -> Arm:
-        return Arm(self._settings, credential)
+        return Arm(self._settings, credential, self._clock)
 
     def close(self) -> None:
         """Close all connections; machines live on."""
@@ -102,9 +108,9 @@ class AzureProvider:
         if offering is None:
             raise InvalidRequest(f"{request.offering!r} is not an offering of {self._settings.region}")
         if request.fabric is not None:
-            self._thread.run(self._sets.create(request, offering))
+            self._thread.run(self._change(self._sets.create(request, offering)))
         else:
-            self._thread.run(self._create(request, offering))
+            self._thread.run(self._change(self._create(request, offering)))
 
     def list(self) -> list[ProvidedNode]:
         """Every machine with this cluster's tag, in order of creation; raises when any page of the list fails.
@@ -118,7 +124,7 @@ class AzureProvider:
 
         Should the deletion fail, the machine is listed again.
         """
-        self._thread.run(self._delete(node_id))
+        self._thread.run(self._change(self._delete(node_id)))
 
     def simulate_eviction(self, node_id: str) -> None:
         """Let Azure preempt a spot node within minutes, with its usual notice: a rehearsal.
@@ -126,7 +132,11 @@ class AzureProvider:
         The controller's own role does not allow it; give it for the time of the rehearsal.  Raises InvalidRequest
         for a node that is not there or not spot, and ProviderError as everything else does.
         """
-        self._thread.run(self._simulate_eviction(node_id))
+        self._thread.run(self._change(self._simulate_eviction(node_id)))
+
+    def is_allowance_low(self) -> bool:
+        """Azure has told lately that it will answer only few more questions; asks nobody."""
+        return self._arm.allowance.is_low()
 
     def quota_left(self) -> dict[str, int]:
         """Units of each quota that are left, by its name in lower case; empty when Azure does not say."""
@@ -199,7 +209,28 @@ class AzureProvider:
         if not is_counted:
             self._asking.one_more(offering)
 
+    async def _change(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do what makes every list of before, and of meanwhile, an old one."""
+        self._memory.changes += 1
+        self._memory.quiet = None
+        try:
+            await work
+        finally:
+            self._memory.changes += 1
+            self._memory.quiet = None
+
     async def _list(self) -> tuple[ProvidedNode, ...]:
+        began, changes, quiet = self._clock(), self._memory.changes, self._memory.quiet
+        if quiet is not None and 0.0 <= began - quiet[0] < self._quiet_s:
+            return quiet[1]
+        self._memory.quiet = None
+        every, is_still = await self._look()
+        if is_still and self._sets.is_still and changes == self._memory.changes:
+            self._memory.quiet = (began, every)
+        return every
+
+    async def _look(self) -> tuple[tuple[ProvidedNode, ...], bool]:
+        """What there is, and whether no single machine is expected to change."""
         try:
             listed = await self._asking.asked(Group.MACHINES, self._arm.machines())
             ours = {one.name: one for one in listed if one.tags.get(CLUSTER_TAG) == self._settings.cluster}
@@ -225,7 +256,8 @@ class AzureProvider:
         joined = await self._sets.look()
         await self._sweep_when_due(now)
         every = [*self._memory.nodes.values(), *joined]
-        return tuple(sorted(every, key=lambda node: (node.created_at, node.node_id)))
+        is_still = all(one.state == "Succeeded" and not self._is_going(one) for one in ours.values())
+        return tuple(sorted(every, key=lambda node: (node.created_at, node.node_id))), is_still
 
     async def _delete(self, node_id: str) -> None:
         if await self._sets.delete(node_id):

@@ -33,17 +33,20 @@ class Door:
     def guarded(self, endpoint: Endpoint) -> Endpoint:
         """The endpoint behind what every request goes through; errors become ARM's documents."""
 
-        async def answer(request: Request) -> Response:
+        async def answered(request: Request) -> Response:
             try:
                 self._check(request)
                 self.cloud.advance(self.clock())
-                return await endpoint(request)
+                answer = await endpoint(request)
             except Refused as refused:
                 return error_response(refused)
             except ConnectionAbortedError:
                 return _LostAnswer()
+            if self.cloud.reads_left is not None and request.method == "GET":
+                answer.headers["x-ms-ratelimit-remaining-subscription-reads"] = str(self.cloud.reads_left)
+            return answer
 
-        return answer
+        return answered
 
     def _check(self, request: Request) -> None:
         if not self._tokens.allows(request.headers.get("Authorization", "")):

@@ -127,6 +127,8 @@ class Cloud:
         self.create_s = 0.0
         self.delete_s = 0.0
         self.page_size = 50
+        #: How many more reads an answer says that there may be; None: it says nothing of it.
+        self.reads_left: int | None = None
         #: Names of machines that exist and that lists lack, as happens to the real one's caches.
         self.unlisted: set[str] = set()
         #: Seconds between the notice of an eviction and the eviction.

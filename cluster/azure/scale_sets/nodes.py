@@ -83,6 +83,8 @@ class ScaleSets:
         self._failures = SetFailures(arm, asking, self._memory)
         # One look or change at a time: each decides by what it has just read.
         self._lock = asyncio.Lock()
+        #: By the last look every instance is some node's and runs, and nobody waits for one.
+        self.is_still = False
         self._joining: Gathering[_Wish, None] = Gathering(self._lock, self._join)
         self._leaving: Gathering[str, bool] = Gathering(self._lock, self._delete)
 
@@ -210,6 +212,7 @@ class ScaleSets:
         for seen, instances in found:
             nodes += await self._settle(seen, instances)
         memory.has_looked = True
+        self.is_still = not memory.refused and all(_is_still(*one) for one in found)
         return [*nodes, *memory.refused.values()]
 
     async def _settle(self, seen: SeenSet, instances: Sequence[SeenInstance]) -> list[ProvidedNode]:
@@ -359,6 +362,11 @@ def _waiting_node(seen: SeenSet, node: Waiting) -> ProvidedNode:
         address=None,
         created_at=node.since,
     )
+
+
+def _is_still(seen: SeenSet, instances: Sequence[SeenInstance]) -> bool:
+    runs = all(one.state == "Succeeded" and one.node_id is not None and one.is_told for one in instances)
+    return seen.state == "Succeeded" and runs and not read_waiting(seen.tags)
 
 
 def _too_many(wish: _Wish) -> InvalidRequest:
