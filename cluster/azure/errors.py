@@ -279,6 +279,12 @@ _TABLE = (
     ),
 )
 
+
+def known_codes() -> frozenset[str]:
+    """Every code that a line of the table names, in lower case."""
+    return frozenset().union(*(rule.codes for rule in _TABLE))
+
+
 #: Spot machines that are refused as not available come back within the hour, unlike sizes that are closed.
 _SPOT_NOT_AVAILABLE_S = _CAPACITY_S
 _NO_QUOTA = re.compile(r"Current Limit:\s*0\b", re.IGNORECASE)

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from cluster.azure.catalogue import BY_NAME
 from cluster.azure.emulator.disks import check_disk
-from cluster.azure.emulator.door import COMPUTE, Door, Endpoint, iso
+from cluster.azure.emulator.door import COMPUTE, Door, Endpoint, is_forced, iso
 from cluster.azure.emulator.faults import Place
 from cluster.azure.emulator.state import SUCCEEDED, Json, Machine, Refused
 
@@ -107,7 +107,7 @@ class _Arm:
         return JSONResponse(self._machine(request, self._found(request)))
 
     async def delete_machine(self, request: Request) -> Response:
-        operation = self._cloud.delete(request.path_params["name"], self._clock())
+        operation = self._cloud.delete(request.path_params["name"], self._clock(), is_forced(request))
         if operation is None:
             return Response(status_code=204)
         return self._door.accepted(request, operation)

@@ -37,6 +37,7 @@ class Knobs(BaseModel):
 
     create_s: float | None = Field(default=None, ge=0)
     delete_s: float | None = Field(default=None, ge=0)
+    shut_down_s: float | None = Field(default=None, ge=0)
     page_size: int | None = Field(default=None, ge=1)
     notice_s: float | None = Field(default=None, ge=0)
     skew_s: float | None = None
@@ -131,7 +132,7 @@ class Control:
         knobs = _parsed(Knobs, await request.json())
         if isinstance(knobs, Response):
             return knobs
-        for name in ("create_s", "delete_s", "page_size", "notice_s", "reads_left"):
+        for name in ("create_s", "delete_s", "shut_down_s", "page_size", "notice_s", "reads_left"):
             if getattr(knobs, name) is not None:
                 setattr(self._cloud, name, getattr(knobs, name))
         if knobs.skew_s is not None:

@@ -106,6 +106,11 @@ def error_response(refused: Refused) -> Response:
     return JSONResponse(body, status_code=refused.status, headers=headers)
 
 
+def is_forced(request: Request) -> bool:
+    """A deletion that does not wait for the machine's system to shut down."""
+    return request.query_params.get("forceDeletion", "").lower() == "true"
+
+
 def iso(at: float) -> str:
     """Seconds since 1970 as Azure writes times."""
     return datetime.fromtimestamp(at, UTC).isoformat()

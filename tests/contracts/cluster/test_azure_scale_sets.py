@@ -263,6 +263,15 @@ def test_asking_again_and_again_uses_up_no_quota(rig: AzureRig) -> None:
     assert len(running(rig)) == 3, "those that come together are counted before Azure has answered"
 
 
+def test_an_instance_that_goes_does_not_wait_for_its_system_to_shut_down(rig: AzureRig) -> None:
+    rig.create(wish())
+    rig.settle()
+    rig.knobs(shut_down_s=1e6)
+    rig.delete("node_a")
+    rig.list()
+    assert machines(rig) == {}
+
+
 def test_a_throttled_change_of_a_set_keeps_nobody_from_looking_or_ending(rig: AzureRig) -> None:
     rig.create(wish("node_a"))
     rig.settle()

@@ -472,6 +472,14 @@ def test_a_delete_overtakes_a_create_that_is_not_finished(rig: AzureRig) -> None
     assert rig.left() == 0
 
 
+def test_a_delete_does_not_wait_for_a_system_that_does_not_shut_down(rig: AzureRig) -> None:
+    rig.create(wish())
+    rig.knobs(shut_down_s=1e6)
+    rig.delete("node_a")
+    rig.list()
+    assert rig.left() == 0
+
+
 def test_a_delete_that_fails_later_is_shown_again(rig: AzureRig) -> None:
     rig.create(wish())
     rig.fault("delete-later", code="InternalOperationError", message="try again")

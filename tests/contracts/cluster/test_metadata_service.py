@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import socket
 import threading
@@ -367,6 +368,17 @@ def test_while_the_first_answer_does_not_come_all_else_goes_on_and_its_notice_is
         stopping.set()
         running.join(PATIENCE_S)
     assert not running.is_alive()
+    metadata.close()
+
+
+def test_the_first_answer_may_take_the_two_minutes_in_which_the_service_is_switched_on(
+    server: MetadataServer, url: str, clock: Clock
+) -> None:
+    # Time is scaled: the minutes of Azure by 200, what the agent waits by 100, as this machine may be busy.
+    told = inspect.signature(MetadataService).parameters["first_timeout_s"].default
+    server.first_call_s = 120.0 / 200
+    metadata = MetadataService(url, first_timeout_s=told / 100, clock=clock)
+    assert metadata.listen().document.events == ()
     metadata.close()
 
 
