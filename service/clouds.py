@@ -22,8 +22,13 @@ log = logging.getLogger(__name__)
 #: Where Azure's clients ask for the tokens of managed identity, when not at a real machine's metadata service.
 _TOKENS_AT = "AZURE_POD_IDENTITY_AUTHORITY_HOST"
 
-#: Resource Manager refills 25 reads a second for a subscription in a region, and a long list takes dozens of them.
+#: Seconds between two looks while machines start or end.  Resource Manager refills 25 reads a second for a subscription
+#: in a region, the compute service 5 lists, and a look at a large cluster takes dozens.
 LOOK_S = 2.0
+#: Seconds between two looks while Azure says that it will answer only few more questions.
+SPARING_LOOK_S = 30.0
+#: Seconds for which a look that found nothing under way is good.  Whoever was evicted is missed by Ray before that.
+QUIET_S = 10.0
 
 
 def _nothing() -> None:
@@ -40,8 +45,8 @@ class Cloud:
     rehearsal: Rehearsal | None
     #: Nodes are bought and returned as the policies say; False: every pool is kept full.
     follows_policies: bool
-    #: Seconds between two looks at it at least.
-    look_s: float = 0.0
+    #: Seconds between two looks at it at least, now.
+    look_s: Callable[[], float] = lambda: 0.0
     #: Ends its connections; machines live on.
     close: Callable[[], None] = _nothing
 
@@ -79,7 +84,9 @@ def _azure(place: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
     if is_emulated:
         os.environ[_TOKENS_AT] = place.endpoint
     identity = credential(place.controller_client_id, place.developer_login)
-    provider = AzureProvider(place, identity, head, lambda: market())
+    # The emulator counts nobody's questions, and shows what happens as soon as it does.
+    quiet_s = 0.0 if is_emulated else QUIET_S
+    provider = AzureProvider(place, identity, head, lambda: market(), quiet_s=quiet_s)
     prices_at = place.endpoint if is_emulated else prices.ENDPOINT
     sources = Sources(
         skus=provider.skus,
@@ -87,7 +94,7 @@ def _azure(place: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
         evictions=provider.evictions,
         scores=provider.scores,
     )
-    market = Market(place.region, sources)
+    market = Market(place.region, sources, disk_gb=place.disk_gb)
     try:
         provider.list()
     except Unauthorized as error:
@@ -102,5 +109,8 @@ def _azure(place: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
         supply.close()
         provider.close()
 
+    def look_s() -> float:
+        return SPARING_LOOK_S if provider.is_allowance_low() else LOOK_S
+
     rehearsal = AzureRehearsal(provider)
-    return Cloud(provider, supply, rehearsal, follows_policies=True, look_s=LOOK_S, close=close)
+    return Cloud(provider, supply, rehearsal, follows_policies=True, look_s=look_s, close=close)

@@ -65,8 +65,8 @@ class Cluster:
     rehearsal: Rehearsal | None = None
     #: Nodes are bought and returned as the policies say; False: every pool is kept full.
     follows_policies: bool = False
-    #: Seconds between two looks at the cloud at least, as clouds count how often they are asked.
-    look_s: float = 0.0
+    #: Seconds between two looks at the cloud at least, now: clouds count how often they are asked.
+    look_s: Callable[[], float] = lambda: 0.0
     #: Ends the connections that it has of its own.
     close: Callable[[], None] = lambda: None
 
@@ -136,7 +136,7 @@ class Controller:
 
     def _scale(self, turn: Turn) -> None:
         cluster = self._cluster
-        if 0.0 <= turn.now - self._looked_at < cluster.look_s:
+        if 0.0 <= turn.now - self._looked_at < cluster.look_s():
             return
         self._looked_at = turn.now
         hands = Hands(

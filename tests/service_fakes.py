@@ -300,7 +300,7 @@ class World:
             rehearsal=self.cluster,
             drains=self.cluster,
             follows_policies=self.buys,
-            look_s=self.look_s,
+            look_s=lambda: self.look_s,
         )
         return Controller(self.database, self.settings, hands)
 

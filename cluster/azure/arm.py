@@ -6,7 +6,8 @@ to ask again is decided by whoever asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,11 +20,21 @@ from azure.core.rest import HttpRequest
 from azure.mgmt.compute.aio import ComputeManagementClient
 
 from cluster.azure import evictions, scores
+from cluster.azure.allowance import Allowance
 from cluster.azure.errors import CloudFailure
 from cluster.azure.identity import Bearer
 from cluster.azure.scale_sets.arm import ArmSets
 from cluster.azure.settings import AzureSettings
-from cluster.azure.wire import ArmError, Failures, failure_of, header, told_failure
+from cluster.azure.wire import (
+    ArmError,
+    Failures,
+    failure_of,
+    header,
+    name_of,
+    state_of,
+    tags_of,
+    told_failure,
+)
 
 _SCOPE = "https://management.azure.com/.default"
 #: Seconds for a connection, and for an answer: a PUT of the real one takes one to three.
@@ -59,17 +70,25 @@ class SeenResource:
 class Arm:
     """Requests for one resource group; to be used and closed on one event loop."""
 
-    def __init__(self, settings: AzureSettings, credential: AsyncTokenCredential) -> None:
+    def __init__(
+        self,
+        settings: AzureSettings,
+        credential: AsyncTokenCredential,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._subscription = settings.subscription
         self._group = settings.resource_group
         self._group_id = settings.group_id
         self._endpoint = settings.endpoint.rstrip("/")
         # The client's own policies would sleep as long as Azure says inside a call, try writes again, and register
         # resource providers; with these a request is one request.
+        #: What Azure tells of how much it still lets us ask.
+        self.allowance = Allowance(clock)
         policies = [
             RequestIdPolicy(),
             UserAgentPolicy("remora"),
             ContentDecodePolicy(),
+            self.allowance,
             Bearer(credential, _SCOPE, self._endpoint),
         ]
         self._client = ComputeManagementClient(
@@ -145,24 +164,26 @@ class Arm:
     async def operation_failure(self, url: str) -> CloudFailure | None:
         """What an operation failed with, None when it did not fail (yet)."""
         document = await self._json("GET", urlsplit(url)._replace(scheme="", netloc="").geturl())
-        error = document.get("error")
-        if not error:
-            return None
-        return CloudFailure(code=error.get("code", ""), message=error.get("message", ""), status=200)
+        async with Failures():
+            error = document.get("error")
+            if not error:
+                return None
+            said = str(error.get("message") or "")
+            return CloudFailure(code=str(error.get("code") or ""), message=said, status=200)
 
     async def machine_failure(self, name: str) -> CloudFailure | None:
         """What a machine says that its creation failed with, None when it does not say."""
         async with Failures():
             view = await self._client.virtual_machines.instance_view(self._group, name)
-        return told_failure(view.statuses)
+            return told_failure(view.statuses)
 
     async def usages(self, region: str) -> dict[str, tuple[int, int]]:
-        """Used units and limit of every compute quota of a region, by its name in lower case."""
+        """Used units and limit of every compute quota of a region, by its name in lower case.
+
+        A quota that cannot be read is left out, as if Azure did not tell of it.
+        """
         async with Failures():
-            return {
-                str(one.name.value).lower(): (int(one.current_value), int(one.limit))
-                async for one in self._client.usage.list(region)
-            }
+            return dict([told async for one in self._client.usage.list(region) if (told := _usage(one))])
 
     async def skus(self, region: str) -> list[dict[str, Any]]:
         """Resource SKUs of a region in their wire form; some megabytes."""
@@ -174,8 +195,9 @@ class Arm:
         """How often spot machines of each size are taken back, in the rows of `cluster.azure.evictions`."""
         path = f"/providers/Microsoft.ResourceGraph/resources?api-version={_GRAPH_VERSION}"
         question = {"subscriptions": [self._subscription], "query": evictions.query(region)}
-        rows: list[dict[str, Any]] = (await self._json("POST", path, question)).get("data", [])
-        return rows
+        document = await self._json("POST", path, question)
+        async with Failures():
+            return list(document["data"])
 
     async def scores(self, region: str, sizes: Sequence[str]) -> list[dict[str, Any]]:
         """Where there will be spot machines of these sizes, in the rows of `cluster.azure.scores`."""
@@ -185,7 +207,9 @@ class Arm:
         )
         rows: list[dict[str, Any]] = []
         for body in scores.requests(region, sizes):
-            rows += (await self._json("POST", path, body)).get("placementScores", [])
+            document = await self._json("POST", path, body)
+            async with Failures():
+                rows += document["placementScores"]
         return rows
 
     async def interfaces(self) -> list[SeenResource]:
@@ -193,20 +217,23 @@ class Arm:
         path = (
             f"{self._group_id}/providers/Microsoft.Network/networkInterfaces?api-version={_NETWORK_VERSION}"
         )
-        return [
-            _resource(one, "virtualMachine" in one.get("properties", {})) for one in await self._all(path)
-        ]
+        listed = await self._all(path)
+        async with Failures():
+            return [_resource(one, "virtualMachine" in (one.get("properties") or {})) for one in listed]
 
     async def disks(self) -> list[SeenResource]:
         """All managed disks of the resource group."""
         path = f"{self._group_id}/providers/Microsoft.Compute/disks?api-version={_DISK_VERSION}"
-        return [_resource(one, bool(one.get("managedBy"))) for one in await self._all(path)]
+        listed = await self._all(path)
+        async with Failures():
+            return [_resource(one, bool(one.get("managedBy"))) for one in listed]
 
     async def delete_resource(self, resource: SeenResource) -> None:
         """Delete a network interface or a disk; fine when it is gone."""
         version = _DISK_VERSION if "/disks/" in resource.id else _NETWORK_VERSION
         try:
-            await self._json("DELETE", f"{resource.id}?api-version={version}")
+            async with Failures():
+                await self._send("DELETE", f"{resource.id}?api-version={version}")
         except ArmError as error:
             if error.failure.status != 404:
                 raise
@@ -215,26 +242,41 @@ class Arm:
         found: list[dict[str, Any]] = []
         while path:
             page = await self._json("GET", path)
-            found += page.get("value", [])
-            path = page.get("nextLink") or ""
+            async with Failures():
+                found += page["value"]
+                path = str(page.get("nextLink") or "")
         return found
 
     async def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        url = path if path.startswith("http") else self._endpoint + path
         async with Failures():
-            response = await self._client.send_request(HttpRequest(method, url, json=body))
-            if response.status_code >= 400:
-                raise HttpResponseError(response=response)
-            document: dict[str, Any] = response.json() if response.content else {}
+            document = (await self._send(method, path, body)).json()
+            if not isinstance(document, dict):
+                raise TypeError(f"{document!r} is no document")
             return document
+
+    async def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        url = path if path.startswith("http") else self._endpoint + path
+        response = await self._client.send_request(HttpRequest(method, url, json=body))
+        if response.status_code >= 400:
+            raise HttpResponseError(response=response)
+        return response
 
 
 def _seen(machine: Any) -> SeenMachine:
-    properties = machine.properties
-    state = (properties.provisioning_state if properties is not None else None) or ""
-    return SeenMachine(name=machine.name, tags=dict(machine.tags or {}), state=state)
+    return SeenMachine(
+        name=name_of(machine.name), tags=tags_of(machine.tags), state=state_of(machine.properties)
+    )
 
 
 def _resource(document: Mapping[str, Any], is_attached: bool) -> SeenResource:
-    tags = document.get("tags") or {}
-    return SeenResource(id=document["id"], name=document["name"], tags=tags, is_attached=is_attached)
+    tags = tags_of(document.get("tags"))
+    return SeenResource(
+        id=name_of(document["id"]), name=name_of(document["name"]), tags=tags, is_attached=is_attached
+    )
+
+
+def _usage(one: Any) -> tuple[str, tuple[int, int]] | None:
+    try:
+        return name_of(one.name.value).lower(), (int(one.current_value), int(one.limit))
+    except (AttributeError, TypeError, ValueError):
+        return None

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from cluster.azure import quota
 from cluster.azure.arm import Arm
 from cluster.azure.errors import CloudFailure, Reason, judge, to_error
-from cluster.azure.memory import Memory
+from cluster.azure.memory import Group, Memory
 from cluster.azure.wire import ArmError
 from cluster.offerings import CapacityType, Offering
 from cluster.provider import ProviderError
@@ -44,9 +44,9 @@ class Asking:
         #: Of nodes whose requests gather or have no answer yet.
         self._on_its_way: list[Offering] = []
 
-    async def asked(self, kind: str, request: Coroutine[Any, Any, Answer]) -> Answer:
-        """Send a request unless Azure said not to ask before some time; `kind` is read or write.  Raises ArmError."""
-        wait_s = self._memory.not_before.get(kind, -math.inf) - self._clock()
+    async def asked(self, group: Group, request: Coroutine[Any, Any, Answer]) -> Answer:
+        """Send a request unless Azure said not to send any of its group before some time.  Raises ArmError."""
+        wait_s = self._memory.not_before.get(group, -math.inf) - self._clock()
         if wait_s > 0:
             request.close()
             said = "Azure asked for a pause"
@@ -58,7 +58,7 @@ class Asking:
         except ArmError as error:
             verdict = judge(error.failure)
             if verdict.reason is Reason.THROTTLED:
-                self._memory.not_before[kind] = self._clock() + verdict.memory_s
+                self._memory.not_before[group] = self._clock() + verdict.memory_s
             raise
 
     async def first_told(
@@ -75,7 +75,7 @@ class Asking:
                 question.close()
                 continue
             try:
-                told = await self.asked("read", question)
+                told = await self.asked(Group.REASONS, question)
             except ArmError as error:
                 # What does not exist any more will not say it either.
                 is_sure = is_sure and error.failure.status == 404
@@ -106,7 +106,7 @@ class Asking:
         known = self._memory.quotas
         if known is None or now - known.read_at >= good_for_s:
             try:
-                usages = await self.asked("read", self._arm.usages(self._region))
+                usages = await self.asked(Group.USAGES, self._arm.usages(self._region))
                 self._memory.quotas = quota.Reading(read_at=now, usages=usages)
             except ArmError as error:
                 # Azure itself refuses what is too much: not knowing is no reason to stop.

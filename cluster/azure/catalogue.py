@@ -31,6 +31,13 @@ _UNKNOWN_SPOT_PART = 0.4
 _UNKNOWN_EVICTIONS_PER_HOUR = 0.075
 
 
+#: The disk that an operating system gets unless the settings of a place say otherwise, in GiB.
+DISK_GB = 128
+
+#: Where an ephemeral disk may lie, in Azure's words and order, each with the GiB that there is room for.
+Placements = tuple[tuple[str, int], ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Size:
     """One kind of machine."""
@@ -48,8 +55,8 @@ class Size:
     has_fabric: bool = False
     #: Name of its on-demand quota; empty where only the SKUs of a subscription tell it.
     family: str = ""
-    #: Where its ephemeral disk may lie; empty when the table does not know one.
-    disk_placement: str = ""
+    #: Where its ephemeral disk may lie; empty when the table does not know it.
+    placements: Placements = ()
 
 
 def _gpu(
@@ -70,7 +77,9 @@ def _gpu(
 
 
 _T4 = {"family": "Standard NCASv3_T4 Family"}
-_A100 = {"family": "StandardNCADSA100v4Family", "disk_placement": "ResourceDisk"}
+_A100 = {"family": "StandardNCADSA100v4Family"}
+#: Of its resource SKU in southcentralus on 2025-06-03.  Those of its larger sisters were not seen.
+_A100_ALONE = {**_A100, "placements": (("ResourceDisk", 64), ("CacheDisk", 256))}
 _FABRIC = {"has_fabric": True}
 
 #: Fractions of a GPU are left out: NCCL cannot use them.  Retired sizes are left out too.
@@ -82,7 +91,7 @@ SIZES = (
     _gpu("NV36ads_A10_v5", "A10", 1, 36, 440, 3.20),
     _gpu("NV36adms_A10_v5", "A10", 1, 36, 880, 4.52),
     _gpu("NV72ads_A10_v5", "A10", 2, 72, 880, 6.52),
-    _gpu("NC24ads_A100_v4", "A100-80G", 1, 24, 220, 3.673, 0.444, **_A100),
+    _gpu("NC24ads_A100_v4", "A100-80G", 1, 24, 220, 3.673, 0.444, **_A100_ALONE),
     _gpu("NC48ads_A100_v4", "A100-80G", 2, 48, 440, 7.346, 0.889, **_A100),
     _gpu("NC96ads_A100_v4", "A100-80G", 4, 96, 880, 14.692, 1.778, **_A100),
     _gpu("NC40ads_H100_v5", "H100-NVL", 1, 40, 320, 6.98, 1.75),
@@ -111,7 +120,7 @@ class SkuFacts:
     spot: bool
     #: It can be had at all.
     usable: bool
-    disk_placement: str
+    placements: Placements
 
 
 def read_skus(records: Iterable[Mapping[str, Any]], region: str) -> dict[str, SkuFacts]:
@@ -139,15 +148,34 @@ def _facts(record: Mapping[str, Any], region: str) -> SkuFacts:
             usable = False
         elif restriction.get("type") == "Zone":
             zones -= set((restriction.get("restrictionInfo") or {}).get("zones") or [])
-    ephemeral = capabilities.get("EphemeralOSDiskSupported") == "True"
-    placements = capabilities.get("SupportedEphemeralOSDiskPlacements", "").split(",") if ephemeral else [""]
     return SkuFacts(
         family=record.get("family", ""),
         zones=frozenset(zones),
         spot=capabilities.get("LowPriorityCapable") == "True",
         usable=usable,
-        disk_placement=placements[0],
+        placements=_placements(capabilities),
     )
+
+
+#: Which capability says how much room a placement has, and its units in a GiB.
+_ROOM = {
+    "ResourceDisk": ("MaxResourceVolumeMB", 1024),
+    "CacheDisk": ("CachedDiskBytes", 1024**3),
+    "NvmeDisk": ("NvmeDiskSizeInMiB", 1024),
+}
+
+
+def _placements(capabilities: Mapping[str, str]) -> Placements:
+    """Where an ephemeral disk may lie; a placement whose room Azure does not say in a number is left out."""
+    if capabilities.get("EphemeralOSDiskSupported") != "True":
+        return ()
+    found = []
+    for placement in capabilities.get("SupportedEphemeralOSDiskPlacements", "").split(","):
+        name, in_a_gib = _ROOM.get(placement.strip(), ("", 1))
+        room = capabilities.get(name, "")
+        if room.isascii() and room.isdigit():
+            found.append((placement.strip(), int(room) // in_a_gib))
+    return tuple(found)
 
 
 def offerings(
@@ -156,12 +184,14 @@ def offerings(
     prices: Mapping[tuple[str, CapacityType], float] | None = None,
     evictions: Mapping[str, float] | None = None,
     scarce: Scarce = frozenset(),
+    disk_gb: int = DISK_GB,
 ) -> tuple[Offering, ...]:
     """Everything that nodes of a region can be bought as: each size in each zone and in none, spot and on demand.
 
     `skus` of `read_skus`, `prices` in USD per hour by size and capacity type, and `evictions` in chances per hour by
     size in lower case are what Azure said lately; where one is None, or lacks a size, the table stands in.
     `scarce` are the spot offerings of which it hardly has any, by size in lower case and zone.
+    Where there is room for a disk of `disk_gb` GiB on the machine itself, a label says which placement that is.
     """
     found: list[Offering] = []
     for size in SIZES:
@@ -174,7 +204,7 @@ def offerings(
             price = (prices or {}).get((size.name, capacity)) or _price(size, capacity, region)
             evicted = (evictions or {}).get(size.name.lower(), _UNKNOWN_EVICTIONS_PER_HOUR)
             for zone in (None, *sorted(facts.zones)):
-                offering = _offering(size, facts, zone, capacity, price, evicted)
+                offering = _offering(size, facts, zone, capacity, price, evicted, disk_gb)
                 is_scarce = capacity is CapacityType.SPOT and (size.name.lower(), zone) in scarce
                 found.append(replace(offering, is_scarce=True) if is_scarce else offering)
     return tuple(found)
@@ -187,7 +217,7 @@ def _unknown(size: Size) -> SkuFacts:
         zones=frozenset("123"),
         spot=True,
         usable=True,
-        disk_placement=size.disk_placement,
+        placements=size.placements,
     )
 
 
@@ -199,13 +229,20 @@ def _price(size: Size, capacity: CapacityType, region: str) -> float:
 
 
 def _offering(
-    size: Size, facts: SkuFacts, zone: str | None, capacity: CapacityType, price: float, evicted: float
+    size: Size,
+    facts: SkuFacts,
+    zone: str | None,
+    capacity: CapacityType,
+    price: float,
+    evicted: float,
+    disk_gb: int,
 ) -> Offering:
     is_spot = capacity is CapacityType.SPOT
     resources = {"CPU": float(size.vcpus)} | ({"GPU": float(size.gpus)} if size.gpus else {})
     labels = {"azure-gpu": size.gpu} if size.gpu else {}
-    if facts.disk_placement:
-        labels[DISK_PLACEMENT_LABEL] = facts.disk_placement
+    placement = next((name for name, room_gib in facts.placements if room_gib >= disk_gb), None)
+    if placement is not None:
+        labels[DISK_PLACEMENT_LABEL] = placement
     return Offering(
         size=size.name,
         zone=zone,

@@ -273,11 +273,17 @@ _TABLE = (
     ),
     _rule(
         "InvalidParameter BadRequest InvalidRequestContent InvalidResourceReference NotFound "
-        "VMSizeDoesntSupportHyperVGeneration PlatformImageNotFound GalleryImageNotFound ImageNotFound",
+        "NotSupported VMSizeDoesntSupportHyperVGeneration PlatformImageNotFound GalleryImageNotFound ImageNotFound",
         *(Reason.INVALID, Scope.SIZE, _OPERATOR_S),
         "Azure cannot make such a machine; check image, subnet and size in the settings",
     ),
 )
+
+
+def known_codes() -> frozenset[str]:
+    """Every code that a line of the table names, in lower case."""
+    return frozenset().union(*(rule.codes for rule in _TABLE))
+
 
 #: Spot machines that are refused as not available come back within the hour, unlike sizes that are closed.
 _SPOT_NOT_AVAILABLE_S = _CAPACITY_S
@@ -291,7 +297,7 @@ def judge(failure: CloudFailure, capacity: CapacityType | None = None) -> Verdic
     """
     verdict = next((rule.verdict for rule in _TABLE if rule.fits(failure)), None) or _by_status(failure)
     memory_s = verdict.memory_s
-    if failure.code == "SkuNotAvailable" and capacity is CapacityType.SPOT:
+    if failure.code.lower() == "skunotavailable" and capacity is CapacityType.SPOT:
         memory_s = _SPOT_NOT_AVAILABLE_S
     if verdict.reason is Reason.QUOTA and _NO_QUOTA.search(failure.message):
         # Nothing comes back of a limit of zero: somebody has to ask for more.
@@ -331,8 +337,10 @@ def closes(scope: Scope, refused: Offering, other: Offering) -> bool:
         case Scope.SIZE:
             return other.size == refused.size
         case Scope.FAMILY:
-            same = other.quota.lower() == refused.quota.lower()
-            return same and other.capacity is CapacityType.ON_DEMAND
+            # The table does not know the family of every size; those are not of one family for that.
+            known = bool(refused.quota) and other.quota.lower() == refused.quota.lower()
+            is_same = known or other.size == refused.size
+            return is_same and other.capacity is CapacityType.ON_DEMAND
         case Scope.SPOT:
             return other.capacity is CapacityType.SPOT
         case Scope.ON_DEMAND:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.azure.catalogue import SkuFacts, offerings, read_skus
+from cluster.azure.catalogue import DISK_GB, SkuFacts, offerings, read_skus
 from cluster.azure.evictions import read_evictions
 from cluster.azure.prices import Prices
 from cluster.azure.scores import Scarce, read_scores
@@ -45,8 +45,16 @@ class Sources:
 class Market:
     """The catalogue of one region; call it for what can be bought."""
 
-    def __init__(self, region: str, sources: Sources, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        region: str,
+        sources: Sources,
+        clock: Callable[[], float] = time.time,
+        disk_gb: int = DISK_GB,
+    ) -> None:
+        """`disk_gb` is the size of the nodes' disks in GiB, which decides where they may lie."""
         self._region = region
+        self._disk_gb = disk_gb
         self._sources = sources
         self._clock = clock
         self._skus: dict[str, SkuFacts] | None = None
@@ -54,7 +62,7 @@ class Market:
         self._evictions: dict[str, float] | None = None
         self._scarce: Scarce = frozenset()
         self._due = {"skus": 0.0, "prices": 0.0, "evictions": 0.0, "scores": 0.0}
-        self._offerings = offerings(region)
+        self._offerings = offerings(region, disk_gb=disk_gb)
 
     def __call__(self) -> tuple[Offering, ...]:
         """Everything that can be bought, as far as it is known; asks nobody."""
@@ -72,7 +80,9 @@ class Market:
             # Scores are of the moment: old ones are worth less than none.
             self._scarce = frozenset()
             self._ask("scores", self._read_scores)
-        self._offerings = offerings(self._region, self._skus, self._prices, self._evictions, self._scarce)
+        self._offerings = offerings(
+            self._region, self._skus, self._prices, self._evictions, self._scarce, self._disk_gb
+        )
 
     def _is_due(self, name: str, every_s: float) -> bool:
         now = self._clock()

@@ -4,10 +4,37 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from cluster.azure import quota
 from cluster.offerings import Offering
 from cluster.provider import NodeRequest, ProvidedNode, ProviderError
+
+
+class Group(StrEnum):
+    """Requests that Azure counts together, as far as it is known: a pause that it asks for holds for one group."""
+
+    #: Lists of machines, and questions about one.
+    MACHINES = "machines"
+    #: The same of scale sets and their instances.
+    SETS = "sets"
+    #: Why something failed: operations, and what machines and sets say of themselves.
+    REASONS = "reasons"
+    #: Lists of network interfaces and disks.
+    PARTS = "parts"
+    USAGES = "usages"
+    SKUS = "skus"
+    #: Of the Resource Graph.
+    GRAPH = "graph"
+    SCORES = "scores"
+    CREATE = "create"
+    DELETE = "delete"
+    #: Writing the document of a scale set, or of an instance.
+    CHANGE_SET = "change-set"
+    #: Ending instances, or a set.
+    DELETE_SET = "delete-set"
+    DELETE_PART = "delete-part"
+    EVICT = "evict"
 
 
 @dataclass
@@ -35,9 +62,13 @@ class Memory:
     deleted: dict[str, float] = field(default_factory=dict)
     #: What machines failed with.
     refusals: dict[str, ProviderError] = field(default_factory=dict)
-    #: Before these times Azure is not asked to write, or to read.
-    not_before: dict[str, float] = field(default_factory=dict)
+    #: Before these times Azure is not asked for requests of a group.
+    not_before: dict[Group, float] = field(default_factory=dict)
     #: Interfaces and disks without a machine, and since when.
     alone: dict[str, float] = field(default_factory=dict)
     swept_at: float = -math.inf
     quotas: quota.Reading | None = None
+    #: How many requests that change something have begun or ended.
+    changes: int = 0
+    #: The last list, and when it was asked for; None while something is expected to change.
+    quiet: tuple[float, tuple[ProvidedNode, ...]] | None = None

@@ -32,7 +32,7 @@ from cluster.azure.body import (
 )
 from cluster.azure.errors import CloudFailure
 from cluster.azure.event_loop import EventLoopThread
-from cluster.azure.memory import Memory, Wish
+from cluster.azure.memory import Group, Memory, Wish
 from cluster.azure.scale_sets.nodes import ScaleSets
 from cluster.azure.settings import AzureSettings
 from cluster.azure.sweep import orphans
@@ -71,11 +71,17 @@ class AzureProvider:
         head: str,
         catalogue: Callable[[], Sequence[Offering]],
         clock: Callable[[], float] = time.time,
+        quiet_s: float = 0.0,
     ) -> None:
-        """Machines join the Ray head at `head` (`host:port`); `catalogue` tells what can be bought."""
+        """Machines join the Ray head at `head` (`host:port`); `catalogue` tells what can be bought.
+
+        A list by which every machine runs and nothing is under way is good for `quiet_s` seconds, unless something is
+        asked for meanwhile: only what Azure does by itself, such as an eviction, is seen that much later.
+        """
         self._settings = settings
         self._head = head
         self._clock = clock
+        self._quiet_s = quiet_s
         self._memory = Memory()
         self._thread = EventLoopThread("azure")
         self._arm = self._thread.run(self._open(credential))
@@ -84,7 +90,7 @@ class AzureProvider:
         self._credential = credential
 
     async def _open(self, credential: AsyncTokenCredential) -> Arm:
-        return Arm(self._settings, credential)
+        return Arm(self._settings, credential, self._clock)
 
     def close(self) -> None:
         """Close all connections; machines live on."""
@@ -102,9 +108,9 @@ class AzureProvider:
         if offering is None:
             raise InvalidRequest(f"{request.offering!r} is not an offering of {self._settings.region}")
         if request.fabric is not None:
-            self._thread.run(self._sets.create(request, offering))
+            self._thread.run(self._change(self._sets.create(request, offering)))
         else:
-            self._thread.run(self._create(request, offering))
+            self._thread.run(self._change(self._create(request, offering)))
 
     def list(self) -> list[ProvidedNode]:
         """Every machine with this cluster's tag, in order of creation; raises when any page of the list fails.
@@ -118,7 +124,7 @@ class AzureProvider:
 
         Should the deletion fail, the machine is listed again.
         """
-        self._thread.run(self._delete(node_id))
+        self._thread.run(self._change(self._delete(node_id)))
 
     def simulate_eviction(self, node_id: str) -> None:
         """Let Azure preempt a spot node within minutes, with its usual notice: a rehearsal.
@@ -126,7 +132,11 @@ class AzureProvider:
         The controller's own role does not allow it; give it for the time of the rehearsal.  Raises InvalidRequest
         for a node that is not there or not spot, and ProviderError as everything else does.
         """
-        self._thread.run(self._simulate_eviction(node_id))
+        self._thread.run(self._change(self._simulate_eviction(node_id)))
+
+    def is_allowance_low(self) -> bool:
+        """Azure has told lately that it will answer only few more questions; asks nobody."""
+        return self._arm.allowance.is_low()
 
     def quota_left(self) -> dict[str, int]:
         """Units of each quota that are left, by its name in lower case; empty when Azure does not say."""
@@ -151,19 +161,19 @@ class AzureProvider:
 
     def skus(self) -> builtins.list[dict[str, Any]]:
         """Resource SKUs of the region in their wire form, for `cluster.azure.market`; raises ProviderError."""
-        return self._thread.run(self._told(self._arm.skus(self._settings.region)))
+        return self._thread.run(self._told(Group.SKUS, self._arm.skus(self._settings.region)))
 
     def evictions(self) -> builtins.list[dict[str, Any]]:
         """Rows of the Resource Graph, for `cluster.azure.market`; raises ProviderError."""
-        return self._thread.run(self._told(self._arm.evictions(self._settings.region)))
+        return self._thread.run(self._told(Group.GRAPH, self._arm.evictions(self._settings.region)))
 
     def scores(self, sizes: Sequence[str]) -> builtins.list[dict[str, Any]]:
         """Placement scores of spot machines, for `cluster.azure.market`; raises ProviderError."""
-        return self._thread.run(self._told(self._arm.scores(self._settings.region, sizes)))
+        return self._thread.run(self._told(Group.SCORES, self._arm.scores(self._settings.region, sizes)))
 
-    async def _told(self, request: Coroutine[Any, Any, Answer]) -> Answer:
+    async def _told(self, group: Group, request: Coroutine[Any, Any, Answer]) -> Answer:
         try:
-            return await self._asking.asked("read", request)
+            return await self._asking.asked(group, request)
         except ArmError as error:
             raise self._asking.error(error.failure, None) from error
 
@@ -180,7 +190,7 @@ class AzureProvider:
         body = machine_body(self._settings, request, offering, self._head, now)
         wish = Wish(request, offering, now, counted_in=before.counted_in if before is not None else None)
         try:
-            wish.operation = await self._asking.asked("write", self._arm.put(name, body))
+            wish.operation = await self._asking.asked(Group.CREATE, self._arm.put(name, body))
         except ArmError as error:
             if error.failure.status == 412:
                 # It exists: asked for before, by this process or another one.
@@ -199,9 +209,30 @@ class AzureProvider:
         if before is None:
             wish.counted_in = self._asking.one_more(offering)
 
-    async def _list(self) -> tuple[ProvidedNode, ...]:
+    async def _change(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do what makes every list of before, and of meanwhile, an old one."""
+        self._memory.changes += 1
+        self._memory.quiet = None
         try:
-            listed = await self._asking.asked("read", self._arm.machines())
+            await work
+        finally:
+            self._memory.changes += 1
+            self._memory.quiet = None
+
+    async def _list(self) -> tuple[ProvidedNode, ...]:
+        began, changes, quiet = self._clock(), self._memory.changes, self._memory.quiet
+        if quiet is not None and 0.0 <= began - quiet[0] < self._quiet_s:
+            return quiet[1]
+        self._memory.quiet = None
+        every, is_still = await self._look()
+        if is_still and self._sets.is_still and changes == self._memory.changes:
+            self._memory.quiet = (began, every)
+        return every
+
+    async def _look(self) -> tuple[tuple[ProvidedNode, ...], bool]:
+        """What there is, and whether no single machine is expected to change."""
+        try:
+            listed = await self._asking.asked(Group.MACHINES, self._arm.machines())
             ours = {one.name: one for one in listed if one.tags.get(CLUSTER_TAG) == self._settings.cluster}
             now = self._clock()
             self._forget(now)
@@ -210,7 +241,9 @@ class AzureProvider:
                 for name in {**self._memory.nodes, **self._memory.wishes}
                 if name not in ours and name not in self._memory.deleted
             ]
-            found = await gathered([self._asking.asked("read", self._arm.machine(name)) for name in missing])
+            found = await gathered(
+                [self._asking.asked(Group.MACHINES, self._arm.machine(name)) for name in missing]
+            )
             ours |= {one.name: one for one in found if one is not None}
         except ArmError as error:
             raise self._asking.error(error.failure, None) from error
@@ -227,14 +260,15 @@ class AzureProvider:
         joined = await self._sets.look()
         await self._sweep_when_due(now)
         every = [*self._memory.nodes.values(), *joined]
-        return tuple(sorted(every, key=lambda node: (node.created_at, node.node_id)))
+        is_still = all(one.state == "Succeeded" and not self._is_going(one) for one in ours.values())
+        return tuple(sorted(every, key=lambda node: (node.created_at, node.node_id))), is_still
 
     async def _delete(self, node_id: str) -> None:
         if await self._sets.delete(node_id):
             return
         name = machine_name(self._settings.cluster, node_id)
         try:
-            await self._asking.asked("write", self._arm.delete(name))
+            await self._asking.asked(Group.DELETE, self._arm.delete(name))
         except ArmError as error:
             raise self._asking.error(error.failure, None) from error
         self._memory.deleted[name] = self._clock()
@@ -246,9 +280,9 @@ class AzureProvider:
         instance = self._sets.place_of(node_id)
         try:
             if instance is not None:
-                await self._asking.asked("write", self._arm.sets.simulate_eviction(*instance))
+                await self._asking.asked(Group.EVICT, self._arm.sets.simulate_eviction(*instance))
             else:
-                await self._asking.asked("write", self._arm.simulate_eviction(name))
+                await self._asking.asked(Group.EVICT, self._arm.simulate_eviction(name))
         except ArmError as error:
             if error.failure.status in (400, 404, 409):
                 said = f"Azure does not simulate an eviction of {node_id}: {error.failure.message}"
@@ -311,10 +345,10 @@ class AzureProvider:
         now = self._clock()
         self._memory.swept_at = now
         try:
-            resources = await self._asking.asked("read", self._arm.interfaces())
-            resources += await self._asking.asked("read", self._arm.disks())
+            resources = await self._asking.asked(Group.PARTS, self._arm.interfaces())
+            resources += await self._asking.asked(Group.PARTS, self._arm.disks())
             # After the parts: a machine that is made meanwhile is in the list by then.
-            machines = await self._asking.asked("read", self._arm.machines())
+            machines = await self._asking.asked(Group.MACHINES, self._arm.machines())
             made = {one.name for one in machines if one.state in ("Succeeded", "Failed", "Canceled")}
             being_made = {*(one.name for one in machines), *self._memory.wishes} - made
             left, self._memory.alone = orphans(
@@ -322,7 +356,7 @@ class AzureProvider:
             )
             for one in left:
                 log.warning("%s was left behind by a machine and is deleted", one.name)
-                await self._asking.asked("write", self._arm.delete_resource(one))
+                await self._asking.asked(Group.DELETE_PART, self._arm.delete_resource(one))
         except ArmError as error:
             raise self._asking.error(error.failure, None) from error
         return tuple(one.name for one in left)

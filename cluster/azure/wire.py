@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
+from azure.core.exceptions import ClientAuthenticationError, HttpResponseError
 
 from cluster.azure.errors import CloudFailure
 
@@ -19,25 +21,29 @@ class ArmError(Exception):
 
 
 class Failures:
-    """Between its begin and its end, what Azure's client raises is raised as `ArmError`."""
+    """Between its begin and its end, whatever goes wrong is raised as `ArmError`.
+
+    An answer that cannot be read, which parsers raise all kinds of things for, is no answer: what was asked for may be
+    done or not.
+    """
 
     async def __aenter__(self) -> None:
         return None
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (AzureError, TimeoutError)):
+        if isinstance(error, Exception) and not isinstance(error, ArmError):
             raise ArmError(failure_of(error)) from error
 
 
 def failure_of(error: BaseException) -> CloudFailure:
     """What an exception of Azure's client tells; its class is of no use, see `cluster.azure.errors`."""
     if isinstance(error, HttpResponseError) and error.response is not None:
-        code = error.error.code if error.error is not None and error.error.code else type(error).__name__
-        message = error.error.message if error.error is not None else str(error)
+        told = error.error
         return CloudFailure(
-            code=code,
-            message=message or "",
-            status=error.status_code,
+            code=str(told.code) if told is not None and told.code else type(error).__name__,
+            message=str(told.message or "") if told is not None else str(error),
+            # Of an answer that was no error and cannot be read, nothing is known.
+            status=error.status_code if error.status_code is None or error.status_code >= 400 else None,
             retry_after_s=_seconds(header(getattr(error.response, "headers", {}), "Retry-After")),
         )
     if isinstance(error, ClientAuthenticationError):
@@ -50,18 +56,40 @@ def header(headers: Mapping[str, str], name: str) -> str | None:
     return next((value for key, value in headers.items() if key.lower() == name.lower()), None)
 
 
+#: The longest pause that is kept: whoever sees nothing for longer than this had better ask.
+LONGEST_PAUSE_S = 3600.0
+
+
 def _seconds(text: str | None) -> float | None:
-    """A Retry-After in seconds; one that is a date, which Azure does not send here, counts as none."""
-    try:
-        return max(0.0, float(text)) if text is not None else None
-    except ValueError:
-        return None
+    """A Retry-After in seconds; one that is a date, which Azure does not send here, or no time counts as none."""
+    told = math.nan
+    with contextlib.suppress(ValueError):
+        told = float(text or "nan")
+    return min(told, LONGEST_PAUSE_S) if math.isfinite(told) and told >= 0.0 else None
 
 
 def told_failure(statuses: Iterable[Any] | None) -> CloudFailure | None:
     """What the statuses of an instance view say that went wrong, None when they do not say."""
     for status in statuses or []:
-        if (status.code or "").startswith("ProvisioningState/failed/"):
-            code = status.code.rpartition("/")[2]
-            return CloudFailure(code=code, message=status.message or "", status=200)
+        said = str(status.code or "")
+        if said.startswith("ProvisioningState/failed/"):
+            code = said.rpartition("/")[2]
+            return CloudFailure(code=code, message=str(status.message or ""), status=200)
     return None
+
+
+def name_of(told: object) -> str:
+    """A name or a number as Azure tells it.  Raises ValueError when it tells none."""
+    if not isinstance(told, str) or not told:
+        raise ValueError(f"{told!r} is no name of anything")
+    return told
+
+
+def tags_of(told: Mapping[Any, Any] | None) -> dict[str, str]:
+    """Tags as Azure tells them; values are texts, whatever was written there."""
+    return {str(name): str(value) for name, value in (told or {}).items()}
+
+
+def state_of(properties: Any) -> str:
+    """Azure's word for the state of what has these properties; empty while it has none."""
+    return str((properties.provisioning_state if properties is not None else None) or "")

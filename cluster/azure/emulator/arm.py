@@ -15,7 +15,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster.azure.catalogue import BY_NAME
-from cluster.azure.emulator.door import COMPUTE, Door, Endpoint, iso
+from cluster.azure.emulator.disks import check_disk
+from cluster.azure.emulator.door import COMPUTE, Door, Endpoint, is_forced, iso
 from cluster.azure.emulator.faults import Place
 from cluster.azure.emulator.state import SUCCEEDED, Json, Machine, Refused
 
@@ -98,6 +99,7 @@ class _Arm:
             raise Refused(400, "InvalidParameter", "Custom data exceeds the maximum length.")
         if name not in BY_NAME:
             raise Refused(400, "InvalidParameter", f"The value {name} provided for the VM size is not valid.")
+        check_disk(BY_NAME[name], properties)
         return BY_NAME[name]
 
     async def get_machine(self, request: Request) -> Response:
@@ -105,7 +107,7 @@ class _Arm:
         return JSONResponse(self._machine(request, self._found(request)))
 
     async def delete_machine(self, request: Request) -> Response:
-        operation = self._cloud.delete(request.path_params["name"], self._clock())
+        operation = self._cloud.delete(request.path_params["name"], self._clock(), is_forced(request))
         if operation is None:
             return Response(status_code=204)
         return self._door.accepted(request, operation)
@@ -196,11 +198,13 @@ class _Arm:
         return JSONResponse({**asked, "placementScores": rows})
 
     async def list_interfaces(self, request: Request) -> Response:
+        self._door.meet_fault(Place.PARTS)
         return JSONResponse(
             {"value": [self._resource(request, one) for one in self._cloud.interfaces.values()]}
         )
 
     async def list_disks(self, request: Request) -> Response:
+        self._door.meet_fault(Place.PARTS)
         return JSONResponse({"value": [self._resource(request, one) for one in self._cloud.disks.values()]})
 
     async def delete_interface(self, request: Request) -> Response:
@@ -247,14 +251,17 @@ class _Arm:
 
     def _sku(self, name: str) -> Json:
         size = BY_NAME[name]
+        room = dict(size.placements)
         capabilities = {
             "vCPUs": str(size.vcpus),
             "GPUs": str(size.gpus),
             "MemoryGB": str(size.memory_gib),
             "LowPriorityCapable": "True",
             "RdmaEnabled": str(size.has_fabric),
-            "EphemeralOSDiskSupported": str(bool(size.disk_placement)),
-            "SupportedEphemeralOSDiskPlacements": size.disk_placement,
+            "EphemeralOSDiskSupported": str(bool(size.placements)),
+            "SupportedEphemeralOSDiskPlacements": ",".join(placement for placement, _ in size.placements),
+            "MaxResourceVolumeMB": str(1024 * room.get("ResourceDisk", 0)),
+            "CachedDiskBytes": str(1024**3 * room.get("CacheDisk", 0)),
         }
         return {
             "resourceType": "virtualMachines",

@@ -10,7 +10,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster.azure.catalogue import BY_NAME
-from cluster.azure.emulator.door import Door, Endpoint
+from cluster.azure.emulator.disks import check_disk
+from cluster.azure.emulator.door import Door, Endpoint, is_forced
 from cluster.azure.emulator.faults import Place
 from cluster.azure.emulator.scale_sets import MOST_INSTANCES, ScaleSet, ScaleSets, number_of
 from cluster.azure.emulator.state import SUCCEEDED, Json, Machine, Refused
@@ -84,7 +85,8 @@ class _ArmSets:
     async def delete_instances(self, request: Request) -> Response:
         one = self._sets.get(request.path_params["name"])
         numbers = [str(number) for number in (await request.json())["instanceIds"]]
-        return self._door.accepted(request, self._sets.delete_instances(one, numbers, self._door.clock()))
+        operation = self._sets.delete_instances(one, numbers, self._door.clock(), is_forced(request))
+        return self._door.accepted(request, operation)
 
     async def view(self, request: Request) -> Response:
         self._door.meet_fault(Place.VIEW)
@@ -136,6 +138,7 @@ class _ArmSets:
         except (KeyError, TypeError, binascii.Error) as error:
             said = f"Required parameter {error} is missing or wrong."
             raise Refused(400, "InvalidParameter", said) from error
+        check_disk(size, profile)
         is_one_group = properties.get("singlePlacementGroup") is True
         if body.get("location", "").lower() != self._door.region or not is_uniform or len(prefix) > 58:
             raise Refused(

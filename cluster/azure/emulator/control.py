@@ -37,9 +37,12 @@ class Knobs(BaseModel):
 
     create_s: float | None = Field(default=None, ge=0)
     delete_s: float | None = Field(default=None, ge=0)
+    shut_down_s: float | None = Field(default=None, ge=0)
     page_size: int | None = Field(default=None, ge=1)
     notice_s: float | None = Field(default=None, ge=0)
     skew_s: float | None = None
+    #: How many more reads answers say that there may be; nobody counts them.
+    reads_left: int | None = Field(default=None, ge=0)
     #: Limits of vCPUs by quota name.
     limits: dict[str, int] = Field(default_factory=dict)
     room: list[Room] = Field(default_factory=list)
@@ -129,7 +132,7 @@ class Control:
         knobs = _parsed(Knobs, await request.json())
         if isinstance(knobs, Response):
             return knobs
-        for name in ("create_s", "delete_s", "page_size", "notice_s"):
+        for name in ("create_s", "delete_s", "shut_down_s", "page_size", "notice_s", "reads_left"):
             if getattr(knobs, name) is not None:
                 setattr(self._cloud, name, getattr(knobs, name))
         if knobs.skew_s is not None:

@@ -33,17 +33,20 @@ class Door:
     def guarded(self, endpoint: Endpoint) -> Endpoint:
         """The endpoint behind what every request goes through; errors become ARM's documents."""
 
-        async def answer(request: Request) -> Response:
+        async def answered(request: Request) -> Response:
             try:
                 self._check(request)
                 self.cloud.advance(self.clock())
-                return await endpoint(request)
+                answer = await endpoint(request)
             except Refused as refused:
                 return error_response(refused)
             except ConnectionAbortedError:
                 return _LostAnswer()
+            if self.cloud.reads_left is not None and request.method == "GET":
+                answer.headers["x-ms-ratelimit-remaining-subscription-reads"] = str(self.cloud.reads_left)
+            return answer
 
-        return answer
+        return answered
 
     def _check(self, request: Request) -> None:
         if not self._tokens.allows(request.headers.get("Authorization", "")):
@@ -96,8 +99,16 @@ def error_response(refused: Refused) -> Response:
         headers["WWW-Authenticate"] = (
             'Bearer authorization_uri="https://login.windows.net/", error="invalid_token"'
         )
+    if refused.body is not None:
+        kind = "text/html" if refused.body.startswith("<") else "application/json"
+        return Response(refused.body, refused.status, headers, media_type=kind)
     body = {"error": {"code": refused.code, "message": str(refused)}}
     return JSONResponse(body, status_code=refused.status, headers=headers)
+
+
+def is_forced(request: Request) -> bool:
+    """A deletion that does not wait for the machine's system to shut down."""
+    return request.query_params.get("forceDeletion", "").lower() == "true"
 
 
 def iso(at: float) -> str:

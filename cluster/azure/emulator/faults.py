@@ -23,6 +23,8 @@ class Place(StrEnum):
     GET = "get"
     #: What a scale set or an instance says of itself.
     VIEW = "view"
+    #: Lists of interfaces and of disks.
+    PARTS = "parts"
     LIST = "list"
     LIST_SETS = "list-sets"
     LIST_INSTANCES = "list-instances"
@@ -63,6 +65,8 @@ class Fault(BaseModel):
     message: str = "An internal error occurred."
     #: Seconds of the Retry-After header; None sends none.
     retry_after: float | None = None
+    #: What is answered with the status, as it stands, instead of the document of an error.
+    body: str | None = None
     #: How often it happens; 0: for ever.
     times: int = Field(default=1, ge=0)
     #: Only for this size, this zone ("" for none), this page of a list (the first is 1); None: for any.

@@ -21,6 +21,8 @@ def route(faults: Faults, region: str) -> Route:
 
     async def answer(request: Request) -> Response:
         fault = faults.take(Place.PRICES)
+        if fault is not None and fault.body is not None:
+            return Response(fault.body, fault.status, media_type="application/json")
         if fault is not None:
             return JSONResponse({"error": fault.message}, status_code=fault.status)
         if f"armRegionName eq '{region}'" not in request.query_params.get("$filter", ""):

@@ -118,7 +118,9 @@ class ScaleSets:
         machine.version += 1
         _answer(fault)
 
-    def delete_instances(self, one: ScaleSet, numbers: Sequence[str], now: float) -> Operation:
+    def delete_instances(
+        self, one: ScaleSet, numbers: Sequence[str], now: float, is_forced: bool
+    ) -> Operation:
         """Begin to delete instances; the capacity is lower at once, until that fails.  Raises as `put` does."""
         fault = self._refused(Place.DELETE)
         there = {number_of(machine): machine for machine in self.instances(one)}
@@ -131,7 +133,9 @@ class ScaleSets:
             machine.state = DELETING
         one.capacity = max(0, one.capacity - len(leaving))
         one.version += 1
-        operation = self._cloud.operation(one.name, "delete-instances", now, self._cloud.delete_s)
+        operation = self._cloud.operation(
+            one.name, "delete-instances", now, self._cloud.delete_takes_s(is_forced)
+        )
         later = self._cloud.faults.take(Place.DELETE_LATER)
         operation.error = (later.code, later.message) if later is not None else None
 

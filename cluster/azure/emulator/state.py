@@ -21,16 +21,24 @@ SUCCEEDED, FAILED, CREATING, DELETING = "Succeeded", "Failed", "Creating", "Dele
 class Refused(Exception):
     """An error as ARM tells it."""
 
-    def __init__(self, status: int, code: str, message: str, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        retry_after: float | None = None,
+        body: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.retry_after = retry_after
+        self.body = body
 
     @classmethod
     def by(cls, fault: Fault) -> Refused:
         """The error that a knob asks for."""
-        return cls(fault.status, fault.code, fault.message, fault.retry_after)
+        return cls(fault.status, fault.code, fault.message, fault.retry_after, fault.body)
 
 
 @dataclass
@@ -118,7 +126,11 @@ class Cloud:
         #: Seconds from the request to the end of its operation.
         self.create_s = 0.0
         self.delete_s = 0.0
+        #: Seconds more of a deletion that is not forced: the machine's system shuts down first.
+        self.shut_down_s = 0.0
         self.page_size = 50
+        #: How many more reads an answer says that there may be; None: it says nothing of it.
+        self.reads_left: int | None = None
         #: Names of machines that exist and that lists lack, as happens to the real one's caches.
         self.unlisted: set[str] = set()
         #: Seconds between the notice of an eviction and the eviction.
@@ -157,7 +169,7 @@ class Cloud:
             raise Refused.by(fault) if fault.effect is Effect.DONE_BUT_REFUSE else ConnectionAbortedError
         return machine, operation
 
-    def delete(self, name: str, now: float) -> Operation | None:
+    def delete(self, name: str, now: float, is_forced: bool) -> Operation | None:
         """Begin to delete a machine; None when there is none.  Raises Refused."""
         fault = self.faults.take(Place.DELETE)
         if fault is not None and fault.effect is Effect.REFUSE:
@@ -174,7 +186,7 @@ class Cloud:
                 )
         machine.state = DELETING
         machine.leaks = machine.leaks or (fault is not None and fault.effect is Effect.LEAK)
-        operation = self.operation(machine.name, "delete", now, self.delete_s)
+        operation = self.operation(machine.name, "delete", now, self.delete_takes_s(is_forced))
         later = self.faults.take(Place.DELETE_LATER)
         operation.error = (later.code, later.message) if later is not None else None
         if fault is not None and fault.effect is Effect.DONE_BUT_REFUSE:
@@ -182,6 +194,10 @@ class Cloud:
         if fault is not None and fault.effect is Effect.LOSE_ANSWER:
             raise ConnectionAbortedError
         return operation
+
+    def delete_takes_s(self, is_forced: bool) -> float:
+        """Seconds from the request to the end of a deletion."""
+        return self.delete_s + (0.0 if is_forced else self.shut_down_s)
 
     def advance(self, now: float) -> None:
         """Let everything happen that was due until now."""

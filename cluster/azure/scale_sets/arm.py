@@ -12,7 +12,7 @@ from azure.mgmt.compute.aio import ComputeManagementClient
 
 from cluster.azure.errors import CloudFailure
 from cluster.azure.scale_sets.domain import SeenInstance, SeenSet
-from cluster.azure.wire import Failures, failure_of, header, told_failure
+from cluster.azure.wire import Failures, failure_of, header, name_of, state_of, tags_of, told_failure
 
 
 class ArmSets:
@@ -161,11 +161,10 @@ def _as_seen(thing: SeenSet | SeenInstance) -> dict[str, Any]:
 
 
 def _seen(one: Any) -> SeenSet:
-    properties = one.properties
     return SeenSet(
-        name=one.name,
-        tags=dict(one.tags or {}),
-        state=(properties.provisioning_state if properties is not None else None) or "",
+        name=name_of(one.name),
+        tags=tags_of(one.tags),
+        state=state_of(one.properties),
         capacity=int(one.sku.capacity or 0) if one.sku is not None else 0,
         size=(one.sku.name if one.sku is not None else None) or "",
         etag=one.etag,
@@ -173,10 +172,9 @@ def _seen(one: Any) -> SeenSet:
 
 
 def _instance(one: Any) -> SeenInstance:
-    properties = one.properties
     return SeenInstance(
-        id=str(one.instance_id),
-        tags=dict(one.tags or {}),
-        state=(properties.provisioning_state if properties is not None else None) or "",
+        id=name_of(one.instance_id),
+        tags=tags_of(one.tags),
+        state=state_of(one.properties),
         etag=one.etag,
     )

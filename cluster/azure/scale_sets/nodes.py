@@ -24,6 +24,7 @@ from cluster.azure.body import (
     set_name,
 )
 from cluster.azure.errors import CloudFailure
+from cluster.azure.memory import Group
 from cluster.azure.scale_sets.domain import (
     MOST_NODES,
     Decision,
@@ -82,6 +83,8 @@ class ScaleSets:
         self._failures = SetFailures(arm, asking, self._memory)
         # One look or change at a time: each decides by what it has just read.
         self._lock = asyncio.Lock()
+        #: By the last look every instance is some node's and runs, and nobody waits for one.
+        self.is_still = False
         self._joining: Gathering[_Wish, None] = Gathering(self._lock, self._join)
         self._leaving: Gathering[str, bool] = Gathering(self._lock, self._delete)
 
@@ -155,7 +158,7 @@ class ScaleSets:
     async def _make(self, name: str, wishes: Sequence[_Wish]) -> set[str]:
         """Make a set; which nodes it has taken."""
         first = wishes[0].request
-        for other in await self._asking.asked("read", self._arm.sets.all()):
+        for other in await self._asking.asked(Group.SETS, self._arm.sets.all()):
             is_same = self._requests.is_ours(other) and other.tags.get(FABRIC_TAG) == first.fabric
             if is_same and other.name.lower() != name and (other.capacity or read_waiting(other.tags)):
                 # Two sets are not joined: machines of another offering have to be gone before.
@@ -197,7 +200,7 @@ class ScaleSets:
     async def _look(self) -> list[ProvidedNode]:
         memory = self._memory
         try:
-            listed = await self._asking.asked("read", self._arm.sets.all())
+            listed = await self._asking.asked(Group.SETS, self._arm.sets.all())
             ours = {one.name.lower(): one for one in listed if self._requests.is_ours(one)}
             names = sorted(ours.keys() | memory.sets.keys())
             read = await gathered([self._requests.read(name, ours.get(name)) for name in names])
@@ -209,6 +212,7 @@ class ScaleSets:
         for seen, instances in found:
             nodes += await self._settle(seen, instances)
         memory.has_looked = True
+        self.is_still = not memory.refused and all(_is_still(*one) for one in found)
         return [*nodes, *memory.refused.values()]
 
     async def _settle(self, seen: SeenSet, instances: Sequence[SeenInstance]) -> list[ProvidedNode]:
@@ -250,7 +254,7 @@ class ScaleSets:
             since.pop(seen.name, None)
         elif self._clock() - since.setdefault(seen.name, self._clock()) >= EMPTY_S:
             log.info("the scale set %s has had no node for a while and is deleted", seen.name)
-            await self._try("deleted", self._asking.asked("write", self._arm.sets.delete(seen.name)))
+            await self._try("deleted", self._asking.asked(Group.DELETE_SET, self._arm.sets.delete(seen.name)))
 
     async def _try(self, what: str, work: Coroutine[Any, Any, object]) -> bool:
         try:
@@ -358,6 +362,11 @@ def _waiting_node(seen: SeenSet, node: Waiting) -> ProvidedNode:
         address=None,
         created_at=node.since,
     )
+
+
+def _is_still(seen: SeenSet, instances: Sequence[SeenInstance]) -> bool:
+    runs = all(one.state == "Succeeded" and one.node_id is not None and one.is_told for one in instances)
+    return seen.state == "Succeeded" and runs and not read_waiting(seen.tags)
 
 
 def _too_many(wish: _Wish) -> InvalidRequest:

@@ -9,6 +9,7 @@ from typing import Any
 from cluster.azure.arm import Arm
 from cluster.azure.asking import Asking, gathered
 from cluster.azure.body import CLUSTER_TAG
+from cluster.azure.memory import Group
 from cluster.azure.scale_sets.domain import WAITS_TAG, Decision, SeenInstance, SeenSet, Waiting, waiting_tags
 from cluster.azure.scale_sets.memory import SetMemory, claim_tags
 from cluster.azure.wire import ArmError
@@ -35,15 +36,16 @@ class SetRequests:
         """
         seen = listed
         if seen is None or seen.etag is None:
-            seen = await self._asking.asked("read", self._arm.sets.get(name))
+            seen = await self._asking.asked(Group.SETS, self._arm.sets.get(name))
         if seen is None:
             return None
         seen = replace(seen, name=name)
-        instances = await self._asking.asked("read", self._arm.sets.instances(name))
+        instances = await self._asking.asked(Group.SETS, self._arm.sets.instances(name))
         # A list that lacks what was there is not believed.
         missing = self._memory.expected(seen) - {one.id for one in instances}
         lost = [
-            self._asking.asked("read", self._arm.sets.instance(name, number)) for number in sorted(missing)
+            self._asking.asked(Group.SETS, self._arm.sets.instance(name, number))
+            for number in sorted(missing)
         ]
         instances += [one for one in await gathered(lost) if one is not None]
         return seen, [self._memory.known(seen, one) for one in instances]
@@ -54,7 +56,7 @@ class SetRequests:
         # First: it stays this node's although the answer may be lost.
         self._memory.claim(seen.name, instance, node)
         await self._asking.asked(
-            "write", self._arm.sets.claim(seen.name, instance, {**own, **claim_tags(node)})
+            Group.CHANGE_SET, self._arm.sets.claim(seen.name, instance, {**own, **claim_tags(node)})
         )
 
     async def write(self, seen: SeenSet, decision: Decision) -> None:
@@ -66,14 +68,14 @@ class SetRequests:
 
     async def keep_operation(self, name: str, request: Coroutine[Any, Any, str | None]) -> None:
         """Send a change of a set, and remember where to ask how it went."""
-        operation = await self._asking.asked("write", request)
+        operation = await self._asking.asked(Group.CHANGE_SET, request)
         if operation is not None:
             self._memory.operations[name] = operation
 
     async def end(self, name: str, numbers: Sequence[str]) -> None:
         """Begin to delete instances of a set; fine when they are gone."""
         try:
-            await self._asking.asked("write", self._arm.sets.delete_instances(name, numbers))
+            await self._asking.asked(Group.DELETE_SET, self._arm.sets.delete_instances(name, numbers))
         except ArmError as error:
             if error.failure.status != 400:
                 raise
@@ -81,7 +83,7 @@ class SetRequests:
             if len(numbers) > 1:
                 for one in numbers:
                     await self.end(name, [one])
-            elif await self._asking.asked("read", self._arm.sets.instance(name, numbers[0])) is not None:
+            elif await self._asking.asked(Group.SETS, self._arm.sets.instance(name, numbers[0])) is not None:
                 raise
         for one in numbers:
             self._memory.going[(name, one)] = self._clock()

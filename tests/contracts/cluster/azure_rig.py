@@ -98,7 +98,9 @@ class AzureRig:
         else:
             os.environ[_TOKENS] = self._before
 
-    def another(self, clock: Callable[[], float] | None = None, **more: Any) -> AzureProvider:
+    def another(
+        self, clock: Callable[[], float] | None = None, quiet_s: float = 0.0, **more: Any
+    ) -> AzureProvider:
         """One more provider before the same cloud, as after a restart; `more` are its settings.
 
         `clock` is that of its machine, where it is not the rig's.
@@ -109,6 +111,7 @@ class AzureRig:
             self.head,
             lambda: self.offerings,
             clock or self.clock,
+            quiet_s,
         )
         self._providers.append(provider)
         return provider

@@ -91,6 +91,21 @@ def test_a_zone_that_hardly_has_any_spot_is_known_for_half_an_hour(rig: AzureRig
     assert scarce() == set(), "an old score is worth less than none"
 
 
+def test_the_disk_of_the_place_decides_where_it_lies(rig: AzureRig) -> None:
+    def placements(disk_gb: int) -> list[str | None]:
+        sources = Sources(
+            skus=rig.azure.skus, prices=dict, evictions=rig.azure.evictions, scores=rig.azure.scores
+        )
+        market = Market(REGION, sources, rig.clock, disk_gb)
+        before = sold(market).labels.get("azure-disk-placement")
+        market.refresh()
+        return [before, sold(market).labels.get("azure-disk-placement")]
+
+    assert placements(64) == ["ResourceDisk"] * 2
+    assert placements(128) == ["CacheDisk"] * 2
+    assert placements(512) == [None] * 2
+
+
 def test_a_list_of_prices_that_nobody_serves_is_told_in_a_sentence() -> None:
     with pytest.raises(PricesUnknown, match="cannot be read"):
         fetch_prices(REGION, "http://127.0.0.1:9")

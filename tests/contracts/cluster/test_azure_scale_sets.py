@@ -6,6 +6,7 @@ from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,6 +59,12 @@ def refusal(rig: AzureRig, request: NodeRequest | None = None) -> ProviderError:
 
 
 # One domain is one set.
+
+
+def test_an_ephemeral_disk_that_instances_cannot_have_is_refused(rig: AzureRig) -> None:
+    rig.offerings = [replace(one, labels={"azure-disk-placement": "CacheDisk"}) for one in rig.offerings]
+    assert type(refusal(rig)) is InvalidRequest
+    assert rig.state()["sets"] == {}
 
 
 def test_nodes_of_a_domain_are_instances_of_one_set_and_know_who_they_are(rig: AzureRig) -> None:
@@ -254,6 +261,25 @@ def test_asking_again_and_again_uses_up_no_quota(rig: AzureRig) -> None:
     assert [type(one.exception()) for one in asked if one.exception()] == [QuotaExceeded, QuotaExceeded]
     assert sorted(running(rig))[:2] == ["node_a", "node_b"]
     assert len(running(rig)) == 3, "those that come together are counted before Azure has answered"
+
+
+def test_an_instance_that_goes_does_not_wait_for_its_system_to_shut_down(rig: AzureRig) -> None:
+    rig.create(wish())
+    rig.settle()
+    rig.knobs(shut_down_s=1e6)
+    rig.delete("node_a")
+    rig.list()
+    assert machines(rig) == {}
+
+
+def test_a_throttled_change_of_a_set_keeps_nobody_from_looking_or_ending(rig: AzureRig) -> None:
+    rig.create(wish("node_a"))
+    rig.settle()
+    rig.fault("update-set", status=429, code="TooManyRequests", retry_after=3600)
+    assert type(refusal(rig, wish("node_b"))) is Throttled
+    assert running(rig) == {"node_a": True}
+    rig.delete("node_a")
+    assert running(rig) == {}
 
 
 def test_throttling_is_waited_out_without_asking_again(rig: AzureRig) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import json
+import math
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from cluster.azure import catalogue
 from cluster.azure.body import machine_name
+from cluster.azure.emulator.faults import Fault, Place
+from cluster.azure.emulator.server import REGION
 from cluster.azure.rehearsal import AzureRehearsal
 from cluster.provider import (
     InsufficientCapacity,
@@ -160,6 +166,56 @@ def test_throttling_is_waited_out_without_asking_again(rig: AzureRig, told: floa
     assert only(rig.list()).is_running
 
 
+@pytest.mark.parametrize(
+    ("told", "kept_s"), [(1e9, 3600.0), (math.inf, 60.0), (math.nan, 60.0), (-5.0, 60.0), (0.0, 0.0)]
+)
+def test_a_pause_that_is_no_time_or_never_ends_is_not_kept(rig: AzureRig, told: float, kept_s: float) -> None:
+    rig.cloud.faults.all.append(Fault(at=Place.CREATE, status=429, code="TooManyRequests", retry_after=told))
+    error = refusal(rig)
+    assert isinstance(error, Throttled)
+    assert error.retry_after_s == kept_s
+    rig.clock.passed_s = kept_s + 1
+    rig.create(wish())
+
+
+@pytest.mark.parametrize("place", ["usages", "skus", "scores", "evictions", "parts", "poll", "create"])
+def test_a_pause_of_one_kind_of_request_blinds_nobody_to_the_machines(rig: AzureRig, place: str) -> None:
+    """For an hour that Azure asked for on one side, the rest of it goes on."""
+    rig.create(wish())
+    rig.fault(place, status=429, code="TooManyRequests", retry_after=3600.0, times=0)
+    ask: dict[str, Callable[[], object]] = {
+        "usages": rig.azure.quota_left,
+        "skus": rig.azure.skus,
+        "scores": lambda: rig.azure.scores([A100]),
+        "evictions": rig.azure.evictions,
+        "parts": rig.azure.sweep,
+        "poll": lambda: (rig.fault("create-later"), rig.create(wish("node_b")), rig.list()),
+        "create": lambda: rig.create(wish("node_b")),
+    }
+    # What was read of the quotas for the first machine is old.
+    rig.clock.passed_s = 31.0
+    with contextlib.suppress(Throttled):
+        ask[place]()
+    assert rig.fired()[0] == 1
+    assert "node_a" in {node.node_id for node in rig.list()}
+    if place != "create":
+        rig.create(wish("node_c"))
+    rig.delete("node_a")
+    assert "node_a" not in {node.node_id for node in rig.list()}
+    assert rig.fired()[0] == 1, "the pause itself is kept"
+
+
+def test_a_throttled_delete_lets_machines_be_bought(rig: AzureRig) -> None:
+    rig.create(wish())
+    rig.fault("delete", status=429, code="TooManyRequests", retry_after=3600.0)
+    for _ in range(2):
+        with pytest.raises(Throttled):
+            rig.delete("node_a")
+    assert rig.fired() == [1]
+    rig.create(wish("node_b"))
+    assert {node.node_id for node in rig.list()} == {"node_a", "node_b"}
+
+
 def test_a_retry_after_on_a_refusal_is_not_slept_in_the_call(rig: AzureRig) -> None:
     # The client's own policy would sleep an hour and then try again.
     rig.fault("create", status=409, code="SkuNotAvailable", retry_after=3600.0)
@@ -205,6 +261,29 @@ def test_an_offering_that_is_not_sold_is_refused_before_anything_is_asked(rig: A
     assert type(refusal(rig, wish(offering="Standard_Nothing/1/spot"))) is InvalidRequest
 
 
+def test_the_disk_of_an_a100_node_is_one_that_azure_takes(rig: AzureRig) -> None:
+    rig.create(wish())
+    (machine,) = rig.server.cloud.machines.values()
+    made = machine.body["properties"]["storageProfile"]["osDisk"]
+    assert (made["diskSizeGB"], made["diffDiskSettings"]["placement"]) == (128, "CacheDisk")
+
+
+def test_a_disk_that_the_placement_has_no_room_for_is_refused(rig: AzureRig) -> None:
+    large = rig.another(disk_gb=512)
+    with pytest.raises(InvalidRequest, match="greater than 256 GB") as refused:
+        large.create(wish())
+    assert {SPOT, ON_DEMAND} <= set(refused.value.closes)
+    assert rig.left() == 0
+
+
+def test_a_disk_that_fits_no_placement_is_a_managed_one(rig: AzureRig) -> None:
+    rig.offerings = catalogue.offerings(REGION, disk_gb=512)
+    large = rig.another(disk_gb=512)
+    large.create(wish())
+    assert only(large.list()).is_running
+    assert len(rig.state()["disks"]) == 1
+
+
 # No clear answer.
 
 
@@ -236,6 +315,120 @@ def test_the_same_node_asked_for_by_two_controllers_is_one_machine(rig: AzureRig
     rig.another().create(wish(offering=f"{A100}/2/spot"))
     (machine,) = rig.state()["machines"].values()
     assert machine["zone"] == "1", "the second request changed nothing"
+
+
+# Answers that nobody can read: a status that is well, and a body that a proxy, or a bad day of Azure, put there.
+
+ODD_PAGES = [
+    "<html>busy</html>",
+    "",
+    "null",
+    "[]",
+    '"busy"',
+    '{"value": null}',
+    '{"value": 7}',
+    '{"value": [null]}',
+    '{"value": [{"name": null, "properties": []}]}',
+]
+
+
+@pytest.mark.parametrize("body", ODD_PAGES)
+def test_a_list_that_cannot_be_read_is_unanswered_and_no_list(rig: AzureRig, body: str) -> None:
+    rig.create(wish())
+    for place in ("list", "list-sets", "get"):
+        rig.server.cloud.unlisted = {machine_name(CLUSTER, "node_a")}
+        rig.fault(place, status=200, body=body)
+        with pytest.raises(Unanswered):
+            rig.list()
+    rig.fault("parts", status=200, body=body)
+    with pytest.raises(Unanswered):
+        rig.azure.sweep()
+    assert rig.fired() == [1, 1, 1, 1]
+    assert only(rig.list()).node_id == "node_a"
+
+
+def test_a_list_without_its_machines_is_made_up_for_one_by_one(rig: AzureRig) -> None:
+    rig.create(wish())
+    rig.fault("list", status=200, body="{}")
+    assert only(rig.list()).node_id == "node_a"
+
+
+@pytest.mark.parametrize("effect", ["refuse", "done-but-refuse"])
+@pytest.mark.parametrize("body", ["<html>busy</html>", "", "null", "[]"])
+def test_a_create_or_delete_with_an_answer_that_cannot_be_read_is_settled_by_the_next_looks(
+    rig: AzureRig, body: str, effect: str
+) -> None:
+    rig.fault("create", status=200, body=body, effect=effect)
+    with contextlib.suppress(Unanswered):
+        rig.create(wish())
+    assert len(rig.list()) == (1 if effect == "done-but-refuse" else 0)
+    rig.create(wish())
+    assert only(rig.list()).is_running
+    rig.fault("delete", status=200, body=body, effect=effect)
+    rig.delete("node_a")
+    rig.clock.passed_s = 301.0
+    if effect == "refuse":
+        assert only(rig.list()).is_running, "after a while it is shown again"
+        rig.delete("node_a")
+    rig.list()
+    assert rig.left() == 0
+
+
+@pytest.mark.parametrize("body", [*ODD_PAGES, "{}"])
+def test_quotas_that_cannot_be_read_stop_nothing(rig: AzureRig, body: str) -> None:
+    rig.fault("usages", status=200, body=body, times=0)
+    rig.create(wish())
+    assert only(rig.list()).is_running
+    assert rig.azure.quota_left() == {}
+
+
+def test_one_quota_that_cannot_be_read_takes_no_other_with_it(rig: AzureRig) -> None:
+    odd: list[dict[str, object] | None] = [
+        {"name": {"value": "lowPriorityCores"}, "currentValue": None, "limit": None},
+        {"name": None, "currentValue": 1, "limit": 2},
+        {"name": {"value": None}, "currentValue": 1, "limit": 2},
+        None,
+    ]
+    whole = {"name": {"value": "cores"}, "currentValue": 4, "limit": 10}
+    rig.fault("usages", status=200, body=json.dumps({"value": [*odd, whole]}), times=0)
+    assert rig.azure.quota_left() == {"cores": 6}
+
+
+@pytest.mark.parametrize("body", ["<html>", "", "null", "[]", '{"error": "no"}'])
+def test_why_a_machine_failed_is_asked_for_again_when_the_answer_cannot_be_read(
+    rig: AzureRig, body: str
+) -> None:
+    rig.fault("create-later", code="AllocationFailed", message="no capacity")
+    rig.create(wish())
+    rig.fault("poll", status=200, body=body)
+    rig.fault("get", status=200, body="[]")
+    unknown = only(rig.list())
+    assert (unknown.is_running, unknown.refusal) == (False, None)
+    assert isinstance(only(rig.list()).refusal, InsufficientCapacity)
+
+
+def test_an_error_without_a_code_is_a_reason_that_is_new(rig: AzureRig) -> None:
+    rig.fault("create-later", code="AllocationFailed", message="no capacity")
+    rig.create(wish())
+    rig.fault("poll", status=200, body='{"error": {"code": null, "message": 7}}')
+    refused = only(rig.list()).refusal
+    assert type(refused) is ProviderError
+    assert refused.closes == (SPOT,)
+
+
+@pytest.mark.parametrize("place", ["skus", "evictions", "scores"])
+@pytest.mark.parametrize("body", ["<html>", "", "null", "[]", '{"value": null, "data": null}'])
+def test_a_side_source_that_cannot_be_read_is_an_error_that_the_market_knows(
+    rig: AzureRig, place: str, body: str
+) -> None:
+    rig.fault(place, status=200, body=body)
+    ask = {
+        "skus": rig.azure.skus,
+        "evictions": rig.azure.evictions,
+        "scores": lambda: rig.azure.scores([A100]),
+    }[place]
+    with pytest.raises(Unanswered):
+        ask()
 
 
 # Refused later.
@@ -292,6 +485,14 @@ def test_a_machine_evicted_while_it_is_created_is_simply_gone(rig: AzureRig) -> 
 def test_a_delete_overtakes_a_create_that_is_not_finished(rig: AzureRig) -> None:
     rig.knobs(create_s=1e6)
     rig.create(wish())
+    rig.delete("node_a")
+    rig.list()
+    assert rig.left() == 0
+
+
+def test_a_delete_does_not_wait_for_a_system_that_does_not_shut_down(rig: AzureRig) -> None:
+    rig.create(wish())
+    rig.knobs(shut_down_s=1e6)
     rig.delete("node_a")
     rig.list()
     assert rig.left() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import socket
 import threading
@@ -486,6 +487,17 @@ def test_a_date_that_cannot_be_read_is_no_difference_of_the_clocks(
     metadata: MetadataService, date: str | None
 ) -> None:
     assert metadata._skew_s(date) == 0.0
+
+
+def test_the_first_answer_may_take_the_two_minutes_in_which_the_service_is_switched_on(
+    server: MetadataServer, url: str, clock: Clock
+) -> None:
+    # Time is scaled: the minutes of Azure by 200, what the agent waits by 100, as this machine may be busy.
+    told = inspect.signature(MetadataService).parameters["first_timeout_s"].default
+    server.first_call_s = 120.0 / 200
+    metadata = MetadataService(url, first_timeout_s=told / 100, clock=clock)
+    assert metadata.listen().document.events == ()
+    metadata.close()
 
 
 def test_what_is_heard_is_what_was_announced(

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
+from cluster.azure import prices
 from cluster.azure.catalogue import BY_NAME
 from cluster.azure.emulator.retail import FACTOR
 from cluster.membership import RayMembership
-from cluster.provider import NodeRequest
+from cluster.provider import NodeRequest, Unanswered
 from service.azure_place import CloudUnusable
-from service.clouds import Cloud, cloud_of
+from service.clouds import LOOK_S, SPARING_LOOK_S, Cloud, cloud_of
 from service.settings import Settings
-from tests.contracts.cluster.azure_rig import CPU_SIZE, AzureRig, settings
+from tests.contracts.cluster.azure_rig import A100, CPU_SIZE, AzureRig, settings
 
 HEAD = "127.0.0.9:6379"
 ON_DEMAND = f"{CPU_SIZE}/any/on-demand"
@@ -158,6 +159,34 @@ def test_an_identity_that_azure_refuses_is_told_in_a_sentence(
         opened(cloud="azure-emulated")
     assert "\n" not in str(caught.value)
     assert threads() == before, "nothing of it goes on"
+
+
+def test_a_cloud_that_lets_hardly_anybody_ask_is_looked_at_less_often(
+    rig: AzureRig, opened: Callable[..., Cloud], tmp_path: Path
+) -> None:
+    write_place(tmp_path, rig.server.url)
+    cloud = opened(cloud="azure-emulated")
+    assert cloud.look_s() == LOOK_S
+    rig.knobs(reads_left=1)
+    cloud.provider.list()
+    assert cloud.look_s() == SPARING_LOOK_S
+
+
+def test_where_nothing_is_under_way_azure_itself_is_asked_less_often_than_the_emulated_one(
+    rig: AzureRig, opened: Callable[..., Cloud], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prices, "ENDPOINT", rig.server.url)
+    write_place(tmp_path, rig.server.url, "azure.json", disk_gb=64)
+    write_place(tmp_path, rig.server.url)
+    azure, emulated = opened(cloud="azure"), opened(cloud="azure-emulated")
+    placed = {one.labels.get("azure-disk-placement") for one in azure.supply.offerings() if one.size == A100}
+    assert placed == {"ResourceDisk"}, "the disk of the place fits there"
+    for cloud in (azure, emulated):
+        assert cloud.provider.list() == []
+    rig.fault("list", status=500, times=0)
+    assert azure.provider.list() == []
+    with pytest.raises(Unanswered):
+        emulated.provider.list()
 
 
 def test_a_cloud_that_does_not_answer_now_is_used_all_the_same(

@@ -465,6 +465,9 @@ def test_a_cloud_that_counts_is_not_looked_at_in_every_turn(world: World) -> Non
     job_id = world.submit()
     world.tick(17)
     assert world.cluster.looks == 3, "at 0, 2 and 4 s"
+    world.look_s = 30.0
+    world.tick(100)
+    assert world.cluster.looks == 3, "a cloud that lets hardly anybody ask is asked less often"
     assert world.job(job_id).state is JobState.ADMITTED
 
 

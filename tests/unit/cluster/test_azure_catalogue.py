@@ -21,6 +21,9 @@ def sku(name: str = A100, **more: Any) -> dict[str, Any]:
         "LowPriorityCapable": "True",
         "EphemeralOSDiskSupported": "True",
         "SupportedEphemeralOSDiskPlacements": "ResourceDisk,CacheDisk",
+        "MaxResourceVolumeMB": "65536",
+        "CachedDiskBytes": "274877906944",
+        "NvmeDiskSizeInMiB": "915527",
     }
     return {
         "resourceType": "virtualMachines",
@@ -65,7 +68,59 @@ def test_what_azure_says_decides_zones_quota_and_disk() -> None:
         f"{A100}/{zone}/{kind}" for zone in ("any", "1", "3") for kind in ("spot", "on-demand")
     }
     assert ids[f"{A100}/any/on-demand"].quota == "StandardNCADSA100v4Family"
-    assert ids[f"{A100}/any/spot"].labels["azure-disk-placement"] == "ResourceDisk"
+
+
+def disk(told: dict[str, str] | None, disk_gb: int) -> str | None:
+    """Where the disk of an A100 node lies; `told` changes what the SKU says, None: the table alone is known."""
+    skus = None
+    if told is not None:
+        record = sku()
+        said = {one["name"]: one["value"] for one in record["capabilities"]} | told
+        record["capabilities"] = [{"name": key, "value": value} for key, value in said.items()]
+        skus = read_skus([record], "southcentralus")
+    placed = {
+        one.labels.get("azure-disk-placement")
+        for one in offerings("southcentralus", skus, disk_gb=disk_gb)
+        if one.size == A100
+    }
+    (only,) = placed
+    return only
+
+
+@pytest.mark.parametrize("told", [None, {}], ids=["the table", "the SKU"])
+@pytest.mark.parametrize(
+    ("disk_gb", "lies_on"),
+    [(64, "ResourceDisk"), (65, "CacheDisk"), (128, "CacheDisk"), (256, "CacheDisk"), (257, None)],
+)
+def test_a_disk_lies_on_the_first_placement_that_has_the_room_for_it_or_on_the_network(
+    told: dict[str, str] | None, disk_gb: int, lies_on: str | None
+) -> None:
+    assert disk(told, disk_gb) == lies_on
+
+
+@pytest.mark.parametrize(
+    ("told", "lies_on"),
+    [
+        ({"SupportedEphemeralOSDiskPlacements": "NvmeDisk,CacheDisk"}, "NvmeDisk"),
+        (
+            {"SupportedEphemeralOSDiskPlacements": "NvmeDisk, CacheDisk", "NvmeDiskSizeInMiB": "1024"},
+            "CacheDisk",
+        ),
+        ({"SupportedEphemeralOSDiskPlacements": "ResourceDisk"}, None),
+        ({"SupportedEphemeralOSDiskPlacements": "UnheardOf"}, None),
+        ({"SupportedEphemeralOSDiskPlacements": ""}, None),
+        ({"CachedDiskBytes": "much"}, None),
+        ({"EphemeralOSDiskSupported": "False"}, None),
+    ],
+)
+def test_a_placement_counts_only_with_the_room_that_azure_says_it_has(
+    told: dict[str, str], lies_on: str | None
+) -> None:
+    assert disk(told, 128) == lies_on
+
+
+def test_the_table_claims_an_ephemeral_disk_only_for_sizes_whose_room_is_known() -> None:
+    assert {size.name for size in SIZES if size.placements} == {A100}
 
 
 def test_a_size_that_is_closed_to_the_subscription_is_not_offered() -> None:

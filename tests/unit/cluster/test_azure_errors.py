@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.azure.errors import CloudFailure, Reason, Scope, closes, judge, to_error
+from cluster.azure.errors import CloudFailure, Reason, Scope, closes, judge, known_codes, to_error
 from cluster.offerings import CapacityType, Offering
 from cluster.provider import (
     InsufficientCapacity,
@@ -75,6 +75,7 @@ def failure(
         (failure("QuotaExceeded", SPOT_QUOTA), SPOT, QuotaExceeded, Scope.SPOT, 600),
         (failure("OperationNotAllowed", FAMILY_QUOTA), ON_DEMAND, QuotaExceeded, Scope.FAMILY, 600),
         (failure("OperationNotAllowed", FAMILY_QUOTA_ZERO), ON_DEMAND, QuotaExceeded, Scope.FAMILY, 3600),
+        (failure("QuotaExceeded", "exceeding a quota"), ON_DEMAND, QuotaExceeded, Scope.OFFERING, 600),
         (failure("OperationNotAllowed", REGION_QUOTA), ON_DEMAND, QuotaExceeded, Scope.ON_DEMAND, 600),
         (failure("ZonalAllocationFailed", SOLD_OUT, 200), SPOT, InsufficientCapacity, Scope.PLACE, 3600),
         (failure("AllocationFailed", SOLD_OUT, 200), ON_DEMAND, InsufficientCapacity, Scope.PLACE, 3600),
@@ -86,29 +87,13 @@ def failure(
             failure("OverconstrainedAllocationRequest", "VM(s) with the following constraints", 200),
             *(SPOT, InsufficientCapacity, Scope.OFFERING, 3600),
         ),
-        (
-            failure("SpotPriceGreaterThanProvidedMaxPrice"),
-            *(SPOT, InsufficientCapacity, Scope.OFFERING, 3600),
-        ),
-        (failure("SubnetIsFull", status=400), SPOT, InsufficientCapacity, Scope.EVERYTHING, 600),
-        (failure("AzureSpotIsNotSupportedForThisVMSize"), SPOT, InvalidRequest, Scope.OFFERING, 86_400),
-        (failure("AzureSpotFeatureNotEnabledForSubscription"), SPOT, InvalidRequest, Scope.SPOT, 3600),
-        (failure("VMSizeNotSupported", status=400), SPOT, InvalidRequest, Scope.SIZE, 86_400),
-        (failure("InvalidParameter", status=400), SPOT, InvalidRequest, Scope.SIZE, 3600),
         (failure("SomethingUnheardOf", status=400), SPOT, InvalidRequest, Scope.SIZE, 3600),
         (failure("SomethingUnheardOf", status=409), SPOT, ProviderError, Scope.OFFERING, 300),
-        (failure("RequestDisallowedByPolicy", status=403), SPOT, InvalidRequest, Scope.EVERYTHING, 3600),
-        (failure("MissingSubscriptionRegistration"), SPOT, InvalidRequest, Scope.EVERYTHING, 3600),
-        (failure("ResourceGroupNotFound", status=404), SPOT, InvalidRequest, Scope.EVERYTHING, 3600),
-        (failure("AuthorizationFailed", status=403), SPOT, Unauthorized, Scope.EVERYTHING, 300),
-        (failure("LinkedAuthorizationFailed", status=403), SPOT, Unauthorized, Scope.EVERYTHING, 300),
         (failure("Forbidden", status=403), SPOT, Unauthorized, Scope.EVERYTHING, 300),
-        (failure("PropertyChangeNotAllowed"), SPOT, InvalidRequest, Scope.NOTHING, 0),
-        (failure("OSProvisioningTimedOut", status=200), SPOT, ProviderError, Scope.NOTHING, 0),
     ],
     ids=lambda value: value.code if isinstance(value, CloudFailure) else "",
 )
-def test_what_each_code_means(
+def test_what_a_code_means_with_what_comes_with_it(
     failed: CloudFailure, capacity: CapacityType, error: type[ProviderError], scope: Scope, memory_s: float
 ) -> None:
     asked = offering(capacity=capacity)
@@ -118,8 +103,83 @@ def test_what_each_code_means(
     assert set(raised.closes) == {one.id for one in CATALOGUE if closes(scope, asked, one)}
 
 
+#: What each code of the table means with a status that says nothing, the text where one is needed, asked for as spot.
+MEANINGS: dict[
+    str, tuple[type[ProviderError], Scope, float] | tuple[type[ProviderError], Scope, float, str]
+] = {
+    "OperationNotAllowed": (Throttled, Scope.NOTHING, 60, TOO_MANY),
+    "TooManyRequests": (Throttled, Scope.NOTHING, 60),
+    "SubscriptionRequestsThrottled": (Throttled, Scope.NOTHING, 60),
+    "QuotaExceeded": (QuotaExceeded, Scope.SPOT, 600, SPOT_QUOTA),
+    "SkuNotAvailable": (InsufficientCapacity, Scope.OFFERING, 3600),
+    "ZonalAllocationFailed": (InsufficientCapacity, Scope.PLACE, 3600),
+    "AllocationFailed": (InsufficientCapacity, Scope.PLACE, 3600),
+    "OverconstrainedAllocationRequest": (InsufficientCapacity, Scope.OFFERING, 3600),
+    "OverconstrainedZonalAllocationRequest": (InsufficientCapacity, Scope.OFFERING, 3600),
+    "SpotPriceGreaterThanProvidedMaxPrice": (InsufficientCapacity, Scope.OFFERING, 3600),
+    "SubnetIsFull": (InsufficientCapacity, Scope.EVERYTHING, 600),
+    "InsufficientSubnetSize": (InsufficientCapacity, Scope.EVERYTHING, 600),
+    "OperationPreempted": (ProviderError, Scope.NOTHING, 0),
+    "Conflict": (Unanswered, Scope.NOTHING, 15),
+    "AnotherOperationInProgress": (Unanswered, Scope.NOTHING, 15),
+    "RetryableErrorDueToAnotherOperation": (Unanswered, Scope.NOTHING, 15),
+    "RetryableError": (Unanswered, Scope.NOTHING, 15),
+    "NicReservedForAnotherVm": (Unanswered, Scope.NOTHING, 180),
+    "PropertyChangeNotAllowed": (InvalidRequest, Scope.NOTHING, 0),
+    "MaxPriceChangeNotAllowedForAllocatedVMs": (InvalidRequest, Scope.NOTHING, 0),
+    "AuthorizationFailed": (Unauthorized, Scope.EVERYTHING, 300),
+    "LinkedAuthorizationFailed": (Unauthorized, Scope.EVERYTHING, 300),
+    "AuthenticationFailed": (Unauthorized, Scope.EVERYTHING, 300),
+    "InvalidAuthenticationToken": (Unauthorized, Scope.EVERYTHING, 300),
+    "ExpiredAuthenticationToken": (Unauthorized, Scope.EVERYTHING, 300),
+    "InvalidAuthenticationTokenTenant": (Unauthorized, Scope.EVERYTHING, 300),
+    "RequestDisallowedByPolicy": (InvalidRequest, Scope.EVERYTHING, 3600),
+    "ResourceGroupNotFound": (InvalidRequest, Scope.EVERYTHING, 3600),
+    "SubscriptionNotFound": (InvalidRequest, Scope.EVERYTHING, 3600),
+    "MissingSubscriptionRegistration": (InvalidRequest, Scope.EVERYTHING, 3600),
+    "AzureSpotFeatureNotEnabledForSubscription": (InvalidRequest, Scope.SPOT, 3600),
+    "AzureSpotIsNotSupportedForThisVMSize": (InvalidRequest, Scope.OFFERING, 86_400),
+    "AzureSpotVMNotSupportedInAvailabilitySet": (InvalidRequest, Scope.OFFERING, 86_400),
+    "VMSizeNotSupported": (InvalidRequest, Scope.SIZE, 86_400),
+    "OSProvisioningTimedOut": (ProviderError, Scope.NOTHING, 0),
+    "OSProvisioningClientError": (ProviderError, Scope.NOTHING, 0),
+    "OSProvisioningInternalError": (ProviderError, Scope.NOTHING, 0),
+    "VMStartTimedOut": (ProviderError, Scope.NOTHING, 0),
+    "InvalidParameter": (InvalidRequest, Scope.SIZE, 3600),
+    "BadRequest": (InvalidRequest, Scope.SIZE, 3600),
+    "InvalidRequestContent": (InvalidRequest, Scope.SIZE, 3600),
+    "InvalidResourceReference": (InvalidRequest, Scope.SIZE, 3600),
+    "NotFound": (InvalidRequest, Scope.SIZE, 3600),
+    "NotSupported": (InvalidRequest, Scope.SIZE, 3600),
+    "VMSizeDoesntSupportHyperVGeneration": (InvalidRequest, Scope.SIZE, 3600),
+    "PlatformImageNotFound": (InvalidRequest, Scope.SIZE, 3600),
+    "GalleryImageNotFound": (InvalidRequest, Scope.SIZE, 3600),
+    "ImageNotFound": (InvalidRequest, Scope.SIZE, 3600),
+}
+
+
+def test_every_code_of_the_table_has_its_meaning_written_down_here() -> None:
+    assert {code.lower() for code in MEANINGS} == known_codes()
+
+
+@pytest.mark.parametrize("code", MEANINGS)
+def test_a_code_decides_whatever_the_status_says(code: str) -> None:
+    error, scope, memory_s, *text = MEANINGS[code]
+    failed = failure(code, *text, status=418)
+    verdict = judge(failed, SPOT)
+    assert (verdict.scope, verdict.memory_s) == (scope, memory_s)
+    raised = to_error(failed, NOW, offering(), CATALOGUE)
+    assert type(raised) is error
+    assert set(raised.closes) == {one.id for one in CATALOGUE if closes(scope, offering(), one)}
+    if isinstance(raised, Throttled | Unanswered):
+        assert raised.retry_after_s == memory_s
+    else:
+        assert raised.until == NOW + memory_s
+
+
 def test_throttling_and_a_used_up_quota_share_a_code_and_are_told_apart() -> None:
     assert judge(failure("OperationNotAllowed", TOO_MANY, 429)).reason is Reason.THROTTLED
+    assert judge(failure("OperationNotAllowed", "", 429)).reason is Reason.THROTTLED
     assert judge(failure("OperationNotAllowed", TOO_MANY, 409)).reason is Reason.THROTTLED
     assert judge(failure("OperationNotAllowed", SPOT_QUOTA, 409)).reason is Reason.QUOTA
 
@@ -167,6 +227,19 @@ def test_families_are_compared_without_regard_to_case() -> None:
     shouted = replace(asked, zone="2", quota=asked.quota.upper())
     assert closes(Scope.FAMILY, asked, shouted)
     assert not closes(Scope.FAMILY, asked, offering(H100, capacity=ON_DEMAND))
+
+
+def test_a_family_that_nobody_knows_is_no_family_of_strangers() -> None:
+    asked, other = offering(capacity=ON_DEMAND), offering(H100, capacity=ON_DEMAND)
+    unknown = [Offering(**{**vars(one), "quota": ""}) for one in (asked, other)]
+    elsewhere = Offering(**{**vars(unknown[0]), "zone": "3"})
+    error = to_error(failure("OperationNotAllowed", FAMILY_QUOTA), NOW, unknown[0], [*unknown, elsewhere])
+    assert set(error.closes) == {unknown[0].id, elsewhere.id}
+
+
+def test_a_code_means_the_same_in_whatever_case_it_is_written() -> None:
+    error = to_error(failure("SKUNOTAVAILABLE", NOT_AVAILABLE), NOW, offering(), CATALOGUE)
+    assert error.until == NOW + 3600
 
 
 def test_the_message_says_what_it_means_and_what_azure_said_in_one_line() -> None:

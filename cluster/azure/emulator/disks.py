@@ -1,0 +1,29 @@
+"""Whether an operating system's ephemeral disk fits a machine, as the real one checks it."""
+
+from __future__ import annotations
+
+from cluster.azure.catalogue import Size
+from cluster.azure.emulator.state import Json, Refused
+
+
+def check_disk(size: Size, profile: Json) -> None:
+    """Raise Refused for an ephemeral disk that a machine of this size has no room for; `profile` is Azure's word."""
+    disk = profile.get("storageProfile", {}).get("osDisk", {})
+    ephemeral = disk.get("diffDiskSettings")
+    if ephemeral is None:
+        return
+    placement = ephemeral.get("placement")
+    room = dict(size.placements).get(placement)
+    if room is None:
+        said = (
+            f"The Diff Disk Placement of type '{placement}' is not supported for VM size {size.name}. Please request "
+            "with different DiffDiskPlacement or use a different VM Sku which supports the current DiffDiskPlacement "
+            "in the request."
+        )
+        raise Refused(409, "NotSupported", said)
+    if int(disk.get("diskSizeGB", 0)) > room:
+        said = (
+            f"OS disk of Ephemeral VM with size greater than {room} GB is not allowed for VM size {size.name} when the "
+            f"DiffDiskPlacement is {placement}. Please refer to https://aka.ms/Ephemeral for more details."
+        )
+        raise Refused(409, "NotSupported", said)
