@@ -39,6 +39,7 @@ class Knobs(BaseModel):
     delete_s: float | None = Field(default=None, ge=0)
     page_size: int | None = Field(default=None, ge=1)
     notice_s: float | None = Field(default=None, ge=0)
+    announce_s: float | None = Field(default=None, ge=0)
     skew_s: float | None = None
     #: Limits of vCPUs by quota name.
     limits: dict[str, int] = Field(default_factory=dict)
@@ -129,7 +130,7 @@ class Control:
         knobs = _parsed(Knobs, await request.json())
         if isinstance(knobs, Response):
             return knobs
-        for name in ("create_s", "delete_s", "page_size", "notice_s"):
+        for name in ("create_s", "delete_s", "page_size", "notice_s", "announce_s"):
             if getattr(knobs, name) is not None:
                 setattr(self._cloud, name, getattr(knobs, name))
         if knobs.skew_s is not None:

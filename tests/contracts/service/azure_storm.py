@@ -23,6 +23,7 @@ from cluster.azure.emulator.server import REGION
 from cluster.azure.emulator.state import DELETING, SUCCEEDED, Machine, Refused
 from cluster.azure.market import Market, Sources
 from cluster.azure.provider import AzureProvider
+from cluster.azure.rehearsal import AzureRehearsal
 from cluster.azure.supply import AzureSupply
 from cluster.members import MemberNode, chosen, doubtful
 from cluster.policy_documents import digest_of
@@ -499,6 +500,7 @@ class Storm:
             hands,
             hands,
             self.supply,
+            rehearsal=AzureRehearsal(azure),
             drains=hands,
             follows_policies=True,
         )
