@@ -71,6 +71,18 @@ def test_what_cannot_be_replayed_is_refused_with_its_line(client: TestClient) ->
     spoiled = {"name": "jobs.jsonl", "text": '\n{"kind": "job"}'}
     answer = client.post("/v1/plans", json={**body("on-demand.yaml"), "traces": [spoiled]})
     assert refused(answer, 422, "invalid_plan").startswith("jobs.jsonl, line 2: id: ")
+    nested = {"name": "log.json", "text": "[" * 200_000}
+    answer = client.post("/v1/plans", json={**body("on-demand.yaml"), "traces": [nested]})
+    assert refused(answer, 422, "invalid_plan") == "log.json: its JSON is nested too deeply for a job log"
+    endless = json.loads(document("trace.jsonl")["text"].splitlines()[-1])
+    endless |= {"id": "endless", "at_s": 1e10}
+    late = {"name": "late.jsonl", "text": json.dumps(endless)}
+    answer = client.post(
+        "/v1/plans", json={**body("on-demand.yaml"), "traces": [document("trace.jsonl"), late]}
+    )
+    assert refused(answer, 422, "invalid_plan").startswith(
+        "the job 'endless' ends 115741 days after the trace"
+    )
     answer = client.post("/v1/plans", json=body("on-demand.yaml", seed=-1))
     assert refused(answer, 422, "invalid_plan").startswith("seed: ")
     headers = {"content-type": "application/json"}
