@@ -370,7 +370,7 @@ def node_path(node_id: str, *rest: str) -> str:
 
 
 def create_plan(body: Mapping[str, Any]) -> Request[WhatIf]:
-    """Begin a replay; while another one runs it is asked for again."""
+    """Begin a replay; refused while another one runs."""
     return Request(method="POST", path="/v1/plans", json=dict(body), parse=_one(WhatIf))
 
 
@@ -378,6 +378,11 @@ def get_plan(plan_id: str, wait_s: float) -> Request[WhatIf]:
     """Where a replay stands, with its next news or after `wait_s`."""
     params = {"wait_s": f"{wait_s:g}"}
     return Request(method="GET", path=f"/v1/plans/{quote(plan_id)}", params=params, parse=_one(WhatIf))
+
+
+def cancel_plan(plan_id: str) -> Request[WhatIf]:
+    """End a replay; one that is over stays as it is."""
+    return Request(method="DELETE", path=f"/v1/plans/{quote(plan_id)}", parse=_one(WhatIf))
 
 
 def export_trace(since: float) -> Request[RecordedTrace]:

@@ -400,7 +400,7 @@ class WhatIf(View):
     """A replay of a trace under one policy or two, and where it stands."""
 
     id: str
-    #: `running`, `done` or `failed`.
+    #: `running`, `done`, `failed` or `cancelled`.
     state: str
     #: True when nothing will change any more.
     terminal: bool

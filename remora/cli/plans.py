@@ -48,7 +48,11 @@ def plan(
     """Replay a trace under a policy, or under two, and print cost, waiting, goodput and preemptions."""
     policies = [policy] if against is None else [policy, against]
     with connect(server) as client:
-        answer = client.what_if(traces, policies, seed=seed, look_s=look, on_progress=_progress())
+        try:
+            answer = client.what_if(traces, policies, seed=seed, look_s=look, on_progress=_progress())
+        except KeyboardInterrupt:
+            output.say("\nCancelled; the replay has ended.")
+            return ExitCode.DETACHED
     if answer.state != "done":
         output.say(f"remora: {answer.message}")
         return ExitCode.ERROR

@@ -14,8 +14,14 @@ from fastapi.testclient import TestClient
 from remora.views import Problem, WhatIf
 from service.api.app import create_app
 from service.settings import Settings
+from tests.contracts.service import endless_plan
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "what-if"
+
+ENDLESS = {
+    "traces": [{"name": "endless.jsonl", "text": endless_plan.TRACE}],
+    "policies": [{"name": "endless.yaml", "text": endless_plan.POLICY}],
+}
 
 
 @pytest.fixture
@@ -121,6 +127,24 @@ def test_a_rule_that_is_installed_beside_the_service_is_asked(
 def test_there_is_no_other_plan(client: TestClient) -> None:
     refused(client.get("/v1/plans/plan_x"), 404, "plan_not_found")
     refused(client.get("/v1/plans/plan_x", params={"wait_s": 21}), 422, "invalid_parameter")
+
+
+def test_a_replay_that_is_cancelled_ends_and_makes_way(client: TestClient) -> None:
+    begun = WhatIf.model_validate_json(client.post("/v1/plans", json=ENDLESS).content)
+    answer = client.delete(f"/v1/plans/{begun.id}")
+    plan = WhatIf.model_validate_json(answer.content)
+    assert (answer.status_code, plan.state, plan.terminal, plan.message) == (
+        200,
+        "cancelled",
+        True,
+        "it was cancelled",
+    )
+    (run,) = client.app.state.remora.replays._runs.values()  # type: ignore[attr-defined]
+    assert run.process.returncode is not None
+    answer = client.post("/v1/plans", json=body("prefer-spot.yaml"))
+    done = ended(client, WhatIf.model_validate_json(answer.content))
+    assert client.delete(f"/v1/plans/{done.id}").json() == done.model_dump()
+    refused(client.delete("/v1/plans/plan_x"), 404, "plan_not_found")
 
 
 def test_a_replay_ends_with_the_service(tmp_path: Path) -> None:
