@@ -137,4 +137,5 @@ _ROWS: tuple[_Row, ...] = (
     _count("deadlines missed", lambda report: report.deadlines_missed),
     _count("jobs succeeded", lambda report: report.succeeded),
     _count("jobs failed", lambda report: report.failed),
+    _count("  never ran", lambda report: report.never_ran),
 )
