@@ -18,7 +18,7 @@ from remora import requests
 from remora.bundle import PackedBundle, pack
 from remora.checkpoint_files import extract
 from remora.code_checks import check_code
-from remora.errors import ApiError, NotFound, SpecError, SpecProblem
+from remora.errors import ApiError, ConfigurationError, NotFound, SpecError, SpecProblem
 from remora.foreign import translate
 from remora.received_files import check, new_folder, place_for
 from remora.requests import Request
@@ -112,6 +112,8 @@ def find_job(text: str) -> Flow[Job]:
 
     Raises NotFound, or Conflict's sister `ApiError` with the code `ambiguous_id` when several begin like this.
     """
+    if not text.strip():  # every id begins like this
+        raise ConfigurationError("the id of the job is empty: name it, or `last` for the newest one")
     if text == "last":
         newest: Page[Job] = yield requests.list_jobs(limit=1)
         if not newest.items:

@@ -230,6 +230,8 @@ def list_outputs(job_id: str, cursor: str | None = None) -> Request[Page[OutputF
 
 def get_output(job_id: str, name: str, save_to: Path) -> Request[None]:
     """The content of an output, written to `save_to`."""
+    if not name:
+        raise ConfigurationError("the name of the output is empty: name it")
     path = job_path(job_id, "outputs", quote(name))
     return Request(method="GET", path=path, save_to=save_to, parse=_nothing)
 
@@ -345,9 +347,16 @@ def drill_node(node_id: str, notice_s: float | None) -> Request[Drill]:
     return Request(method="POST", path=path, json=_drill_order(notice_s), parse=_one(Drill))
 
 
+def _part(text: str, what: str) -> str:
+    """A part of a path.  Raises ConfigurationError for an empty one, with which the path would be another route's."""
+    if not text.strip():
+        raise ConfigurationError(f"{what} is empty: name it")
+    return quote(text, safe="")
+
+
 def drill_pool(pool: str, notice_s: float | None) -> Request[Drill]:
     """The same for every ready node of a pool at once."""
-    path = f"/v1/pools/{quote(pool, safe='')}/drill"
+    path = f"/v1/pools/{_part(pool, 'the name of the pool')}/drill"
     return Request(method="POST", path=path, json=_drill_order(notice_s), parse=_one(Drill))
 
 
@@ -370,14 +379,26 @@ def node_path(node_id: str, *rest: str) -> str:
 
 
 def create_plan(body: Mapping[str, Any]) -> Request[WhatIf]:
-    """Begin a replay; while another one runs it is asked for again."""
+    """Begin a replay; refused while another one runs."""
     return Request(method="POST", path="/v1/plans", json=dict(body), parse=_one(WhatIf))
 
 
 def get_plan(plan_id: str, wait_s: float) -> Request[WhatIf]:
     """Where a replay stands, with its next news or after `wait_s`."""
     params = {"wait_s": f"{wait_s:g}"}
-    return Request(method="GET", path=f"/v1/plans/{quote(plan_id)}", params=params, parse=_one(WhatIf))
+    return Request(
+        method="GET",
+        path=f"/v1/plans/{_part(plan_id, 'the id of the plan')}",
+        params=params,
+        parse=_one(WhatIf),
+    )
+
+
+def cancel_plan(plan_id: str) -> Request[WhatIf]:
+    """End a replay; one that is over stays as it is."""
+    return Request(
+        method="DELETE", path=f"/v1/plans/{_part(plan_id, 'the id of the plan')}", parse=_one(WhatIf)
+    )
 
 
 def export_trace(since: float) -> Request[RecordedTrace]:

@@ -354,6 +354,8 @@ class ReplayReport(View):
     succeeded: int
     #: Jobs that fit on no node, that were lost too often, or for which nothing ever came.
     failed: int
+    #: Those of the failed that never began.
+    never_ran: int = 0
     cost_usd: float
     spot_usd: float
     on_demand_usd: float
@@ -400,7 +402,7 @@ class WhatIf(View):
     """A replay of a trace under one policy or two, and where it stands."""
 
     id: str
-    #: `running`, `done` or `failed`.
+    #: `running`, `done`, `failed` or `cancelled`.
     state: str
     #: True when nothing will change any more.
     terminal: bool

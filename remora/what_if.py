@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from remora import requests
-from remora.errors import ConfigurationError
+from remora.errors import ConfigurationError, RemoraError
 from remora.flows import Flow, Work
 from remora.views import WhatIf
 
@@ -22,13 +23,20 @@ def what_if(
     look_s: float,
     on_progress: Callable[[float], None] | None,
 ) -> Flow[WhatIf]:
-    """Replay the traces under the policies and wait for the answer."""
+    """Replay the traces under the policies and wait for the answer; whoever stops waiting ends the replay."""
     body: dict[str, Any] = yield Work(lambda: _body(traces, policies))
     plan: WhatIf = yield requests.create_plan({**body, "seed": seed, "look_s": look_s})
-    while not plan.terminal:
-        plan = yield requests.get_plan(plan.id, _WAIT_S)
-        if on_progress is not None:
-            on_progress(plan.progress)
+    try:
+        while not plan.terminal:
+            plan = yield requests.get_plan(plan.id, _WAIT_S)
+            if on_progress is not None:
+                on_progress(plan.progress)
+    except (RemoraError, GeneratorExit):
+        raise
+    except BaseException:  # Ctrl-C, or the task was cancelled: others would wait for it in vain
+        with contextlib.suppress(RemoraError):
+            yield requests.cancel_plan(plan.id)
+        raise
     return plan
 
 

@@ -176,6 +176,8 @@ class FakeCluster:
         self.drains: dict[str, float] = {}
         #: Raised by `drain` until removed.
         self.deaf_to_drains: Exception | None = None
+        #: Not None: a cloud that gives this notice when it likes, and takes its nodes itself.
+        self.gives_notice_s: float | None = None
         #: Raised by `notify` for these nodes.
         self.deaf: dict[str, Exception] = {}
         #: Every id that `create` made a machine for.
@@ -227,11 +229,17 @@ class FakeCluster:
         self.drains[node_id] = deadline_at
         self.draining.add(node_id)
 
+    @property
+    def own_notice_s(self) -> float | None:
+        """That of the cloud that takes its nodes itself."""
+        return self.gives_notice_s
+
     def notify(self, node_id: str, deadline_at: float) -> None:
         if node_id in self.deaf:
             raise self.deaf[node_id]
         self.notices[node_id] = deadline_at
-        self.draining.add(node_id)
+        if self.gives_notice_s is None:
+            self.draining.add(node_id)
 
     def address_of(self, node_id: str) -> str:
         """Every node has its own."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from cluster.azure.provider import AzureProvider
 
+#: Seconds of notice that Azure gives at most to a machine that it evicts.
+NOTICE_S = 30.0
+
 
 class AzureRehearsal:
     """Preempts nodes of Azure; any thread may call it."""
@@ -11,10 +14,15 @@ class AzureRehearsal:
     def __init__(self, provider: AzureProvider) -> None:
         self._provider = provider
 
+    @property
+    def own_notice_s(self) -> float:
+        """Azure gives its own notice, within minutes of the wish, and takes the machine itself when that is over."""
+        return NOTICE_S
+
     def notify(self, node_id: str, deadline_at: float) -> None:  # noqa: ARG002  # Azure sets it
         """Let Azure evict a spot node with its own notice, which the node's agent hears and drains it for.
 
-        `deadline_at` cannot be kept: Azure begins when it likes, usually within minutes, and gives 30 s.  Raises
+        `deadline_at` cannot be kept: Azure begins when it likes, usually within minutes, and gives up to 30 s.  Raises
         InvalidRequest for a node that is not there or not spot, Unauthorized while the controller lacks the role for
         it, and ProviderError.
         """

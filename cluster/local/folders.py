@@ -62,6 +62,11 @@ class ClusterFolders:
         return f"{machine_id}@{self.home}"
 
     @property
+    def faults(self) -> Path:
+        """What shall go wrong with the next nodes; only whoever rehearses that makes it."""
+        return self.home / "faults.json"
+
+    @property
     def lock(self) -> Path:
         """Held for a moment by whoever makes or forgets a machine."""
         return self.home / "cluster.lock"

@@ -13,6 +13,7 @@ from cluster import processes
 from cluster.joining import NODE_VARIABLE, ray_start
 from cluster.local import records
 from cluster.local.environment import MACHINE_VARIABLE, bare_environment, process_environment
+from cluster.local.faults import Fault
 from cluster.local.records import Machine
 from cluster.provider import ProviderError
 
@@ -25,13 +26,36 @@ OBJECT_STORE_BYTES = 100_000_000
 _children: list[subprocess.Popen[bytes]] = []
 
 
-def start(home: Path, machine: Machine, record: Path, log: Path, flags: Sequence[str]) -> Machine:
+def start(
+    home: Path,
+    machine: Machine,
+    record: Path,
+    log: Path,
+    flags: Sequence[str],
+    fault: Fault | None = None,
+    late_s: float = 0.0,
+) -> Machine:
     """Start the machine's `ray start` in a session of its own and return at once, with its record written.
 
-    `flags` follow those that every machine has.  Raises ProviderError when the process cannot be started.
+    `flags` follow those that every machine has.  With a `fault` that happens to it; one that joins late does so by
+    `late_s`.  Raises ProviderError when the process cannot be started.
     """
-    command = ray_start(sys.executable, [*own_flags(machine), *flags])
+    command = _faulty(ray_start(sys.executable, [*own_flags(machine), *flags]), fault, late_s)
     return start_first(machine, record, log, command, process_environment(home, **_marks(machine)))
+
+
+def _faulty(command: list[str], fault: Fault | None, late_s: float) -> list[str]:
+    """The first process of a machine with which something goes wrong; a late one becomes `ray start` in the end."""
+    python = [sys.executable, "-P", "-c"]
+    match fault:
+        case Fault.DIE:
+            return [*python, "raise SystemExit('Error: it dies while it starts, as a rehearsal wants it')"]
+        case Fault.NEVER_JOIN:
+            return [*python, "import signal\nwhile True: signal.pause()"]
+        case Fault.JOIN_LATE:
+            late = "import os, sys, time\ntime.sleep(float(sys.argv[1]))\nos.execv(sys.argv[2], sys.argv[2:])"
+            return [*python, late, str(late_s), *command]
+    return command
 
 
 def boot(machine: Machine, record: Path, log: Path, command: Sequence[str], **variables: str) -> Machine:

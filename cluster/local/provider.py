@@ -18,11 +18,14 @@ from cluster.joining import join_flags
 from cluster.local import machine, records
 from cluster.local.addresses import node_address
 from cluster.local.environment import MACHINE_VARIABLE
+from cluster.local.faults import Fault, take_fault
 from cluster.local.folders import ClusterFolders
 from cluster.local.records import Machine
 from cluster.processes import find_by_environment
 from cluster.provider import InsufficientCapacity, InvalidRequest, NodeRequest, ProvidedNode, ProviderError
 
+#: Seconds for which a refusal is believed.
+REFUSED_S = 10.0
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -50,12 +53,20 @@ class LocalProvider:
         """Start a node and return without waiting until it has joined.
 
         Raises InvalidRequest for what can never be started, InsufficientCapacity when all addresses are taken, and
-        ProviderError when the process cannot be started; then there is no node.
+        ProviderError when the process cannot be started; then there is no node.  What `faults.json` of the home says
+        goes wrong.
         """
         flags = join_flags(request, self._ray_address)
 
         def start(wish: Machine, record: Path, log: Path) -> None:
-            machine.start(self._folders.home, wish, record, log, flags)
+            fault, faults = take_fault(self._folders.faults)
+            if fault is Fault.REFUSE:
+                raise InsufficientCapacity(
+                    "this host has no room for it, as a rehearsal wants it",
+                    offering=request.offering or request.pool,
+                    until=time.time() + REFUSED_S,
+                )
+            machine.start(self._folders.home, wish, record, log, flags, fault, faults.late_s)
 
         self._make(request.node_id, request.pool, start)
 
@@ -87,7 +98,7 @@ class LocalProvider:
                 raise InsufficientCapacity(
                     "this host has no loopback address left; delete nodes first",
                     offering=pool,
-                    until=time.time() + 10.0,
+                    until=time.time() + REFUSED_S,
                 )
             wish = Machine(
                 id=machine_id,

@@ -17,6 +17,11 @@ class LocalRehearsal:
         self._provider = provider
         self._membership = membership
 
+    @property
+    def own_notice_s(self) -> None:
+        """A local node has nobody but us who takes it: its notice is as long as it is wished for."""
+        return None
+
     def notify(self, node_id: str, deadline_at: float) -> None:
         """Tell the node that it goes at `deadline_at` (seconds since 1970), as its agent would after a notice.
 

@@ -21,6 +21,8 @@ class Report:
     succeeded: int
     #: Jobs that no node of the pools can carry, that were lost too often, spent their budget, or that nothing came for.
     failed: int
+    #: Those of the failed that never began.
+    never_ran: int
     cost_usd: float
     spot_usd: float
     on_demand_usd: float
@@ -74,6 +76,8 @@ def report_of(replay: Replay) -> Report:
         jobs=len(replay.trace.jobs),
         succeeded=len(ended),
         failed=len(replay.trace.jobs) - len(ended),
+        never_ran=len(replay.trace.jobs)
+        - sum(sim.started_s is not None for sim in replay.work.sims.values()),
         cost_usd=ledger.total,
         spot_usd=ledger.cost[CapacityType.SPOT],
         on_demand_usd=ledger.cost[CapacityType.ON_DEMAND],

@@ -17,6 +17,8 @@ from cluster.traces.trace import Trace, TraceError, TraceJob
 
 #: CPUs of a worker per GPU; the log does not say them.
 CPUS_PER_GPU = 4.0
+#: Bounds of what a replay takes, those of our own format: workers, and seconds that a job takes with all of them.
+_MOST_WORKERS, _LONGEST_S = 100_000, 1e9
 
 
 def _time(value: object) -> object:
@@ -28,7 +30,7 @@ def _time(value: object) -> object:
     return value
 
 
-Time = Annotated[float | None, BeforeValidator(_time)]
+Time = Annotated[Annotated[float, Field(ge=0, le=1e10, allow_inf_nan=False)] | None, BeforeValidator(_time)]
 
 
 class _Place(BaseModel):
@@ -55,12 +57,20 @@ def read_philly(text: str, name: str = "trace") -> Trace:
     """
     try:
         entries = json.loads(text)
+    except RecursionError:
+        raise TraceError(f"{name}: its JSON is nested too deeply for a job log") from None
     except ValueError as error:
         raise TraceError(f"{name}: it is not JSON: {str(error)[:200]}") from None
     if not isinstance(entries, list):
         raise TraceError(f"{name}: a Philly job log is a JSON list of jobs")
-    read = [_entry(entry, f"{name}, job {number}") for number, entry in enumerate(entries, start=1)]
-    kept = [(job, attempts) for job in read if (attempts := _ran(job)) and job.submitted_time is not None]
+    read: list[_Job] = []
+    kept: list[tuple[_Job, list[tuple[int, float]]]] = []
+    for number, entry in enumerate(entries, start=1):
+        place = f"{name}, job {number}"
+        read.append(job := _entry(entry, place))
+        if (attempts := _ran(job)) and job.submitted_time is not None:
+            _check(attempts, place)
+            kept.append((job, attempts))
     if not kept:
         raise TraceError(f"{name}: no job of it ever ran on a GPU")
     begins_at = min(job.submitted_time or 0.0 for job, _ in kept)
@@ -89,6 +99,16 @@ def _ran(job: _Job) -> list[tuple[int, float]]:
         if gpus and attempt.start_time is not None and attempt.end_time is not None:
             found.append((gpus, max(0.0, attempt.end_time - attempt.start_time)))
     return found
+
+
+def _check(attempts: list[tuple[int, float]], place: str) -> None:
+    """Raise TraceError for a job that no replay comes to the end of."""
+    workers = max(gpus for gpus, _ in attempts)
+    if workers > _MOST_WORKERS:
+        raise TraceError(f"{place}: an attempt had {workers} GPUs, {_MOST_WORKERS} are possible")
+    seconds = sum(seconds for _, seconds in attempts)
+    if seconds > _LONGEST_S:
+        raise TraceError(f"{place}: its attempts ran {seconds:.4g} s in all, {_LONGEST_S:.4g} s are possible")
 
 
 def _job(job: _Job, attempts: list[tuple[int, float]], begins_at: float) -> TraceJob:

@@ -11,9 +11,12 @@ from pydantic import BaseModel, Field, ValidationError
 
 from cluster.traces.trace import MarketChange, Trace, TraceError
 
+#: The last moment of a trace, seconds since it began, as in our own format.
+_LAST_S = 1e10
+
 
 class _Metadata(BaseModel):
-    gap_seconds: Annotated[float, Field(gt=0, le=1e6)]
+    gap_seconds: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
 class _File(BaseModel):
@@ -29,6 +32,11 @@ def read_skypilot(text: str, offering: str, name: str = "trace") -> Trace:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise TraceError(f"{name}: {f'{field}: ' if field else ''}{first['msg'].rstrip('.')}") from None
+    span_s = len(file.data) * file.metadata.gap_seconds
+    if span_s > _LAST_S:
+        raise TraceError(
+            f"{name}: its {len(file.data)} numbers span {span_s:.4g} s, {_LAST_S:.4g} s are possible"
+        )
     changes = []
     before: int | None = None
     for at, nodes in enumerate(file.data):

@@ -48,7 +48,11 @@ def plan(
     """Replay a trace under a policy, or under two, and print cost, waiting, goodput and preemptions."""
     policies = [policy] if against is None else [policy, against]
     with connect(server) as client:
-        answer = client.what_if(traces, policies, seed=seed, look_s=look, on_progress=_progress())
+        try:
+            answer = client.what_if(traces, policies, seed=seed, look_s=look, on_progress=_progress())
+        except KeyboardInterrupt:
+            output.say("\nCancelled; the replay has ended.")
+            return ExitCode.DETACHED
     if answer.state != "done":
         output.say(f"remora: {answer.message}")
         return ExitCode.ERROR
@@ -133,4 +137,5 @@ _ROWS: tuple[_Row, ...] = (
     _count("deadlines missed", lambda report: report.deadlines_missed),
     _count("jobs succeeded", lambda report: report.succeeded),
     _count("jobs failed", lambda report: report.failed),
+    _count("  never ran", lambda report: report.never_ran),
 )

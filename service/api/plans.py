@@ -31,6 +31,8 @@ async def create_plan(request: Request, _: Annotated[Parameters, Query()]) -> Re
     context = context_of(request)
     body = await read_json(request, context.settings.max_trace_bytes)
     view = await context.replays.start(body)
+    if await request.is_disconnected():  # nobody learns its id, and it would stand in everybody's way
+        await context.replays.cancel(view.id)
     headers = {"Location": f"/v1/plans/{view.id}"}
     return Response(view.model_dump_json(), 202, headers, media_type="application/json")
 
@@ -39,3 +41,9 @@ async def create_plan(request: Request, _: Annotated[Parameters, Query()]) -> Re
 async def get_plan(request: Request, plan_id: str, query: Annotated[WaitParameters, Query()]) -> WhatIf:
     """Where a replay stands; with `wait_s` the answer comes with its next news."""
     return await context_of(request).replays.get(plan_id, query.wait_s)
+
+
+@router.delete("/v1/plans/{plan_id}", operation_id="cancel_plan", response_model=WhatIf)
+async def cancel_plan(request: Request, plan_id: str, _: Annotated[Parameters, Query()]) -> WhatIf:
+    """End a replay that nobody needs any more, so that the next one can begin."""
+    return await context_of(request).replays.cancel(plan_id)

@@ -87,15 +87,29 @@ class Replays:
 
     async def get(self, plan_id: str, wait_s: float) -> WhatIf:
         """Where one stands, at the latest after `wait_s` or its next news.  Raises ApiProblem `plan_not_found`."""
-        run = self._runs.get(plan_id)
-        if run is None:
-            hint = f"the service keeps the newest {KEPT} until it stops"
-            raise ApiProblem(404, "plan_not_found", f"there is no plan {plan_id[:80]!r}", hint=hint)
+        run = self._found(plan_id)
         if wait_s > 0 and not run.view.terminal:
             run.changed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(run.changed.wait(), wait_s)
         return run.view
+
+    async def cancel(self, plan_id: str) -> WhatIf:
+        """End one that runs; one that is over stays as it is.  Raises ApiProblem `plan_not_found`."""
+        run = self._found(plan_id)
+        if not run.view.terminal and run.task is not None:
+            news = {"message": "it was cancelled"}
+            _tell(run, state="cancelled", terminal=True, ended_at=self._clock(), **news)
+            run.task.cancel()
+            await asyncio.wait([run.task])
+        return run.view
+
+    def _found(self, plan_id: str) -> _Run:
+        run = self._runs.get(plan_id)
+        if run is None:
+            hint = f"the service keeps the newest {KEPT} until it stops"
+            raise ApiProblem(404, "plan_not_found", f"there is no plan {plan_id[:80]!r}", hint=hint)
+        return run
 
     async def close(self) -> None:
         """End what runs."""

@@ -27,19 +27,24 @@ def drill(turn: Turn, rehearsal: Rehearsal | None) -> None:
     """Bring every drill that is not over one step on.  Raises Fenced."""
     for row in turn.load(store.open_drills):
         if row.state is DrillState.REQUESTED:
-            row = _strike(turn, row, can_rehearse=rehearsal is not None)
+            row = _strike(turn, row, rehearsal)
         if rehearsal is not None and row.state is DrillState.STRUCK:
             row = _act(turn, row, rehearsal)
         if row.state is DrillState.STRUCK:
-            _measure(turn, row)
+            _measure(turn, row, is_clouds=rehearsal is not None and _is_clouds(row, rehearsal))
 
 
-def _strike(turn: Turn, row: DrillRow, *, can_rehearse: bool) -> DrillRow:
-    if not can_rehearse:
+def _is_clouds(row: DrillRow, rehearsal: Rehearsal) -> bool:
+    """True when the cloud itself takes the nodes, once it has given its notice."""
+    return row.deadline_at is not None and rehearsal.own_notice_s is not None
+
+
+def _strike(turn: Turn, row: DrillRow, rehearsal: Rehearsal | None) -> DrillRow:
+    if rehearsal is None:
         return _save(turn, decide.refuse(row, "the machines here cannot be taken for a rehearsal", turn.now))
     running = turn.load(store.running_jobs)
-    text = "without a notice" if row.notice_s is None else f"with a notice of {row.notice_s:g} s"
-    struck = decide.strike(row, running, turn.now)
+    struck = decide.strike(row, running, turn.now, rehearsal.own_notice_s)
+    text = "without a notice" if struck.notice_s is None else f"with a notice of {struck.notice_s:g} s"
     event = NewEvent(at=turn.now, kind="node.drilled", message=f"a preemption {text} is rehearsed on it")
 
     def work(connection: sa.Connection) -> None:
@@ -57,6 +62,8 @@ def _strike(turn: Turn, row: DrillRow, *, can_rehearse: bool) -> DrillRow:
 def _act(turn: Turn, row: DrillRow, rehearsal: Rehearsal) -> DrillRow:
     if row.deadline_at is not None and row.noticed_at is None:
         row = _notify(turn, row, rehearsal, row.deadline_at)
+    if _is_clouds(row, rehearsal):
+        return row
     if row.state is DrillState.STRUCK and decide.is_due(row, turn.now):
         row = _take(turn, row, rehearsal)
     return row
@@ -85,11 +92,14 @@ def _take(turn: Turn, row: DrillRow, rehearsal: Rehearsal) -> DrillRow:
     return _save(turn, replace(row, taken_at=turn.now))
 
 
-def _measure(turn: Turn, row: DrillRow) -> None:
+def _measure(turn: Turn, row: DrillRow, *, is_clouds: bool) -> None:
     left = turn.load(lambda connection: store.traces(connection, row.jobs))
     measured = [decide.measure(row, known, new) for known, new in zip(row.jobs, left, strict=True)]
     after = replace(row, jobs=measured)
-    if decide.is_over(after, turn.now):
+    if is_clouds and after.taken_at is None:
+        seen = turn.load(lambda connection: store.taken_nodes(connection, row))
+        after = decide.follow_cloud(after, seen, turn.load(store.running_jobs), turn.now)
+    if after.state is DrillState.STRUCK and decide.is_over(after, turn.now):
         after = decide.end(after, turn.now)
         log.info("drill %s is over", row.id)
     if after != row:

@@ -126,6 +126,14 @@ class Drains(Protocol):
 class Rehearsal(Protocol):
     """Takes nodes away as a cloud does.  Both calls may be repeated, and raise with a sentence when they cannot."""
 
+    @property
+    def own_notice_s(self) -> float | None:
+        """Seconds of notice where the cloud gives its own, some time after `notify`, and then takes the node itself.
+
+        None: a notice is as long as it is wished for, and `take` ends the node.
+        """
+        ...
+
     def notify(self, node_id: str, deadline_at: float) -> None:
         """Tell a node that it will be gone at `deadline_at`, seconds since 1970."""
         ...

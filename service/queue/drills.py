@@ -18,6 +18,8 @@ from service.queue.rows import DrilledJob, DrillRow, JobRow
 QUIET_S = 20.0
 #: Seconds after the nodes' end after which nobody waits for a job's full size any more.
 PATIENCE_S = 600.0
+#: Seconds after the wish in which a cloud that takes nodes by itself must have given notice.  Azure promises minutes.
+NOTICE_PATIENCE_S = 900.0
 
 #: Events that tell how many workers a job has from then on.
 _GROUPS = frozenset({"worker_group.started", "worker_group.regrouped"})
@@ -33,15 +35,68 @@ class Traces:
     events: Sequence[Event] = field(default=())
 
 
-def strike(drill: DrillRow, running: Iterable[JobRow], now: float) -> DrillRow:
-    """The drill begins now; `running` are the jobs that may be on its nodes."""
+@dataclass(frozen=True, kw_only=True)
+class TakenNode:
+    """Where a node stands that its cloud was asked to take."""
+
+    id: str
+    #: It has been drained since, as after a notice.
+    has_heard: bool
+    is_gone: bool
+
+
+def strike(
+    drill: DrillRow, running: Iterable[JobRow], now: float, own_notice_s: float | None = None
+) -> DrillRow:
+    """The drill begins now; `running` are the jobs that may be on its nodes.
+
+    A cloud with `own_notice_s` gives that one, whatever was wished for, and the drill says so.
+    """
+    wished_s, message = drill.notice_s, drill.message
+    if wished_s is not None and own_notice_s is not None and wished_s != own_notice_s:
+        message = (
+            f"the cloud gives its own notice, of {own_notice_s:g} s at most, and not one of {wished_s:g} s"
+        )
+    notice_s = wished_s if wished_s is None or own_notice_s is None else own_notice_s
     return replace(
         drill,
         state=DrillState.STRUCK,
+        notice_s=notice_s,
         struck_at=now,
-        deadline_at=None if drill.notice_s is None else now + drill.notice_s,
+        deadline_at=None if notice_s is None else now + notice_s,
         jobs=[_before(job) for job in running],
+        message=message,
     )
+
+
+def follow_cloud(
+    drill: DrillRow, seen: Sequence[TakenNode], running: Iterable[JobRow], now: float
+) -> DrillRow:
+    """Go on waiting for a cloud that gives its notice when it likes and takes the nodes by itself.
+
+    Until a node or a job has heard of it the account begins anew at every look, so that seconds count from the notice.
+    """
+    if all(node.is_gone for node in seen):
+        unheard = [node.id for node in seen if not node.has_heard]
+        message = drill.message
+        if unheard:
+            message = _joined(message, f"{', '.join(unheard)} went without having heard of a notice")
+        return replace(drill, taken_at=now, message=message)
+    if any(node.has_heard or node.is_gone for node in seen) or any(job.was_hit for job in drill.jobs):
+        return drill
+    if now - (drill.noticed_at or now) > NOTICE_PATIENCE_S:
+        nothing = (
+            f"the cloud has given no notice within {NOTICE_PATIENCE_S / 60:.0f} min after it was asked to take"
+            f" {', '.join(drill.node_ids)}; it may still come"
+        )
+        message = _joined(drill.message, nothing)
+        return replace(drill, state=DrillState.ENDED, ended_at=now, jobs=[], message=message)
+    jobs = [_before(job) for job in running]
+    return replace(drill, struck_at=now, deadline_at=now + (drill.notice_s or 0.0), jobs=jobs)
+
+
+def _joined(message: str | None, more: str) -> str:
+    return more if message is None else f"{message}; {more}"
 
 
 def refuse(drill: DrillRow, message: str, now: float) -> DrillRow:
@@ -52,9 +107,10 @@ def refuse(drill: DrillRow, message: str, now: float) -> DrillRow:
 def notified(drill: DrillRow, refusals: Mapping[str, str], now: float) -> DrillRow:
     """Its nodes were told, but those in `refusals` (a sentence for each), which it leaves alone."""
     told = [node_id for node_id in drill.node_ids if node_id not in refusals]
-    message = "; ".join(refusals.values()) or None
+    refused = "; ".join(refusals.values())
     if not told:
-        return refuse(drill, message or "no node is left of it", now)
+        return refuse(drill, refused or "no node is left of it", now)
+    message = _joined(drill.message, refused) if refused else drill.message
     return replace(drill, node_ids=told, message=message, noticed_at=now)
 
 
@@ -167,7 +223,11 @@ def end(drill: DrillRow, now: float) -> DrillRow:
     hit = [job for job in drill.jobs if job.was_hit]
     small = [job for job in hit if not job.has_ended and job.full_after_s is None]
     message = drill.message
-    if small:
+    if drill.taken_at is None:
+        message = _joined(
+            message, f"{', '.join(drill.node_ids)} had not gone {PATIENCE_S:.0f} s after its time"
+        )
+    elif small:
         names = ", ".join(job.name for job in small)
-        message = f"{names} had not as many workers as before after {PATIENCE_S:.0f} s"
+        message = _joined(message, f"{names} had not as many workers as before after {PATIENCE_S:.0f} s")
     return replace(drill, state=DrillState.ENDED, ended_at=now, jobs=hit, message=message)

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
+from cluster.view import ENDED
 from remora.states import NodeState
-from service.queue.drills import Traces
+from service.queue.drills import TakenNode, Traces
 from service.queue.rows import DrilledJob, DrillRow, JobRow, NodeRow
 from service.store import telemetry
+from service.store.nodes import get_node, page_of_node_events
 from service.store.rows import drill_columns, to_drill, to_rows
 from service.store.tables import ACTIVE_JOBS, LIVE_NODES, OPEN_DRILLS, drills, jobs, nodes
 
@@ -47,6 +49,21 @@ def ready_nodes(connection: sa.Connection, pool: str) -> list[NodeRow]:
         .order_by(nodes.c.id)
     )
     return to_rows(NodeRow, connection.execute(statement))
+
+
+def taken_nodes(connection: sa.Connection, drill: DrillRow) -> list[TakenNode]:
+    """Where the nodes stand that their cloud was asked to take."""
+    return [_taken(connection, node_id, drill.noticed_at or drill.requested_at) for node_id in drill.node_ids]
+
+
+def _taken(connection: sa.Connection, node_id: str, since: float) -> TakenNode:
+    node = get_node(connection, node_id)
+    events = page_of_node_events(connection, node_id, 0, CHUNK)
+    return TakenNode(
+        id=node_id,
+        has_heard=any(event.kind == "node.draining" and event.at >= since for event in events),
+        is_gone=node is None or node.state in ENDED,
+    )
 
 
 def running_jobs(connection: sa.Connection) -> list[JobRow]:

@@ -27,12 +27,14 @@ def main() -> int:
     os.nice(5)  # requests and training come first
     say = partial(_say, sys.stdout)
     try:
-        question = read_question(json.loads(sys.stdin.buffer.read()))
-    except Refused as error:
-        say({"refused": {"field": error.field, "message": str(error)}})
-        return 0
+        body = json.loads(sys.stdin.buffer.read())
     except (ValueError, RecursionError) as error:
         say({"unreadable": f"the body is not JSON: {' '.join(str(error).split())[:200]}"})
+        return 0
+    try:
+        question = read_question(body)
+    except Refused as error:
+        say({"refused": {"field": error.field, "message": str(error)}})
         return 0
     say({"accepted": {"jobs": len(question.trace.jobs), "policies": list(question.policies)}})
     told = time.monotonic()

@@ -15,7 +15,7 @@ from cluster.simulator.course import course_of
 from cluster.simulator.doors import Assumptions
 from cluster.simulator.plot import plot
 from cluster.simulator.replay import Replay
-from cluster.simulator.report import as_numbers, report_of
+from cluster.simulator.report import Report, as_numbers, report_of
 from cluster.traces.trace import Trace
 from service.what_if.question import Question
 from service.what_if.turns import ServiceQueue
@@ -43,6 +43,17 @@ def replayed(
     return replay
 
 
+def left_out(policy: str, report: Report) -> str | None:
+    """A warning that the figures under this policy are not of all jobs; None when they are."""
+    if not report.failed:
+        return None
+    never, broken = report.never_ran, report.failed - report.never_ran
+    parts = [f"{never} of {report.jobs} jobs never ran"] if never else []
+    if broken:
+        parts.append(f"{broken} of {report.jobs} jobs began and failed")
+    return f"{' and '.join(parts)} under {policy}: its waits and times are of the others alone, and so its cost is less"
+
+
 def answer(question: Question, progress: Progress, load: Load) -> dict[str, Any]:
     """Reports, courses and the picture; equal questions have equal answers.
 
@@ -64,12 +75,14 @@ def answer(question: Question, progress: Progress, load: Load) -> dict[str, Any]
         replays[name] = replayed(question.trace, policies, assumptions, tell, rules=rules)
     until_s = max(replay.now for replay in replays.values())
     courses = {name: course_of(replay, until_s) for name, replay in replays.items()}
+    reports = {name: report_of(replay) for name, replay in replays.items()}
     return {
-        "reports": [{"policy": name, **as_numbers(report_of(replay))} for name, replay in replays.items()],
+        "reports": [{"policy": name, **as_numbers(report)} for name, report in reports.items()],
         "courses": {name: asdict(course) for name, course in courses.items()},
         "plot": plot(courses),
         "notes": [
             *question.trace.notes,
+            *(said for name, report in reports.items() if (said := left_out(name, report)) is not None),
             *(f"{name}: the rule {rule} is passed over: {why}" for (name, rule), why in passed_over.items()),
         ],
     }

@@ -19,6 +19,8 @@ Name = Annotated[str, Field(min_length=1, max_length=300)]
 #: Jobs of one replay.
 MOST_JOBS = 200_000
 MOST_NODES = 5_000
+#: From the begin of a trace to its last moment.  Schedules are looked at minute by minute, so that more takes hours.
+MOST_DAYS = 3 * 366
 
 
 class Refused(ValueError):
@@ -78,12 +80,25 @@ def read_question(body: object) -> Question:
         raise Refused("traces", "the traces have no job: name a file with jobs")
     if len(trace.jobs) > MOST_JOBS:
         raise Refused("traces", f"the traces have {len(trace.jobs)} jobs, {MOST_JOBS} are possible: cut them")
+    _check_span(trace)
     policies = {one.name: _policies(one, trace) for one in asked.policies}
     if len(policies) < len(asked.policies):
         raise Refused("policies", f"two policies are named {asked.policies[0].name!r}: name them differently")
     for name, policy in policies.items():
         _check(name, policy)
     return Question(trace=trace, policies=policies, seed=asked.seed, look_s=asked.look_s)
+
+
+def _check_span(trace: Trace) -> None:
+    """Refuse a trace whose replay would not come to its end."""
+    most_s = MOST_DAYS * 86_400.0
+    for job in trace.jobs:
+        if (ends_s := job.at_s + job.work_s / job.max_workers) > most_s:
+            said = f"the job {job.id[:80]!r} ends {ends_s / 86_400:.0f} days after the trace began at the earliest"
+            raise Refused("traces", f"{said}, {MOST_DAYS} are possible: cut it")
+    if trace.changes and trace.changes[-1].at_s > most_s:
+        said = f"the market changes {trace.changes[-1].at_s / 86_400:.0f} days after the trace began"
+        raise Refused("traces", f"{said}, {MOST_DAYS} are possible: cut it")
 
 
 def _refused(error: ValidationError) -> Refused:

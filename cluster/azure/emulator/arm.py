@@ -137,7 +137,7 @@ class _Arm:
         machine = self._found(request)
         if machine.capacity != "spot":
             raise Refused(409, "OperationNotAllowed", "Eviction can be simulated on spot machines only.")
-        self._cloud.notice(machine.name, self._clock())
+        self._cloud.simulate_eviction(machine.name, self._clock())
         return Response(status_code=204)
 
     async def operation(self, request: Request) -> Response:

@@ -120,7 +120,7 @@ class _ArmSets:
         machine = self._asked(request)
         if machine.capacity != "spot":
             raise Refused(409, "OperationNotAllowed", "Eviction can be simulated on spot machines only.")
-        self._door.cloud.notice(machine.name, self._door.clock())
+        self._door.cloud.simulate_eviction(machine.name, self._door.clock())
         return Response(status_code=204)
 
     def _asked(self, request: Request) -> Machine:

@@ -40,6 +40,7 @@ class Knobs(BaseModel):
     shut_down_s: float | None = Field(default=None, ge=0)
     page_size: int | None = Field(default=None, ge=1)
     notice_s: float | None = Field(default=None, ge=0)
+    announce_s: float | None = Field(default=None, ge=0)
     skew_s: float | None = None
     #: How many more reads answers say that there may be; nobody counts them.
     reads_left: int | None = Field(default=None, ge=0)
@@ -132,7 +133,15 @@ class Control:
         knobs = _parsed(Knobs, await request.json())
         if isinstance(knobs, Response):
             return knobs
-        for name in ("create_s", "delete_s", "shut_down_s", "page_size", "notice_s", "reads_left"):
+        for name in (
+            "create_s",
+            "delete_s",
+            "shut_down_s",
+            "page_size",
+            "notice_s",
+            "announce_s",
+            "reads_left",
+        ):
             if getattr(knobs, name) is not None:
                 setattr(self._cloud, name, getattr(knobs, name))
         if knobs.skew_s is not None:

@@ -135,6 +135,10 @@ class Cloud:
         self.unlisted: set[str] = set()
         #: Seconds between the notice of an eviction and the eviction.
         self.notice_s = 30.0
+        #: Seconds between the wish for a simulated eviction and its notice; the real one takes minutes.
+        self.announce_s = 0.0
+        #: Machines whose eviction was wished for, by name in lower case, and when each is told.
+        self.wished: dict[str, float] = {}
         #: Machines that will be evicted, by name in lower case, and when.
         self.evictions: dict[str, float] = {}
         #: Machine-seconds of those that are gone, by capacity type.
@@ -204,11 +208,23 @@ class Cloud:
         for operation in list(self.operations.values()):
             if operation.status == "InProgress" and operation.due_at <= now:
                 self._finish(operation, now)
+        for name, at in list(self.wished.items()):
+            if at <= now:
+                del self.wished[name]
+                # By the time at which it was due: nobody may have asked meanwhile.
+                self.notice(name, at)
         for name, at in list(self.evictions.items()):
             if at <= now:
                 del self.evictions[name]
                 if name in self.machines:
                     self.evict(name, now)
+
+    def simulate_eviction(self, name: str, now: float) -> None:
+        """Give a machine its notice `announce_s` from now; one for which that was wished before keeps its time."""
+        if self.announce_s <= 0:
+            self.notice(name, now)
+        elif name.lower() not in self.evictions:
+            self.wished.setdefault(name.lower(), now + self.announce_s)
 
     def notice(self, name: str, now: float) -> float:
         """Say that a machine will be evicted `notice_s` from now; when that is, also for one that was told before."""
@@ -342,6 +358,7 @@ class Cloud:
         self.machines.pop(machine.name.lower(), None)
         # The next one of this name was told nothing.
         self.evictions.pop(machine.name.lower(), None)
+        self.wished.pop(machine.name.lower(), None)
         self.used_s[machine.capacity] += now - machine.created_at
         if machine.place is None:
             self._detach(machine)

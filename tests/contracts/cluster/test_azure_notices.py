@@ -70,6 +70,22 @@ def test_a_simulated_eviction_is_heard_too(rig: AzureRig, metadata: MetadataServ
     assert only_event(metadata).type == "Preempt"
 
 
+def test_a_simulated_eviction_may_be_announced_later_and_a_second_wish_does_not_put_it_off(
+    rig: AzureRig, metadata: MetadataService
+) -> None:
+    rig.knobs(announce_s=120.0)
+    rig.azure.simulate_eviction("node_a")
+    rig.clock.passed_s = 119.0
+    rig.azure.simulate_eviction("node_a")
+    assert len(rig.list()) == 1
+    assert metadata.listen().document.events == ()
+    rig.clock.passed_s = 121.0
+    assert len(rig.list()) == 1
+    assert only_event(metadata).not_before == pytest.approx(rig.clock() + 29.0, abs=1.0)
+    rig.clock.passed_s = 151.0
+    assert rig.list() == []
+
+
 def test_nobody_else_is_told(rig: AzureRig, metadata: MetadataService) -> None:
     rig.create(wish("node_b"))
     rig.list()

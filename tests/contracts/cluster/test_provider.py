@@ -6,6 +6,7 @@ a provider has to know of it.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -150,6 +151,40 @@ def test_what_can_never_work_is_refused_and_makes_nothing(
     assert provider.list() == []
 
 
+def lets_the_next_fail(provider: Killable, home: Path, fault: str) -> None:
+    """Turn a knob: there is no room for the next machine, or it dies while it starts."""
+    if isinstance(provider, FakeProvider):
+        assert fault == "refuse"
+        provider.fail_next_create(InsufficientCapacity("sold out", offering="local", until=5.0))
+    elif isinstance(provider, AzureRig) and fault == "refuse":
+        provider.fault("create", status=409, code="SkuNotAvailable", message="Following SKUs have failed")
+    elif isinstance(provider, AzureRig):
+        provider.fault("create-later", code="OSProvisioningTimedOut", message="It did not start in time.")
+    else:
+        (home / "faults.json").write_text(json.dumps({fault: 1}))
+
+
+@pytest.mark.parametrize("provider", ["fake", "local", "azure"], indirect=True)
+def test_where_there_is_no_room_nothing_is_made(provider: Killable, tmp_path: Path) -> None:
+    lets_the_next_fail(provider, tmp_path, "refuse")
+    with pytest.raises(InsufficientCapacity):
+        provider.create(request())
+    assert provider.list() == []
+
+
+@pytest.mark.parametrize("provider", ["local", "azure"], indirect=True)
+def test_a_machine_that_dies_while_it_starts_says_why(provider: Killable, tmp_path: Path) -> None:
+    lets_the_next_fail(provider, tmp_path, "die")
+    provider.create(request())
+    while (node := only(provider.list())).is_running:
+        pass  # its first process needs a moment to end
+    assert node.message
+    provider.delete("node_a")
+    assert provider.list() == []
+    provider.create(request("node_b"))
+    assert only(provider.list()).is_running, "it was one machine only"
+
+
 def test_the_fake_fails_when_it_is_told_to() -> None:
     fake = FakeProvider()
     fake.fail_next_create(InsufficientCapacity("sold out", offering="local", until=5.0))
@@ -289,6 +324,46 @@ class TestLocalOnly:
         file.touch()
         with pytest.raises(ProviderError):
             local_provider(file / "home").create(request())
+
+    def test_a_machine_that_never_joins_runs_and_can_be_ended(self, home: Path) -> None:
+        provider = local_provider(home)
+        (home / "faults.json").write_text('{"never_join": 1}')
+        provider.create(request("node_a"))
+        provider.create(request("node_b"))
+        assert [node.is_running for node in provider.list()] == [True, True]
+        (idle,) = provider.processes("node_a")
+        assert "ray.scripts.scripts" not in idle.cmdline()
+        assert any("ray.scripts.scripts" in one.cmdline() for one in provider.processes("node_b"))
+        provider.delete("node_a")
+        assert not idle.is_running()
+
+    def test_a_machine_that_joins_late_is_a_plain_one_from_then_on(self, home: Path) -> None:
+        provider = local_provider(home)
+        (home / "faults.json").write_text('{"join_late": 1, "late_s": 0.5}')
+        provider.create(request())
+        first = only(provider.list())
+        (process,) = provider.processes("node_a")
+        assert process.cmdline()[1:3] == ["-P", "-c"], "it waits"
+        while "ray.scripts.scripts" not in process.cmdline():
+            pass  # half a second
+        assert only(provider.list()) == first, "it is the same process"
+
+    def test_faults_are_used_up_one_after_the_other_and_outlive_the_controller(self, home: Path) -> None:
+        faults = home / "faults.json"
+        faults.write_text('{"refuse": 2, "never_join": 1}')
+        for left in (1, 0):
+            with pytest.raises(InsufficientCapacity, match="as a rehearsal wants it"):
+                local_provider(home).create(request())
+            assert json.loads(faults.read_text())["refuse"] == left
+        local_provider(home).create(request())
+        assert json.loads(faults.read_text())["never_join"] == 0
+
+    @pytest.mark.parametrize("text", ["{", "[]", '{"refuse": -1}', '{"refuses": 1}', '{"late_s": NaN}'])
+    def test_faults_that_nobody_understands_are_named_and_make_nothing(self, home: Path, text: str) -> None:
+        (home / "faults.json").write_text(text)
+        with pytest.raises(ProviderError, match=r"faults\.json: [^\n]+; remove it"):
+            local_provider(home).create(request())
+        assert local_provider(home).list() == []
 
     @pytest.mark.parametrize("key", ["", "a,b", "a=b", "x y"])
     def test_labels_that_ray_would_refuse_are_refused(self, home: Path, key: str) -> None:

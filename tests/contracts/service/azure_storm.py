@@ -15,6 +15,7 @@ from cluster.azure import prices
 from cluster.azure.emulator.server import REGION
 from cluster.azure.emulator.state import Machine
 from cluster.azure.market import Market, Sources
+from cluster.azure.rehearsal import AzureRehearsal
 from cluster.azure.supply import AzureSupply
 from cluster.policy_documents import digest_of
 from remora.spec import JobSpec
@@ -118,6 +119,7 @@ class Storm:
             hands,
             hands,
             self.supply,
+            rehearsal=AzureRehearsal(azure),
             drains=hands,
             follows_policies=True,
         )

@@ -6,17 +6,21 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 import uvicorn
 
 import remora
+from remora.cli import plans
 from remora.cli.exits import ExitCode
 from remora.cli.main import run
 from service.api.app import create_app
 from service.settings import Settings
+from tests.contracts.service import endless_plan
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "what-if"
 TRACE, SPOT, ON_DEMAND = (
@@ -104,6 +108,68 @@ def test_the_clients_say_the_same(service: str, capsys: pytest.CaptureFixture[st
 
     asyncio.run(ask())
     assert told[-1] == 1.0
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> tuple[str, str]:
+    """Files of a trace and a policy whose replay takes minutes."""
+    trace, policy = tmp_path / "endless.jsonl", tmp_path / "endless.yaml"
+    trace.write_text(endless_plan.TRACE)
+    policy.write_text(endless_plan.POLICY)
+    return str(trace), str(policy)
+
+
+def test_ctrl_c_ends_the_replay_and_the_next_one_begins_at_once(
+    service: str,
+    endless: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def press(_part: float) -> None:
+        raise KeyboardInterrupt
+
+    trace, policy = endless
+    monkeypatch.setattr(plans, "_progress", lambda: press)
+    assert plan("--trace", trace, "--policy", policy) == ExitCode.DETACHED
+    assert capsys.readouterr().err == "\nCancelled; the replay has ended.\n"
+    monkeypatch.undo()
+    with remora.Client(service, retry_s=0) as client:
+        assert client.what_if([TRACE], [SPOT]).state == "done"
+
+
+def test_a_task_that_is_cancelled_ends_its_replay(service: str, endless: tuple[str, str]) -> None:
+    async def ask() -> None:
+        runs = asyncio.Event()
+        async with remora.AsyncClient(retry_s=0) as client:
+            trace, policy = endless
+            task = asyncio.create_task(
+                client.what_if([trace], [policy], on_progress=lambda _part: runs.set())
+            )
+            await runs.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (await client.what_if([TRACE], [SPOT])).state == "done"
+
+    asyncio.run(ask())
+
+
+def test_a_replay_whose_client_has_gone_before_it_knew_of_it_ends(
+    service: str, endless: tuple[str, str]
+) -> None:
+    trace, policy = (Path(name) for name in endless)
+    asked = {
+        "traces": [{"name": trace.name, "text": trace.read_text()}],
+        "policies": [{"name": policy.name, "text": policy.read_text()}],
+    }
+    with pytest.raises(httpx2.ReadTimeout):  # a process of its own cannot have begun by then
+        httpx2.post(f"{service}/v1/plans", json=asked, timeout=httpx2.Timeout(30.0, read=0.01))
+    asked["policies"][0]["text"] = ""
+    deadline = time.monotonic() + 60
+    # Once it is out of the way a question is looked at again: this one is refused, as it names no pool.
+    while (answer := httpx2.post(f"{service}/v1/plans", json=asked)).status_code == 429:
+        assert time.monotonic() < deadline, "nobody ended it"
+    assert answer.status_code == 422
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,14 @@ from fastapi.testclient import TestClient
 from remora.views import Problem, WhatIf
 from service.api.app import create_app
 from service.settings import Settings
+from tests.contracts.service import endless_plan
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "what-if"
+
+ENDLESS = {
+    "traces": [{"name": "endless.jsonl", "text": endless_plan.TRACE}],
+    "policies": [{"name": "endless.yaml", "text": endless_plan.POLICY}],
+}
 
 
 @pytest.fixture
@@ -71,6 +77,18 @@ def test_what_cannot_be_replayed_is_refused_with_its_line(client: TestClient) ->
     spoiled = {"name": "jobs.jsonl", "text": '\n{"kind": "job"}'}
     answer = client.post("/v1/plans", json={**body("on-demand.yaml"), "traces": [spoiled]})
     assert refused(answer, 422, "invalid_plan").startswith("jobs.jsonl, line 2: id: ")
+    nested = {"name": "log.json", "text": "[" * 200_000}
+    answer = client.post("/v1/plans", json={**body("on-demand.yaml"), "traces": [nested]})
+    assert refused(answer, 422, "invalid_plan") == "log.json: its JSON is nested too deeply for a job log"
+    endless = json.loads(document("trace.jsonl")["text"].splitlines()[-1])
+    endless |= {"id": "endless", "at_s": 1e10}
+    late = {"name": "late.jsonl", "text": json.dumps(endless)}
+    answer = client.post(
+        "/v1/plans", json={**body("on-demand.yaml"), "traces": [document("trace.jsonl"), late]}
+    )
+    assert refused(answer, 422, "invalid_plan").startswith(
+        "the job 'endless' ends 115741 days after the trace"
+    )
     answer = client.post("/v1/plans", json=body("on-demand.yaml", seed=-1))
     assert refused(answer, 422, "invalid_plan").startswith("seed: ")
     headers = {"content-type": "application/json"}
@@ -109,6 +127,24 @@ def test_a_rule_that_is_installed_beside_the_service_is_asked(
 def test_there_is_no_other_plan(client: TestClient) -> None:
     refused(client.get("/v1/plans/plan_x"), 404, "plan_not_found")
     refused(client.get("/v1/plans/plan_x", params={"wait_s": 21}), 422, "invalid_parameter")
+
+
+def test_a_replay_that_is_cancelled_ends_and_makes_way(client: TestClient) -> None:
+    begun = WhatIf.model_validate_json(client.post("/v1/plans", json=ENDLESS).content)
+    answer = client.delete(f"/v1/plans/{begun.id}")
+    plan = WhatIf.model_validate_json(answer.content)
+    assert (answer.status_code, plan.state, plan.terminal, plan.message) == (
+        200,
+        "cancelled",
+        True,
+        "it was cancelled",
+    )
+    (run,) = client.app.state.remora.replays._runs.values()  # type: ignore[attr-defined]
+    assert run.process.returncode is not None
+    answer = client.post("/v1/plans", json=body("prefer-spot.yaml"))
+    done = ended(client, WhatIf.model_validate_json(answer.content))
+    assert client.delete(f"/v1/plans/{done.id}").json() == done.model_dump()
+    refused(client.delete("/v1/plans/plan_x"), 404, "plan_not_found")
 
 
 def test_a_replay_ends_with_the_service(tmp_path: Path) -> None:

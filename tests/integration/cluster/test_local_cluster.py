@@ -118,6 +118,16 @@ def test_nodes_join_with_labels_resources_and_addresses_of_their_own(provider: L
     assert labels["node_a"]["remora-pool"] == "local"
 
 
+def test_a_machine_that_is_late_joins_in_the_end_and_one_that_shall_never_join_does_not(
+    provider: LocalProvider, home: Path
+) -> None:
+    (home / "faults.json").write_text('{"never_join": 1, "join_late": 1, "late_s": 0.5}')
+    provider.create(NodeRequest(node_id="node_idle", pool="local", resources={"CPU": 1.0}))
+    join(provider, "node_late")
+    assert not is_member("node_idle")
+    assert [node.is_running for node in provider.list()] == [True, True]
+
+
 def test_a_killed_node_is_gone_whole_and_ray_notices_within_seconds(provider: LocalProvider) -> None:
     join(provider, "node_c")
     parent = Parent.options(**on("node_c")).remote()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import mean, median
@@ -48,6 +49,8 @@ def test_a_generated_trace_is_the_same_after_it_was_written_and_read() -> None:
         ({"budget": 0}, "budget: should be greater than 0"),
         ({"work_s": -1}, "work_s: should be greater than or equal to 0"),
         ({"work_s": None}, "work_s: should be a valid number"),
+        ({"work_s": math.nan}, "work_s: should be a finite number"),
+        ({"resources": {"GPU": math.inf}}, "resources.GPU: should be a finite number"),
         ({"kind": "task"}, "kind"),
         ({"resources": {}}, "resources"),
         ({"gpus": 3}, "gpus: Extra inputs are not permitted"),
@@ -172,12 +175,32 @@ def philly(name: str, clock: str, *attempts: int) -> dict[str, object]:
     }
 
 
+def ran_until(end: float) -> dict[str, object]:
+    attempt = {"start_time": 0, "end_time": end, "detail": [{"ip": "m1", "gpus": ["gpu0"]}]}
+    return {**philly("a", "00:00:00"), "attempts": [attempt]}
+
+
+def test_a_job_log_that_is_nested_without_end_is_refused_as_one() -> None:
+    with pytest.raises(TraceError, match=r"^log: its JSON is nested too deeply"):
+        read_philly("[" * 200_000, "log")
+
+
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
         (3, "it is not a JSON object"),
         ({"jobid": ""}, "jobid"),
         ({**philly("a", "00:00:00", 5), "submitted_time": "yesterday"}, "submitted_time"),
+        ({**philly("a", "00:00:00", 5), "submitted_time": math.nan}, "submitted_time: .* finite number"),
+        (
+            {**philly("a", "00:00:00", 5), "submitted_time": 1e300},
+            "submitted_time: .* or equal to 10000000000",
+        ),
+        (ran_until(math.nan), r"attempts\.0\.end_time: .* finite number"),
+        (ran_until(math.inf), r"attempts\.0\.end_time: .* finite number"),
+        (ran_until(-1e300), r"attempts\.0\.end_time: .* or equal to 0"),
+        (ran_until(1e300), r"attempts\.0\.end_time: .* or equal to 10000000000"),
+        (ran_until(9e9), r"its attempts ran 9e\+09 s in all, 1e\+09 s are possible"),
     ],
 )
 def test_a_bad_philly_job_is_refused_with_its_number(entry: object, said: str) -> None:
@@ -191,7 +214,17 @@ def test_spot_availability_becomes_the_changes_of_an_offering() -> None:
     assert [(change.at_s, change.nodes) for change in changes] == [(0, 0), (600, 3), (1200, 16)]
 
 
-@pytest.mark.parametrize("text", ["{}", '{"metadata": {"gap_seconds": 0}, "data": [1]}', "[", '{"data": []}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        '{"metadata": {"gap_seconds": 0}, "data": [1]}',
+        '{"metadata": {"gap_seconds": NaN}, "data": [1]}',
+        json.dumps({"metadata": {"gap_seconds": 1e6}, "data": [1] * 10_001}),
+        "[",
+        '{"data": []}',
+    ],
+)
 def test_bad_spot_availability_is_refused_in_a_sentence(text: str) -> None:
     with pytest.raises(TraceError, match=r"^east\.json: [^\n]+$"):
         read_skypilot(text, SPOT.id, "east.json")

@@ -263,6 +263,17 @@ def test_an_unknown_job_is_exit_code_3(cli: Cli, service: FakeService) -> None:
         assert cli.err == "remora: there is no job 'job_nobody'; remora list shows the jobs\n"
 
 
+def test_an_empty_name_is_refused_and_nobody_is_taken_for_it(cli: Cli, service: FakeService) -> None:
+    job = service.add_job("only")
+    for command in ("show", "logs", "events", "metrics", "cancel", "wait", "checkpoints", "download"):
+        assert cli(command, "") == ExitCode.USAGE
+        assert cli.err == "remora: the id of the job is empty: name it, or `last` for the newest one\n"
+    assert cli("drill", "--pool", "", "--silent") == ExitCode.USAGE
+    assert cli.err == "remora: the name of the pool is empty: name it\n"
+    assert not [seen for seen in service.requests if seen.method == "POST"]
+    assert service.jobs[job.id].cancel_requested_at is None
+
+
 def test_an_error_of_the_service_is_exit_code_1(cli: Cli, service: FakeService) -> None:
     service.faults = [problem(500, "internal", "It broke\nin two lines.", hint="Tell us.")]
     assert cli("nodes") == ExitCode.ERROR

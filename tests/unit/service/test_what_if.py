@@ -248,6 +248,24 @@ def test_the_example_is_answered_and_equal_questions_have_equal_answers() -> Non
     json.dumps(first)
 
 
+def test_jobs_that_never_ran_under_a_policy_are_told_in_a_sentence() -> None:
+    asked = question()
+    lines = [json.loads(line) for line in asked["traces"][0]["text"].splitlines()]
+    jobs = [line for line in lines if line["kind"] == "job"]
+    for job in jobs[:20]:
+        job["resources"] = {"GPU": 400.0}  # on no node
+    jobs[20]["budget"] = 1e-6
+    asked["traces"][0]["text"] = "\n".join(map(json.dumps, lines))
+    found = answer(read_question(asked), lambda _part: None, load_rules)
+    (report,) = found["reports"]
+    assert (report["jobs"], report["succeeded"], report["failed"], report["never_ran"]) == (60, 39, 21, 20)
+    assert found["notes"] == [
+        f"20 of 60 jobs never ran and 1 of 60 jobs began and failed under {report['policy']}: its waits and times are"
+        " of the others alone, and so its cost is less"
+    ]
+    assert answer(read_question(question()), lambda _part: None, load_rules)["notes"] == []
+
+
 @pytest.mark.parametrize(
     ("spoil", "field", "said"),
     [
