@@ -25,6 +25,8 @@ class Beat:
     at: float
     #: Why its node is drained, or is about to be.
     leaves: str | None = None
+    #: Something is wrong with the machine.
+    is_sick: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +52,11 @@ def read(told: bytes) -> Beat | None:
     """The same, read; None when it cannot be."""
     try:
         document = json.loads(told)
-        at, leaves = float(document["at"]), document.get("leaves")
+        at, leaves, problems = float(document["at"]), document.get("leaves"), document.get("problems")
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    return Beat(at=at, leaves=leaves[:_REASON_LIMIT] if isinstance(leaves, str) and leaves else None)
+    reason = leaves[:_REASON_LIMIT] if isinstance(leaves, str) and leaves else None
+    return Beat(at=at, leaves=reason, is_sick=bool(problems))
 
 
 def listen(

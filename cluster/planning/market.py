@@ -112,16 +112,19 @@ class Market:
             self._count(offering, pool, -nodes)
 
     def _to_be_had(self, pool: str, capacity: CapacityType) -> tuple[list[Offering], dict[str, None]]:
-        """What of these offerings is not refused now, and why the others are."""
+        """What of these offerings is neither refused nor closed now, and why the others are."""
         key = (pool, capacity)
         if key not in self._open:
             sold, refused = self._situation.sold(pool, capacity), self._situation.refused
             reasons = [
                 f"{_words(o)} is refused until {clock(refused[o.id])}" for o in sold if o.id in refused
             ]
+            closed = self._situation.closed(pool)
+            reasons += [why_closed(o, pool, closed[o.id]) for o in sold if o.id in closed]
             if not sold:
                 reasons.append(f"pool {pool!r} is sold no {capacity} nodes of its sizes and zones")
-            self._open[key] = ([o for o in sold if o.id not in refused], dict.fromkeys(reasons))
+            to_be_had = [o for o in sold if o.id not in refused and o.id not in closed]
+            self._open[key] = (to_be_had, dict.fromkeys(reasons))
         return self._open[key]
 
     def buy(self, ask: Ask) -> Quote:
@@ -273,6 +276,12 @@ class Market:
                 rooms.append(per_node * (min(nodes, FABRIC_NODES) if job.needs_fabric else nodes))
         # A fabric domain lies in one pool.
         return (max(rooms) if job.needs_fabric else sum(rooms)) >= job.min_workers
+
+
+def why_closed(offering: Offering, pool: str, until: float) -> str:
+    """Why a pool asks for none of an offering now."""
+    failed = f"its last nodes in pool {pool!r} did not join or were sick"
+    return f"{_words(offering)} is not tried before {clock(until)}, as {failed}"
 
 
 def _words(offering: Offering) -> str:

@@ -20,6 +20,7 @@ from cluster.actions import Drain, Launch, Notice, Plan, Terminate, Wait
 from cluster.offerings import Offering, zone_and_capacity
 from cluster.placement import FABRIC_LABEL, labels_of
 from cluster.planner import plan
+from cluster.planning.health import remembered_s
 from cluster.policies import Policies
 from cluster.provider import NodeRequest, ProvidedNode, Provider, ProviderError, Throttled, Unanswered
 from cluster.view import ENDED, ClusterView, Refusal
@@ -52,7 +53,7 @@ from service.store.ids import new_id
 
 log = logging.getLogger(__name__)
 
-#: Seconds that ended nodes stay in the planner's view, so that it slows down a pool whose nodes fail.
+#: Seconds that ended nodes stay in the planner's view for the paces of pools; those that failed stay for longer.
 MEMORY_S = 900.0
 
 #: Machines that a cloud is asked for at the same time.
@@ -95,8 +96,9 @@ def scale(turn: Turn, hands: Hands) -> Mapping[str, str]:
     known = turn.load(cloud.get)
     if known.unseen_since is not None:
         note_seen(turn, known.unseen_since)
-    rows = turn.load(lambda connection: store.current_nodes(connection, turn.now - MEMORY_S))
     policies = policies_in_force(turn)
+    failed_since = turn.now - remembered_s(policies)
+    rows = turn.load(lambda connection: store.current_nodes(connection, turn.now - MEMORY_S, failed_since))
     load = turn.load(lambda connection: _load(connection, hands, policies, turn.now))
     # 3. Write down what was seen.
     jobs_on = workers_by_node(rows, [attempt for _, attempt in load.running])

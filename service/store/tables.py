@@ -223,6 +223,8 @@ nodes = sa.Table(
     sa.Column("leaving_since", sa.Double),
     sa.Column("deadline_at", sa.Double),
     sa.Column("agent_silent_since", sa.Double),
+    sa.Column("sick_since", sa.Double),
+    sa.Column("launched_at", sa.Double),
     sa.Column("ready_at", sa.Double),
     sa.Column("ended_at", sa.Double),
     sa.Column("event_seq", sa.BigInteger, nullable=False),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster import installed_rules
+from cluster.agent.beats import Beat, Hearing
 from cluster.offerings import CapacityType, Offering
 from cluster.policy_documents import digest_of
 from cluster.provider import InsufficientCapacity, NodeRequest, Throttled
@@ -18,7 +19,7 @@ from service.queue.ledger import UseRow
 from service.queue.policy_versions import PolicyWish, follow
 from service.queue.rows import NodeRow
 from service.settings import Settings
-from service.store import ledger, policies, telemetry
+from service.store import ledger, policies, telemetry, waits
 from service.store import nodes as node_store
 from service.store.database import Database
 from service.store.history import history_since
@@ -256,6 +257,32 @@ def test_a_zone_that_loses_the_head_is_left_at_once(world: World) -> None:
     world.cluster.cut_off = set()
     world.tick(3)
     assert [(node.offering, node.state) for node in living(world)] == [(OTHER_SPOT, NodeState.READY)] * 2
+
+
+def test_machines_that_are_sick_are_not_bought_again_and_again(world: World) -> None:
+    sick = Hearing(beat=Beat(at=1.0, leaves="this machine is sick: XID 79", is_sick=True))
+    apply(world, DOCUMENT.format(max_nodes=4).replace("patience_s: 20", "patience_s: 9000"))
+    job_id = world.submit(min_workers=3, max_workers=3)
+    for _ in world.ticks_until("machines of another zone do the work"):
+        world.now += 10.0
+        for node in living(world):
+            if node.offering == SPOT:
+                world.cluster.agents[node.id] = sick
+                world.cluster.draining.add(node.id)
+        if world.job(job_id).state is JobState.ADMITTED:
+            break
+    ready = [node for node in living(world) if node.state is NodeState.READY]
+    assert [node.offering for node in ready] == [OTHER_SPOT] * 3
+    ended = [node for node in world.nodes() if node.ended_at is not None]
+    assert [node.offering for node in ended] == [SPOT] * 3
+    assert all(node.sick_since is not None and node.launched_at is not None for node in ended)
+    # What has ended is not forgotten with the rest.
+    world.now += 1000.0
+    world.submit(min_workers=1, max_workers=1)
+    world.tick()
+    assert bought(world) == [OTHER_SPOT] * 4
+    (wait,) = world.database.query(waits.all_waits)
+    assert wait.reason.startswith("spot Standard_D4s_v5 in zone 1 is not tried before ")
 
 
 def test_a_machine_that_joins_after_it_was_given_up_is_told_to_take_no_work(world: World) -> None:
