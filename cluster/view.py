@@ -226,7 +226,7 @@ class ClusterView:
     spent: Spending = Spending()
     #: By project.
     spent_by_project: Mapping[str, Spending] = field(default_factory=dict)
-    #: The furthest step of the budget that an earlier plan reached in this day or month: it holds until that ends.
+    #: The furthest step that an earlier plan reached of the same budget in this day or month: it holds until that ends.
     budget_step: BudgetStep | None = None
     #: Nobody overtakes a job that waits for nodes, so nothing is bought for those behind it.
     in_turns: bool = False

@@ -21,7 +21,7 @@ from cluster.offerings import Offering, zone_and_capacity
 from cluster.placement import FABRIC_LABEL, labels_of
 from cluster.planner import plan
 from cluster.planning.health import remembered_s
-from cluster.policies import Policies
+from cluster.policies import BudgetPolicy, Policies
 from cluster.provider import NodeRequest, ProvidedNode, Provider, ProviderError, Throttled, Unanswered
 from cluster.view import ENDED, ClusterView, Refusal
 from remora.states import NodeState
@@ -157,7 +157,7 @@ def _carry_out(
             case Drain():
                 draining.append(_begin_drain(turn, by_id[action.node_id], action))
             case Notice():
-                _tell(turn, action)
+                _tell(turn, action, policies.budget)
     _drain(hands.drains, draining, members)
     if hands.follows_policies:
         # A process of this machine is gone once it was deleted.
@@ -284,10 +284,10 @@ def _tell_ray(drains: Drains, node_id: str, reason: str, deadline_at: float) -> 
         log.warning("node %s cannot be drained, it is tried again: %s", node_id, error)
 
 
-def _tell(turn: Turn, notice: Notice) -> None:
+def _tell(turn: Turn, notice: Notice, budget: BudgetPolicy) -> None:
     def work(connection: sa.Connection) -> None:
         if notice.step is not None:
-            spending.reach(connection, notice.step, turn.now)
+            spending.reach(connection, notice.step, budget.figures, turn.now)
         job = job_store.lock_job(connection, notice.job_id)
         if job is not None and not job.state.is_terminal and job.budget_step != notice.step:
             job_store.save(connection, job, lifecycle.tell_budget(job, notice.message, notice.step, turn.now))

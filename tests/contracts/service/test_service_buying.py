@@ -10,6 +10,8 @@ import pytest
 from cluster import installed_rules
 from cluster.agent.beats import Beat, Hearing
 from cluster.offerings import CapacityType, Offering
+from cluster.planning.money import MEANING
+from cluster.policies import BudgetStep
 from cluster.policy_documents import digest_of
 from cluster.provider import InsufficientCapacity, NodeRequest, Throttled
 from remora.spec import JobSpec
@@ -410,6 +412,64 @@ def test_the_owner_is_told_what_the_budget_does_to_a_job_once(world: World) -> N
     told = [event for event in events if event.kind == "job.budget"]
     assert [event.data for event in told] == [{"step": "stop-growing"}]
     assert "no more nodes are bought" in told[0].message
+
+
+MIXED = DOCUMENT.format(max_nodes=4).replace("prefer-spot", "mixed").replace("    patience_s: 20\n", "")
+STEPS = """\
+budget:
+  usd_per_day: {usd}
+  steps: {{stop-growing: 0.5, spot-only: 0.6, shrink: 0.7, pause: 0.8}}
+"""
+
+
+def budget_told(world: World, job_id: str) -> list[tuple[object, str]]:
+    """What the job's owner was told of the cluster's budget: the step, and the last words."""
+    events = world.database.query(lambda c: telemetry.page_of_events(c, job_id, 0, 1000))
+    told = [event for event in events if event.kind == "job.budget"]
+    return [(event.data["step"], event.message.rpartition("; ")[2]) for event in told]
+
+
+def in_steps(world: World) -> tuple[str, dict[str, list[str]]]:
+    """A job on three nodes until the day's money is used up; what stayed at each step that its owner was told of."""
+    apply(world, MIXED + STEPS.format(usd=0.2))
+    job_id = running_on(world, 3)
+    stayed: dict[str, list[str]] = {}
+    for _ in world.ticks_until("there is no money left"):
+        world.now += 40.0
+        for step, _ in budget_told(world, job_id)[len(stayed) :]:
+            stayed[str(step)] = sorted(one.offering for one in living(world) if one.leaving_since is None)
+        if "pause" in stayed:
+            break
+    return job_id, stayed
+
+
+def test_a_budget_is_used_up_in_four_steps_and_the_owner_is_told_of_each(world: World) -> None:
+    job_id, stayed = in_steps(world)
+    assert stayed == {
+        "stop-growing": [ON_DEMAND, SPOT, SPOT],
+        "spot-only": [SPOT, SPOT],
+        "shrink": [SPOT],
+        "pause": [],
+    }
+    assert budget_told(world, job_id) == [(step.value, MEANING[step]) for step in BudgetStep]
+    world.now += 600.0
+    world.tick(3)
+    assert living(world) == [], "it holds although nothing is spent any more"
+    assert len(budget_told(world, job_id)) == 4
+
+
+def test_a_budget_that_is_raised_counts_at_once_and_owners_are_told(world: World) -> None:
+    job_id, _ = in_steps(world)
+    world.now += 61.0
+    world.tick(3)
+    # Another version with the same budget changes nothing.
+    apply(world, MIXED.replace("idle_s: 30", "idle_s: 40") + STEPS.format(usd=0.2))
+    world.tick(3)
+    assert living(world) == []
+    apply(world, MIXED + STEPS.format(usd=20))
+    world.tick(3)
+    assert budget_told(world, job_id)[4:] == [(None, "the cluster's budget has room again")]
+    assert bought(world) != []
 
 
 def test_the_quota_that_is_left_is_not_exceeded(world: World) -> None:

@@ -12,8 +12,10 @@ depends_on = None
 def upgrade() -> None:
     op.add_column('nodes', sa.Column('sick_since', sa.Double()))
     op.add_column('nodes', sa.Column('launched_at', sa.Double()))
+    op.add_column('budget_days', sa.Column('figures', sa.Text(), nullable=False, server_default=''))
 
 
 def downgrade() -> None:
+    op.drop_column('budget_days', 'figures')
     op.drop_column('nodes', 'launched_at')
     op.drop_column('nodes', 'sick_since')
