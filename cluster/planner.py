@@ -17,7 +17,7 @@ from cluster.actions import Drain, Launch, Notice, Plan, Terminate, Wait
 from cluster.planning.domains import Domains
 from cluster.planning.exchange import hand_over, replacements, why_they_stay
 from cluster.planning.health import end_of
-from cluster.planning.market import Ask, Market
+from cluster.planning.market import Ask, Market, why_closed
 from cluster.planning.money import MEANING
 from cluster.planning.packing import Packed, Packing
 from cluster.planning.returns import Returns
@@ -69,6 +69,7 @@ def plan(
         *heard.waits,
         *returns.waits,
         *short,
+        *_closed(situation),
         *(why_they_stay(situation, returns, before) if tells_jobs else ()),
         *(_waits(situation, packed, heard.launches, heard.later | paced.later) if tells_jobs else ()),
     )
@@ -187,6 +188,15 @@ def _own(
         )
         for lot in quote.lots
         for _ in range(lot.nodes)
+    ]
+
+
+def _closed(situation: Situation) -> list[Wait]:
+    """What pools ask for no more, as its nodes failed."""
+    return [
+        Wait(pool=pool, reason=why_closed(situation.offerings[offering], pool, until))
+        for pool in situation.limits
+        for offering, until in sorted(situation.closed(pool).items())
     ]
 
 

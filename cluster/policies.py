@@ -7,6 +7,7 @@ Durations are in seconds, and may be written `10m`; money is in USD.
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from typing import Annotated
 
@@ -130,6 +131,11 @@ class BudgetPolicy(_Policy):
     usd_per_month: Money | None = None
     #: Part of the budget at which each step begins, e.g. 0.8; steps that are not named begin at 1.0.
     steps: dict[BudgetStep, Annotated[Number, Field(gt=0, le=10)]] = Field(default_factory=dict)
+
+    @property
+    def figures(self) -> str:
+        """Equal for budgets that say the same: a step that was reached under other figures says nothing about these."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True)
 
 
 class Policies(_Policy):

@@ -139,6 +139,12 @@ class NodeView:
     is_failure: bool = False
     #: It was a member, and Ray lost it while its machine ran.
     is_cut_off: bool = False
+    #: The provider has had a machine for it at some time.
+    had_machine: bool = True
+    #: Since when it has been ready for work, or was at first.
+    ready_at: float | None = None
+    #: Since when its agent has said that its machine is sick.
+    sick_since: float | None = None
     #: When it was told to go, be it with a drain or at once; counts for the pace of returns.
     leaving_since: float | None = None
 
@@ -199,8 +205,9 @@ class Spending:
 class ClusterView:
     """Everything that a plan is made from, besides the policies and the time.
 
-    Nodes that ended within the last quarter of an hour belong into it: they are what slows a failing pool down, and
-    what the pace of launches and returns is counted from.
+    Nodes that ended within the last quarter of an hour belong into it, as the pace of launches and returns is counted
+    from them, and those that failed or were sick for as long as `cluster.planning.health.remembered_s` says: they are
+    what slows a failing pool down.
     """
 
     #: When all of it is so, seconds since 1970: the time of a replay's trace there, which no clock knows.
@@ -219,7 +226,7 @@ class ClusterView:
     spent: Spending = Spending()
     #: By project.
     spent_by_project: Mapping[str, Spending] = field(default_factory=dict)
-    #: The furthest step of the budget that an earlier plan reached in this day or month: it holds until that ends.
+    #: The furthest step that an earlier plan reached of the same budget in this day or month: it holds until that ends.
     budget_step: BudgetStep | None = None
     #: Nobody overtakes a job that waits for nodes, so nothing is bought for those behind it.
     in_turns: bool = False

@@ -31,6 +31,8 @@ class Beat:
     deaf_s: float = 0.0
     #: What its cloud has announced that moves nothing, such as a short pause.
     says: str | None = None
+    #: Something is wrong with the machine.
+    is_sick: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,7 @@ def read(told: bytes) -> Beat | None:
         leaves=_text(document.get("leaves")),
         deaf_s=deaf_s if isinstance(deaf_s, float) else 0.0,
         says=_text(document.get("says")),
+        is_sick=bool(document.get("problems")),
     )
 
 

@@ -130,6 +130,7 @@ def _back(situation: Situation, policy: PoolPolicy, pool: str) -> list[Offering]
         for offering in situation.sold(pool, CapacityType.SPOT)
         if situation.available_since.get(offering.id, float("-inf")) <= since
         and situation.has_quota(offering)
+        and offering.id not in situation.closed(pool)
     ]
 
 

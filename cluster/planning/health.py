@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
 from cluster.actions import Drain, Terminate
 from cluster.offerings import CapacityType, zone_and_capacity
-from cluster.policies import PoolPolicy
+from cluster.policies import Policies, PoolPolicy
 from cluster.view import ENDED, JOINED, ClusterView, NodeView
 from remora.states import NodeState
 
@@ -18,6 +19,19 @@ DRAIN_S = 120.0
 FIRST_PAUSE_S = 1.0
 #: The longest pause after failed starts.
 LONGEST_PAUSE_S = 120.0
+#: A node whose machine was found sick when it had been ready for no longer than this failed as if it had never joined:
+#: to bring it, and to start its jobs again without it, costs about as much as it did.
+SICK_AT_FIRST_S = 1800.0
+#: After such a node the next one counts as one that works when it has been ready for so much longer than that one was
+#: before it was found sick: its agent looks at its GPUs every half minute, and Ray's word of it takes some seconds.
+PROVEN_S = 120.0
+#: So many failures of one offering in a row close it to their pool.
+STRIKES = 3
+#: For so long at first, for twice as long each time a try fails then, and never for longer than this.
+FIRST_CLOSED_S = 1800.0
+LONGEST_CLOSED_S = 7200.0
+#: Seconds for which a zone whose nodes did not join, or were cut off, is asked last.
+SILENT_S = 900.0
 
 
 def end_of(
@@ -92,37 +106,122 @@ def _end_of_drain(node: NodeView, now: float) -> Terminate | None:
     return None
 
 
-def launch_not_before(view: ClusterView, pool: str) -> float:
-    """When a pool may launch again: a pause after its newest failure that doubles with every one in a row.
+def remembered_s(policies: Policies) -> float:
+    """Seconds for which nodes that failed, or were sick, have to stay in a view after their end.
 
-    In a row are nodes of the pool that failed after its newest node that joined was created.
+    A try that is made because older failures are nearly forgotten has to end, and to be told from the next one, before
+    they are; and an offering that fails again and again stays closed for ever longer only while that is known.
     """
-    failed = [node.created_at for node in _failed(view.unwell_of.get(pool, ()))]
+    longest_s = max((pool.join_timeout_s for pool in policies.pools.values()), default=0.0)
+    return 3.0 * LONGEST_CLOSED_S + 2.0 * longest_s + LONGEST_PAUSE_S
+
+
+def launch_not_before(view: ClusterView, pool: str, now: float) -> float:
+    """When a pool may launch again: a pause after its newest try that failed, which doubles with every one in a row.
+
+    In a row are nodes of the pool that failed, or were sick at first, after its newest node that works was created.
+    """
+    failed = _in_a_row(view.unwell_of.get(pool, ()), view.nodes_of.get(pool, ()), now)
     if not failed:
         return float("-inf")
-    nodes = view.nodes_of[pool]
-    joined_at = max((node.created_at for node in nodes if node.state in JOINED), default=float("-inf"))
-    failures = sum(1 for created_at in failed if created_at > joined_at)
-    if not failures:
-        return float("-inf")
-    return max(failed) + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30))
+    pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(len(failed) - 1, 30))
+    return max(node.created_at for node in failed) + pause_s
 
 
-def _failed(nodes: Iterable[NodeView]) -> list[NodeView]:
-    """Nodes that went before they were of any use."""
-    failed, terminating = NodeState.FAILED, NodeState.TERMINATING
-    return [n for n in nodes if n.state is failed or (n.state is terminating and n.is_failure)]
+def _in_a_row(unwell: Iterable[NodeView], nodes: Iterable[NodeView], now: float) -> list[NodeView]:
+    """Failures among `unwell` that are newer than all that works of `nodes`."""
+    failed = [node for node in unwell if _never_came(node) or _was_sick_at_first(node)]
+    if not failed:
+        return []
+    proven_s = _proven_s(failed)
+    works_at = max((n.created_at for n in nodes if _works(n, now, proven_s)), default=float("-inf"))
+    return [node for node in failed if node.created_at > works_at]
 
 
-def silent_zones(view: ClusterView, zone_of: Callable[[NodeView], str | None]) -> frozenset[str]:
+def _never_came(node: NodeView) -> bool:
+    """It went before it was of any use."""
+    return node.state is NodeState.FAILED or (node.state is NodeState.TERMINATING and node.is_failure)
+
+
+def _was_sick_at_first(node: NodeView) -> bool:
+    """Its machine was found sick so early that it was of no use."""
+    if node.sick_since is None:
+        return False
+    return node.ready_at is None or node.sick_since - node.ready_at <= SICK_AT_FIRST_S
+
+
+def _proven_s(nodes: Iterable[NodeView]) -> float | None:
+    """Seconds for which another node has to be ready before it is known not to be sick like these; None: none was."""
+    sick = [node for node in nodes if _was_sick_at_first(node)]
+    if not sick:
+        return None
+    return PROVEN_S + max(
+        (node.sick_since or 0.0) - (node.ready_at or node.sick_since or 0.0) for node in sick
+    )
+
+
+def _works(node: NodeView, now: float, proven_s: float | None) -> bool:
+    """It has joined, and nothing is known against it; after sick ones that is known only after some time."""
+    if node.state not in JOINED or _was_sick_at_first(node):
+        return False
+    return proven_s is None or (node.ready_at is not None and now - node.ready_at >= proven_s)
+
+
+def _failed_at(node: NodeView, now: float) -> float:
+    if node.sick_since is not None:
+        return node.sick_since
+    if node.leaving_since is not None:
+        return node.leaving_since
+    return now if node.state is NodeState.TERMINATING else node.created_at
+
+
+def closed_offerings(view: ClusterView, pool: str, now: float) -> dict[str, float]:
+    """Until when a pool asks for no more of each offering whose nodes failed again and again, by `Offering.id`.
+
+    Three failures in a row close it; from then on every try that fails does, for twice as long as the one before.
+    Nodes that never had a machine count as nothing here: whatever refuses those costs no money.
+    """
+    unwell: dict[str, list[NodeView]] = defaultdict(list)
+    for node in view.unwell_of.get(pool, ()):
+        unwell[node.offering].append(node)
+    closed: dict[str, float] = {}
+    for offering, nodes in unwell.items():
+        if len(nodes) < STRIKES:
+            continue
+        there = (node for node in view.nodes_of[pool] if node.offering == offering)
+        failed = [node for node in _in_a_row(nodes, there, now) if node.had_machine]
+        until = _closed_until(sorted((_failed_at(node, now), node.created_at) for node in failed))
+        if until > now:
+            closed[offering] = until
+    return closed
+
+
+def _closed_until(failed: Iterable[tuple[float, float]]) -> float:
+    """Until when what failed then is closed, by the times of each failure and of the wish for its node."""
+    until = since = last = float("-inf")
+    strikes = closings = 0
+    for failed_at, created_at in failed:
+        if created_at <= since:
+            continue  # it was on its way already when the offering was closed
+        if created_at > max(until, last) + LONGEST_CLOSED_S:
+            strikes = closings = 0
+        strikes, last = strikes + 1, failed_at
+        if closings or strikes >= STRIKES:
+            since, until = failed_at, failed_at + min(LONGEST_CLOSED_S, FIRST_CLOSED_S * 2.0**closings)
+            closings += 1
+    return until
+
+
+def silent_zones(view: ClusterView, zone_of: Callable[[NodeView], str | None], now: float) -> frozenset[str]:
     """Zones in which the newest nodes did not come up, or all members were lost while their machines ran.
 
     Whatever keeps a zone's machines from joining, as a head that cannot be reached from there, is likely to keep the
     next one.  What failed is newer than all that joined there; what was cut off has left no member behind.  Both are
-    forgotten with the nodes that the view leaves out, so that the zone is tried again.
+    forgotten after a quarter of an hour, so that the zone is tried again.  A sick machine says nothing about its zone.
     """
-    failed = _newest(_failed(view.unwell), zone_of)
-    cut_off = {zone_of(node) for node in view.unwell if node.is_cut_off}
+    lately = [node for node in view.unwell if now - _failed_at(node, now) <= SILENT_S]
+    failed = _newest((node for node in lately if _never_came(node)), zone_of)
+    cut_off = {zone_of(node) for node in lately if node.is_cut_off}
     if not failed and not cut_off:
         return frozenset()  # as nearly always: what joined is not looked at
     joined = _newest((node for node in view.nodes if node.state in JOINED), zone_of)
@@ -139,6 +238,13 @@ def _newest(nodes: Iterable[NodeView], zone_of: Callable[[NodeView], str | None]
     return newest
 
 
-def starting(view: ClusterView, pool: str) -> int:
-    """Nodes of a pool that are on their way and not yet members."""
-    return sum(1 for node in view.unwell_of.get(pool, ()) if node.is_usable and node.state not in JOINED)
+def trying(view: ClusterView, pool: str, now: float) -> bool:
+    """A try of a pool whose nodes failed is on its way: it has not joined, or may still turn out to be sick."""
+    unwell = view.unwell_of.get(pool, ())
+    if any(node.is_usable and node.state not in JOINED for node in unwell):
+        return True
+    proven_s = _proven_s(unwell)
+    return proven_s is not None and any(
+        node.is_usable and not _was_sick_at_first(node) and not _works(node, now, proven_s)
+        for node in view.nodes_of[pool]
+    )

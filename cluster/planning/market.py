@@ -113,11 +113,12 @@ class Market:
             self._count(offering, pool, -nodes)
 
     def _to_be_had(self, pool: str, capacity: CapacityType) -> list[Offering]:
-        """What of these offerings is not refused now."""
+        """What of these offerings is neither refused nor closed now."""
         key = (pool, capacity)
         if key not in self._open:
-            refused = self._situation.refused
-            self._open[key] = [o for o in self._situation.sold(pool, capacity) if o.id not in refused]
+            refused, closed = self._situation.refused, self._situation.closed(pool)
+            sold = self._situation.sold(pool, capacity)
+            self._open[key] = [o for o in sold if o.id not in refused and o.id not in closed]
         return self._open[key]
 
     def _why_no_others(self, pool: str, capacity: CapacityType) -> Mapping[str, None]:
@@ -128,6 +129,8 @@ class Market:
             reasons = [
                 f"{_words(o)} is refused until {clock(refused[o.id])}" for o in sold if o.id in refused
             ]
+            closed = self._situation.closed(pool)
+            reasons += [why_closed(o, pool, closed[o.id]) for o in sold if o.id in closed]
             if not sold:
                 reasons.append(f"pool {pool!r} is sold no {capacity} nodes of its sizes and zones")
             self._closed[key] = dict.fromkeys(reasons)
@@ -282,6 +285,12 @@ class Market:
                 rooms.append(per_node * (min(nodes, FABRIC_NODES) if job.needs_fabric else nodes))
         # A fabric domain lies in one pool.
         return (max(rooms) if job.needs_fabric else sum(rooms)) >= job.min_workers
+
+
+def why_closed(offering: Offering, pool: str, until: float) -> str:
+    """Why a pool asks for none of an offering now."""
+    failed = f"its last nodes in pool {pool!r} did not join or were sick"
+    return f"{_words(offering)} is not tried before {clock(until)}, as {failed}"
 
 
 def _words(offering: Offering) -> str:

@@ -82,7 +82,7 @@ def money_of(view: ClusterView, policies: Policies, offerings: Mapping[str, Offe
         if node.is_paid and node.offering in offerings
     )
     leaving_s = leaving_time_s(policies)
-    step, words = view.budget_step, "an earlier step of the budget holds until the day or month ends"
+    step, words = view.budget_step, "an earlier step of the budget holds until the day ends"
     for candidate in STEPS:
         part = policies.budget.steps.get(candidate, 1.0)
         ahead = rate * leaving_s / 3600.0 if candidate is BudgetStep.PAUSE else 0.0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cluster.actions import Launch, Wait
-from cluster.planning.health import launch_not_before, starting
+from cluster.planning.health import launch_not_before, trying
 from cluster.planning.limits import pace_left
 from cluster.planning.situation import Situation
 from cluster.planning.words import clock, count
@@ -52,14 +52,14 @@ def _allowance(situation: Situation, pool: str) -> tuple[int, str]:
     policy, until = situation.policies.pools[pool], situation.limits[pool].maintenance_until
     if until is not None:
         return 0, f"nothing is launched before the maintenance ends at {clock(until)}"
-    not_before = launch_not_before(view, pool)
+    not_before = launch_not_before(view, pool, now)
     if now < not_before:
-        return 0, f"nodes of pool {pool!r} failed to start, the next is tried at {clock(not_before)}"
+        return 0, f"nodes of pool {pool!r} failed at first, the next is tried at {clock(not_before)}"
     number = pace_left(policy.grow_per_minute, [node.created_at for node in view.nodes_of.get(pool, ())], now)
     if not_before > float("-inf"):
-        # One try at a time until one joins; a start that is still on its way is that try.
-        number = min(number, 0 if starting(view, pool) else 1)
-        return number, f"nodes of pool {pool!r} failed to start, one is tried at a time"
+        # One try at a time until one works; a start that is still on its way is that try.
+        number = min(number, 0 if trying(view, pool, now) else 1)
+        return number, f"nodes of pool {pool!r} failed at first, one is tried at a time"
     return number, f"at most {policy.grow_per_minute:g} a minute are launched"
 
 

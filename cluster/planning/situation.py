@@ -8,7 +8,7 @@ from itertools import chain
 from cluster.lazy import lazy
 from cluster.offerings import CapacityType, Offering
 from cluster.planning.drains import workers_on
-from cluster.planning.health import silent_zones
+from cluster.planning.health import closed_offerings, silent_zones
 from cluster.planning.limits import Limits, limits_of
 from cluster.planning.money import Money, money_of
 from cluster.policies import Policies
@@ -29,6 +29,7 @@ class Situation:
             name: limits_of(policy, now) for name, policy in policies.pools.items()
         }
         self.offerings: dict[str, Offering] = {offering.id: offering for offering in view.offerings}
+        self._closed: dict[str, dict[str, float]] = {}
         self._sold: dict[tuple[str, CapacityType], list[Offering]] = {}
         self._capacities = {name: offering.capacity for name, offering in self.offerings.items()}
         self.money: Money = money_of(view, policies, self.offerings)
@@ -67,6 +68,17 @@ class Situation:
             if refusal.until > self.now:
                 until[refusal.offering] = max(refusal.until, until.get(refusal.offering, 0.0))
         return until
+
+    def closed(self, pool: str) -> Mapping[str, float]:
+        """Until when the pool asks for none of an offering, by its id, as its nodes failed again and again there.
+
+        What costs nothing is asked for all the same.
+        """
+        if pool not in self._closed:
+            priced = {name for name, offering in self.offerings.items() if offering.price_per_hour > 0}
+            found = closed_offerings(self.view, pool, self.now)
+            self._closed[pool] = {name: until for name, until in found.items() if name in priced}
+        return self._closed[pool]
 
     @lazy
     def available_since(self) -> Mapping[str, float]:
@@ -117,7 +129,7 @@ class Situation:
     def why_before_others(self, pool: str, offering: Offering) -> str:
         """Why it is asked for before a size that stands before its own in the policy; empty where none is behind it.
 
-        What the cloud refuses now is not behind it for that.
+        What the cloud refuses now, or what is closed, is not behind it for that.
         """
         policy = self.policies.pools[pool]
         if not policy.sizes_are_equal or offering.capacity is not CapacityType.SPOT:
@@ -128,14 +140,15 @@ class Situation:
             is_as_likely = other.is_scarce == offering.is_scarce and (
                 (other.zone in self._silent_zones) == (offering.zone in self._silent_zones)
             )
-            if other.size in earlier and is_as_likely and other.id not in self.refused:
+            is_open = other.id not in self.refused and other.id not in self.closed(pool)
+            if other.size in earlier and is_as_likely and is_open:
                 rates = f"{_percent(offering)} an hour, {_percent(other)} of {other.size}"
                 return f"as the cloud takes back {offering.size} less often: {rates}"
         return ""
 
     @lazy
     def _silent_zones(self) -> frozenset[str]:
-        return silent_zones(self.view, self._zone_of)
+        return silent_zones(self.view, self._zone_of, self.now)
 
     def _zone_of(self, node: NodeView) -> str | None:
         offering = self.offering_of(node)

@@ -20,7 +20,8 @@ from cluster.actions import Drain, Launch, Notice, Plan, Terminate, Wait
 from cluster.offerings import Offering, zone_and_capacity
 from cluster.placement import FABRIC_LABEL, labels_of
 from cluster.planner import plan
-from cluster.policies import Policies
+from cluster.planning.health import remembered_s
+from cluster.policies import BudgetPolicy, Policies
 from cluster.provider import NodeRequest, ProvidedNode, Provider, ProviderError, Throttled, Unanswered
 from cluster.view import ENDED, ClusterView, Refusal
 from remora.states import NodeState
@@ -52,7 +53,7 @@ from service.store.ids import new_id
 
 log = logging.getLogger(__name__)
 
-#: Seconds that ended nodes stay in the planner's view, so that it slows down a pool whose nodes fail.
+#: Seconds that ended nodes stay in the planner's view for the paces of pools; those that failed stay for longer.
 MEMORY_S = 900.0
 
 #: Machines that a cloud is asked for at the same time.
@@ -95,8 +96,9 @@ def scale(turn: Turn, hands: Hands) -> Mapping[str, str]:
     known = turn.load(cloud.get)
     if known.unseen_since is not None:
         note_seen(turn, known.unseen_since)
-    rows = turn.load(lambda connection: store.current_nodes(connection, turn.now - MEMORY_S))
     policies = policies_in_force(turn)
+    failed_since = turn.now - remembered_s(policies)
+    rows = turn.load(lambda connection: store.current_nodes(connection, turn.now - MEMORY_S, failed_since))
     load = turn.load(lambda connection: _load(connection, hands, policies, turn.now))
     # 3. Write down what was seen.
     jobs_on = workers_by_node(rows, [attempt for _, attempt in load.running])
@@ -155,7 +157,7 @@ def _carry_out(
             case Drain():
                 draining.append(_begin_drain(turn, by_id[action.node_id], action))
             case Notice():
-                _tell(turn, action)
+                _tell(turn, action, policies.budget)
     _drain(hands.drains, draining, members)
     if hands.follows_policies:
         # A process of this machine is gone once it was deleted.
@@ -282,10 +284,10 @@ def _tell_ray(drains: Drains, node_id: str, reason: str, deadline_at: float) -> 
         log.warning("node %s cannot be drained, it is tried again: %s", node_id, error)
 
 
-def _tell(turn: Turn, notice: Notice) -> None:
+def _tell(turn: Turn, notice: Notice, budget: BudgetPolicy) -> None:
     def work(connection: sa.Connection) -> None:
         if notice.step is not None:
-            spending.reach(connection, notice.step, turn.now)
+            spending.reach(connection, notice.step, budget.figures, turn.now)
         job = job_store.lock_job(connection, notice.job_id)
         if job is not None and not job.state.is_terminal and job.budget_step != notice.step:
             job_store.save(connection, job, lifecycle.tell_budget(job, notice.message, notice.step, turn.now))

@@ -124,7 +124,7 @@ def bought_view(
     if not _counts_money(policies):
         return view
     whole, projects = turn.load(lambda connection: spending.spent(connection, turn.now))
-    step = turn.load(lambda connection: spending.budget_step(connection, turn.now))
+    step = turn.load(lambda connection: spending.budget_step(connection, policies.budget.figures, turn.now))
     return replace(view, spent=whole, spent_by_project=projects, budget_step=step)
 
 

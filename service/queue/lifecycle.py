@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from cluster.agent.beats import Hearing
 from cluster.policies import BudgetStep
+from cluster.view import JOINED
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import retry
 from service.queue.limits import budget_of
@@ -379,6 +380,8 @@ def delay_node(node: NodeRow, why: str, now: float) -> NodeDecision:
 def move_node(node: NodeRow, state: NodeState, message: str, now: float) -> NodeDecision:
     """A node goes on to another state because of what `message` says."""
     moved = replace(node, state=_check(NODE_EDGES, node.state, state), message=message)
+    if state is NodeState.LAUNCHED:
+        moved = replace(moved, launched_at=now)
     if state is NodeState.READY:
         moved = replace(moved, ready_at=now, message=None)
     event = NewEvent(at=now, kind=f"node.{state.value}", message=message)
@@ -442,6 +445,10 @@ def observe_node(node: NodeRow, seen: SeenNode, now: float) -> NodeDecision:
     decision = NodeDecision(node)
     while (following := _observe_once(decision.node, seen, now)) is not None:
         decision = NodeDecision(following.node, decision.events + following.events)
+    is_sick = seen.agent is not None and seen.agent.beat.is_sick
+    if is_sick and decision.node.sick_since is None and decision.node.state in JOINED:
+        # Its agent drains it for that, and tells why.
+        decision = replace(decision, node=replace(decision.node, sick_since=now))
     return decision
 
 

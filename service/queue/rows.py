@@ -142,6 +142,10 @@ class NodeRow:
     deadline_at: float | None = None
     #: The last sign of life of its agent, by the machine's own clock, once the agent is found silent.
     agent_silent_since: float | None = None
+    #: When its agent was first found to say that its machine is sick.
+    sick_since: float | None = None
+    #: When the provider was first found to have a machine for it.
+    launched_at: float | None = None
     ready_at: float | None = None
     ended_at: float | None = None
     #: Number of the newest event of this node.

@@ -53,12 +53,18 @@ def _insert_events(connection: sa.Connection, decision: NodeDecision) -> None:
         connection.execute(sa.insert(node_events), rows)
 
 
-def current_nodes(connection: sa.Connection, ended_since: float) -> list[NodeRow]:
-    """Nodes that have not ended, and those that ended after the given time; oldest first."""
-    statement = (
-        sa.select(nodes).where(sa.or_(LIVE_NODES, nodes.c.ended_at > ended_since)).order_by(nodes.c.id)
-    )
-    return to_rows(NodeRow, connection.execute(statement))
+def current_nodes(
+    connection: sa.Connection, ended_since: float, failed_since: float | None = None
+) -> list[NodeRow]:
+    """Nodes that have not ended, and those that ended after the given time; oldest first.
+
+    Those that failed, or were sick, are among them already if they ended after `failed_since`.
+    """
+    counts: list[sa.ColumnElement[bool] | sa.TextClause] = [LIVE_NODES, nodes.c.ended_at > ended_since]
+    if failed_since is not None:
+        was_bad = sa.or_(nodes.c.is_failure, nodes.c.sick_since.is_not(None))
+        counts.append(sa.and_(nodes.c.ended_at > failed_since, was_bad))
+    return to_rows(NodeRow, connection.execute(sa.select(nodes).where(sa.or_(*counts)).order_by(nodes.c.id)))
 
 
 def get_node(connection: sa.Connection, node_id: str) -> NodeRow | None:

@@ -59,16 +59,17 @@ def refuse(connection: sa.Connection, found: Iterable[Refusal]) -> None:
     upsert(connection, refusals, rows, replace=True)
 
 
-def budget_step(connection: sa.Connection, now: float) -> BudgetStep | None:
-    """The furthest step of the budget that was reached today."""
-    statement = sa.select(budget_days.c.step).where(budget_days.c.day == day_of(now))
-    step: BudgetStep | None = connection.execute(statement).scalar()
+def budget_step(connection: sa.Connection, figures: str, now: float) -> BudgetStep | None:
+    """The furthest step that was reached today of the budget with these figures."""
+    mine = sa.and_(budget_days.c.day == day_of(now), budget_days.c.figures == figures)
+    step: BudgetStep | None = connection.execute(sa.select(budget_days.c.step).where(mine)).scalar()
     return step
 
 
-def reach(connection: sa.Connection, step: BudgetStep, now: float) -> None:
-    """A step of the budget was reached today."""
+def reach(connection: sa.Connection, step: BudgetStep, figures: str, now: float) -> None:
+    """A step of the budget with these figures was reached today; what was reached of another one is forgotten."""
     order = list(BudgetStep)
-    before = budget_step(connection, now)
+    before = budget_step(connection, figures, now)
     if before is None or order.index(step) > order.index(before):
-        upsert(connection, budget_days, [{"day": day_of(now), "step": step}], replace=True)
+        row = {"day": day_of(now), "step": step, "figures": figures}
+        upsert(connection, budget_days, [row], replace=True)

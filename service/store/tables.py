@@ -223,6 +223,8 @@ nodes = sa.Table(
     sa.Column("leaving_since", sa.Double),
     sa.Column("deadline_at", sa.Double),
     sa.Column("agent_silent_since", sa.Double),
+    sa.Column("sick_since", sa.Double),
+    sa.Column("launched_at", sa.Double),
     sa.Column("ready_at", sa.Double),
     sa.Column("ended_at", sa.Double),
     sa.Column("event_seq", sa.BigInteger, nullable=False),
@@ -320,12 +322,13 @@ cloud = sa.Table(
     sa.Column("unseen_since", sa.Double),
 )
 
-# The furthest step of the budget in a day (UTC, `2026-07-01`).
+# The furthest step of the budget in a day (UTC, `2026-07-01`), and the figures of that budget.
 budget_days = sa.Table(
     "budget_days",
     metadata,
     sa.Column("day", sa.String(10), primary_key=True),
     sa.Column("step", Word(BudgetStep), nullable=False),
+    sa.Column("figures", sa.Text, nullable=False, server_default=""),
 )
 
 # What the newest plan does not do for pools and nodes, and why: `service.queue.waits`.

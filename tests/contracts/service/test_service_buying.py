@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from cluster import installed_rules
+from cluster.agent.beats import Beat, Hearing
 from cluster.offerings import CapacityType, Offering
+from cluster.planning.money import MEANING
+from cluster.policies import BudgetStep
 from cluster.policy_documents import digest_of
 from cluster.provider import InsufficientCapacity, NodeRequest, Throttled
 from remora.spec import JobSpec
@@ -18,7 +21,7 @@ from service.queue.ledger import UseRow
 from service.queue.policy_versions import PolicyWish, follow
 from service.queue.rows import NodeRow
 from service.settings import Settings
-from service.store import ledger, policies, telemetry
+from service.store import ledger, policies, telemetry, waits
 from service.store import nodes as node_store
 from service.store.database import Database
 from service.store.history import history_since
@@ -258,6 +261,32 @@ def test_a_zone_that_loses_the_head_is_left_at_once(world: World) -> None:
     assert [(node.offering, node.state) for node in living(world)] == [(OTHER_SPOT, NodeState.READY)] * 2
 
 
+def test_machines_that_are_sick_are_not_bought_again_and_again(world: World) -> None:
+    sick = Hearing(beat=Beat(at=1.0, leaves="this machine is sick: XID 79", is_sick=True))
+    apply(world, DOCUMENT.format(max_nodes=4).replace("patience_s: 20", "patience_s: 9000"))
+    job_id = world.submit(min_workers=3, max_workers=3)
+    for _ in world.ticks_until("machines of another zone do the work"):
+        world.now += 10.0
+        for node in living(world):
+            if node.offering == SPOT:
+                world.cluster.agents[node.id] = sick
+                world.cluster.draining.add(node.id)
+        if world.job(job_id).state is JobState.ADMITTED:
+            break
+    ready = [node for node in living(world) if node.state is NodeState.READY]
+    assert [node.offering for node in ready] == [OTHER_SPOT] * 3
+    ended = [node for node in world.nodes() if node.ended_at is not None]
+    assert [node.offering for node in ended] == [SPOT] * 3
+    assert all(node.sick_since is not None and node.launched_at is not None for node in ended)
+    # What has ended is not forgotten with the rest.
+    world.now += 1000.0
+    world.submit(min_workers=1, max_workers=1)
+    world.tick()
+    assert bought(world) == [OTHER_SPOT] * 4
+    (wait,) = world.database.query(waits.all_waits)
+    assert wait.reason.startswith("spot Standard_D4s_v5 in zone 1 is not tried before ")
+
+
 def test_a_machine_that_joins_after_it_was_given_up_is_told_to_take_no_work(world: World) -> None:
     apply(world, DOCUMENT.format(max_nodes=1).replace("idle_s: 30", "idle_s: 30\n    join_timeout_s: 60"))
     world.cluster.cut_off = {"1"}
@@ -383,6 +412,64 @@ def test_the_owner_is_told_what_the_budget_does_to_a_job_once(world: World) -> N
     told = [event for event in events if event.kind == "job.budget"]
     assert [event.data for event in told] == [{"step": "stop-growing"}]
     assert "no more nodes are bought" in told[0].message
+
+
+MIXED = DOCUMENT.format(max_nodes=4).replace("prefer-spot", "mixed").replace("    patience_s: 20\n", "")
+STEPS = """\
+budget:
+  usd_per_day: {usd}
+  steps: {{stop-growing: 0.5, spot-only: 0.6, shrink: 0.7, pause: 0.8}}
+"""
+
+
+def budget_told(world: World, job_id: str) -> list[tuple[object, str]]:
+    """What the job's owner was told of the cluster's budget: the step, and the last words."""
+    events = world.database.query(lambda c: telemetry.page_of_events(c, job_id, 0, 1000))
+    told = [event for event in events if event.kind == "job.budget"]
+    return [(event.data["step"], event.message.rpartition("; ")[2]) for event in told]
+
+
+def in_steps(world: World) -> tuple[str, dict[str, list[str]]]:
+    """A job on three nodes until the day's money is used up; what stayed at each step that its owner was told of."""
+    apply(world, MIXED + STEPS.format(usd=0.2))
+    job_id = running_on(world, 3)
+    stayed: dict[str, list[str]] = {}
+    for _ in world.ticks_until("there is no money left"):
+        world.now += 40.0
+        for step, _ in budget_told(world, job_id)[len(stayed) :]:
+            stayed[str(step)] = sorted(one.offering for one in living(world) if one.leaving_since is None)
+        if "pause" in stayed:
+            break
+    return job_id, stayed
+
+
+def test_a_budget_is_used_up_in_four_steps_and_the_owner_is_told_of_each(world: World) -> None:
+    job_id, stayed = in_steps(world)
+    assert stayed == {
+        "stop-growing": [ON_DEMAND, SPOT, SPOT],
+        "spot-only": [SPOT, SPOT],
+        "shrink": [SPOT],
+        "pause": [],
+    }
+    assert budget_told(world, job_id) == [(step.value, MEANING[step]) for step in BudgetStep]
+    world.now += 600.0
+    world.tick(3)
+    assert living(world) == [], "it holds although nothing is spent any more"
+    assert len(budget_told(world, job_id)) == 4
+
+
+def test_a_budget_that_is_raised_counts_at_once_and_owners_are_told(world: World) -> None:
+    job_id, _ = in_steps(world)
+    world.now += 61.0
+    world.tick(3)
+    # Another version with the same budget changes nothing.
+    apply(world, MIXED.replace("idle_s: 30", "idle_s: 40") + STEPS.format(usd=0.2))
+    world.tick(3)
+    assert living(world) == []
+    apply(world, MIXED + STEPS.format(usd=20))
+    world.tick(3)
+    assert budget_told(world, job_id)[4:] == [(None, "the cluster's budget has room again")]
+    assert bought(world) != []
 
 
 def test_the_quota_that_is_left_is_not_exceeded(world: World) -> None:

@@ -54,7 +54,9 @@ def test_a_node_without_an_agent_is_not_heard_at_all() -> None:
 
 
 def test_what_an_agent_writes_is_read_again() -> None:
-    assert read(written(12.5, ["XID 79"], "it is sick").encode()) == Beat(at=12.5, leaves="it is sick")
+    told = Beat(at=12.5, leaves="it is sick", is_sick=True)
+    assert read(written(12.5, ["XID 79"], "it is sick").encode()) == told
+    assert read(written(12.5, [], "Preempt").encode()) == Beat(at=12.5, leaves="Preempt")
     assert read(written(12.5, [], None).encode()) == Beat(at=12.5)
     assert read(written(12.5, [], None, 301.5).encode()) == Beat(at=12.5, deaf_s=301.5)
     assert read(written(12.5, [], None, says="a pause").encode()) == Beat(at=12.5, says="a pause")

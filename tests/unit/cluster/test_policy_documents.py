@@ -307,3 +307,14 @@ def problems_of(text: str) -> tuple[PolicyProblem, ...]:
     except PoliciesRefused as refused:
         return refused.problems
     return ()
+
+
+def test_budgets_have_the_same_figures_when_they_say_the_same() -> None:
+    def figures(**budget: object) -> str:
+        return Policies.model_validate({"budget": budget}).budget.figures
+
+    steps = {"shrink": 0.9, "spot-only": 0.8}
+    same = figures(usd_per_day=10.0, steps=dict(reversed(steps.items())))
+    assert figures(usd_per_day=10, steps=steps) == same
+    others = {figures(usd_per_day=10), figures(usd_per_day=11, steps=steps), figures(usd_per_month=10)}
+    assert len({same, *others}) == 4

@@ -213,6 +213,19 @@ class TestNodes:
         silent = lifecycle.observe_node(READY, replace(gone, leaves=None), NOW)
         assert silent.node == READY, "what that means, the planner decides"
 
+    def test_since_when_a_node_has_been_ready_and_sick_is_kept(self) -> None:
+        wish = NodeRow(id="n", pool="p", created_at=NOW)
+        sick = Hearing(beat=Beat(at=NOW, leaves="this machine is sick: XID 79", is_sick=True))
+        seen = SeenNode(is_provided=True, is_alive=True, is_draining=True, agent=sick)
+        leaving = lifecycle.observe_node(wish, seen, NOW + 60).node
+        assert leaving.state is NodeState.DRAINING
+        assert (leaving.launched_at, leaving.sick_since) == (NOW + 60, NOW + 60)
+        assert lifecycle.observe_node(leaving, seen, NOW + 90).node.sick_since == NOW + 60
+        well = replace(seen, is_draining=False, agent=replace(sick, beat=Beat(at=NOW)))
+        ready = lifecycle.observe_node(wish, well, NOW + 60).node
+        assert (ready.ready_at, ready.sick_since) == (NOW + 60, None)
+        assert lifecycle.observe_node(ready, replace(well, agent=sick), NOW + 90).node.sick_since == NOW + 90
+
     def test_an_agent_that_falls_silent_is_told_once_and_ends_nothing(self) -> None:
         node = hear(READY, beat_at=5.0, unchanged_s=SILENT_S).node
         assert node == READY, "not yet"

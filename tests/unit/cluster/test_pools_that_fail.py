@@ -1,0 +1,229 @@
+"""A pool whose machines never join or are sick buys few, at ever longer intervals, or something else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cluster.actions import Launch, Plan, Wait
+from cluster.offerings import Offering
+from cluster.planner import plan
+from cluster.planning.health import (
+    FIRST_CLOSED_S,
+    LONGEST_CLOSED_S,
+    PROVEN_S,
+    SICK_AT_FIRST_S,
+    remembered_s,
+)
+from cluster.policies import Policies
+from cluster.view import ENDED, ClusterView, NodeView
+from remora.states import NodeState
+from tests.unit.cluster.planner_worlds import NOW, done, job, node, offering
+
+FIRST, SECOND = offering("a", "1"), offering("a", "2")
+BOOT_S = 60.0
+NEVER = float("inf")
+LOST = {"provided": False, "is_running": False, "is_member": False}
+
+
+def rules(**pool: Any) -> Policies:
+    return Policies.model_validate({"pools": {"p": {"sizes": ["a"], "zones": ["1", "2"], **pool}}})
+
+
+class Cloud:
+    """Sells machines that never join, or are sick some time after they were ready, and a job that wants eight."""
+
+    def __init__(self, policies: Policies, sick_after_s: dict[str, float | None]) -> None:
+        """For how long each offering's machines are well; None: they never join."""
+        self.policies = policies
+        self.now = NOW
+        self.launches = 0
+        self._sick_after_s = sick_after_s
+        self._ended_at: dict[str, float] = {}
+        self.sold = tuple(one for one in (FIRST, SECOND) if one.id in sick_after_s)
+        self.view = ClusterView(jobs=(job(workers=8),), offerings=self.sold)
+
+    def run(self, hours: float, step_s: float = 30.0) -> Plan:
+        """Let so much time pass, with a plan at each step; the last plan."""
+        end, actions = self.now + hours * 3600.0, ()
+        while self.now < end:
+            self.now += step_s
+            nodes = [seen for one in self.view.nodes if not self._is_forgotten(seen := self._on(one))]
+            actions = plan(replace(self.view, now=self.now, nodes=tuple(nodes)), self.policies, self.now)
+            made = done(replace(self.view, nodes=tuple(nodes)), actions, self.now).nodes
+            self.view = replace(self.view, nodes=(*made[: len(nodes)], *map(self._named, made[len(nodes) :])))
+        return actions
+
+    @property
+    def ready(self) -> list[NodeView]:
+        return [one for one in self.view.nodes if one.state is NodeState.READY]
+
+    def _named(self, one: NodeView) -> NodeView:
+        self.launches += 1
+        there = {"state": NodeState.LAUNCHED, "provided": True, "is_running": True}
+        return replace(one, id=f"n{self.launches}", **there)
+
+    def _on(self, one: NodeView) -> NodeView:
+        """The node a step later."""
+        after_s = self._sick_after_s[one.offering]
+        match one.state:
+            case NodeState.LAUNCHED if after_s is not None and self.now - one.created_at >= BOOT_S:
+                return replace(one, state=NodeState.READY, ready_at=self.now, is_member=True)
+            case NodeState.READY if after_s is not None and self.now - (one.ready_at or 0.0) >= after_s:
+                sick = {"sick_since": self.now, "deadline_at": self.now + 600.0}
+                return replace(one, state=NodeState.DRAINING, **sick)
+            case NodeState.DRAINING:
+                return replace(one, is_member=False)
+            case NodeState.TERMINATING:
+                self._ended_at[one.id] = self.now
+                return replace(one, state=NodeState.FAILED if one.is_failure else NodeState.GONE, **LOST)
+        return one
+
+    def _is_forgotten(self, one: NodeView) -> bool:
+        is_bad = one.state is NodeState.FAILED or one.sick_since is not None
+        memory_s = remembered_s(self.policies) if is_bad else 900.0
+        return one.state in ENDED and self.now - self._ended_at[one.id] > memory_s
+
+
+@pytest.mark.parametrize(
+    ("sick_after_s", "pool", "at_most"),
+    [
+        (0.0, {}, 8 + 6),
+        (PROVEN_S - 30.0, {}, 8 + 6),
+        (SICK_AT_FIRST_S / 3, {}, 8 + 6),
+        (SICK_AT_FIRST_S, {}, 8 + 6),
+        (None, {}, 8 + 6),
+        (None, {"join_timeout_s": "25m"}, 8 + 6),
+        (None, {"join_timeout_s": "1h"}, 8 + 4),
+    ],
+)
+def test_in_six_hours_few_machines_are_bought_that_are_of_no_use(
+    sick_after_s: float | None, pool: dict[str, Any], at_most: int
+) -> None:
+    cloud = Cloud(rules(**pool), {FIRST.id: sick_after_s})
+    (said,) = {one.reason for one in cloud.run(hours=6) if isinstance(one, Wait) and one.job_id}
+    assert 8 < cloud.launches <= at_most
+    assert "is not tried before" in said or "failed at first" in said or "starting" in said
+
+
+def test_what_fails_again_and_again_gives_way_to_another_offering_and_the_pool_says_why() -> None:
+    cloud = Cloud(rules(), {FIRST.id: 0.0, SECOND.id: NEVER})
+    actions = cloud.run(hours=0.5)
+    assert {one.offering for one in cloud.ready} == {SECOND.id}
+    assert len(cloud.ready) == 8
+    assert cloud.launches == 16
+    (said,) = [one.reason for one in actions if isinstance(one, Wait) and one.pool == "p"]
+    assert said.startswith("spot a in zone 1 is not tried before ")
+    assert said.endswith(", as its last nodes in pool 'p' did not join or were sick")
+
+
+def test_a_group_that_was_sick_once_is_whole_again_within_minutes() -> None:
+    ills = {FIRST.id: 0.0, SECOND.id: NEVER}
+    cloud = Cloud(rules(), ills)
+    cloud.run(hours=0.05)
+    ills[FIRST.id] = NEVER
+    cloud.run(hours=0.2)
+    assert len(cloud.ready) == 8
+
+
+def failed(name: str, at_s: float, **changes: Any) -> NodeView:
+    """A node that was wished for a minute before it failed, so many seconds ago."""
+    fields = {"state": NodeState.FAILED, "leaving_since": NOW - at_s, "offering": FIRST.id, **LOST}
+    return node(name, **{**fields, "created_at": NOW - at_s - 60.0, **changes})
+
+
+def bought(*nodes: NodeView, sold: Offering = FIRST, workers: int = 1) -> int:
+    others = tuple(job(name, is_running=True) for one in nodes for name in one.jobs)
+    wish = ClusterView(jobs=(job(workers=workers), *others), nodes=nodes, offerings=(sold,))
+    return sum(isinstance(one, Launch) for one in plan(wish, rules(), NOW))
+
+
+def three(at_s: float, **changes: Any) -> tuple[NodeView, ...]:
+    return tuple(failed(f"{at_s:.0f}-{at}", at_s, **changes) for at in range(3))
+
+
+def test_the_third_failure_in_a_row_closes_an_offering_and_each_later_one_for_twice_as_long() -> None:
+    assert bought(*three(300)[:2]) == 1
+    assert bought(*three(300)) == 0
+    assert bought(*three(FIRST_CLOSED_S)) == 1
+    again = failed("again", 2 * FIRST_CLOSED_S - 1)
+    assert bought(*three(4 * FIRST_CLOSED_S), again) == 0
+    assert bought(*three(4 * FIRST_CLOSED_S), replace(again, leaving_since=NOW - 2 * FIRST_CLOSED_S)) == 1
+    often = [failed(f"n{at}", at * LONGEST_CLOSED_S + 1) for at in range(1, 9)]
+    assert bought(*often) == 1, "never for longer than two hours"
+
+
+def test_failures_of_one_wave_close_an_offering_once() -> None:
+    wave = [failed(f"n{at}", 2000 - at, created_at=NOW - 2900) for at in range(20)]
+    assert bought(*wave) == 1
+    assert bought(*wave, failed("later", 1900)) == 0, "that was a try after it"
+
+
+def test_what_worked_since_or_lies_far_back_counts_no_more() -> None:
+    works = node("w", offering=FIRST.id, created_at=NOW - 100, bought_for="other", jobs={"other": 1})
+    assert bought(*three(300), works) == 1
+    assert bought(*three(300), replace(works, created_at=NOW - 1000)) == 0, "older than the failures"
+    long_ago = three(2 * LONGEST_CLOSED_S + FIRST_CLOSED_S)
+    assert bought(*long_ago, failed("now", 300)) == 1, "the first of a new row"
+
+
+def test_only_machines_that_cost_money_are_a_reason_to_close_an_offering() -> None:
+    free = replace(FIRST, price_per_hour=0.0)
+    assert bought(*three(300), sold=free) == 1
+    assert bought(*three(300, had_machine=False)) == 1, "the cloud refused them, for which nobody pays"
+
+
+def sick(name: str, after_s: float, at_s: float = 300.0, **changes: Any) -> NodeView:
+    """A node that was found sick so long after it was ready, so many seconds ago."""
+    times = {"ready_at": NOW - at_s - after_s, "created_at": NOW - at_s - after_s - 60.0}
+    return failed(name, at_s, **{"state": NodeState.GONE, "sick_since": NOW - at_s, **times, **changes})
+
+
+def test_a_node_that_was_sick_early_failed_and_one_that_was_of_use_did_not() -> None:
+    early, late = (
+        [sick(f"n{at}", after_s) for at in range(3)] for after_s in (SICK_AT_FIRST_S, SICK_AT_FIRST_S + 1)
+    )
+    assert bought(*early) == 0
+    assert bought(*late) == 1
+    assert bought(*early[:1], workers=2) == 1, "one is tried at a time"
+    assert bought(*late[:1], workers=2) == 2
+    there = {"provided": True, "is_running": True, "is_member": True}
+    drains = {"state": NodeState.DRAINING, "deadline_at": NOW + 300, "leaving_since": None, **there}
+    assert bought(sick("d", 0.0, **drains), workers=2) == 1, "it counts as soon as it leaves"
+
+
+def test_after_sick_nodes_the_next_one_has_to_prove_itself() -> None:
+    def there(for_s: float) -> NodeView:
+        busy = {"jobs": {"other": 1}, "bought_for": "other", "offering": FIRST.id}
+        return node("t", ready_at=NOW - for_s, created_at=NOW - 200, **busy)
+
+    assert bought(sick("s", 0.0), there(PROVEN_S - 1), workers=2) == 0, "that is the one try"
+    assert bought(sick("s", 0.0), there(PROVEN_S), workers=2) == 2
+    assert bought(sick("s", 60.0), there(PROVEN_S + 59), workers=2) == 0, (
+        "that one was well for a minute, too"
+    )
+    assert bought(failed("f", 300.0), there(0.0), workers=2) == 2, (
+        "who did not join has said nothing about sickness"
+    )
+
+
+def test_a_sick_machine_says_nothing_about_its_zone() -> None:
+    wish = ClusterView(jobs=(job(),), nodes=(sick("s", 0.0),), offerings=(FIRST, SECOND))
+    (launch,) = [one for one in plan(wish, rules(), NOW) if isinstance(one, Launch)]
+    assert launch.offering == FIRST.id
+    wish = replace(wish, nodes=(failed("f", 300.0),))
+    (launch,) = [one for one in plan(wish, rules(), NOW) if isinstance(one, Launch)]
+    assert launch.offering == SECOND.id
+
+
+def test_a_zone_is_tried_again_after_a_quarter_of_an_hour() -> None:
+    wish = ClusterView(jobs=(job(),), nodes=(failed("f", 901.0),), offerings=(FIRST, SECOND))
+    (launch,) = [one for one in plan(wish, rules(), NOW) if isinstance(one, Launch)]
+    assert launch.offering == FIRST.id
+
+
+def test_failures_are_remembered_for_longer_than_two_tries_take() -> None:
+    assert remembered_s(rules(join_timeout_s="20h")) > 2 * 20 * 3600 + 120
+    assert remembered_s(Policies()) > LONGEST_CLOSED_S
