@@ -374,6 +374,17 @@ def test_a_create_or_delete_with_an_answer_that_cannot_be_read_is_settled_by_the
     assert rig.left() == 0
 
 
+@pytest.mark.parametrize("status", [202, 206])
+def test_a_status_that_is_no_error_and_means_nothing_here_is_no_refusal(rig: AzureRig, status: int) -> None:
+    rig.fault("create", status=status, body="{}", effect="done-but-refuse")
+    error = refusal(rig)
+    assert (type(error), error.closes) == (Unanswered, ())
+    assert only(rig.list()).is_running
+    rig.fault("list", status=status, body='{"value": []}')
+    with pytest.raises(Unanswered):
+        rig.list()
+
+
 @pytest.mark.parametrize("body", [*ODD_PAGES, "{}"])
 def test_quotas_that_cannot_be_read_stop_nothing(rig: AzureRig, body: str) -> None:
     rig.fault("usages", status=200, body=body, times=0)
