@@ -31,7 +31,11 @@ def drill(
     ] = None,
     notice: Annotated[
         str | None,
-        typer.Option("--notice", metavar="DURATION", help="Tell the nodes so long before (30s unless told)."),
+        typer.Option(
+            "--notice",
+            metavar="DURATION",
+            help="Tell the nodes so long before (30s unless told; Azure gives its own).",
+        ),
     ] = None,
     silent: Annotated[bool, typer.Option("--silent", help="Take the nodes without a notice.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Only start it, and print its id.")] = False,

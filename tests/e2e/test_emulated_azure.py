@@ -83,7 +83,7 @@ def test_a_drill_takes_a_spot_machine_as_azure_does_and_the_rest_ends_with_the_s
     emulated: Embedded, tmp_path: Path
 ) -> None:
     cloud = Door(emulator_url(emulated))
-    assert cloud.send("POST", "/control/knobs", b'{"notice_s": 8.0}').status == 204
+    assert cloud.send("POST", "/control/knobs", b'{"notice_s": 8.0, "announce_s": 9.0}').status == 204
     (emulated.home / "policies.yaml").write_text(SPOT)
     applied = emulated.remora("policy", "apply", "policies.yaml", "--yes")
     assert applied.code == 0, applied.err

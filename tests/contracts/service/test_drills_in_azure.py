@@ -17,7 +17,8 @@ from service.store.database import Database
 from service.store.ids import new_id
 from service.store.migrate import migrate
 from tests.contracts.cluster.azure_rig import AzureRig
-from tests.contracts.service.azure_storm import Storm, node_of
+from tests.contracts.service.azure_storm import Storm
+from tests.contracts.service.storm_cloud import node_of
 
 #: Seconds from the wish to the notice: longer than the notice, as Azure's minutes are.
 ANNOUNCED_AFTER_S = 120.0
@@ -39,7 +40,7 @@ def storm(rig: AzureRig, tmp_path: Path) -> Iterator[Storm]:
     storm = Storm(rig, database, Settings(home=tmp_path, nodes=0), seed=1)
     storm.follow(max_nodes=3)
     storm.submit(2, 4, steps=100_000)
-    until(storm, lambda: storm.workers() == 4)
+    until(storm, lambda: storm.books.workers() == 4)
     yield storm
     database.close()
 
@@ -55,7 +56,7 @@ def until(storm: Storm, is_so: Callable[[], bool], seconds: float = 2.0) -> None
 
 def ask(storm: Storm, notice_s: float = NOTICE_S) -> Callable[[], DrillRow]:
     """A drill of the oldest node; what is called says how it goes."""
-    node = storm.living()[0].id
+    node = storm.books.living()[0].id
     asked = DrillRow(
         id=new_id("drill", storm.rig.clock()),
         node_ids=[node],
@@ -105,7 +106,7 @@ def test_a_drill_waits_for_azures_own_notice_and_lets_azure_take_the_machine(sto
     (cost,) = gone.jobs
     assert (cost.was_hit, cost.workers_before) == (True, 4)
     assert cost.workers_least < 4
-    messages = [event.message for event in storm.node_events(node) if event.kind == "node.draining"]
+    messages = [event.message for event in storm.books.node_events(node) if event.kind == "node.draining"]
     assert ["Preempt" in message for message in messages] == [True]
 
 

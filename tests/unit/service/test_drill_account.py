@@ -10,8 +10,10 @@ from remora.views import Event, MetricPoint
 from service.queue.drills import (
     PATIENCE_S,
     QUIET_S,
+    TakenNode,
     Traces,
     end,
+    follow_cloud,
     is_due,
     is_over,
     measure,
@@ -121,6 +123,32 @@ def test_an_end_of_its_own_is_no_hit() -> None:
         job=replace(JOB, state=JobState.FAILED, world_size=0),
     )
     assert (cost.was_hit, cost.has_ended, cost.workers_least) == (False, True, 3)
+
+
+class TestACloudThatGivesItsOwnNotice:
+    """It was asked, and gives the notice when it likes; seconds count from the last look before that."""
+
+    ASKED_AT = STRUCK_AT - 100.0
+    WAITING = replace(
+        strike(replace(ASKED, notice_s=30.0), [JOB], ASKED_AT, own_notice_s=30.0), noticed_at=ASKED_AT
+    )
+    DEAF = TakenNode(id="node_a", has_heard=False, is_gone=False)
+
+    def test_the_account_begins_anew_until_somebody_has_heard(self) -> None:
+        later = follow_cloud(self.WAITING, [self.DEAF], [replace(JOB, max_step=90)], STRUCK_AT)
+        assert (later.struck_at, later.deadline_at) == (STRUCK_AT, STRUCK_AT + 30.0)
+        assert [job.step for job in later.jobs] == [90]
+        heard = replace(self.DEAF, has_heard=True)
+        assert follow_cloud(later, [heard], [JOB], STRUCK_AT + 1) == later
+
+    def test_what_happened_right_before_the_last_look_and_was_told_after_it_is_of_the_notice(self) -> None:
+        waiting = follow_cloud(self.WAITING, [self.DEAF], [JOB], STRUCK_AT)
+        told = Traces(job=JOB, events=[event(6, "worker_group.drain", -0.2)])
+        hit = measure(waiting, waiting.jobs[0], told)
+        assert hit.was_hit
+        after = replace(waiting, jobs=[hit])
+        assert follow_cloud(after, [self.DEAF], [JOB], STRUCK_AT + 1) == after
+        assert not measure(SILENT, BEFORE, told).was_hit, "one without a notice has nothing before it"
 
 
 class TestTheEnd:
