@@ -7,15 +7,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from cluster.offerings import CapacityType, Offering
-from cluster.placement import bought_by
 from cluster.policies import CapacityRule, Policies, PoolPolicy
+from cluster.policy_conflicts import DEFAULT
+from cluster.policy_floors import ANY_ZONE, dearest_day, dearest_month, floors
 from cluster.policy_problems import Conflict, Path
-
-#: The word for "the cloud chooses".
-ANY_ZONE = "any"
-_DAY_HOURS = 24.0
-#: Days that every month has.
-_SHORTEST_MONTH_DAYS = 28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +55,9 @@ def _too_many(path: Path, pool: PoolPolicy, most_nodes: Mapping[str, int]) -> It
     limits = [most_nodes[size] for size in pool.sizes if size in most_nodes]
     if len(limits) < len(pool.sizes) or pool.max_nodes <= sum(limits):
         return
-    message = f"max_nodes is {pool.max_nodes}, and of {' and '.join(pool.sizes)} there are {sum(limits)} nodes at most"
+    default = "" if "max_nodes" in pool.model_fields_set else DEFAULT
+    said = f"max_nodes is {pool.max_nodes}{default}"
+    message = f"{said}, and of {' and '.join(pool.sizes)} there are {sum(limits)} nodes at most"
     yield Conflict(((*path, "max_nodes"), (*path, "sizes")), message)
 
 
@@ -114,41 +111,18 @@ def _gpus_beyond(policies: Policies, catalogue: Collection[Offering]) -> Iterato
 
 
 def _never_affordable(policies: Policies, catalogue: Collection[Offering]) -> Iterator[Conflict]:
-    floors = {name: _floor_per_day(pool, catalogue) for name, pool in policies.pools.items()}
     budget = policies.budget
-    for key, limit, days, period in (
-        ("usd_per_day", budget.usd_per_day, 1, "a day"),
-        ("usd_per_month", budget.usd_per_month, _SHORTEST_MONTH_DAYS, "in the 28 days of the shortest month"),
+    if budget.usd_per_day is None and budget.usd_per_month is None:
+        return
+    found = floors(policies.pools, catalogue)
+    for key, limit, dearest in (
+        ("usd_per_day", budget.usd_per_day, dearest_day),
+        ("usd_per_month", budget.usd_per_month, dearest_month),
     ):
-        # To the cent, as it is told: what fits exactly is not refused for a rounding.
-        cost = round(sum(floors.values()) * days, 2)
-        if limit is not None and cost > limit:
-            name = max(floors, key=lambda one: (floors[one], one))
+        most = dearest(found)
+        if limit is not None and most is not None and most.usd > limit:
             message = (
-                f"{key} is {limit:g}, and the nodes of min_nodes alone cost {cost:.2f} USD {period} at the least"
-                f", most of it in the pool {name}"
+                f"{key} is {limit:g}, and the nodes of min_nodes alone cost {most.usd:.2f} USD {most.when} at the least"
+                f", most of it in the pool {most.path[1]}"
             )
-            yield Conflict((("budget", key), ("pools", name, "min_nodes")), message)
-
-
-def _floor_per_day(pool: PoolPolicy, catalogue: Collection[Offering]) -> float:
-    """USD that the nodes which are never returned cost at the least, of what the pool may buy."""
-    nodes = min([pool.min_nodes, *(one.min_nodes for one in pool.schedules if one.min_nodes is not None)])
-    core = min(nodes, pool.on_demand_core) if pool.capacity is CapacityRule.MIXED else 0
-    per_hour = core * _cheapest(pool, (CapacityType.ON_DEMAND,), catalogue)
-    per_hour += (nodes - core) * _cheapest(pool, bought_by(pool.capacity), catalogue)
-    return per_hour * _DAY_HOURS
-
-
-def _cheapest(
-    pool: PoolPolicy, capacities: Collection[CapacityType], catalogue: Collection[Offering]
-) -> float:
-    """USD for an hour of the cheapest node of these capacity types in the pool's zones; 0 where none is sold."""
-    prices = [
-        offering.price_per_hour
-        for offering in catalogue
-        if offering.size in pool.sizes
-        and offering.capacity in capacities
-        and (offering.zone or ANY_ZONE) in pool.zones
-    ]
-    return min(prices, default=0.0)
+            yield Conflict((("budget", key), most.path), message)

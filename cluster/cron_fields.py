@@ -28,7 +28,8 @@ _DAY_BYTES = _DAY_MINUTES // 8
 _FIRST = dt.date(2028, 1, 1)
 _SPAN_DAYS = 4 * 365 + 1
 _SPAN = _SPAN_DAYS * _DAY_MINUTES
-_ALWAYS = (1 << _SPAN) - 1
+#: The calendar that has every minute.
+ALWAYS = (1 << _SPAN) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +111,7 @@ def calendar(begins: str, lasts_s: float) -> int:
 
 def is_endless(minutes: int) -> bool:
     """True when a calendar has every minute."""
-    return minutes == _ALWAYS
+    return minutes == ALWAYS
 
 
 def first_of(minutes: int) -> str:
@@ -120,6 +121,20 @@ def first_of(minutes: int) -> str:
     return f"{at:%A} {at.day} {at:%B %Y} at {at:%H:%M}"
 
 
+def days() -> list[dt.date]:
+    """Each day of the four years."""
+    return [_FIRST + dt.timedelta(days=number) for number in range(_SPAN_DAYS)]
+
+
+def minutes_by_day(minutes: int) -> list[int]:
+    """How many minutes of each of these days a calendar has."""
+    told = minutes.to_bytes(_SPAN_DAYS * _DAY_BYTES, "little")
+    slices = [told[begin : begin + _DAY_BYTES] for begin in range(0, len(told), _DAY_BYTES)]
+    # Most days are like many others.
+    numbers = {one: int.from_bytes(one, "little").bit_count() for one in set(slices)}
+    return [numbers[one] for one in slices]
+
+
 def _covered(starts: int, length: int) -> int:
     """Each bit spread over `length` bits upwards; what leaves the four years comes in again at their beginning."""
     covered, width = starts, 1
@@ -127,6 +142,6 @@ def _covered(starts: int, length: int) -> int:
         step = min(width, length - width)
         covered |= covered << step
         width += step
-    while covered > _ALWAYS:
-        covered = (covered & _ALWAYS) | (covered >> _SPAN)
+    while covered > ALWAYS:
+        covered = (covered & ALWAYS) | (covered >> _SPAN)
     return covered

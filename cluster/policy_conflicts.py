@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from cluster.cron_fields import calendar, first_of, is_endless
 from cluster.policies import BudgetStep, CapacityRule, Policies, PoolPolicy, Schedule, Window
@@ -15,6 +16,8 @@ _OWN_KEYS: Mapping[str, CapacityRule] = {
     "return_to_spot_s": CapacityRule.PREFER_SPOT,
     "on_demand_core": CapacityRule.MIXED,
 }
+#: Added to a value that no line says.
+DEFAULT = " (its default)"
 _LIMITS = ("min_nodes", "max_nodes", "warm_nodes")
 
 
@@ -32,23 +35,42 @@ def conflicts(policies: Policies) -> Iterator[Conflict]:
     yield from _twice(("rules",), policies.rules)
 
 
-def _above(low: tuple[Path, int], high: tuple[Path, int], said: str = "") -> Iterator[Conflict]:
+@dataclass(frozen=True)
+class _Limit:
+    """A number of nodes, and where it stands."""
+
+    path: Path
+    value: int
+    #: No line says it.
+    is_default: bool = False
+
+    @property
+    def words(self) -> str:
+        """`max_nodes is 10 (its default)`."""
+        return f"{self.path[-1]} is {self.value}{DEFAULT if self.is_default else ''}"
+
+
+def _limit(path: Path, one: PoolPolicy | Schedule, key: str) -> _Limit:
+    return _Limit((*path, key), getattr(one, key), key not in one.model_fields_set)
+
+
+def _above(low: _Limit, high: _Limit, said: str = "") -> Iterator[Conflict]:
     """A conflict when the first number is above the second."""
-    (low_path, low_value), (high_path, high_value) = low, high
-    if low_value > high_value:
-        message = (
-            f"{low_path[-1]} is {low_value} and {high_path[-1]} is {high_value}{said};"
-            f" {low_path[-1]} must not be above {high_path[-1]}"
-        )
-        yield Conflict((low_path, high_path), message)
+    if low.value > high.value:
+        message = f"{low.words} and {high.words}{said}; {low.path[-1]} must not be above {high.path[-1]}"
+        yield Conflict((low.path, high.path), message)
 
 
 def _limits(path: Path, pool: PoolPolicy) -> Iterator[Conflict]:
-    most = ((*path, "max_nodes"), pool.max_nodes)
-    yield from _above(((*path, "min_nodes"), pool.min_nodes), most)
-    yield from _above(((*path, "warm_nodes"), pool.warm_nodes), most)
-    if pool.capacity is CapacityRule.MIXED and "on_demand_core" in pool.model_fields_set:
-        yield from _above(((*path, "on_demand_core"), pool.on_demand_core), most)
+    most = _limit(path, pool, "max_nodes")
+    for key in ("min_nodes", "warm_nodes", *_core(pool)):
+        yield from _above(_limit(path, pool, key), most)
+
+
+def _core(pool: PoolPolicy) -> tuple[str, ...]:
+    """The key of a core that the document names."""
+    is_named = pool.capacity is CapacityRule.MIXED and "on_demand_core" in pool.model_fields_set
+    return ("on_demand_core",) if is_named else ()
 
 
 def _doubled(path: Path, pool: PoolPolicy) -> Iterator[Conflict]:
@@ -66,8 +88,10 @@ def _twice(path: Path, words: Sequence[str]) -> Iterator[Conflict]:
 def _idle_keys(path: Path, pool: PoolPolicy) -> Iterator[Conflict]:
     for key, rule in _OWN_KEYS.items():
         if key in pool.model_fields_set and getattr(pool, key) is not None and pool.capacity is not rule:
+            default = "" if "capacity" in pool.model_fields_set else DEFAULT
             message = (
-                f"{key} is {getattr(pool, key):g} and capacity is {pool.capacity}; {key} is for {rule} only"
+                f"{key} is {getattr(pool, key):g} and capacity is {pool.capacity}{default};"
+                f" {key} is for {rule} only"
             )
             yield Conflict(((*path, key), (*path, "capacity")), message)
     if pool.sizes_are_equal and pool.capacity is CapacityRule.ON_DEMAND:
@@ -99,14 +123,15 @@ def _never(own: Path, window: Window) -> Iterator[Conflict]:
 def _scheduled_limits(path: Path, pool: PoolPolicy, own: Path, one: Schedule) -> Iterator[Conflict]:
     """A schedule's limits against each other, and against those of the pool where it leaves one as it is."""
 
-    def limit(key: str) -> tuple[Path, int]:
-        value: int | None = getattr(one, key)
-        return ((*path, key), getattr(pool, key)) if value is None else ((*own, key), value)
+    def limit(key: str) -> _Limit:
+        is_own = getattr(one, key, None) is not None
+        return _limit(own, one, key) if is_own else _limit(path, pool, key)
 
     said = f" from {one.window.begins!r} on"
-    for key in ("min_nodes", "warm_nodes"):
+    # A pool that is closed for a time has no core then either.
+    for key in ("min_nodes", "warm_nodes", *(_core(pool) if one.max_nodes else ())):
         low, high = limit(key), limit("max_nodes")
-        if low[0][:-1] != path or high[0][:-1] != path:  # otherwise the pool itself is told
+        if low.path[:-1] != path or high.path[:-1] != path:  # otherwise the pool itself is told
             yield from _above(low, high, said)
 
 
@@ -115,7 +140,8 @@ def _contradiction(one_path: Path, one: Schedule, other_path: Path, other: Sched
         key for key in _LIMITS if None not in (values := (getattr(one, key), getattr(other, key)))
         and values[0] != values[1]
     ]  # fmt: skip
-    if not differing:
+    crossing = [*_crossing(one_path, one, other_path, other), *_crossing(other_path, other, one_path, one)]
+    if not differing and not crossing:
         return
     common = calendar(one.window.begins, one.window.lasts_s) & calendar(
         other.window.begins, other.window.lasts_s
@@ -126,6 +152,20 @@ def _contradiction(one_path: Path, one: Schedule, other_path: Path, other: Sched
             f" and {getattr(other, key)} in the other"
         )
         yield Conflict(((*one_path, key), (*other_path, key)), message)
+    for least, most in crossing if common else ():
+        yield from _above(least, most, f" when both windows are open, on e.g. {first_of(common)}")
+
+
+def _crossing(
+    low_path: Path, low: Schedule, high_path: Path, high: Schedule
+) -> Iterator[tuple[_Limit, _Limit]]:
+    """What one schedule wants at least above what the other allows; what both of them name is compared elsewhere."""
+    if high.max_nodes is None or low.max_nodes is not None:
+        return
+    for key in ("min_nodes", "warm_nodes"):
+        least = getattr(low, key)
+        if least is not None and getattr(high, key) is None and least > high.max_nodes:
+            yield _limit(low_path, low, key), _limit(high_path, high, "max_nodes")
 
 
 def _maintenance(path: Path, windows: Sequence[Window]) -> Iterator[Conflict]:
@@ -150,6 +190,10 @@ def _money(policies: Policies) -> Iterator[Conflict]:
         yield from _more(
             path, "usd_per_month", one.usd_per_month, whole, "usd_per_month", budget.usd_per_month
         )
+        if budget.usd_per_day is None:  # which is not above the month's, and says more
+            yield from _more(
+                path, "usd_per_day", one.usd_per_day, whole, "usd_per_month", budget.usd_per_month
+            )
 
 
 def _more(

@@ -128,6 +128,19 @@ WEEKENDS = "- {window: {begins: 0 0 * * sat, lasts_s: 2d}, "
             [NIGHTS + "max_nodes: 20}", WEEKENDS + "max_nodes: 30}"],
             "pools.a.schedules.0.max_nodes (lines 6 and 7): both windows are open on e.g. Saturday",
         ),
+        (
+            [NIGHTS + "min_nodes: 8}", WEEKENDS + "max_nodes: 4}"],
+            "pools.a.schedules.0.min_nodes (lines 6 and 7): min_nodes is 8 and max_nodes is 4 when both windows"
+            " are open, on e.g. Saturday 1 January 2028 at 00:00; min_nodes must not be above max_nodes",
+        ),
+        (
+            [NIGHTS + "max_nodes: 4}", WEEKENDS + "warm_nodes: 5}"],
+            "pools.a.schedules.1.warm_nodes (lines 7 and 6): warm_nodes is 5 and max_nodes is 4 when both windows",
+        ),
+        (
+            [NIGHTS + "max_nodes: 20, min_nodes: 8}", WEEKENDS + "max_nodes: 4}"],
+            "pools.a.schedules.0.max_nodes (lines 6 and 7): both windows are open on e.g. Saturday",
+        ),
     ],
 )
 def test_schedules_that_cannot_be(lines: list[str], expected: str) -> None:
@@ -140,11 +153,56 @@ def test_schedules_that_cannot_be(lines: list[str], expected: str) -> None:
     [
         [NIGHTS + "max_nodes: 20}", WEEKENDS + "max_nodes: 20}"],
         [NIGHTS + "max_nodes: 20}", WEEKENDS + "warm_nodes: 2}"],
+        [NIGHTS + "max_nodes: 8}", WEEKENDS + "min_nodes: 8}"],
+        [NIGHTS + "max_nodes: 4}", "- {window: {begins: 0 8 * * *, lasts_s: 12h}, min_nodes: 8}"],
         [NIGHTS + "max_nodes: 20}", "- {window: {begins: 0 8 * * *, lasts_s: 12h}, max_nodes: 5}"],
     ],
 )
 def test_schedules_that_agree_or_never_meet_are_fine(lines: list[str]) -> None:
     assert len(read_document(pool("schedules:", *lines), NOTHING_KNOWN).pools["a"].schedules) == 2
+
+
+def test_a_core_fits_into_what_a_schedule_allows_unless_that_closes_the_pool() -> None:
+    def text(most: int) -> str:
+        core = ("capacity: mixed", "on_demand_core: 3")
+        return pool(*core, "schedules:", NIGHTS + f"max_nodes: {most}}}")
+
+    (said,) = refusals(text(1))
+    assert said == (
+        "pools.a.on_demand_core (lines 5 and 7): on_demand_core is 3 and max_nodes is 1 from '0 20 * * mon-fri' on;"
+        " on_demand_core must not be above max_nodes"
+    )
+    for most in (0, 3):
+        assert read_document(text(most), NOTHING_KNOWN).pools["a"].on_demand_core == 3
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["min_nodes: 12"], "min_nodes is 12 and max_nodes is 10 (its default); min_nodes must not"),
+        (["min_nodes: 12", "max_nodes: 10"], "min_nodes is 12 and max_nodes is 10; min_nodes must not"),
+        (
+            ["schedules:", NIGHTS + "min_nodes: 12}"],
+            "min_nodes is 12 and max_nodes is 10 (its default) from '0 20 * * mon-fri' on",
+        ),
+        (
+            ["on_demand_core: 2"],
+            "on_demand_core is 2 and capacity is prefer-spot (its default); on_demand_core is for",
+        ),
+    ],
+)
+def test_a_default_that_contradicts_is_called_one(lines: list[str], said: str) -> None:
+    (refusal,) = refusals(pool(*lines))
+    assert said in refusal
+
+
+def test_a_day_of_a_project_fits_into_the_cluster_s_month() -> None:
+    project = "projects:\n  vision: {usd_per_day: 500}\nbudget:\n  usd_per_month: "
+    assert refusals(f"{project}100") == [
+        "projects.vision.usd_per_day (lines 2 and 4): usd_per_day is 500, and usd_per_month of budget is 100;"
+        " it must not be more"
+    ]
+    assert read_document(f"{project}500", NOTHING_KNOWN).budget.usd_per_month == 500
 
 
 def test_money_that_contradicts() -> None:
@@ -216,7 +274,7 @@ class TestAgainstWhatThereIs:
             (
                 "capacity: spot, min_nodes: 3,"
                 " schedules: [{window: {begins: 0 20 * * *, lasts_s: 1h}, min_nodes: 2}]",
-                2 * 24,
+                23 * 3 + 2,
             ),
         ],
     )
@@ -241,6 +299,41 @@ class TestAgainstWhatThereIs:
             " most of it in the pool a"
         )
         assert read_document(f"{text}{cost}", self.known).pools["a"].min_nodes
+
+    @pytest.mark.parametrize(
+        ("schedule", "budget", "cost"),
+        [
+            ("begins: 0 0 * * *, lasts_s: 24h}, min_nodes: 5", "usd_per_day", "120.00 USD a day"),
+            ("begins: 0 8 * * *, lasts_s: 12h}, min_nodes: 5", "usd_per_day", "60.00 USD a day"),
+            (
+                "begins: 0 12 * * sat, lasts_s: 1d}, min_nodes: 5",
+                "usd_per_day",
+                "60.00 USD on Saturday 1 January 2028",
+            ),
+            (
+                "begins: 0 0 * * *, lasts_s: 24h}, min_nodes: 5",
+                "usd_per_month",
+                "3360.00 USD in the 28 days of the shortest month",
+            ),
+            (
+                "begins: 0 0 1-29/28 6 *, lasts_s: 24h}, min_nodes: 5",
+                "usd_per_month",
+                "120.00 USD in the first 28 days of June 2028",
+            ),
+        ],
+    )
+    def test_a_minimum_of_a_schedule_costs_for_as_long_as_it_holds(
+        self, schedule: str, budget: str, cost: str
+    ) -> None:
+        usd = float(cost.split()[0])
+        mine = f"pools:\n  a:\n    sizes: [{A100}]\n    schedules:\n    - {{window: {{{schedule}}}\n"
+        text = f"{mine}budget:\n  {budget}: "
+        (said,) = refusals(f"{text}{usd - 1}", self.known)
+        assert said == (
+            f"budget.{budget} (lines 7 and 5): {budget} is {usd - 1:g},"
+            f" and the nodes of min_nodes alone cost {cost} at the least, most of it in the pool a"
+        )
+        assert read_document(f"{text}{usd}", self.known).pools["a"].min_nodes == 0
 
     def test_a_day_and_a_month_that_are_too_short_of_money_are_both_told(self) -> None:
         said = refusals(
