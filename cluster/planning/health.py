@@ -161,10 +161,15 @@ def _proven_s(nodes: Iterable[NodeView]) -> float | None:
 
 
 def _works(node: NodeView, now: float, proven_s: float | None) -> bool:
-    """It has joined, and nothing is known against it; after sick ones that is known only after some time."""
-    if node.state not in JOINED or _was_sick_at_first(node):
+    """It has joined, and nothing is known against it; after sick ones that is known only after some time.
+
+    What has gone since, as it was not needed any more, has worked all the same.
+    """
+    has_worked = node.ready_at is not None and not node.is_failure and not node.is_cut_off
+    if not (node.state in JOINED or has_worked) or _was_sick_at_first(node):
         return False
-    return proven_s is None or (node.ready_at is not None and now - node.ready_at >= proven_s)
+    until = now if node.leaving_since is None else node.leaving_since
+    return proven_s is None or (node.ready_at is not None and until - node.ready_at >= proven_s)
 
 
 def _failed_at(node: NodeView, now: float) -> float:

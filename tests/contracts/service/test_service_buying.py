@@ -261,6 +261,31 @@ def test_a_zone_that_loses_the_head_is_left_at_once(world: World) -> None:
     assert [(node.offering, node.state) for node in living(world)] == [(OTHER_SPOT, NodeState.READY)] * 2
 
 
+def test_a_pool_that_has_worked_since_is_not_slowed_down_by_what_failed_before(world: World) -> None:
+    apply(world, DOCUMENT.format(max_nodes=3).replace("idle_s: 30", "idle_s: 30\n    join_timeout_s: 60"))
+    world.cluster.joins = False
+    job_id = world.submit()
+    for _ in world.ticks_until("two machines have not joined"):
+        world.now += 30.0
+        if [node.state for node in world.nodes()].count(NodeState.FAILED) == 2:
+            break
+    world.cluster.joins = True
+    for _ in world.ticks_until("the job starts"):
+        world.now += 5.0
+        if world.job(job_id).state is JobState.ADMITTED:
+            break
+    train(world, job_id)
+    world.launcher.driver_of(job_id).tell("ended", end_reason="completed", message="", exit_code=0)
+    for _ in world.ticks_until("its node is returned"):
+        world.now += 10.0
+        if not living(world):
+            break
+    world.now += 1000.0  # more than what has ended is remembered for the paces of the pool
+    world.submit(min_workers=3, max_workers=3)
+    world.tick()
+    assert len(bought(world)) == 3
+
+
 def test_machines_that_are_sick_are_not_bought_again_and_again(world: World) -> None:
     sick = Hearing(beat=Beat(at=1.0, leaves="this machine is sick: XID 79", is_sick=True))
     apply(world, DOCUMENT.format(max_nodes=4).replace("patience_s: 20", "patience_s: 9000"))

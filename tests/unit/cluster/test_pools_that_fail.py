@@ -169,6 +169,16 @@ def test_what_worked_since_or_lies_far_back_counts_no_more() -> None:
     assert bought(*long_ago, failed("now", 300)) == 1, "the first of a new row"
 
 
+def test_what_worked_since_counts_also_when_it_was_returned_meanwhile() -> None:
+    returned = failed(
+        "w", 60.0, state=NodeState.GONE, created_at=NOW - 3000, ready_at=NOW - 2900, bought_for="other"
+    )
+    assert bought(*three(3600), returned, workers=2) == 2
+    assert bought(*three(300), returned, workers=2) == 0, "older than the failures"
+    assert bought(*three(3600), replace(returned, is_failure=True), workers=2) == 1
+    assert bought(*three(3600), replace(returned, ready_at=None), workers=2) == 1, "it never came"
+
+
 def test_only_machines_that_cost_money_are_a_reason_to_close_an_offering() -> None:
     free = replace(FIRST, price_per_hour=0.0)
     assert bought(*three(300), sold=free) == 1
