@@ -63,29 +63,58 @@ def _allowance(situation: Situation, pool: str) -> tuple[int, str]:
     return number, f"at most {policy.grow_per_minute:g} a minute are launched"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Veto:
+    """A rule of the site refuses a launch."""
+
+    rule: str
+    #: A whole sentence.
+    reason: str
+
+
+def veto(
+    view: ClusterView,
+    launch: Launch,
+    rules: Sequence[tuple[str, Rule]],
+    failed: Callable[[str, Exception], None],
+) -> Veto | None:
+    """The first rule that refuses the launch.  One that raises is passed over, after `failed` was told."""
+    for name, rule in rules:
+        try:
+            said = rule(view, launch)
+        except Exception as error:  # a site's own code may raise anything, and nodes are needed all the same
+            failed(name, error)
+            continue
+        if said is not None:
+            why = said.strip() or "it gives no reason"
+            reason = f"the rule {name} lets no node of pool {launch.pool} be launched: {why}"
+            return Veto(rule=name, reason=reason)
+    return None
+
+
 def past_rules(view: ClusterView, launches: Iterable[Launch], rules: Sequence[tuple[str, Rule]]) -> Sifted:
-    """The launches that no rule of the site refuses; a rule that fails is left out, and said to be."""
+    """The launches that no rule of the site refuses; a rule that fails is passed over, and said to be."""
     heard: list[Launch] = []
     later: dict[str | None, str] = {}
     waits: dict[Wait, None] = {}
     for launch in launches:
-        refusal = None
-        for name, rule in rules:
-            try:
-                said = rule(view, launch)
-            except (
-                Exception
-            ) as error:  # a site's own code may raise anything, and nodes are needed all the same
-                waits[
-                    Wait(pool=launch.pool, reason=f"rule {name!r} was left out, as it failed: {error!r}")
-                ] = None
-                continue
-            if said is not None:
-                refusal = Wait(pool=launch.pool, reason=f"rule {name!r} refuses a launch: {said}")
-                break
+        refusal, reasons = _asked(view, launch, rules)
+        waits.update(dict.fromkeys(Wait(pool=launch.pool, reason=reason) for reason in reasons))
         if refusal is None:
             heard.append(launch)
         else:
-            waits[refusal] = None
             later.setdefault(launch.job_id, refusal.reason)
     return Sifted(launches=heard, waits=list(waits), later=later)
+
+
+def _asked(
+    view: ClusterView, launch: Launch, rules: Sequence[tuple[str, Rule]]
+) -> tuple[Veto | None, list[str]]:
+    """What refuses a launch, and all that is to be told about it."""
+    told: list[str] = []
+
+    def failed(name: str, error: Exception) -> None:
+        told.append(f"the rule {name} is passed over, as it failed: {error!r}")
+
+    refusal = veto(view, launch, rules, failed)
+    return refusal, told if refusal is None else [*told, refusal.reason]

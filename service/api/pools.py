@@ -15,7 +15,7 @@ from remora.views import Page, Pool, PoolWait
 from service.api.context import context_of
 from service.api.parameters import Parameters
 from service.fixed_pool import kept_full
-from service.policies_followed import policies_followed
+from service.policies_in_force import policies_in_force
 from service.queue.rows import WaitKind
 from service.store.nodes import count_nodes
 from service.store.waits import waits_of
@@ -30,7 +30,7 @@ async def list_pools(request: Request, _: Annotated[Parameters, Query()]) -> Pag
     settings, now = context.settings, context.clock()
 
     def work(connection: sa.Connection) -> list[Pool]:
-        policies = policies_followed(connection, settings)
+        policies = policies_in_force(connection, settings)
         if settings.cloud == "local":
             policies = kept_full(policies, now)
         counts = count_nodes(connection)

@@ -13,9 +13,9 @@ from cluster.policies import Policies
 from remora.states import JobState, NodeState
 from service.loops.launching import launch
 from service.loops.line import line, pool_sizes
-from service.loops.policies import policies_in_force
 from service.loops.ports import Launcher, Supply
 from service.loops.turn import Turn
+from service.policies_in_force import policies_in_force
 from service.queue import lifecycle
 from service.queue.admission import Claim, PoolSize, Wait, admit
 from service.queue.demand import placement_in, workers_of_jobs
@@ -44,7 +44,7 @@ def dispatch(
 ) -> None:
     """Admit what fits and launch it; `why_short` says by job id why the planner gets no nodes.  Raises Fenced."""
     # 1. Load.
-    policies = policies_in_force(turn)
+    policies = turn.load(lambda connection: policies_in_force(connection, turn.settings))
     sizes = pool_sizes(policies, supply.offerings(), turn.now)
     snapshot = turn.load(lambda connection: _load(connection, policies, sizes, turn.now))
     for job in snapshot.spent:

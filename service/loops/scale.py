@@ -27,7 +27,6 @@ from cluster.view import ENDED, ClusterView, Refusal
 from remora.states import NodeState
 from service.fixed_pool import kept_full
 from service.loops.explain import explain
-from service.loops.policies import policies_in_force
 from service.loops.ports import Drains, Membership, Supply
 from service.loops.quotas import note_quotas
 from service.loops.seeing import (
@@ -43,6 +42,7 @@ from service.loops.seeing import (
 from service.loops.sight import note_seen
 from service.loops.site_rules import let_through
 from service.loops.turn import Turn
+from service.policies_in_force import policies_in_force
 from service.queue import lifecycle
 from service.queue.demand import idle_since, workers_by_node
 from service.queue.rows import NodeRow
@@ -96,7 +96,7 @@ def scale(turn: Turn, hands: Hands) -> Mapping[str, str]:
     known = turn.load(cloud.get)
     if known.unseen_since is not None:
         note_seen(turn, known.unseen_since)
-    policies = policies_in_force(turn)
+    policies = turn.load(lambda connection: policies_in_force(connection, turn.settings))
     failed_since = turn.now - remembered_s(policies)
     rows = turn.load(lambda connection: store.current_nodes(connection, turn.now - MEMORY_S, failed_since))
     load = turn.load(lambda connection: _load(connection, hands, policies, turn.now))

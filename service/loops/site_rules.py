@@ -9,7 +9,8 @@ from functools import partial
 import sqlalchemy as sa
 
 from cluster.actions import Launch, Wait
-from cluster.installed_rules import SiteRule, load_rules
+from cluster.installed_rules import load_rules
+from cluster.planning.sifting import Veto, veto
 from cluster.policies import Policies
 from cluster.view import ClusterView
 from service.loops.turn import Turn
@@ -32,35 +33,30 @@ def let_through(
     through: list[Launch] = []
     vetoed: list[Wait] = []
     for launch in launches:
-        why = _veto(turn, rules, view, launch)
-        if why is None:
+        refusal = veto(view, launch, rules, _log_failure)
+        if refusal is None:
             through.append(launch)
             continue
-        vetoed.append(Wait(pool=launch.pool, reason=why))
+        _tell_veto(turn, launch, refusal)
+        vetoed.append(Wait(pool=launch.pool, reason=refusal.reason))
         if launch.job_id is not None:
-            vetoed.append(Wait(job_id=launch.job_id, reason=why))
+            vetoed.append(Wait(job_id=launch.job_id, reason=refusal.reason))
     return through, vetoed
 
 
-def _veto(turn: Turn, rules: Sequence[tuple[str, SiteRule]], view: ClusterView, launch: Launch) -> str | None:
-    for name, rule in rules:
-        try:
-            refusal = rule(view, launch)
-        except Exception:  # it has been told of, and nodes are needed all the same
-            log.debug("the rule %s is passed over", name, exc_info=True)
-            continue
-        if refusal is not None:
-            why = refusal.strip() or "it gives no reason"
-            message = f"the rule {name} lets no node of pool {launch.pool} be launched: {why}"
-            event = NewEvent(
-                at=turn.now,
-                kind="policies.launch_vetoed",
-                message=message,
-                data={"rule": name, "pool": launch.pool},
-            )
-            _tell(turn, event)
-            return message
-    return None
+def _tell_veto(turn: Turn, launch: Launch, refusal: Veto) -> None:
+    event = NewEvent(
+        at=turn.now,
+        kind="policies.launch_vetoed",
+        message=refusal.reason,
+        data={"rule": refusal.rule, "pool": launch.pool},
+    )
+    _tell(turn, event)
+
+
+def _log_failure(name: str, error: Exception) -> None:
+    """Operators have been told of it."""
+    log.debug("the rule %s is passed over", name, exc_info=error)
 
 
 def _tell_failure(turn: Turn, name: str, why: str) -> None:

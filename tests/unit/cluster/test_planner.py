@@ -570,10 +570,10 @@ def test_a_rule_of_the_site_refuses_launches_and_one_that_fails_is_left_out() ->
     actions = plan(view([job()]), rules(), NOW, asked)
     assert acts(actions) == []
     assert [one.reason for one in actions if isinstance(one, Wait) and one.pool] == [
-        "rule 'broken' was left out, as it failed: ZeroDivisionError()",
-        "rule 'quiet' refuses a launch: not on Sundays",
+        "the rule broken is passed over, as it failed: ZeroDivisionError()",
+        "the rule quiet lets no node of pool p be launched: not on Sundays",
     ]
-    refusal = "rule 'quiet' refuses a launch: not on Sundays"
+    refusal = "the rule quiet lets no node of pool p be launched: not on Sundays"
     assert said_to(actions) == f"nodes for it are launched later: {refusal}"
 
 

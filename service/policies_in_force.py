@@ -1,4 +1,4 @@
-"""The policies that are followed: by the controller at every tick, and by the API where it tells limits."""
+"""The policies in force: read by the controller at every tick, and by the API where it tells limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _TRIED = 100
 
 
-def policies_followed(connection: sa.Connection, settings: Settings) -> Policies:
+def policies_in_force(connection: sa.Connection, settings: Settings) -> Policies:
     """The newest version that can be read, else what the settings say.
 
     A version was accepted once; another version of this service may refuse it, and says so in its log.
