@@ -152,6 +152,8 @@ def main() -> None:
                     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
                     torch.save(state, folder / "state.pt")
     if is_distributed:
+        # Before the group: if DDP is the last to hold it, PyTorch may wait for itself at the end (gloo).
+        del wrapped
         dist.destroy_process_group()
 
 

@@ -146,6 +146,8 @@ def main() -> None:
     if world.rank == 0 and not is_distributed:
         torch.save(model.state_dict(), arguments.out)
     if is_distributed:
+        # Before the group: if DDP is the last to hold it, PyTorch may wait for itself at the end (gloo).
+        del wrapped
         dist.destroy_process_group()
 
 

@@ -75,6 +75,8 @@ def main():
                     torch.save(state, folder / "state.pt")
     if world.rank == 0:
         print(f"{arguments.steps} steps, loss {mean:.5f}", flush=True)
+    # Before the group: if DDP is the last to hold it, PyTorch may wait for itself at the end (gloo).
+    del parallel
     dist.destroy_process_group()
 
 

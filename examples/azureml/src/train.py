@@ -65,6 +65,8 @@ def main():
         os.makedirs("outputs", exist_ok=True)
         with open("outputs/accuracy.json", "w") as file:
             json.dump({"accuracy": accuracy}, file)
+    # Before the group: if DDP is the last to hold it, PyTorch may wait for itself at the end (gloo).
+    del model
     dist.destroy_process_group()
 
 
