@@ -36,9 +36,11 @@ def test_the_demo_holds_what_it_promises(example: str, tmp_path: Path) -> None:
     assert 0.95 <= result["accuracy"] <= 1.0
     assert result["recovery_s"] > 0
     assert 0 <= result["repeated_steps"] < (1 if example == "elastic" else result["steps"])
-    assert result["world_sizes"] in ([3, 2, 3], [3, 3]), (
-        "the node may be replaced before the others start again"
-    )
+    first, *later = result["world_sizes"]
+    # The node may be replaced before the workers that are left have started again.
+    assert first == 3
+    assert 3 in later
+    assert set(later) <= {2, 3}
     assert result["attempts"] == 1
     assert Path(result["checkpoint"]).is_dir()
     assert home in Path(result["checkpoint"]).parents
