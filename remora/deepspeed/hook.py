@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from remora import native_threads
 from remora.deepspeed.configuration import TOTAL, filled
 from remora.deepspeed.refusal import Refused, end_refused
 
@@ -67,6 +68,7 @@ def wrap(deepspeed: Any) -> None:
     """Have engines of this `deepspeed` take part in Remora's checkpoints."""
     if os.environ.get("DS_ACCELERATOR") == "cpu":
         deepspeed.ops.__compatible_ops__[_UNUSED_KERNEL] = False
+    native_threads.guard()
     deepspeed.initialize = _initialize(deepspeed.initialize)
     _refuse_half_pipelines(deepspeed.pipe.PipelineModule)
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from remora import native_threads
 from remora.link import Rendezvous
 
 #: Seconds until a collective fails by itself, as in `torch.distributed`.
@@ -270,6 +271,7 @@ def _let_go() -> None:
     for aborting, group in _left:
         aborting.join(max(0.0, give_up_at - time.monotonic()))
         group.let_go(give_up_at)
+    native_threads.await_rest()
 
 
 def form(place: Rendezvous, *, check: Callable[[], None], on_cuda: bool) -> Group:

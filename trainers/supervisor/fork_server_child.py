@@ -18,6 +18,7 @@ from functools import partial
 from types import ModuleType
 from typing import TextIO
 
+from remora import native_threads
 from trainers.supervisor.fork_server_rules import Form
 
 _LIBC = ctypes.CDLL(None)
@@ -100,6 +101,7 @@ def become(start: Start, output: int, errors: int) -> Callable[[], object]:
     _renew_chance()
     _set_threads(int(start.environment["OMP_NUM_THREADS"]))
     time.tzset()
+    native_threads.guard()
     return _main_module(start)
 
 

@@ -106,6 +106,40 @@ if __name__ == "__main__":
     other.start(); meet(0, os.path.abspath("meeting")); other.join()
 """,
 }
+#: Scripts that end while a thread of gloo waits for Python's lock, which they keep for longer than it waits.
+ENDS = {
+    "of the interpreter": """
+import sys, time
+import torch, torch.distributed as dist
+def keep_the_lock(seconds, clock=time.perf_counter):
+    until = clock() + seconds
+    while clock() < until: pass
+class Last:
+    def __del__(self, wait=keep_the_lock): wait(1.0)
+last = Last()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+sys.setswitchinterval(0.4)
+for _ in range(100): dist.all_reduce(torch.ones(1), async_op=True)
+keep_the_lock(0.1)
+""",
+    "of DistributedDataParallel": """
+import sys, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+def keep_the_lock(seconds):
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until: pass
+def main():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    model(torch.ones(2, 4)).sum().backward()
+    sys.setswitchinterval(1000)
+    for _ in range(100): dist.all_reduce(torch.ones(1), async_op=True)
+    keep_the_lock(0.3)
+    dist.destroy_process_group()
+main()
+""",
+}
 #: What keeps a script from being forked: how it is called, what it finds, what it is told.
 FRESH: dict[str, tuple[list[str], dict[str, str], str]] = {
     "a hash seed": (["train.py"], {"PYTHONHASHSEED": "1"}, ""),
@@ -169,6 +203,11 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> ForkServer:
     )
 
 
+@pytest.fixture(scope="module")
+def fork_server_of_torch(tmp_path_factory: pytest.TempPathFactory) -> ForkServer:
+    return ForkServer(tmp_path_factory.mktemp("server"), os.getpid(), ["torch"])
+
+
 @pytest.fixture
 def stage(tmp_path: Path, fork_server: ForkServer) -> Stage:
     for name in ("trainers", "service", "keeper"):
@@ -215,6 +254,16 @@ def test_what_a_fork_could_not_give_is_started(stage: Stage, what: str) -> None:
     outcome = stage.run(arguments, variables, warm=True)
     assert not outcome.is_warm
     assert outcome.status == {"exit_code": 2 if arguments == ["gone.py"] else 0}
+
+
+@pytest.mark.parametrize("which", ENDS)
+def test_threads_of_pytorch_do_not_turn_the_end_of_a_script_into_a_failure(
+    tmp_path: Path, fork_server_of_torch: ForkServer, which: str
+) -> None:
+    (tmp_path / "train.py").write_text(ENDS[which])
+    outcome = Stage(tmp_path, fork_server_of_torch).run(["train.py"], {}, warm=True)
+    assert outcome.is_warm
+    assert (outcome.status, outcome.lines["stderr"]) == ({"exit_code": 0}, [])
 
 
 def test_what_is_drawn_by_chance_is_drawn_anew(stage: Stage) -> None:

@@ -70,6 +70,5 @@ for step in range(done + 1, steps + 1):
     if step % 20 == 0:
         dcp.save(state(), checkpoint_id=folder / f"{step:06d}")
 print(f"rank {dist.get_rank()} ends after step {steps}", flush=True)
-dist.barrier()  # nobody closes its connections while another one still reads
 dist.destroy_process_group()
 """
