@@ -113,7 +113,7 @@ def page() -> str:
         _states(_JOBS),
         _edges(JOB_EDGES),
         "While a job is `queued`, `reason` is `waiting_for_nodes`, `waiting_for_turn`, `waiting_for_quota` or\n"
-        "`waiting_for_retry`; while it is `running`, it is `regrouping` when workers were lost and a new group is\n"
+        "`waiting_for_retry`; while it is `running`, it is `regrouping` when none work and a new worker group is\n"
         "being gathered; at the end it is the last attempt's end reason, or `wait_time_exceeded`.",
         "## Attempt",
         mermaid(ATTEMPT_EDGES, AttemptState.STARTING),

@@ -176,9 +176,7 @@ def observe(job: JobRow, attempt: AttemptRow, said: Progress, at: float) -> Deci
     if attempt.state is AttemptState.RUNNING:
         job = replace(job, reason=None, message=None)
     elif attempt.state is AttemptState.STARTING and job.state is JobState.RUNNING:
-        job = replace(
-            job, reason="regrouping", message="workers were lost; a new worker group is being gathered"
-        )
+        job = replace(job, reason="regrouping", message="a new worker group is being gathered")
     if said.resumed_from_step is not None:
         attempt = replace(attempt, resumed_from_step=said.resumed_from_step)
     if said.world_size is not None:

@@ -294,7 +294,7 @@ class Attempt:
             self.verdict = verdict
         goes_on = self.verdict is None and self.stop_reason is None
         if goes_on:
-            self.account.size({})
+            self.account.size({}, state="starting")
         return goes_on
 
     def group_started(self) -> None:

@@ -356,7 +356,7 @@ class InPlace:
         attempt = self._attempt
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + attempt.plan.regroup_s
-        attempt.account.size({})
+        attempt.account.size({}, state="starting")
         while self._change is change and change.is_short(attempt.plan.sizes):
             self._news.clear()
             if loop.time() >= give_up_at:

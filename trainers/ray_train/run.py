@@ -84,6 +84,7 @@ def run_to_end(
         failure_policy=JudgedFailures(failures, owner, policy),
         callbacks=[AcceleratorSetupCallback(backend, scaling), _Lifecycle(owner, policy)],
     )
+    policy.end_group = controller._shutdown_worker_group
     asyncio.run(controller.run())
     state = controller.get_state()
     return state.training_failed_error if isinstance(state, ErroredState) else None

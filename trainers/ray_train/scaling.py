@@ -49,8 +49,10 @@ class ElasticPolicy(ElasticScalingPolicy):
         self._latest_reserved_resources_query_time: float
         self._latest_reserved_resources: Any
         self._owner = owner
-        #: The newest worker group.
+        #: The newest worker group; None before the first, and after one whose places were given back.
         self.group: Any = None
+        #: Has the controller end that group and free its places; set once there is a controller.
+        self.end_group: Callable[[], None]
         #: The newest worker group holds its resources.
         self._trains = False
         self._looked_at = float("-inf")
@@ -70,6 +72,7 @@ class ElasticPolicy(ElasticScalingPolicy):
             raise AttemptEnds
         decision = super().make_decision_for_non_running_worker_group()
         if isinstance(decision, NoopDecision):
+            self._leave_draining_nodes()
             # Stock asks again at once; this thread is ours, so it may rest.
             time.sleep(POLL_S)
         else:
@@ -121,6 +124,13 @@ class ElasticPolicy(ElasticScalingPolicy):
         deadlines = {node: deadline for node, deadline in draining.items() if node in ours}
         if deadlines:
             self._owner.nodes_drain(deadlines)
+
+    def _leave_draining_nodes(self) -> None:
+        """End a group that has stopped where all its places drain: a node stays, and costs, while something has it."""
+        places = set(self._own_places())
+        if places and places <= draining_nodes().keys():
+            self.end_group()
+            self.group = None
 
     def _look_for_room(self, present: int, now: float, grow: Callable[[int], None]) -> None:
         reserved = self._get_reserved_resources()

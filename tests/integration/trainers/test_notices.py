@@ -22,6 +22,13 @@ def notice(node_id: str, seconds: float) -> float:
     return deadline_at
 
 
+def living(node_ids: list[str]) -> list[str]:
+    """Those of the nodes that Ray still has."""
+    return [
+        one.node_id for one in RayMembership().observe().values() if one.is_alive and one.node_id in node_ids
+    ]
+
+
 @pytest.mark.backend("ddp", "notice")
 def test_two_notices_at_once_and_rank_0_is_among_them(lab: Lab, tmp_path: Path) -> None:
     lab.nodes(3)
@@ -67,6 +74,23 @@ def test_a_notice_that_comes_to_nothing_costs_no_step(lab: Lab, tmp_path: Path) 
     training.trains(2)
     training.finish_without_repetition()
     assert training.regrouped == [("drain", 1), ("grow", 2)]
+
+
+def test_nodes_that_all_drain_may_go_as_soon_as_their_state_is_saved(lab: Lab, tmp_path: Path) -> None:
+    leaving = lab.nodes(2)
+    training = Training(lab, tmp_path, min_workers=1, max_workers=2)
+    training.trains(2)
+    deadlines = [notice(node_id, 300.0) for node_id in leaving]
+    training.run.until(lambda: not living(leaving), "nothing is there any more, so that Ray lets them go")
+    assert time.time() < min(deadlines) - 200.0
+    assert (training.run.progress["state"], training.run.progress["workers"]) == ("starting", {})
+    for node_id in leaving:
+        lab.provider.delete(node_id)
+    lab.add_node()
+    training.trains(1)
+    assert training.run.progress["state"] == "running"
+    training.finish()
+    assert training.run.progress["repeated_steps"] == 0
 
 
 def test_a_node_that_cannot_be_done_without_is_left_at_a_checkpoint(lab: Lab, tmp_path: Path) -> None:
