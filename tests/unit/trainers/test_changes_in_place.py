@@ -278,7 +278,7 @@ async def test_too_few_wait_with_their_state_until_others_join() -> None:
     await stage.after(60.0)
     assert stage.in_place.is_changing
     assert stage.in_place.may_grow(), "this is what they wait for"
-    assert stage.account.records(0, 1000)[-1].body == {"world_size": 0, "workers": {}}
+    assert stage.account.records(0, 1000)[-1].body == {"state": "starting", "world_size": 0, "workers": {}}
     joiner = stage.join(is_ready=False)
     assert not stage.in_place.may_grow(), "one is on its way"
     await stage.after(30.0)
