@@ -44,6 +44,10 @@ class Gpus:
         if not self._is_watched:
             # An image for all machines has nvidia-smi also where there is nothing to see.
             return Health()
+        if self._other_maker.exists():
+            # Whether nvidia-smi is on the image too or not: what it says is not about these GPUs.
+            self._complain(f"these GPUs are of a maker that is not watched ({self._other_maker})")
+            return Health()
         kernel = _lines(self._kernel)
         report = self._ask(kernel)
         while (field := unknown_field(report)) is not None:
@@ -51,15 +55,18 @@ class Gpus:
             self._query = tuple(name for name in self._query if name != field)
             report = self._ask(kernel)
         self._course, health = follow(self._course, report)
-        said = (
+        self._complain(
             "nvidia-smi refuses what it is asked, so no GPU is watched"
             if report.is_refused
             else health.failure
         )
+        return health
+
+    def _complain(self, said: str) -> None:
+        """Log it, once as long as it stays the same; empty: all is well."""
         if said and said != self._complaint:
             log.warning("%s", said)
         self._complaint = said
-        return health
 
     def _ask(self, kernel: Sequence[str]) -> Report:
         if self._stuck is not None and self._stuck.poll() is None:
@@ -76,7 +83,7 @@ class Gpus:
                 errors="replace",
             )
         except FileNotFoundError:
-            return Report(text=None, is_other_makers=self._other_maker.exists(), kernel=kernel)
+            return Report(text=None, kernel=kernel)
         except OSError as error:
             return Report(text="", unfinished=f"nvidia-smi cannot be started: {error}", kernel=kernel)
         try:

@@ -59,8 +59,6 @@ class Report:
     unfinished: str = ""
     #: The columns that it was asked for.
     query: Sequence[str] = QUERY
-    #: The machine has GPUs of another maker, which no nvidia-smi knows.
-    is_other_makers: bool = False
     #: Lines of the kernel's log.
     kernel: Sequence[str] = ()
 
@@ -118,8 +116,7 @@ def judge(report: Report, gpus_expected: int | None = None) -> Health:
     if report.unfinished:
         return Health(problems=tuple(problems), failure=report.unfinished)
     if report.text is None:
-        is_missed = gpus_expected and not report.is_other_makers
-        missing = f"nvidia-smi is missing, {gpus_expected} GPUs are expected" if is_missed else ""
+        missing = f"nvidia-smi is missing, {gpus_expected} GPUs are expected" if gpus_expected else ""
         return Health(problems=tuple(problems), failure=missing)
     if report.is_refused:
         # A fleet with another driver is not a fleet of sick machines.

@@ -83,6 +83,8 @@ class Drain:
     #: Seconds since 1970 by this machine's clock.
     deadline_at: float
     reason: str
+    #: Its processes end then, as they do not where it merely stands still.
+    ends_processes: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +186,7 @@ def meaning(event: ScheduledEvent, now: float, skew_s: float = 0.0) -> Meaning |
         return Drain(
             deadline_at=_deadline(event, now, skew_s),
             reason=f"{event.type} for {how_long}{who} by the cloud{said}",
+            ends_processes=False,
         )
     if "rebalance" in event.type.casefold():
         return Advice(reason=f"the cloud recommends to leave this machine ({event.type}){said}")

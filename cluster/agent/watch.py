@@ -19,6 +19,9 @@ from cluster.agent.scheduled_events import (
 #: Seconds before a deadline at which workers are ended softly when the cluster never heard of it: a SIGTERM lets a
 #: script write what it has, and its processes take that long to end.
 SOFT_END_S = 5.0
+#: Seconds that a head which was asked for a drain has to answer, however near the deadline is: one that is well does so
+#: within a second.
+ANSWER_S = 2.0
 #: Seconds that the work of a sick machine has to leave it: nothing takes the machine, a checkpoint may take its time.
 SICK_DRAIN_S = 600.0
 #: A later notice moves a drain only when it comes by so many seconds sooner.
@@ -73,6 +76,8 @@ class State:
     known: Mapping[str, Known] = field(default_factory=dict)
     #: The deadline that the head has accepted; None: none.
     drained_until: float | None = None
+    #: When the head was first asked for a drain that is still wanted; None: it was not.
+    asked_at: float | None = None
     ended_softly: bool = False
     #: Since the machine is sick: when its work shall have left.
     sick: Drain | None = None
@@ -104,17 +109,28 @@ def step(state: State, machine: str, look: Look) -> tuple[State, list[Action]]:
         reason = f"this machine is sick: {'; '.join(look.problems)}"
         state = replace(state, sick=Drain(deadline_at=look.now + SICK_DRAIN_S, reason=reason))
         actions.append(Tell(message=reason))
-    drains = _drains(state)
-    if drains:
-        due = min(drains, key=lambda drain: drain.deadline_at)
-        if state.drained_until is None or due.deadline_at < state.drained_until - _SOONER_S:
-            actions.append(DrainNode(deadline_at=due.deadline_at, reason=due.reason))
-        is_unheard = state.drained_until is None and look.now >= due.deadline_at - SOFT_END_S
-        if is_unheard and not state.ended_softly:
-            actions.append(EndSoftly(reason=f"{due.reason}; the head did not answer"))
-            state = replace(state, ended_softly=True)
+    due = _soonest(_drains(state))
+    if due is None:
+        state = replace(state, asked_at=None)
+    elif state.drained_until is None or due.deadline_at < state.drained_until - _SOONER_S:
+        actions.append(DrainNode(deadline_at=due.deadline_at, reason=due.reason))
+        state = replace(state, asked_at=look.now if state.asked_at is None else state.asked_at)
+    if (last := _unheard(state, look.now)) is not None:
+        actions.append(EndSoftly(reason=f"{last.reason}; the head did not answer"))
+        state = replace(state, ended_softly=True)
     actions.extend(_acknowledgements(state, look))
     return state, actions
+
+
+def _unheard(state: State, now: float) -> Drain | None:
+    """What ends this machine's processes in a moment, of which the head did not hear although it had the time."""
+    if state.drained_until is not None or state.asked_at is None or state.ended_softly:
+        return None
+    # A machine that stands still keeps its processes: to end them here would lose what the pause may leave.
+    ending = _soonest([drain for drain in _drains(state) if drain.ends_processes])
+    if ending is None or now < max(ending.deadline_at - SOFT_END_S, state.asked_at + ANSWER_S):
+        return None
+    return ending
 
 
 def _hear(state: State, machine: str, look: Look, document: Document) -> tuple[State, list[Action]]:
@@ -163,6 +179,10 @@ def _said(event: ScheduledEvent, means: Meaning | None, now: float) -> str:
 def _drains(state: State) -> list[Drain]:
     ordered = [known.means for known in state.known.values() if isinstance(known.means, Drain)]
     return ordered if state.sick is None else [*ordered, state.sick]
+
+
+def _soonest(drains: Sequence[Drain]) -> Drain | None:
+    return min(drains, key=lambda drain: drain.deadline_at, default=None)
 
 
 def _acknowledgements(state: State, look: Look) -> list[Action]:

@@ -95,23 +95,26 @@ class Asking:
         reading = await self.reading(quota.READ_EVERY_S)
         if reading is not None and self._full(reading, offering) is not None:
             reading = await self.reading(quota.READ_AGAIN_S)
-        full = self._full(reading, offering) if reading is not None else None
+        if reading is None or self._clock() - reading.read_at >= quota.READ_AGAIN_S:
+            # It cannot be read now: what has ended since is still counted, and Azure itself refuses what is too much.
+            return
+        full = self._full(reading, offering)
         if full is not None:
             failure = CloudFailure(code="QuotaExceeded", message=_as_azure_says(offering, full), status=409)
             raise self.error(failure, offering)
 
     async def reading(self, good_for_s: float) -> quota.Reading | None:
-        """The quotas as they were read at most so many seconds ago."""
+        """The quotas, asked for again when that was so many seconds ago; an older reading while Azure does not tell."""
         now = self._clock()
-        known = self._memory.quotas
-        if known is None or now - known.read_at >= good_for_s:
+        if now - self._memory.quotas_asked_at >= good_for_s:
             try:
                 usages = await self.asked(Group.USAGES, self._arm.usages(self._region))
                 self._memory.quotas = quota.Reading(read_at=now, usages=usages)
             except ArmError as error:
-                # Azure itself refuses what is too much: not knowing is no reason to stop.
+                # Not knowing is no reason to stop.
                 log.warning("quotas of %s cannot be read: %s", self._region, error)
-                self._memory.quotas = quota.Reading(read_at=now, usages=known.usages if known else {})
+            # Not before: whoever asks at the same time needs the answer too.
+            self._memory.quotas_asked_at = now
         return self._memory.quotas
 
     def _full(self, reading: quota.Reading, offering: Offering) -> str | None:
@@ -146,6 +149,7 @@ class Asking:
     def forget_quota(self) -> None:
         """What is known of the quotas is wrong."""
         self._memory.quotas = None
+        self._memory.quotas_asked_at = -math.inf
 
 
 def _as_azure_says(offering: Offering, full: str) -> str:

@@ -67,7 +67,10 @@ class Memory:
     #: Interfaces and disks without a machine, and since when.
     alone: dict[str, float] = field(default_factory=dict)
     swept_at: float = -math.inf
+    #: The last that Azure told; None: nothing yet, or it turned out to be wrong.
     quotas: quota.Reading | None = None
+    #: When they were last asked for, told or not.
+    quotas_asked_at: float = -math.inf
     #: How many requests that change something have begun or ended.
     changes: int = 0
     #: The last list, and when it was asked for; None while something is expected to change.

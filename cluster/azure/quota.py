@@ -21,6 +21,7 @@ READ_AGAIN_S = 30.0
 class Reading:
     """What Azure said, and what was asked for since."""
 
+    #: When Azure said it, by which this reading is known from others.
     read_at: float
     #: Used units and limit by quota name in lower case.
     usages: Mapping[str, tuple[int, int]]

@@ -145,6 +145,47 @@ def test_a_quota_that_cannot_be_read_stops_nothing(rig: AzureRig) -> None:
     assert rig.azure.quota_left() == {}
 
 
+def test_machines_that_were_not_made_give_their_part_back_while_the_quotas_cannot_be_read(
+    rig: AzureRig,
+) -> None:
+    rig.knobs(limits={"lowPriorityCores": 48})
+    rig.azure.quota_left()
+    rig.fault("usages", status=500, times=0)
+    rig.fault("create", status=500, times=2)
+    assert [type(refusal(rig, wish(node_id))) for node_id in ("node_a", "node_b")] == [Unanswered] * 2
+    rig.clock.passed_s = 31.0
+    assert rig.azure.quota_left() == {"lowprioritycores": 0}, (
+        "what was read last, with what was asked for since"
+    )
+    assert rig.list() == []
+    assert rig.azure.quota_known() == {"lowprioritycores": 48}
+    rig.create(wish("node_c"))
+    assert only(rig.list()).node_id == "node_c"
+
+
+def test_a_quota_that_was_full_when_it_could_be_read_last_stops_nothing(rig: AzureRig) -> None:
+    rig.knobs(limits={"lowPriorityCores": 24})
+    rig.create(wish("node_a"))
+    rig.delete("node_a")
+    rig.fault("usages", status=500, times=0)
+    rig.clock.passed_s = 31.0
+    rig.create(wish("node_b"))
+    assert only(rig.list()).node_id == "node_b"
+
+
+def test_quotas_that_cannot_be_read_are_asked_for_no_more_often_than_others(rig: AzureRig) -> None:
+    rig.azure.quota_left()
+    rig.fault("usages", status=500, times=0)
+    rig.clock.passed_s = 31.0
+    for node_id in ("node_a", "node_b"):
+        rig.azure.quota_left()
+        rig.create(wish(node_id))
+    assert rig.fired() == [1]
+    rig.clock.passed_s = 62.0
+    rig.azure.quota_left()
+    assert rig.fired() == [2]
+
+
 def test_azures_own_refusal_of_a_quota_is_heard_when_others_used_it_up(rig: AzureRig) -> None:
     rig.knobs(limits={"lowPriorityCores": 48})
     rig.create(wish("node_a"))
@@ -152,6 +193,8 @@ def test_azures_own_refusal_of_a_quota_is_heard_when_others_used_it_up(rig: Azur
     other.create(wish("node_x"))
     # Our last reading is from before the other cluster's machine.
     assert type(refusal(rig, wish("node_b"))) is QuotaExceeded
+    assert rig.azure.quota_known() == {}
+    assert rig.azure.quota_left() == {"lowprioritycores": 0}, "it is read again at once"
 
 
 @pytest.mark.parametrize("told", [None, 7.0])

@@ -10,6 +10,7 @@ import pytest
 
 from cluster.agent.scheduled_events import Document, ScheduledEvent
 from cluster.agent.watch import (
+    ANSWER_S,
     SICK_DRAIN_S,
     SOFT_END_S,
     Acknowledge,
@@ -100,6 +101,46 @@ def test_a_head_that_does_not_answer_is_asked_until_the_workers_must_be_ended() 
     assert soft == [DRAIN, EndSoftly(reason="Preempt by the cloud; the head did not answer")]
     assert watcher.look(PREEMPT, after_s=17) == [DRAIN], "once is enough"
     assert watcher.look(PREEMPT, after_s=20) == [DRAIN], "what it writes may still be written"
+
+
+@pytest.mark.parametrize(
+    "near",
+    [{"is_started": True, "not_before": None}, {"not_before": None}, {"not_before": NOW - 60}, {"not_before": NOW + 3}],
+    ids=["begun", "without a time", "past", "near"],
+)  # fmt: skip
+def test_a_head_has_time_to_answer_however_near_the_deadline_is(near: dict[str, Any]) -> None:
+    event = replace(PREEMPT, **near)
+    watcher = Watcher()
+    (first,) = watcher.look(event)
+    assert isinstance(first, DrainNode)
+    assert watcher.look(event, after_s=1) == [first]
+    soft = EndSoftly(reason="Preempt by the cloud; the head did not answer")
+    assert watcher.look(event, after_s=ANSWER_S) == [first, soft]
+
+
+def test_a_head_that_answers_in_time_ends_what_runs_by_itself() -> None:
+    begun = replace(PREEMPT, not_before=None, is_started=True)
+    watcher = Watcher()
+    watcher.accept(watcher.look(begun))
+    assert [watcher.look(begun, after_s=after_s) for after_s in (1, ANSWER_S, 5, 60)] == [[]] * 4
+
+
+def test_each_notice_gives_the_head_its_time() -> None:
+    begun = replace(PREEMPT, id="e2", not_before=None, is_started=True)
+    watcher = Watcher()
+    watcher.look(PREEMPT)
+    assert watcher.look(after_s=5) == [], "it was cancelled before the head had answered"
+    (asked,) = watcher.look(begun, after_s=60)
+    assert isinstance(asked, DrainNode)
+
+
+def test_a_machine_that_stands_still_keeps_its_workers_though_the_head_does_not_answer() -> None:
+    freeze = ScheduledEvent(id="e4", type="Freeze", resources=("w0",), is_started=True, duration_s=30.0)
+    watcher = Watcher()
+    first = watcher.look(freeze)
+    assert [watcher.look(freeze, after_s=after_s) for after_s in (1, 5, 60)] == [first] * 3
+    (_, soft) = watcher.look(freeze, replace(PREEMPT, not_before=NOW + 90), after_s=89)
+    assert soft == EndSoftly(reason="Preempt by the cloud; the head did not answer")
 
 
 def test_a_metadata_service_that_is_away_takes_no_notice_back() -> None:

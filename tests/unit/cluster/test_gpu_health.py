@@ -34,7 +34,6 @@ def test_a_machine_without_the_tool_is_well_unless_it_should_have_gpus() -> None
     assert judge(Report(text=None)).is_well
     assert judge(Report(text=None), 0).is_well
     assert judge(Report(text=None), 8).failure == "nvidia-smi is missing, 8 GPUs are expected"
-    assert judge(Report(text=None, is_other_makers=True), 8) == Health(), "its GPUs are not NVIDIA's"
 
 
 def test_a_gpu_that_is_missing_is_noticed() -> None:
@@ -172,10 +171,20 @@ def test_where_no_gpus_are_expected_nothing_is_asked(tmp_path: Path) -> None:
     assert was_asked.exists()
 
 
-def test_gpus_of_another_maker_are_not_missed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "answer",
+    [None, "echo 'No devices were found'; exit 6", "echo 'NVIDIA-SMI has failed'; exit 9"],
+    ids=["no tool", "it sees none", "no driver for it"],
+)
+def test_gpus_of_another_maker_are_not_missed_whether_the_tool_is_there_or_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, answer: str | None
+) -> None:
     (kfd := tmp_path / "kfd").touch()
-    gpus = Gpus([str(tmp_path / "none")], kernel=["true"], expected=8, other_maker=kfd)
+    tool = [str(tmp_path / "none")] if answer is None else script(tmp_path, answer)
+    gpus = Gpus(tool, kernel=["true"], expected=8, other_maker=kfd)
     assert [gpus.look() for _ in range(2 * FAILED_LOOKS)] == [Health()] * 2 * FAILED_LOOKS
+    (record,) = caplog.records
+    assert record.getMessage() == f"these GPUs are of a maker that is not watched ({kfd})"
 
 
 #: An old nvidia-smi, which knows no rows that are remapped and prints what it was asked for.

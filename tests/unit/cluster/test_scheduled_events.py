@@ -136,7 +136,8 @@ def test_a_pause_that_is_long_or_of_unknown_length_is_left_as_a_reboot_is(
     told: object, how_long: str
 ) -> None:
     said = meaning(event(EventType="Freeze", DurationInSeconds=told, Description="host repair"), NOW)
-    assert said == Drain(deadline_at=NOT_BEFORE, reason=f"Freeze for {how_long} by the cloud: host repair")
+    reason = f"Freeze for {how_long} by the cloud: host repair"
+    assert said == Drain(deadline_at=NOT_BEFORE, reason=reason, ends_processes=False)
 
 
 def test_a_pause_that_is_borne_is_shorter_than_the_head_waits_for_a_silent_node(tmp_path: Path) -> None:
