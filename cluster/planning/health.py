@@ -119,7 +119,7 @@ def remembered_s(policies: Policies) -> float:
 def launch_not_before(view: ClusterView, pool: str, now: float) -> float:
     """When a pool may launch again: a pause after its newest try that failed, which doubles with every one in a row.
 
-    In a row are nodes of the pool that failed, or were sick at first, after its newest node that works was created.
+    In a row are nodes of the pool that failed, or were sick at first, for as long as no newer one speaks against it.
     """
     failed = _in_a_row(view.unwell_of.get(pool, ()), view.nodes_of.get(pool, ()), now)
     if not failed:
@@ -129,13 +129,22 @@ def launch_not_before(view: ClusterView, pool: str, now: float) -> float:
 
 
 def _in_a_row(unwell: Iterable[NodeView], nodes: Iterable[NodeView], now: float) -> list[NodeView]:
-    """Failures among `unwell` that are newer than all that works of `nodes`."""
+    """Failures among `unwell` that no newer one of `nodes` has made good.
+
+    That nodes join again is known from the first one that does; that they are not sick any more, from one that has been
+    ready for longer than the sick one was.
+    """
     failed = [node for node in unwell if _never_came(node) or _was_sick_at_first(node)]
     if not failed:
         return []
-    proven_s = _proven_s(failed)
-    works_at = max((n.created_at for n in nodes if _works(n, now, proven_s)), default=float("-inf"))
-    return [node for node in failed if node.created_at > works_at]
+    joined = [node for node in nodes if _works(node, now, None)]
+    return [node for node in failed if not _is_made_good(node, joined, now)]
+
+
+def _is_made_good(failed: NodeView, joined: Iterable[NodeView], now: float) -> bool:
+    """A newer node works, and has been well for longer than the failed one, if that was sick."""
+    proven_s = _proven_s([failed])
+    return any(node.created_at >= failed.created_at and _works(node, now, proven_s) for node in joined)
 
 
 def _never_came(node: NodeView) -> bool:
@@ -248,8 +257,8 @@ def trying(view: ClusterView, pool: str, now: float) -> bool:
     unwell = view.unwell_of.get(pool, ())
     if any(node.is_usable and node.state not in JOINED for node in unwell):
         return True
-    proven_s = _proven_s(unwell)
+    nodes = view.nodes_of.get(pool, ())
+    proven_s = _proven_s(_in_a_row(unwell, nodes, now))
     return proven_s is not None and any(
-        node.is_usable and not _was_sick_at_first(node) and not _works(node, now, proven_s)
-        for node in view.nodes_of[pool]
+        node.is_usable and not _was_sick_at_first(node) and not _works(node, now, proven_s) for node in nodes
     )

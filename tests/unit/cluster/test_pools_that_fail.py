@@ -137,7 +137,7 @@ def failed(name: str, at_s: float, **changes: Any) -> NodeView:
 def bought(*nodes: NodeView, sold: Offering = FIRST, workers: int = 1) -> int:
     others = tuple(job(name, is_running=True) for one in nodes for name in one.jobs)
     wish = ClusterView(jobs=(job(workers=workers), *others), nodes=nodes, offerings=(sold,))
-    return sum(isinstance(one, Launch) for one in plan(wish, rules(), NOW))
+    return sum(isinstance(one, Launch) for one in plan(wish, rules(max_nodes=50), NOW))
 
 
 def three(at_s: float, **changes: Any) -> tuple[NodeView, ...]:
@@ -217,6 +217,30 @@ def test_after_sick_nodes_the_next_one_has_to_prove_itself() -> None:
     assert bought(failed("f", 300.0), there(0.0), workers=2) == 2, (
         "who did not join has said nothing about sickness"
     )
+
+
+def test_a_sickness_overcome_hours_ago_does_not_slow_a_pool_down_after_a_failed_start() -> None:
+    hour_s = 3600.0
+    long_ago = sick("s", 25 * 60.0, at_s=5 * hour_s)
+    well = [
+        node(
+            f"w{at}",
+            created_at=NOW - 4 * hour_s - 60.0,
+            ready_at=NOW - 4 * hour_s,
+            jobs={"other": 1},
+            offering=FIRST.id,
+        )
+        for at in range(20)
+    ]
+    not_joined = failed("f", 5 * 60.0, created_at=NOW - 20 * 60.0)
+    busy = {"jobs": {"other": 1}, "bought_for": "other", "offering": FIRST.id}
+    next_try = node("t", created_at=NOW - 260.0, ready_at=NOW - 200.0, **busy)
+    assert bought(long_ago, *well, not_joined, next_try, workers=8) == 8
+    assert bought(long_ago, *well, not_joined, workers=8) == 1, "one is tried until one has joined"
+    new = sick("n", 0.0, at_s=100.0)
+    assert bought(long_ago, *well, new, workers=8) == 1, "no newer one has proved itself"
+    again = node("t", created_at=NOW - 150.0, ready_at=NOW - PROVEN_S, **busy)
+    assert bought(long_ago, *well, new, again, workers=8) == 8, "only what is not overcome counts"
 
 
 def test_a_sick_machine_says_nothing_about_its_zone() -> None:
