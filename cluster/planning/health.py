@@ -189,11 +189,12 @@ def _failed_at(node: NodeView, now: float) -> float:
     return now if node.state is NodeState.TERMINATING else node.created_at
 
 
-def closed_offerings(view: ClusterView, pool: str, now: float) -> dict[str, float]:
+def closed_offerings(view: ClusterView, pool: str, join_timeout_s: float, now: float) -> dict[str, float]:
     """Until when a pool asks for no more of each offering whose nodes failed again and again, by `Offering.id`.
 
     Three failures in a row close it; from then on every try that fails does, for twice as long as the one before.
-    Nodes that never had a machine count as nothing here: whatever refuses those costs no money.
+    Nodes that never had a machine count as nothing here: whatever refuses those costs no money.  Nor do spot nodes that
+    went before `join_timeout_s` was up: a cloud that takes machines back does so also while they boot.
     """
     unwell: dict[str, list[NodeView]] = defaultdict(list)
     for node in view.unwell_of.get(pool, ()):
@@ -203,11 +204,22 @@ def closed_offerings(view: ClusterView, pool: str, now: float) -> dict[str, floa
         if len(nodes) < STRIKES:
             continue
         there = (node for node in view.nodes_of[pool] if node.offering == offering)
-        failed = [node for node in _in_a_row(nodes, there, now) if node.had_machine]
+        failed = [
+            node
+            for node in _in_a_row(nodes, there, now)
+            if node.had_machine and not _was_taken_at_boot(node, join_timeout_s, now)
+        ]
         until = _closed_until(sorted((_failed_at(node, now), node.created_at) for node in failed))
         if until > now:
             closed[offering] = until
     return closed
+
+
+def _was_taken_at_boot(node: NodeView, join_timeout_s: float, now: float) -> bool:
+    """It was spot, and went while it still had time to join, as machines do that a cloud takes back."""
+    is_spot = zone_and_capacity(node.offering)[1] is CapacityType.SPOT
+    is_early = _failed_at(node, now) - node.created_at <= join_timeout_s
+    return is_spot and is_early and node.ready_at is None and node.sick_since is None
 
 
 def _closed_until(failed: Iterable[tuple[float, float]]) -> float:
