@@ -27,15 +27,28 @@ _TOP = "a policy document is a mapping with the keys pools, projects, budget and
 
 def read_document(text: str, known: Known) -> Policies:
     """The policies that a document means.  Raises PoliciesRefused with every problem that can be found at once."""
-    data, lines = _parse(text)
-    try:
-        policies = Policies.model_validate(data)
-    except ValidationError as error:
-        raise PoliciesRefused(_placed(form_conflicts(error), lines)) from None
+    policies, lines = _formed(text)
     found = [*conflicts(policies), *catalogue_conflicts(policies, known)]
     if found:
         raise PoliciesRefused(_placed(found, lines))
     return policies
+
+
+def read_stored(text: str) -> Policies:
+    """The policies that a document means which was accepted once: only what is not well formed is refused.
+
+    What contradicts itself is refused at the door: a release that finds more there unseats nothing that is followed.
+    """
+    return _formed(text)[0]
+
+
+def _formed(text: str) -> tuple[Policies, Mapping[Path, int]]:
+    """What is well formed, with the line of each value."""
+    data, lines = _parse(text)
+    try:
+        return Policies.model_validate(data), lines
+    except ValidationError as error:
+        raise PoliciesRefused(_placed(form_conflicts(error), lines)) from None
 
 
 def digest_of(text: str) -> str:

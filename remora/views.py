@@ -276,7 +276,7 @@ class Policy(PolicyVersion):
 
     #: The YAML or JSON text as it was given.
     document: str
-    #: The same with every default written out; None when this version of the service does not accept it any more.
+    #: The same with every default written out; None when this version of the service cannot read it any more.
     policies: dict[str, Any] | None = None
 
 

@@ -7,9 +7,8 @@ from functools import lru_cache
 
 import sqlalchemy as sa
 
-from cluster.catalogue_conflicts import Known
 from cluster.policies import Policies
-from cluster.policy_documents import read_document
+from cluster.policy_documents import read_stored
 from cluster.policy_problems import PoliciesRefused
 from service.fixed_pool import fixed_pool
 from service.queue.policy_versions import PolicyRow
@@ -25,7 +24,7 @@ _TRIED = 100
 def policies_in_force(connection: sa.Connection, settings: Settings) -> Policies:
     """The newest version that can be read, else what the settings say.
 
-    A version was accepted once; another version of this service may refuse it, and says so in its log.
+    A version was accepted once, so that its form alone is looked at; a release that cannot read it says so in its log.
     """
     newest = store.newest_policies(connection)
     if newest is not None and (policies := _read(newest)) is not None:
@@ -42,7 +41,7 @@ def policies_in_force(connection: sa.Connection, settings: Settings) -> Policies
 @lru_cache(maxsize=_TRIED + 2)
 def _read(row: PolicyRow) -> Policies | None:
     try:
-        policies = read_document(row.document, Known())
+        policies = read_stored(row.document)
     except PoliciesRefused as error:
         log.error(  # noqa: TRY400 - the sentence says it all
             "version %d of the policies is refused here, an earlier one is followed: %s", row.version, error

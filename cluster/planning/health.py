@@ -119,7 +119,7 @@ def remembered_s(policies: Policies) -> float:
 def launch_not_before(view: ClusterView, pool: str, now: float) -> float:
     """When a pool may launch again: a pause after its newest try that failed, which doubles with every one in a row.
 
-    In a row are nodes of the pool that failed, or were sick at first, after its newest node that works was created.
+    In a row are nodes of the pool that failed, or were sick at first, for as long as no newer one speaks against it.
     """
     failed = _in_a_row(view.unwell_of.get(pool, ()), view.nodes_of.get(pool, ()), now)
     if not failed:
@@ -129,13 +129,22 @@ def launch_not_before(view: ClusterView, pool: str, now: float) -> float:
 
 
 def _in_a_row(unwell: Iterable[NodeView], nodes: Iterable[NodeView], now: float) -> list[NodeView]:
-    """Failures among `unwell` that are newer than all that works of `nodes`."""
+    """Failures among `unwell` that no newer one of `nodes` has made good.
+
+    That nodes join again is known from the first one that does; that they are not sick any more, from one that has been
+    ready for longer than the sick one was.
+    """
     failed = [node for node in unwell if _never_came(node) or _was_sick_at_first(node)]
     if not failed:
         return []
-    proven_s = _proven_s(failed)
-    works_at = max((n.created_at for n in nodes if _works(n, now, proven_s)), default=float("-inf"))
-    return [node for node in failed if node.created_at > works_at]
+    joined = [node for node in nodes if _works(node, now, None)]
+    return [node for node in failed if not _is_made_good(node, joined, now)]
+
+
+def _is_made_good(failed: NodeView, joined: Iterable[NodeView], now: float) -> bool:
+    """A newer node works, and has been well for longer than the failed one, if that was sick."""
+    proven_s = _proven_s([failed])
+    return any(node.created_at >= failed.created_at and _works(node, now, proven_s) for node in joined)
 
 
 def _never_came(node: NodeView) -> bool:
@@ -180,11 +189,12 @@ def _failed_at(node: NodeView, now: float) -> float:
     return now if node.state is NodeState.TERMINATING else node.created_at
 
 
-def closed_offerings(view: ClusterView, pool: str, now: float) -> dict[str, float]:
+def closed_offerings(view: ClusterView, pool: str, join_timeout_s: float, now: float) -> dict[str, float]:
     """Until when a pool asks for no more of each offering whose nodes failed again and again, by `Offering.id`.
 
     Three failures in a row close it; from then on every try that fails does, for twice as long as the one before.
-    Nodes that never had a machine count as nothing here: whatever refuses those costs no money.
+    Nodes that never had a machine count as nothing here: whatever refuses those costs no money.  Nor do spot nodes that
+    went before `join_timeout_s` was up: a cloud that takes machines back does so also while they boot.
     """
     unwell: dict[str, list[NodeView]] = defaultdict(list)
     for node in view.unwell_of.get(pool, ()):
@@ -194,11 +204,22 @@ def closed_offerings(view: ClusterView, pool: str, now: float) -> dict[str, floa
         if len(nodes) < STRIKES:
             continue
         there = (node for node in view.nodes_of[pool] if node.offering == offering)
-        failed = [node for node in _in_a_row(nodes, there, now) if node.had_machine]
+        failed = [
+            node
+            for node in _in_a_row(nodes, there, now)
+            if node.had_machine and not _was_taken_at_boot(node, join_timeout_s, now)
+        ]
         until = _closed_until(sorted((_failed_at(node, now), node.created_at) for node in failed))
         if until > now:
             closed[offering] = until
     return closed
+
+
+def _was_taken_at_boot(node: NodeView, join_timeout_s: float, now: float) -> bool:
+    """It was spot, and went while it still had time to join, as machines do that a cloud takes back."""
+    is_spot = zone_and_capacity(node.offering)[1] is CapacityType.SPOT
+    is_early = _failed_at(node, now) - node.created_at <= join_timeout_s
+    return is_spot and is_early and node.ready_at is None and node.sick_since is None
 
 
 def _closed_until(failed: Iterable[tuple[float, float]]) -> float:
@@ -248,8 +269,8 @@ def trying(view: ClusterView, pool: str, now: float) -> bool:
     unwell = view.unwell_of.get(pool, ())
     if any(node.is_usable and node.state not in JOINED for node in unwell):
         return True
-    proven_s = _proven_s(unwell)
+    nodes = view.nodes_of.get(pool, ())
+    proven_s = _proven_s(_in_a_row(unwell, nodes, now))
     return proven_s is not None and any(
-        node.is_usable and not _was_sick_at_first(node) and not _works(node, now, proven_s)
-        for node in view.nodes_of[pool]
+        node.is_usable and not _was_sick_at_first(node) and not _works(node, now, proven_s) for node in nodes
     )

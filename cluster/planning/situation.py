@@ -76,7 +76,8 @@ class Situation:
         """
         if pool not in self._closed:
             priced = {name for name, offering in self.offerings.items() if offering.price_per_hour > 0}
-            found = closed_offerings(self.view, pool, self.now)
+            join_timeout_s = self.policies.pools[pool].join_timeout_s
+            found = closed_offerings(self.view, pool, join_timeout_s, self.now)
             self._closed[pool] = {name: until for name, until in found.items() if name in priced}
         return self._closed[pool]
 

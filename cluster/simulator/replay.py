@@ -163,7 +163,10 @@ class Replay:
         pace = self._assumptions.look_s
         due = math.ceil((at_s - BLUR_S) / pace) * pace
         if due <= self._looked_s:
-            due = (math.floor(self.now / pace) + 1) * pace
+            turn = math.floor(self.now / pace) + 1
+            while turn * pace <= self.now:  # a quotient of fractions may be a little too small
+                turn += 1
+            due = turn * pace
         if self._look is None or due < self._look:
             self._look = due
             self._agenda.add(due, _wake, None)

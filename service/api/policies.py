@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from starlette.responses import Response
 
 from cluster.policies import Policies
-from cluster.policy_documents import digest_of, read_document
+from cluster.policy_documents import digest_of, read_document, read_stored
 from cluster.policy_problems import PoliciesRefused
 from remora.views import ClusterEvent, FieldProblem, Page, Policy, PolicyCheck, PolicyVersion
 from service.api.bodies import read_object
@@ -123,7 +123,7 @@ async def get_policies(request: Request, version: str, _: Annotated[Parameters, 
     context = context_of(request)
     row = await _version(context, version)
     try:
-        return _policy(row, _read(context, row.document))
+        return _policy(row, read_stored(row.document))
     except PoliciesRefused:
         return _policy(row, None)
 

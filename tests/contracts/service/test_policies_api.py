@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from cluster import policy_documents
 from remora.views import Policy, Problem
 from service.api.app import create_app
 from service.settings import Settings
@@ -181,6 +182,23 @@ def test_lists_page(client: TestClient) -> None:
 )
 def test_bad_bodies_are_answered(client: TestClient, body: dict[str, Any], said: str) -> None:
     assert said in problem(post(client, **body), 422, "invalid_parameter").detail
+
+
+def test_what_only_a_newer_release_finds_is_refused_at_the_door_and_unseats_no_version(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crossed = "pools: {local: {sizes: [local], max_nodes: 2, min_nodes: 3}}"
+    with monkeypatch.context() as older:
+        older.setattr(policy_documents, "conflicts", lambda policies: ())
+        apply(client, crossed, 0)
+    shown = get(client)
+    assert shown.policies is not None
+    assert shown.policies["pools"]["local"]["max_nodes"] == 2
+    (pool,) = client.get("/v1/pools").json()["items"]
+    assert pool["max_nodes"] == 2
+    assert post(client, "/v1/policies/check", document=crossed).json()["problems"]
+    apply(client, FIRST, 1)
+    problem(post(client, restores=1, based_on=2), 422, "invalid_policies")
 
 
 def test_odd_texts_are_no_trouble(client: TestClient) -> None:

@@ -718,7 +718,14 @@ class TestPolicies:
         assert list(ready.cluster.machines) == [node.id for node in ready.nodes()[:2]]
         assert [node.state for node in ready.nodes()][:2] == [NodeState.DRAINING] * 2
 
-    def test_a_version_that_is_not_accepted_any_more_is_passed_over(
+    def test_a_version_that_contradicts_itself_for_a_newer_release_is_followed_all_the_same(
+        self, ready: World
+    ) -> None:
+        self.apply(ready, "pools: {local: {sizes: [local], max_nodes: 2}}")
+        self.apply(ready, "pools: {local: {sizes: [local], max_nodes: 4, min_nodes: 5}}")
+        self.wait_for(ready, ["local"] * 4)
+
+    def test_a_version_that_cannot_be_read_any_more_is_passed_over(
         self, ready: World, caplog: pytest.LogCaptureFixture
     ) -> None:
         self.apply(ready, "pools: {local: {sizes: [local], max_nodes: 2}}")

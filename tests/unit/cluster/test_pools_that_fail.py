@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.actions import Launch, Plan, Wait
-from cluster.offerings import Offering
+from cluster.offerings import CapacityType, Offering
 from cluster.planner import plan
 from cluster.planning.health import (
     FIRST_CLOSED_S,
@@ -24,6 +24,8 @@ from tests.unit.cluster.planner_worlds import NOW, done, job, node, offering
 
 FIRST, SECOND = offering("a", "1"), offering("a", "2")
 BOOT_S = 60.0
+#: What a node has to join, and what one needed that did not.
+JOIN_S, FAILED_AFTER_S = 50.0, 60.0
 NEVER = float("inf")
 LOST = {"provided": False, "is_running": False, "is_member": False}
 
@@ -131,13 +133,14 @@ def test_a_group_that_was_sick_once_is_whole_again_within_minutes() -> None:
 def failed(name: str, at_s: float, **changes: Any) -> NodeView:
     """A node that was wished for a minute before it failed, so many seconds ago."""
     fields = {"state": NodeState.FAILED, "leaving_since": NOW - at_s, "offering": FIRST.id, **LOST}
-    return node(name, **{**fields, "created_at": NOW - at_s - 60.0, **changes})
+    return node(name, **{**fields, "created_at": NOW - at_s - FAILED_AFTER_S, **changes})
 
 
-def bought(*nodes: NodeView, sold: Offering = FIRST, workers: int = 1) -> int:
+def bought(*nodes: NodeView, sold: Offering = FIRST, workers: int = 1, **pool: Any) -> int:
     others = tuple(job(name, is_running=True) for one in nodes for name in one.jobs)
     wish = ClusterView(jobs=(job(workers=workers), *others), nodes=nodes, offerings=(sold,))
-    return sum(isinstance(one, Launch) for one in plan(wish, rules(), NOW))
+    policies = rules(max_nodes=50, join_timeout_s=JOIN_S, **pool)
+    return sum(isinstance(one, Launch) for one in plan(wish, policies, NOW))
 
 
 def three(at_s: float, **changes: Any) -> tuple[NodeView, ...]:
@@ -185,6 +188,19 @@ def test_only_machines_that_cost_money_are_a_reason_to_close_an_offering() -> No
     assert bought(*three(300, had_machine=False)) == 1, "the cloud refused them, for which nobody pays"
 
 
+def test_spot_that_the_cloud_takes_while_it_boots_is_no_reason_to_close_an_offering() -> None:
+    taken = {"created_at": NOW - 300 - JOIN_S}
+    assert bought(*three(300, **taken)) == 1
+    assert bought(*three(300, created_at=NOW - 301 - JOIN_S)) == 0, "they had their time, and did not join"
+    on_demand = offering("a", "1", CapacityType.ON_DEMAND)
+    lost = three(300, offering=on_demand.id, **taken)
+    assert bought(*lost[:2], sold=on_demand, capacity="on-demand") == 1
+    assert bought(*lost, sold=on_demand, capacity="on-demand") == 0, "no cloud takes those back"
+    goes = failed("g", 0.0, state=NodeState.LAUNCHED, created_at=NOW - JOIN_S, leaving_since=None)
+    assert bought(*three(300)[:2], goes) == 1
+    assert bought(*three(300)[:2], replace(goes, created_at=NOW - JOIN_S - 1)) == 0
+
+
 def sick(name: str, after_s: float, at_s: float = 300.0, **changes: Any) -> NodeView:
     """A node that was found sick so long after it was ready, so many seconds ago."""
     times = {"ready_at": NOW - at_s - after_s, "created_at": NOW - at_s - after_s - 60.0}
@@ -217,6 +233,30 @@ def test_after_sick_nodes_the_next_one_has_to_prove_itself() -> None:
     assert bought(failed("f", 300.0), there(0.0), workers=2) == 2, (
         "who did not join has said nothing about sickness"
     )
+
+
+def test_a_sickness_overcome_hours_ago_does_not_slow_a_pool_down_after_a_failed_start() -> None:
+    hour_s = 3600.0
+    long_ago = sick("s", 25 * 60.0, at_s=5 * hour_s)
+    well = [
+        node(
+            f"w{at}",
+            created_at=NOW - 4 * hour_s - 60.0,
+            ready_at=NOW - 4 * hour_s,
+            jobs={"other": 1},
+            offering=FIRST.id,
+        )
+        for at in range(20)
+    ]
+    not_joined = failed("f", 5 * 60.0, created_at=NOW - 20 * 60.0)
+    busy = {"jobs": {"other": 1}, "bought_for": "other", "offering": FIRST.id}
+    next_try = node("t", created_at=NOW - 260.0, ready_at=NOW - 200.0, **busy)
+    assert bought(long_ago, *well, not_joined, next_try, workers=8) == 8
+    assert bought(long_ago, *well, not_joined, workers=8) == 1, "one is tried until one has joined"
+    new = sick("n", 0.0, at_s=100.0)
+    assert bought(long_ago, *well, new, workers=8) == 1, "no newer one has proved itself"
+    again = node("t", created_at=NOW - 150.0, ready_at=NOW - PROVEN_S, **busy)
+    assert bought(long_ago, *well, new, again, workers=8) == 8, "only what is not overcome counts"
 
 
 def test_a_sick_machine_says_nothing_about_its_zone() -> None:

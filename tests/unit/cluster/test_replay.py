@@ -207,6 +207,23 @@ def test_a_job_goes_on_with_whole_copies_of_its_model() -> None:
     assert after == {2, 4}
 
 
+@pytest.mark.parametrize("look_s", [12.34, 60.0])
+def test_time_goes_on_from_look_to_look_also_where_seconds_between_them_are_no_whole_number(
+    look_s: float,
+) -> None:
+    looks: list[float] = [-1.0]
+
+    def planner(view: ClusterView, policies: Policies, now: float) -> Plan:
+        assert now > looks[-1]
+        looks.append(now)
+        return Keep(1)(view, policies, now)
+
+    trace = Trace(offerings=(SPOT, ON_DEMAND), jobs=(job("a"),), provisioning_s=120.0)
+    run = Replay(trace, POLICIES, planner, InOrder(), Assumptions(look_s=look_s, asks_always=True))
+    run.run()
+    assert len(looks) == pytest.approx(run.now / look_s, abs=2.0)
+
+
 def test_jobs_for_which_nothing_ever_comes_are_given_up() -> None:
     _, report = replay(job("a"), planner=Keep(1), changes=(market(0, nodes=0),))
     assert (report.succeeded, report.failed, report.cost_usd) == (0, 1, 0.0)
