@@ -188,6 +188,7 @@ def _observe(
             seen,
             is_alive=member.is_alive,
             is_draining=member.is_draining,
+            deadline_at=member.deadline_at,
             leaves=member.leaves,
             agent=member.agent,
             address=member.address,
