@@ -255,6 +255,7 @@ class FakeCluster:
                 address=self.address_of(machine.node_id),
                 is_alive=machine.is_running,
                 is_draining=machine.node_id in self.draining,
+                deadline_at=self.notices.get(machine.node_id) if machine.node_id in self.draining else None,
                 is_in_use=machine.node_id in self.in_use,
                 resources=self.resources[machine.node_id],
                 agent=self.agents.get(machine.node_id),

@@ -13,7 +13,8 @@ from remora.states import NodeState
 
 #: A row whose machine the provider does not list after this many seconds was lost on the way to the provider.
 CREATE_TIMEOUT_S = 10.0
-#: Seconds that a node is given for its work whose pool is in no policy any more, which so says nothing about it.
+#: Seconds that a node is given for its work where nobody else says it: its pool is in no policy any more, or the drain
+#: that its agent began is not known to Ray any more.
 DRAIN_S = 120.0
 #: The first pause after a failed start; it doubles with every further one in a row.
 FIRST_PAUSE_S = 1.0

@@ -93,3 +93,10 @@ def money_of(view: ClusterView, policies: Policies, offerings: Mapping[str, Offe
     end = policies.budget.steps.get(BudgetStep.PAUSE, 1.0)
     rate_left = min((end * p.limit - p.spent) * 3600.0 / (leaving_s + STAY_S) - rate for p in purses)
     return Money(step=step, words=words if step else "", rate_left=max(0.0, rate_left))
+
+
+def step_reached(view: ClusterView, policies: Policies) -> BudgetStep | None:
+    """The furthest step of the budget in this view, which holds from then on whether or not anybody is told of it."""
+    if not _purses(view, policies):
+        return None
+    return money_of(view, policies, {offering.id: offering for offering in view.offerings}).step

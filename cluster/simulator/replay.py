@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 
 from cluster.actions import Drain, Launch, Notice, Terminate, Wait
+from cluster.planning.money import step_reached
 from cluster.planning.quotas import counts_money, has_quotas
 from cluster.policies import BudgetStep, Policies
 from cluster.simulator.agenda import Agenda
@@ -187,7 +188,9 @@ class Replay:
             return
         at = self.trace.begins_at + now
         has_acted = False
-        for action in self._planner(self._view(now), self.policies, at):
+        view = self._view(now)
+        self._step = step_reached(view, self.policies)
+        for action in self._planner(view, self.policies, at):
             if not isinstance(action, Wait):  # most of a plan in a crowded cluster
                 has_acted |= self._do(now, action)
         if has_acted or self._runs_by_the_clock:
@@ -245,7 +248,7 @@ class Replay:
                     return False
                 self.fleet.end(now, node)
             case Notice():
-                self._tell(action)
+                self.work.sims[action.job_id].tell(action.step)
                 return False
             case _:
                 return False
@@ -261,14 +264,6 @@ class Replay:
         if not node.jobs:
             self.fleet.end(now, node)
         return True
-
-    def _tell(self, notice: Notice) -> None:
-        self.work.sims[notice.job_id].tell(notice.step)
-        if notice.step is None:
-            return
-        order = list(BudgetStep)
-        if self._step is None or order.index(notice.step) > order.index(self._step):
-            self._step = notice.step
 
 
 def _wake(now: float, what: None) -> None:

@@ -102,6 +102,8 @@ class Replays:
             _tell(run, state="cancelled", terminal=True, ended_at=self._clock(), **news)
             run.task.cancel()
             await asyncio.wait([run.task])
+            # A task that is cancelled before its first step never ends what it was to follow.
+            await _end(run.process)
         return run.view
 
     def _found(self, plan_id: str) -> _Run:
@@ -118,6 +120,7 @@ class Replays:
                 run.task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await run.task
+            await _end(run.process)
 
     async def _follow(self, run: _Run) -> None:
         try:

@@ -21,7 +21,8 @@ from cluster.offerings import Offering, zone_and_capacity
 from cluster.placement import FABRIC_LABEL, labels_of
 from cluster.planner import plan
 from cluster.planning.health import remembered_s
-from cluster.policies import BudgetPolicy, Policies
+from cluster.planning.money import step_reached
+from cluster.policies import Policies
 from cluster.provider import NodeRequest, ProvidedNode, Provider, ProviderError, Throttled, Unanswered
 from cluster.view import ENDED, ClusterView, Refusal
 from remora.states import NodeState
@@ -114,6 +115,7 @@ def scale(turn: Turn, hands: Hands) -> Mapping[str, str]:
         view = free_view(hands.supply, load, nodes, turn.now)
     actions = plan(view, policies, turn.now)
     # 5. Carry it out.
+    _keep_step(turn, view, policies)
     vetoed = _carry_out(turn, hands, policies, view, actions, rows, machines, members)
     # 6. Say why the rest is not done.
     waits = [*(action for action in actions if isinstance(action, Wait)), *vetoed]
@@ -157,7 +159,7 @@ def _carry_out(
             case Drain():
                 draining.append(_begin_drain(turn, by_id[action.node_id], action))
             case Notice():
-                _tell(turn, action, policies.budget)
+                _tell(turn, action)
     _drain(hands.drains, draining, members)
     if hands.follows_policies:
         # A process of this machine is gone once it was deleted.
@@ -188,6 +190,7 @@ def _observe(
             seen,
             is_alive=member.is_alive,
             is_draining=member.is_draining,
+            deadline_at=member.deadline_at,
             leaves=member.leaves,
             agent=member.agent,
             address=member.address,
@@ -284,10 +287,15 @@ def _tell_ray(drains: Drains, node_id: str, reason: str, deadline_at: float) -> 
         log.warning("node %s cannot be drained, it is tried again: %s", node_id, error)
 
 
-def _tell(turn: Turn, notice: Notice, budget: BudgetPolicy) -> None:
+def _keep_step(turn: Turn, view: ClusterView, policies: Policies) -> None:
+    """Remember how far the budget was reached, which less money on its way than now does not undo."""
+    step = step_reached(view, policies)
+    if step is not None and step is not view.budget_step:
+        turn.apply(lambda connection: spending.reach(connection, step, policies.budget.figures, turn.now))
+
+
+def _tell(turn: Turn, notice: Notice) -> None:
     def work(connection: sa.Connection) -> None:
-        if notice.step is not None:
-            spending.reach(connection, notice.step, budget.figures, turn.now)
         job = job_store.lock_job(connection, notice.job_id)
         if job is not None and not job.state.is_terminal and job.budget_step != notice.step:
             job_store.save(connection, job, lifecycle.tell_budget(job, notice.message, notice.step, turn.now))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from cluster.agent.beats import Hearing
+from cluster.planning.health import DRAIN_S
 from cluster.policies import BudgetStep
 from cluster.view import JOINED
 from remora.states import AttemptState, EndReason, JobState, NodeState
@@ -382,6 +383,8 @@ def move_node(node: NodeRow, state: NodeState, message: str, now: float) -> Node
         moved = replace(moved, launched_at=now)
     if state is NodeState.READY:
         moved = replace(moved, ready_at=now, message=None)
+    if state is NodeState.DRAINING:
+        moved = replace(moved, leaving_since=now)
     event = NewEvent(at=now, kind=f"node.{state.value}", message=message)
     return NodeDecision(moved, (event,))
 
@@ -402,7 +405,7 @@ def terminate_node(
 def drain_node(node: NodeRow, message: str, deadline_at: float, now: float) -> NodeDecision:
     """The node takes no more work and goes at `deadline_at`, in seconds since 1970."""
     decision = move_node(node, NodeState.DRAINING, message, now)
-    return replace(decision, node=replace(decision.node, leaving_since=now, deadline_at=deadline_at))
+    return replace(decision, node=replace(decision.node, deadline_at=deadline_at))
 
 
 def tell_budget(job: JobRow, message: str, step: BudgetStep | None, now: float) -> Decision:
@@ -430,6 +433,8 @@ class SeenNode:
     is_alive: bool = False
     #: Ray gives it no new work.
     is_draining: bool = False
+    #: While draining: when it has to be gone, where Ray says so.
+    deadline_at: float | None = None
     #: Why it drains or has left, where somebody says so.
     leaves: str | None = None
     #: What is heard of its agent; None where none was ever heard.
@@ -468,9 +473,23 @@ def _observe_once(node: NodeRow, seen: SeenNode, now: float) -> NodeDecision | N
             return move_node(node, NodeState.READY, "it may be given work", now)
         case NodeState.READY if seen.is_alive and seen.agent is not None:
             return _observe_agent(node, seen.agent, now)
+        case NodeState.DRAINING if (
+            node.deadline_at is None and (due_at := _drained_until(seen, now)) is not None
+        ):
+            return NodeDecision(replace(node, deadline_at=due_at))
         case NodeState.TERMINATING if not seen.is_provided:
             return end_node(node, now)
     return None
+
+
+def _drained_until(seen: SeenNode, now: float) -> float | None:
+    """When a node that others drained has to be gone; None: Ray drains it for as long as something runs on it.
+
+    It is kept, because Ray may forget the drain, as of a raylet that was started anew: then Ray is told again.
+    """
+    if seen.is_alive and not seen.is_draining:
+        return now + DRAIN_S
+    return seen.deadline_at
 
 
 def _observe_agent(node: NodeRow, agent: Hearing, now: float) -> NodeDecision | None:

@@ -59,13 +59,14 @@ def current_nodes(
     """Nodes that have not ended, and those that ended after the given time; oldest first.
 
     Those that failed, or were sick, are among them already if they ended after `failed_since`, and so is the newest of
-    each pool and offering that did neither: what failed before it does not count any more.
+    each pool and offering that did neither and was not cut off: what failed before it does not count any more.
     """
     counts: list[sa.ColumnElement[bool] | sa.TextClause] = [LIVE_NODES, nodes.c.ended_at > ended_since]
     if failed_since is not None:
         was_bad = sa.or_(nodes.c.is_failure, nodes.c.sick_since.is_not(None))
         counts.append(sa.and_(nodes.c.ended_at > failed_since, was_bad))
-        worked = sa.and_(nodes.c.ended_at > failed_since, nodes.c.ready_at.is_not(None), ~was_bad)
+        has_worked = sa.and_(nodes.c.ready_at.is_not(None), ~was_bad, ~nodes.c.is_cut_off)
+        worked = sa.and_(nodes.c.ended_at > failed_since, has_worked)
         newest = sa.select(sa.func.max(nodes.c.id)).where(worked).group_by(nodes.c.pool, nodes.c.offering)
         counts.append(nodes.c.id.in_(newest))
     return to_rows(NodeRow, connection.execute(sa.select(nodes).where(sa.or_(*counts)).order_by(nodes.c.id)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 import threading
 import time
@@ -18,7 +19,9 @@ import remora
 from remora.cli import plans
 from remora.cli.exits import ExitCode
 from remora.cli.main import run
+from service.api import replays
 from service.api.app import create_app
+from service.api.replays import Replays
 from service.settings import Settings
 from tests.contracts.service import endless_plan
 
@@ -155,8 +158,9 @@ def test_a_task_that_is_cancelled_ends_its_replay(service: str, endless: tuple[s
 
 
 def test_a_replay_whose_client_has_gone_before_it_knew_of_it_ends(
-    service: str, endless: tuple[str, str]
+    service: str, endless: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    begun = processes_of_replays(monkeypatch)
     trace, policy = (Path(name) for name in endless)
     asked = {
         "traces": [{"name": trace.name, "text": trace.read_text()}],
@@ -170,6 +174,41 @@ def test_a_replay_whose_client_has_gone_before_it_knew_of_it_ends(
     while (answer := httpx2.post(f"{service}/v1/plans", json=asked)).status_code == 429:
         assert time.monotonic() < deadline, "nobody ended it"
     assert answer.status_code == 422
+    assert begun[0].returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("ends", ["cancel", "close"])
+def test_a_replay_that_is_ended_before_anybody_followed_it_leaves_no_process(
+    endless: tuple[str, str], monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    begun = processes_of_replays(monkeypatch)
+
+    async def start_and_end() -> None:
+        mine = Replays()
+        view = await mine.start(question(endless))
+        await (mine.cancel(view.id) if ends == "cancel" else mine.close())
+
+    asyncio.run(start_and_end())
+    assert [process.returncode for process in begun] == [-signal.SIGKILL]
+
+
+def question(files: tuple[str, str]) -> bytes:
+    """The body that asks for a replay of these files."""
+    trace, policy = ({"name": name, "text": Path(name).read_text()} for name in files)
+    return json.dumps({"traces": [trace], "policies": [policy]}).encode()
+
+
+def processes_of_replays(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.subprocess.Process]:
+    """The processes that replays begin from now on, oldest first."""
+    begun: list[asyncio.subprocess.Process] = []
+
+    async def begin() -> asyncio.subprocess.Process:
+        begun.append(await begin_it())
+        return begun[-1]
+
+    begin_it = replays._process
+    monkeypatch.setattr(replays, "_process", begin)
+    return begun
 
 
 @pytest.mark.parametrize(

@@ -483,6 +483,23 @@ def test_a_budget_is_used_up_in_four_steps_and_the_owner_is_told_of_each(world: 
     assert len(budget_told(world, job_id)) == 4
 
 
+def test_a_budget_that_is_used_up_by_nodes_without_jobs_stays_used_up(world: World) -> None:
+    warm = DOCUMENT.format(max_nodes=24).replace("max_nodes", "min_nodes: 24\n    max_nodes")
+    apply(world, f"{warm}budget: {{usd_per_day: 0.4}}\n")
+    for _ in world.ticks_until("there is no money left"):
+        world.now += 30.0
+        if world.cluster.created and not living(world):
+            break
+    made = list(world.cluster.created)
+    assert len(made) == 24
+    world.now += 600.0
+    world.tick(3)
+    assert world.cluster.created == made, "less was spent than was thought, but the day is not over"
+    world.now += DAY_S
+    world.tick(3)
+    assert bought(world) != []
+
+
 def test_a_budget_that_is_raised_counts_at_once_and_owners_are_told(world: World) -> None:
     job_id, _ = in_steps(world)
     world.now += 61.0

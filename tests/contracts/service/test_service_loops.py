@@ -459,6 +459,40 @@ class TestNodes:
         ready.tick()
         assert drained.id not in ready.cluster.machines, "nothing runs on it any more"
 
+    @pytest.mark.parametrize("noticed_s", [40.0, None])
+    def test_a_drain_that_ray_forgets_is_told_again_and_ends_at_its_deadline(
+        self, ready: World, noticed_s: float | None
+    ) -> None:
+        train_on(ready, ready.nodes())
+        drained = ready.nodes()[0].id
+        ready.cluster.draining.add(drained)
+        if noticed_s is not None:
+            ready.cluster.notify(drained, ready.now + noticed_s)
+        due_at = ready.now + (noticed_s or 1.25 + DRAIN_S)
+        ready.tick(4)
+        assert ready.cluster.drains == {}, "Ray knows it"
+        ready.cluster.draining.remove(drained)
+        ready.cluster.notices.clear()
+        ready.tick()
+        assert ready.cluster.drains == {drained: due_at}
+        ready.now = due_at - 0.5
+        ready.tick()
+        assert drained in ready.cluster.machines
+        ready.tick()
+        assert drained not in ready.cluster.machines
+
+    def test_a_drain_without_a_deadline_lasts_as_long_as_the_work(self, ready: World) -> None:
+        job_id = train_on(ready, ready.nodes())
+        drained = ready.nodes()[0].id
+        ready.cluster.draining.add(drained)
+        ready.tick()
+        ready.now += 10 * DRAIN_S
+        ready.tick()
+        assert drained in ready.cluster.machines
+        work_on(ready, job_id, [node for node in ready.nodes() if node.id != drained])
+        ready.tick()
+        assert drained not in ready.cluster.machines
+
     def test_an_agent_that_is_silent_is_told_once_and_its_node_works_on(self, ready: World) -> None:
         before = ready.nodes()
         silent, beating = before[0], before[1]

@@ -16,12 +16,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.exc import IntegrityError
 
-from remora.states import AttemptState, EndReason, JobState
+from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import lifecycle
 from service.queue.lifecycle import Decision
 from service.queue.ordering import turn_key
-from service.queue.rows import AttemptRow, JobRow
-from service.store import jobs, leases, telemetry
+from service.queue.rows import AttemptRow, JobRow, NodeRow
+from service.store import jobs, leases, nodes, telemetry
 from service.store.database import Database
 from service.store.errors import Fenced, StoreError
 from service.store.ids import is_id, new_id
@@ -409,6 +409,31 @@ class TestJobs:
             seen += [job.id for job in page]
             before = page[-1].id
         assert seen == ids[::2][::-1]
+
+
+class TestNodes:
+    def test_the_newest_of_a_kind_that_has_worked_is_found_behind_others_that_ended_later(
+        self, database: Database
+    ) -> None:
+        failed = ended_node(is_failure=True)
+        worked, other = ended_node(ready_at=2.0), ended_node(ready_at=2.0, offering="b")
+        never_ready, cut_off = ended_node(), ended_node(ready_at=2.0, is_cut_off=True)
+        sick = ended_node(ready_at=2.0, sick_since=3.0)
+
+        def insert(connection: sa.Connection) -> None:
+            for row in (failed, worked, other, never_ready, cut_off, sick):
+                nodes.insert_node(connection, lifecycle.NodeDecision(row))
+
+        database.transact(insert)
+        found = read(database, lambda connection: nodes.current_nodes(connection, 10.0, 0.0))
+        assert [row.id for row in found] == [failed.id, worked.id, other.id, sick.id]
+        assert read(database, lambda connection: nodes.current_nodes(connection, 10.0)) == []
+
+
+def ended_node(**fields: Any) -> NodeRow:
+    """A node of a kind that ended at 4 s."""
+    values: dict[str, Any] = {"offering": "a", "created_at": 1.0, "state": NodeState.GONE, "ended_at": 4.0}
+    return NodeRow(id=new_id("node", 1.0), pool="p", **{**values, **fields})
 
 
 class TestTransactions:

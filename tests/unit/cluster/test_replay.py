@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.actions import Drain, Plan
+from cluster.actions import Drain, Launch, Plan
 from cluster.offerings import CapacityType
 from cluster.placement import Placement
-from cluster.policies import Policies
+from cluster.planner import plan
+from cluster.policies import BudgetPolicy, Policies
 from cluster.simulator.doors import Assumptions, FreeRoom
+from cluster.simulator.ledger import DAY_S
 from cluster.simulator.nodes import SimNode
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import Report, quantile, report_of
@@ -154,6 +156,21 @@ def test_a_job_ends_when_its_parts_of_nodes_have_cost_its_budget(workers: int, l
     assert sim.done_s == workers * (lasts_s - 10.0), "it ends at a checkpoint"
     rich = replace(poor, budget=100.0)
     assert replay(rich, planner=Keep(1))[1].succeeded == 1
+
+
+def test_a_budget_that_nodes_without_jobs_have_used_up_stays_used_up_until_the_day_ends() -> None:
+    launched_at: list[float] = []
+
+    def planner(view: ClusterView, policies: Policies, now: float) -> Plan:
+        actions = plan(view, policies, now)
+        launched_at.extend(now for action in actions if isinstance(action, Launch))
+        return actions
+
+    warm = POLICIES.pools["gpu"].model_copy(update={"min_nodes": 24, "max_nodes": 24})
+    policies = Policies(pools={"gpu": warm}, budget=BudgetPolicy(usd_per_day=36.0))
+    trace = Trace(offerings=(SPOT,), jobs=(job("a", at_s=DAY_S + 60.0),), provisioning_s=120.0)
+    Replay(trace, policies, planner, InOrder(), Assumptions()).run()
+    assert len([at for at in launched_at if at < DAY_S]) == 24
 
 
 def test_what_a_job_spent_before_it_was_lost_counts_and_the_planner_is_told_what_is_left() -> None:

@@ -290,7 +290,7 @@ class TestNodes:
 
     @pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.TERMINATING])
     def test_the_agent_of_a_node_that_goes_may_be_silent(self, state: NodeState) -> None:
-        going = replace(READY, state=state)
+        going = replace(READY, state=state, deadline_at=NOW + 60)
         assert hear(going, beat_at=5.0, unchanged_s=SILENT_S + 1) == lifecycle.NodeDecision(going)
 
     def test_a_machine_that_is_dead_is_the_news_and_not_its_silent_agent(self) -> None:
