@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.remora.command_line import Cli
 from tests.unit.remora.fake_service import FakeService, serve
 
 
@@ -17,3 +18,9 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeSer
         monkeypatch.setenv("REMORA_SERVER", running.url)
         monkeypatch.setenv("REMORA_HOME", str(tmp_path / "home"))
         yield running
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """The command line, which keeps what it prints."""
+    return Cli(capsys)
