@@ -13,8 +13,9 @@ SILENT_S = 24 * BEAT_S
 #: An agent that has not heard of its cloud for so long is deaf: the first answer of Azure may take two minutes.
 DEAF_S = 300.0
 #: Two looks count as no more than this, however far they lie apart: a head that was away, or a listener that slept,
-#: would make all agents silent at once.
-LONGEST_LOOK_S = 2 * BEAT_S
+#: would make all agents silent at once.  A service that spares its cloud looks every half minute, and these looks count
+#: in full; what is left until an agent is silent is enough for its client of Ray to start anew.
+LONGEST_LOOK_S = 8 * BEAT_S
 #: Longest text that is taken over.
 _TEXT_LIMIT = 500
 

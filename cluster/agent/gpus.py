@@ -58,7 +58,7 @@ class Gpus:
         self._complain(
             "nvidia-smi refuses what it is asked, so no GPU is watched"
             if report.is_refused
-            else health.failure
+            else health.failure or health.unread
         )
         return health
 

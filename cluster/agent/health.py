@@ -43,6 +43,9 @@ _UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
 _ROW = re.compile(r"\s*\d+\s*,")
 #: Cells that say nothing about the GPU: the model does not count this, or the agent's user may not read it.
 _NOTHING_TOLD = frozenset({"n/a", "[n/a]", "not supported", "[not supported]", "[insufficient permissions]"})
+#: What stands where the counters of a GPU were that waits for a reset, or is broken.  Any other word is none: drivers
+#: have words of their own for what they do not count any more, and a new one would make a whole fleet sick.
+_SICK_WORDS = re.compile(r"requires re(?:set|start)|unknown error|\berr!", re.IGNORECASE)
 
 #: So many looks in a row at which the tool itself failed make the machine sick: one may be slow on a busy machine.
 FAILED_LOOKS = 3
@@ -76,6 +79,8 @@ class Health:
     gpus: int = 0
     #: Why the tool did not tell how the GPUs are, a sentence; empty: it did.
     failure: str = ""
+    #: Words where counters should be that are known neither for a sickness nor for none, a sentence; empty: none.
+    unread: str = ""
 
     @property
     def is_well(self) -> bool:
@@ -134,11 +139,12 @@ def judge(report: Report, gpus_expected: int | None = None) -> Health:
     if not rows or any(len(row) != len(report.query) for row in rows):
         said = report.text.strip()[:200] or "nothing"
         return Health(problems=tuple(problems), failure=f"nvidia-smi printed what cannot be read: {said!r}")
-    for row in rows:
-        problems.extend(_of_gpu(dict(zip(report.query, row, strict=True))))
+    tables = [dict(zip(report.query, row, strict=True)) for row in rows]
+    for cells in tables:
+        problems.extend(_of_gpu(cells))
     if gpus_expected is not None and len(rows) < gpus_expected:
         problems.append(f"{len(rows)} of {gpus_expected} GPUs are there")
-    return Health(problems=tuple(problems), gpus=len(rows))
+    return Health(problems=tuple(problems), gpus=len(rows), unread=_unread(tables))
 
 
 def unknown_field(report: Report) -> str | None:
@@ -159,12 +165,11 @@ def xids(lines: Sequence[str]) -> list[str]:
 def _of_gpu(cells: Mapping[str, str]) -> list[str]:
     """Problems of one line of the table, by column; `[N/A]` and `[Not Supported]` are none."""
     gpu = f"GPU {cells['index']}"
-    counted = {name: text.strip() for name, text in cells.items() if name not in _NAMES}
-    # A GPU that waits for a reset, or is broken, has words where its counters were.
+    counted = _counted(cells)
     problems = [
         f"{gpu}: nvidia-smi says {text[:80]!r} for {name}"
         for name, text in counted.items()
-        if not _is_counter(text)
+        if _SICK_WORDS.search(text)
     ]
     uncorrected = _number(counted.get("ecc.errors.uncorrected.volatile.total", ""))
     if uncorrected > 0:
@@ -174,6 +179,21 @@ def _of_gpu(cells: Mapping[str, str]) -> list[str]:
     if _is_yes(counted.get("remapped_rows.failure", "")):
         problems.append(f"{gpu}: a row of its memory could not be replaced")
     return problems
+
+
+def _unread(tables: Sequence[Mapping[str, str]]) -> str:
+    """A sentence about what cannot be read, the same for all GPUs; empty: everything can."""
+    said = {
+        f"{text[:80]!r} for {name}"
+        for cells in tables
+        for name, text in _counted(cells).items()
+        if not _is_counter(text) and not _SICK_WORDS.search(text)
+    }
+    return f"nvidia-smi says {', '.join(sorted(said))}, which tells nothing of the GPU" if said else ""
+
+
+def _counted(cells: Mapping[str, str]) -> dict[str, str]:
+    return {name: text.strip() for name, text in cells.items() if name not in _NAMES}
 
 
 def _is_counter(text: str) -> bool:

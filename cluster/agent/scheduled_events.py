@@ -20,9 +20,10 @@ PREEMPT_NOTICE_S = 30.0
 #: What is counted on when an event has begun, or its time has passed and it has not: observed evictions came within ten
 #: seconds, and a drain without any window would save nothing.
 LEAST_WINDOW_S = 5.0
-#: Longest pause that leaves the work where it is.  Three checks that a machine does not answer, one a second (see
-#: `cluster/local/environment.py`), and Ray's head calls its node dead, which is killed when the machine wakes.
-LONGEST_PAUSE_S = 3.0
+#: Longest pause that leaves the work where it is.  Ray's head waits two seconds for each answer, and one between two
+#: checks (see `cluster/local/environment.py`): a machine that leaves three unanswered, which takes eight seconds at
+#: least, is dead to it and killed when it wakes.  The rest is for pauses that last a little longer than was told.
+LONGEST_PAUSE_S = 6.0
 #: A longer pause cannot be meant, and counts as one of unknown length.
 _LONGEST_TOLD_S = 86_400.0
 #: Texts of others are cut here before they are logged or told.

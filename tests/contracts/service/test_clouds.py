@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cluster.agent.beats import SILENT_S, Beat, Hearing, listen
 from cluster.azure import prices
 from cluster.azure.catalogue import BY_NAME
 from cluster.azure.emulator.retail import FACTOR
@@ -170,6 +171,15 @@ def test_a_cloud_that_lets_hardly_anybody_ask_is_looked_at_less_often(
     rig.knobs(reads_left=1)
     cloud.provider.list()
     assert cloud.look_s() == SPARING_LOOK_S
+
+
+def test_an_agent_is_found_silent_in_time_also_where_the_cloud_is_looked_at_less_often() -> None:
+    # One turn comes a little late each time.
+    beats, pause_s, passed_s = {"node_a": Beat(at=7.0)}, SPARING_LOOK_S + LOOK_S, 0.0
+    heard: dict[str, Hearing] = listen({}, beats, pause_s)
+    while not heard["node_a"].is_silent:
+        heard, passed_s = listen(heard, beats, pause_s), passed_s + pause_s
+    assert SILENT_S < heard["node_a"].unchanged_s == passed_s <= SILENT_S + pause_s
 
 
 def test_where_nothing_is_under_way_azure_itself_is_asked_less_often_than_the_emulated_one(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.agent.beats import BEAT_S, DEAF_S, LONGEST_LOOK_S, SILENT_S, Beat, Hearing, listen, read, written
+from cluster.agent.head import FIRST_TIMEOUT_S as CLIENT_START_S
 from cluster.agent.metadata import FIRST_TIMEOUT_S
 
 
@@ -46,6 +47,7 @@ def test_a_time_in_which_nobody_listened_is_not_its_silence() -> None:
     listener.look(7.0)
     found = listener.look(7.0, after_s=10 * SILENT_S)
     assert found == Hearing(beat=Beat(at=7.0), unchanged_s=LONGEST_LOOK_S)
+    assert not listener.is_silent(7.0, CLIENT_START_S + BEAT_S), "it may have to start its client of Ray anew"
 
 
 def test_a_node_without_an_agent_is_not_heard_at_all() -> None:

@@ -41,13 +41,41 @@ def test_a_gpu_that_is_missing_is_noticed() -> None:
     assert judge(Report(text=WELL), 4).problems == ("2 of 4 GPUs are there",)
 
 
-@pytest.mark.parametrize("cell", ["[GPU requires reset]", "[Unknown Error]", "ERR!", "", "-1"])
+@pytest.mark.parametrize(
+    "cell", ["[GPU requires reset]", "[Unknown Error]", "ERR!", "[GPU requires restart]"]
+)
 @pytest.mark.parametrize("place", range(4))
-def test_a_counter_that_is_no_number_is_a_problem_in_the_tool_s_own_words(cell: str, place: int) -> None:
+def test_words_of_a_broken_gpu_where_a_counter_was_are_a_problem(cell: str, place: int) -> None:
     cells = ["0", "No", "[N/A]", "[Not Supported]"]
     cells[place] = cell
     said = f"GPU 0: nvidia-smi says {cell!r} for {QUERY[place + 2]}"
-    assert judge(table(*cells)).problems == (said,)
+    assert judge(table(*cells)) == Health(problems=(said,), gpus=1)
+
+
+@pytest.mark.parametrize("cell", ["[Requested functionality has been deprecated]", "[Not Found]", "", "-1"])
+@pytest.mark.parametrize("place", range(4))
+def test_words_that_are_not_known_make_no_fleet_sick(cell: str, place: int) -> None:
+    cells = ["0", "No", "[N/A]", "[Not Supported]"]
+    cells[place] = cell
+    unread = f"nvidia-smi says {cell!r} for {QUERY[place + 2]}, which tells nothing of the GPU"
+    course, report = Course(gpus=1), table(*cells)
+    for _ in range(2 * FAILED_LOOKS):
+        course, health = follow(course, report)
+        assert health == Health(gpus=1, unread=unread)
+
+
+def test_words_that_are_not_known_hide_no_other_problem_and_are_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    retired = "[Requested functionality has been deprecated]"
+    rows = f"0, GPU-1, 0, {retired}, No, No\n1, GPU-2, 3, {retired}, No, No"
+    gpus = Gpus(script(tmp_path, f"echo '{rows}'"), kernel=["true"], expected=2)
+    problems = ("GPU 1: 3 uncorrected ECC errors since its start",)
+    assert [gpus.look().problems for _ in range(2 * FAILED_LOOKS)] == [problems] * 2 * FAILED_LOOKS
+    (record,) = caplog.records
+    assert (
+        record.getMessage() == f"nvidia-smi says '{retired}' for {QUERY[3]}, which tells nothing of the GPU"
+    )
 
 
 def test_what_the_agent_may_not_read_is_no_sickness() -> None:
