@@ -86,8 +86,10 @@ def why_they_stay(situation: Situation, returns: Returns, usable: Usable) -> lis
                 why = f"is exchanged from {clock(may_at)} on if spot is to be had"
             elif until is not None:
                 why = f"stays until the maintenance ends at {clock(until)}"
-            elif not all(_may_move(situation, job_id, pool, back) for job_id in node.jobs):
+            elif not all(_may_move(situation, job_id, pool, back or sold) for job_id in node.jobs):
                 why = "stays, as what runs on it may not move to spot"
+            elif not back:
+                why = "stays, as no spot may be asked for now"
             else:
                 why = "waits for its turn: nodes are exchanged one at a time"
             waits.append(Wait(node_id=node.id, reason=f"it stands in for spot, and {why}"))

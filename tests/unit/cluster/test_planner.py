@@ -513,6 +513,23 @@ def test_a_stand_in_says_why_it_is_not_exchanged_yet() -> None:
     assert said() == "waits for its turn: nodes are exchanged one at a time"
 
 
+@pytest.mark.parametrize("zones", [(), ("1",)])
+def test_a_stand_in_says_that_no_spot_may_be_asked_for_where_all_is_closed_or_has_no_quota(
+    zones: tuple[str, ...],
+) -> None:
+    stand_in, running = node("n", offering=ON_DEMAND.id, jobs={"j": 1}), job(is_running=True, zones=zones)
+    stays = ("n", "it stands in for spot, and stays, as no spot may be asked for now")
+    policies = rules(return_to_spot_s=900, join_timeout_s=60)
+    spot = replace(SPOT, quota="lowPriorityCores", quota_units=4)
+    full = view([running], [stand_in], [spot, ON_DEMAND], quota_left={"lowprioritycores": 3})
+    assert said_of(plan(full, policies, NOW)) == [stays]
+    gone = {"state": NodeState.FAILED, "leaving_since": NOW - 300.0, "provided": False, "is_member": False}
+    failed = [node(f"f{at}", offering=SPOT.id, **gone) for at in range(3)]
+    closed = view([running], [stand_in, *failed], [SPOT, ON_DEMAND])
+    assert stays in said_of(plan(closed, policies, NOW))
+    assert stays not in said_of(plan(view([running], [stand_in], [SPOT, ON_DEMAND]), policies, NOW))
+
+
 def test_on_demand_that_stood_in_for_spot_is_exchanged_one_at_a_time() -> None:
     policies = rules(return_to_spot_s=900)
     stand_ins = [node(f"n{at}", offering=ON_DEMAND.id, jobs={"j": 1}) for at in range(2)]
