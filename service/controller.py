@@ -46,8 +46,10 @@ log = logging.getLogger(__name__)
 LEASE = "controller"
 #: Seconds between two tries to reach what is not there yet.
 RETRY_S = 1.0
-#: Seconds without sight of the cluster after which the connection is made anew.
+#: Seconds for which Ray has to be silent, and looks in a row that it has to leave without an answer, before the
+#: connection is made anew: where a cloud is looked at seldom, one lost answer is no reason for it.
 RECONNECT_S = 15.0
+SILENT_LOOKS = 2
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,8 @@ class Controller:
         self._looked_at = -math.inf
         #: Since when the cluster cannot be seen; None while it can.
         self.unseen_since: float | None = None
-        #: It is Ray that does not say, not the cloud: another connection may help.
-        self.is_ray_silent = False
+        #: Looks in a row at which it was Ray that did not say, not the cloud.
+        self._silent_looks = 0
         self.owner = f"{socket.gethostname()[:20]}:{os.getpid()}:{new_id('ctl', time.time())[-8:]}"
         self.lease: leases.Lease | None = None
 
@@ -129,7 +131,8 @@ class Controller:
                 if self.unseen_since is None:
                     log.warning("the cluster cannot be seen, nothing is scaled: %s", error)
                     self.unseen_since = now
-                self.is_ray_silent = not isinstance(error.__cause__, ProviderError)
+                is_ray_silent = not isinstance(error.__cause__, ProviderError)
+                self._silent_looks = self._silent_looks + 1 if is_ray_silent else 0
             except Exception:
                 log.exception("the %s loop failed, it is tried again", name)
         return True
@@ -152,13 +155,22 @@ class Controller:
             note_unseen(turn, str(error))
             raise
         self.unseen_since = None
+        self._silent_looks = 0
+
+    def has_lost_ray(self, now: float) -> bool:
+        """Ray has been silent for so long that another connection may help."""
+        if self.unseen_since is None or self._silent_looks < SILENT_LOOKS:
+            return False
+        return now - self.unseen_since > RECONNECT_S
 
     def use(self, cluster: Cluster) -> None:
-        """Go on with other hands, after a new connection."""
+        """Go on with other hands, after a new connection, and look at once."""
         if cluster is not self._cluster:
             self._cluster.close()
         self._cluster = cluster
         self.unseen_since = None
+        self._silent_looks = 0
+        self._looked_at = -math.inf
 
     def close(self) -> None:
         """End the connections of the hands; no turn may follow."""
@@ -278,8 +290,7 @@ class Process:
             controller.tick(now)
         except DBAPIError as error:
             return f"{why_unreachable(error)}; trying again"
-        unseen_since = controller.unseen_since if controller.is_ray_silent else None
-        if unseen_since is not None and now - unseen_since > RECONNECT_S:
+        if controller.has_lost_ray(now):
             # A head that was replaced at the same address does not answer to the old connection.
             self._address = None
             return "the cluster cannot be seen for too long: connecting again"

@@ -169,6 +169,8 @@ class FakeCluster:
         #: Raised by the next `create`, one each.
         self.refusals: list[ProviderError] = []
         self.list_error: ProviderError | None = None
+        #: Raised by `observe` until removed: Ray does not say which members there are.
+        self.ray_error: Exception | None = None
         self.looks = 0
         #: Deadlines of the nodes that were told that they go.
         self.notices: dict[str, float] = {}
@@ -250,6 +252,8 @@ class FakeCluster:
             self.lose(node_id)
 
     def observe(self) -> dict[str, FakeMember]:
+        if self.ray_error is not None:
+            raise self.ray_error
         return {
             machine.node_id: FakeMember(
                 address=self.address_of(machine.node_id),
@@ -301,7 +305,11 @@ class World:
 
     def new_controller(self) -> Controller:
         """One more controller on the same database and the same cluster."""
-        hands = Cluster(
+        return Controller(self.database, self.settings, self.hands())
+
+    def hands(self) -> Cluster:
+        """A new connection to the same cluster."""
+        return Cluster(
             self.launcher,
             self.cluster,
             self.cluster,
@@ -311,7 +319,6 @@ class World:
             follows_policies=self.buys,
             look_s=lambda: self.look_s,
         )
-        return Controller(self.database, self.settings, hands)
 
     def tick(self, count: int = 1) -> None:
         """Let the first controller do so many turns, a quarter of a second apart."""

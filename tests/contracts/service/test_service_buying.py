@@ -13,7 +13,7 @@ from cluster.offerings import CapacityType, Offering
 from cluster.planning.money import MEANING
 from cluster.policies import BudgetStep
 from cluster.policy_documents import digest_of
-from cluster.provider import InsufficientCapacity, NodeRequest, Throttled
+from cluster.provider import InsufficientCapacity, NodeRequest, ProviderError, Throttled
 from remora.spec import JobSpec
 from remora.states import EndReason, JobState, NodeState
 from service.fixed_pool import fixed_pool
@@ -598,6 +598,39 @@ def test_a_cloud_that_counts_is_not_looked_at_in_every_turn(world: World) -> Non
     world.tick(100)
     assert world.cluster.looks == 3, "a cloud that lets hardly anybody ask is asked less often"
     assert world.job(job_id).state is JobState.ADMITTED
+
+
+def test_where_looks_are_seldom_one_lost_answer_of_ray_is_no_reason_for_another_connection(
+    world: World,
+) -> None:
+    world.look_s = 30.0
+    world.cluster.ray_error = TimeoutError("no answer")
+    world.tick()
+    world.now += 20.0
+    world.tick()
+    assert (world.cluster.looks, world.controller.has_lost_ray(world.now)) == (1, False)
+    world.now += 10.0
+    world.tick()
+    assert (world.cluster.looks, world.controller.has_lost_ray(world.now)) == (2, True)
+    world.controller.use(world.hands())
+    world.cluster.ray_error = None
+    world.tick()
+    assert world.cluster.looks == 3, "who has a new connection looks at once"
+    world.cluster.ray_error = TimeoutError("no answer")
+    world.now += 30.0
+    world.tick()
+    assert not world.controller.has_lost_ray(world.now + 20.0), "it had answered meanwhile"
+
+
+def test_another_connection_to_ray_does_not_help_where_the_cloud_is_silent(world: World) -> None:
+    world.cluster.list_error = ProviderError("no answer")
+    world.tick()
+    world.now += 20.0
+    world.tick(2)
+    assert not world.controller.has_lost_ray(world.now)
+    world.cluster.list_error, world.cluster.ray_error = None, TimeoutError("no answer")
+    world.tick(2)
+    assert world.controller.has_lost_ray(world.now)
 
 
 def test_machines_are_asked_for_side_by_side(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
