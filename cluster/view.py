@@ -139,6 +139,9 @@ class NodeView:
     is_failure: bool = False
     #: It was a member, and Ray lost it while its machine ran.
     is_cut_off: bool = False
+    #: When the provider was first asked for it and gave no clear answer, and how many times it has given none.
+    unanswered_since: float | None = None
+    unanswered: int = 0
     #: The provider has had a machine for it at some time.
     had_machine: bool = True
     #: Since when it has been ready for work, or was at first.

@@ -11,8 +11,10 @@ from cluster.policies import Policies, PoolPolicy
 from cluster.view import ENDED, JOINED, ClusterView, NodeView
 from remora.states import NodeState
 
-#: A row whose machine the provider does not list after this many seconds was lost on the way to the provider.
+#: A machine that the provider does not list is given up once it was asked for in vain for so many seconds, and so many
+#: times: how much time passes between two looks says nothing about the machine.
 CREATE_TIMEOUT_S = 10.0
+LEAST_ASKS = 4
 #: Seconds that a node is given for its work where nobody else says it: its pool is in no policy any more, or the drain
 #: that its agent began is not known to Ray any more.
 DRAIN_S = 120.0
@@ -71,9 +73,8 @@ def _failure(
         return Terminate(node_id=node.id, reason="it is drained, and Ray has let it go")
     if node.provided and not node.is_running:
         return Terminate(node_id=node.id, reason="its machine stopped", is_failure=never_joined)
-    # What was to be asked for during a pause was asked for at its end.
-    asked_at = max(node.created_at, paused_until)
-    if not node.provided and node.state is NodeState.REQUESTED and now - asked_at <= CREATE_TIMEOUT_S:
+    is_wish = node.state is NodeState.REQUESTED and not node.provided
+    if is_wish and not _was_asked_for_in_vain(node, now, paused_until):
         return None
     if not node.provided:
         return Terminate(node_id=node.id, reason=_why_missing(node), is_failure=never_joined)
@@ -84,6 +85,14 @@ def _failure(
     if node.state in JOINED and not node.is_member:
         return Terminate(node_id=node.id, reason="it left the Ray cluster", is_cut_off=True)
     return None
+
+
+def _was_asked_for_in_vain(node: NodeView, now: float, paused_until: float) -> bool:
+    """No clear answer came for long enough; nobody may have asked while the controller was away, or saw nothing."""
+    if node.unanswered_since is None or node.unanswered < LEAST_ASKS:
+        return False
+    # What was to be asked for during a pause was asked for at its end.
+    return now - max(node.unanswered_since, paused_until) > CREATE_TIMEOUT_S
 
 
 def _why_missing(node: NodeView) -> str:

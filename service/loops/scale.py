@@ -390,7 +390,8 @@ def _settle(turn: Turn, row: NodeRow, refusal: ProviderError | None) -> None:
         _save(turn, row, lifecycle.observe_node(row, lifecycle.SeenNode(is_provided=True), turn.now))
     elif isinstance(refusal, Throttled):
         log.info("node %s is asked for again later: %s", row.id, refusal)
-        delayed = lifecycle.delay_node(row, str(refusal), turn.now)
+        was_asked = isinstance(refusal, Unanswered)
+        delayed = lifecycle.delay_node(row, str(refusal), turn.now, was_asked=was_asked)
         if delayed.node != row:
             _save(turn, row, delayed)
     else:

@@ -132,6 +132,8 @@ def node_view(node: NodeRow, jobs: Mapping[str, int]) -> NodeView:
         deadline_at=node.deadline_at,
         is_failure=node.is_failure,
         is_cut_off=node.is_cut_off,
+        unanswered_since=node.unanswered_since,
+        unanswered=node.unanswered,
         had_machine=node.launched_at is not None,
         ready_at=node.ready_at,
         sick_since=node.sick_since,

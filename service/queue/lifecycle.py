@@ -367,8 +367,11 @@ def request_node(node: NodeRow) -> NodeDecision:
     return NodeDecision(node, (event,))
 
 
-def delay_node(node: NodeRow, why: str, now: float) -> NodeDecision:
-    """The provider could not be asked for the node now, or did not say whether it is made: it is asked again."""
+def delay_node(node: NodeRow, why: str, now: float, *, was_asked: bool) -> NodeDecision:
+    """The node is asked for again: the provider could not be asked now, or `was_asked` and gave no clear answer."""
+    if was_asked:
+        since = now if node.unanswered_since is None else node.unanswered_since
+        node = replace(node, unanswered_since=since, unanswered=node.unanswered + 1)
     message = f"it is asked for again: {why}"
     if node.message == message:
         return NodeDecision(node)

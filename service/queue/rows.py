@@ -144,6 +144,9 @@ class NodeRow:
     agent_silent_since: float | None = None
     #: When its agent was first found to say that its machine is sick.
     sick_since: float | None = None
+    #: When the provider was first asked for it and gave no clear answer, and how many times it has given none.
+    unanswered_since: float | None = None
+    unanswered: int = 0
     #: When the provider was first found to have a machine for it.
     launched_at: float | None = None
     ready_at: float | None = None

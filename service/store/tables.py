@@ -224,6 +224,8 @@ nodes = sa.Table(
     sa.Column("deadline_at", sa.Double),
     sa.Column("agent_silent_since", sa.Double),
     sa.Column("sick_since", sa.Double),
+    sa.Column("unanswered_since", sa.Double),
+    sa.Column("unanswered", sa.Integer, nullable=False, server_default="0"),
     sa.Column("launched_at", sa.Double),
     sa.Column("ready_at", sa.Double),
     sa.Column("ended_at", sa.Double),

@@ -13,7 +13,7 @@ from cluster.offerings import CapacityType, Offering
 from cluster.planning.money import MEANING
 from cluster.policies import BudgetStep
 from cluster.policy_documents import digest_of
-from cluster.provider import InsufficientCapacity, NodeRequest, ProviderError, Throttled
+from cluster.provider import InsufficientCapacity, NodeRequest, ProviderError, Throttled, Unanswered
 from remora.spec import JobSpec
 from remora.states import EndReason, JobState, NodeState
 from service.fixed_pool import fixed_pool
@@ -569,6 +569,46 @@ def test_nodes_that_a_cloud_asks_to_wait_for_have_not_failed_and_all_come_after_
     world.cluster.refusals = []
     world.tick(2)
     assert [(node.id, node.state) for node in living(world)] == [(name, NodeState.READY) for name in asked]
+
+
+@pytest.mark.parametrize(("pauses", "losses"), [(0, 3), (3, 1)])
+def test_a_node_is_not_given_up_for_the_time_in_which_nobody_asked_for_it(
+    world: World, pauses: int, losses: int
+) -> None:
+    world.look_s = 30.0
+    world.submit()
+    world.cluster.refusals = [Throttled("too many requests", retry_after_s=1.0)] * pauses
+    world.cluster.refusals += [Unanswered("the answer was lost", retry_after_s=10.0)] * losses
+    for _ in world.ticks_until("the node is ready"):
+        world.now += 30.0
+        if any(node.state is NodeState.READY for node in world.nodes()):
+            break
+    (node,) = world.nodes()
+    assert [one.node_id for one in world.cluster.requests] == [node.id] * (pauses + losses + 1)
+
+
+def test_a_node_whose_cloud_cannot_be_seen_after_a_lost_answer_is_asked_for_again(world: World) -> None:
+    world.submit()
+    world.cluster.refusals = [Unanswered("the answer was lost", retry_after_s=10.0)]
+    world.tick()
+    world.cluster.list_error = ProviderError("no answer")
+    world.now += 30.0
+    world.tick(2)
+    world.cluster.list_error = None
+    world.tick(2)
+    (node,) = world.nodes()
+    assert ([one.node_id for one in world.cluster.requests], node.state) == ([node.id] * 2, NodeState.READY)
+
+
+def test_a_node_that_is_asked_for_in_vain_is_given_up(world: World) -> None:
+    world.submit()
+    world.cluster.refusals = [Unanswered("the answer was lost", retry_after_s=10.0)] * 100
+    for _ in world.ticks_until("it is given up"):
+        world.now += 1.75
+        if (node := world.nodes()[0]).ended_at is not None:
+            break
+    assert (node.state, node.message) == (NodeState.FAILED, "the provider does not know it")
+    assert [request.node_id for request in world.cluster.requests].count(node.id) == 6, "at 0, 2, ... 10 s"
 
 
 def test_a_pause_that_the_cloud_asked_for_outlives_the_controller(world: World) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cluster.actions import Drain, Launch, Notice, Plan, Terminate, Wait
 from cluster.offerings import CapacityType, Offering
 from cluster.planner import plan
-from cluster.planning.health import CREATE_TIMEOUT_S
+from cluster.planning.health import CREATE_TIMEOUT_S, LEAST_ASKS
 from cluster.planning.limits import next_at, pace_left
 from cluster.planning.sifting import Rule
 from cluster.policies import BudgetStep, CapacityRule, Policies
@@ -595,6 +595,8 @@ def test_a_rule_of_the_site_refuses_launches_and_one_that_fails_is_left_out() ->
 
 
 LOST = {"provided": False, "is_running": False, "is_member": False}
+#: Asked for often and long enough.
+IN_VAIN = {"unanswered_since": NOW - CREATE_TIMEOUT_S - 0.1, "unanswered": LEAST_ASKS}
 
 
 @pytest.mark.parametrize(
@@ -610,7 +612,7 @@ LOST = {"provided": False, "is_running": False, "is_member": False}
         ({"state": NodeState.GONE}, False),
         ({"state": NodeState.LAUNCHED, "is_running": False, "is_member": False}, True),
         ({"state": NodeState.LAUNCHED, "is_member": False, "created_at": NOW - 900.1}, True),
-        ({"state": NodeState.REQUESTED, **LOST, "created_at": NOW - CREATE_TIMEOUT_S - 0.1}, True),
+        ({"state": NodeState.REQUESTED, **LOST, **IN_VAIN}, True),
     ],
 )
 def test_what_is_of_no_use_goes(changes: dict[str, Any], is_failure: bool) -> None:
@@ -637,9 +639,22 @@ def test_a_node_whose_machine_vanished_is_told_to_have_been_taken_back(capacity:
 def test_a_node_that_the_cloud_is_not_to_be_asked_for_yet_is_not_given_up(
     paused_until: float, ends: int
 ) -> None:
-    wished = node("b", state=NodeState.REQUESTED, **LOST, created_at=NOW - 3600)
+    wished = node("b", state=NodeState.REQUESTED, **LOST, unanswered_since=NOW - 3600, unanswered=9)
     actions = plan(view(nodes=[wished], paused_until=paused_until), rules(), NOW)
     assert [type(one) for one in acts(actions)] == [Terminate] * ends
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"unanswered_since": None, "unanswered": 0},
+        {"unanswered_since": NOW - 3600.0, "unanswered": LEAST_ASKS - 1},
+        {"unanswered_since": NOW - CREATE_TIMEOUT_S, "unanswered": 40},
+    ],
+)
+def test_a_node_that_was_asked_for_too_seldom_or_too_shortly_is_not_given_up(asked: dict[str, Any]) -> None:
+    wished = node("b", state=NodeState.REQUESTED, **LOST, created_at=NOW - 3600, **asked)
+    assert acts(plan(view(nodes=[wished]), rules(), NOW)) == []
 
 
 def test_a_machine_that_never_joins_gains_no_time_by_a_pause_of_the_cloud() -> None:
