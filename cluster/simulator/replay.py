@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 
 from cluster.actions import Drain, Launch, Notice, Terminate, Wait
+from cluster.planning.health import remembered_s
 from cluster.planning.quotas import counts_money, has_quotas
 from cluster.policies import BudgetStep, Policies
 from cluster.simulator.agenda import Agenda
@@ -52,6 +53,7 @@ class Replay:
             seed=assumptions.seed,
             refused_s=assumptions.refused_s,
             remembered_s=max((pool.return_to_spot_s or 0.0 for pool in policies.pools.values()), default=0.0),
+            failures_s=remembered_s(policies),
             vacate=self.work.vacate,
             projects={job.id: job.project for job in trace.jobs} if counts_money(policies) else None,
         )
@@ -187,7 +189,10 @@ class Replay:
             return
         at = self.trace.begins_at + now
         has_acted = False
-        for action in self._planner(self._view(now), self.policies, at):
+        view = self._view(now)
+        if self.fleet.has_failures:
+            self._times.see(view)
+        for action in self._planner(view, self.policies, at):
             if not isinstance(action, Wait):  # most of a plan in a crowded cluster
                 has_acted |= self._do(now, action)
         if has_acted or self._runs_by_the_clock:
@@ -243,7 +248,7 @@ class Replay:
             case Terminate():
                 if (node := self.fleet.nodes.get(action.node_id)) is None:
                     return False
-                self.fleet.end(now, node)
+                self.fleet.end(now, node, action.is_failure)
             case Notice():
                 self._tell(action)
                 return False
