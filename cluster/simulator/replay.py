@@ -161,10 +161,10 @@ class Replay:
         )
 
     def _look_at(self, at_s: float) -> None:
-        """Look at the next round time that is not before `at_s`, and not twice at one time."""
+        """Look at the next round time that is not before `at_s` or now, and not twice at one time."""
         pace = self._assumptions.look_s
         due = math.ceil((at_s - BLUR_S) / pace) * pace
-        if due <= self._looked_s:
+        if due <= self._looked_s or due < self.now:
             turn = math.floor(self.now / pace) + 1
             while turn * pace <= self.now:  # a quotient of fractions may be a little too small
                 turn += 1
