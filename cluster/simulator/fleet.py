@@ -16,7 +16,7 @@ from cluster.traces.trace import MarketChange, Trace
 from cluster.view import ENDED, Refusal, Spending
 from remora.states import NodeState
 
-#: Seconds for which a view remembers nodes that ended, and refusals that are over.
+#: Seconds for which a view remembers nodes that ended, and refusals that are over, where nothing asks for more.
 MEMORY_S = 900.0
 #: Seconds by which a time may be off: views count from 1970, which leaves about a microsecond of accuracy.
 BLUR_S = 1e-3
@@ -25,7 +25,8 @@ BLUR_S = 1e-3
 class Fleet:
     """All nodes; `vacate` is told of every node whose jobs have to leave it, before it ends.
 
-    Refusals are remembered for `remembered_s` after their end, so that policies can wait for lasting availability.
+    Refusals are remembered for `remembered_s` after their end, so that policies can wait for lasting availability, and
+    nodes that failed for `failures_s`, as they slow their pool down.
     `projects` by job id is told where it counts what they spend.
     """
 
@@ -38,6 +39,7 @@ class Fleet:
         seed: int,
         refused_s: float,
         remembered_s: float = MEMORY_S,
+        failures_s: float = MEMORY_S,
         vacate: Callable[[float, SimNode], None],
         projects: Mapping[str, str] | None = None,
     ) -> None:
@@ -64,6 +66,7 @@ class Fleet:
         #: True when more has become free on ready nodes; who starts jobs there sets it back.
         self.has_room = False
         self._ended: deque[SimNode] = deque()
+        self._failed: deque[SimNode] = deque()
         self._refusals: dict[str, Refusal] = {}
         self._random = Random(f"{seed} cloud")  # noqa: S311 - chance, no secret
         self._agenda = agenda
@@ -72,6 +75,7 @@ class Fleet:
         self._provisioning_s = trace.provisioning_s
         self._refused_s = refused_s
         self._remembered_s = max(MEMORY_S, remembered_s)
+        self._failures_s = max(MEMORY_S, failures_s)
         self._vacate = vacate
         self._projects = projects
         self._least = least_of(trace)
@@ -126,7 +130,7 @@ class Fleet:
     def _ready(self, now: float, node: SimNode) -> None:
         if node.state is NodeState.LAUNCHED:
             node.state = NodeState.READY
-            node.idle_since = now
+            node.ready_s = node.idle_since = now
             node.seen = None
             del self.changing[node.id]
             self.loose[node.id] = self.roomy[node.id] = self.idle[node.id] = node
@@ -165,15 +169,15 @@ class Fleet:
         self.idle.pop(node.id, None)
         self._agenda.add(max(now, deadline_s), self.end, node)
 
-    def end(self, now: float, node: SimNode) -> None:
-        """It is gone now, whatever ran on it; ending it again does nothing."""
+    def end(self, now: float, node: SimNode, is_failure: bool = False) -> None:
+        """It is gone now, whatever ran on it, or has failed; ending it again does nothing."""
         if node.state in ENDED:
             return
         self._vacate(now, node)
         self._ledger.pay(node, now)
         if node.state is not NodeState.DRAINING:
             self.have[node.pool] -= 1
-        node.state = NodeState.GONE
+        node.state = NodeState.FAILED if is_failure else NodeState.GONE
         node.ended_s = now
         node.seen = None
         node.leaving_since = now if node.leaving_since is None else node.leaving_since
@@ -184,7 +188,7 @@ class Fleet:
         self.loose.pop(node.id, None)
         self.roomy.pop(node.id, None)
         self.idle.pop(node.id, None)
-        self._ended.append(node)
+        (self._failed if is_failure else self._ended).append(node)
         self.has_changed = True
 
     def take(self, node: SimNode, job_id: str, workers: int, worker: Mapping[str, float]) -> None:
@@ -268,22 +272,36 @@ class Fleet:
         for node in reversed(self.every):
             if node.created_s < now - within_s:
                 return
-            if node.pool == pool and (node.ended_s is None or node.ended_s >= now - MEMORY_S):
+            if node.pool == pool and (node.ended_s is None or node.ended_s >= now - self.memory_s(node)):
                 yield node
 
     def left(self, pool: str, now: float, within_s: float) -> Iterator[SimNode]:
         """Nodes of a view that left the pool within the last `within_s`, by themselves or not, or began to."""
-        for node in (*self._ended, *self.changing.values()):
+        for node in (*self._failed, *self._ended, *self.changing.values()):
             since_s = node.leaving_since
-            is_seen = node.ended_s is None or node.ended_s >= now - MEMORY_S
+            is_seen = node.ended_s is None or node.ended_s >= now - self.memory_s(node)
             if node.pool == pool and is_seen and since_s is not None and since_s > now - within_s:
                 yield node
 
     def seen(self, now: float) -> list[SimNode]:
         """Nodes of a view: those that are there, and those that ended lately."""
-        while self._ended and (self._ended[0].ended_s or 0.0) < now - MEMORY_S:
-            self._ended.popleft()
-        return [*self._ended, *self.nodes.values()]
+        for ended in (self._failed, self._ended):
+            while ended and (ended[0].ended_s or 0.0) < now - self.memory_s(ended[0]):
+                ended.popleft()
+        return [*self._failed, *self._ended, *self.nodes.values()]
+
+    def memory_s(self, node: SimNode) -> float:
+        """Seconds for which a view holds the node after its end."""
+        return self._failures_s if node.state is NodeState.FAILED else MEMORY_S
+
+    def failures_end(self) -> list[float]:
+        """When a view forgets each node that failed."""
+        return [(node.ended_s or 0.0) + self.memory_s(node) for node in self._failed]
+
+    @property
+    def has_failures(self) -> bool:
+        """A view holds nodes that failed."""
+        return bool(self._failed)
 
     def refusals(self, now: float) -> list[Refusal]:
         """Refusals of a view: those in force, and those that were lately."""

@@ -29,6 +29,7 @@ class SimNode:
     state: NodeState = NodeState.LAUNCHED
     #: Workers by job id.
     jobs: dict[str, int] = field(default_factory=dict)
+    ready_s: float | None = None
     idle_since: float | None = None
     deadline_s: float | None = None
     leaving_since: float | None = None

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 
 from cluster.actions import Drain, Launch, Notice, Terminate, Wait
+from cluster.planning.health import remembered_s
 from cluster.planning.money import step_reached
 from cluster.planning.quotas import counts_money, has_quotas
 from cluster.policies import BudgetStep, Policies
@@ -53,6 +54,7 @@ class Replay:
             seed=assumptions.seed,
             refused_s=assumptions.refused_s,
             remembered_s=max((pool.return_to_spot_s or 0.0 for pool in policies.pools.values()), default=0.0),
+            failures_s=remembered_s(policies),
             vacate=self.work.vacate,
             projects={job.id: job.project for job in trace.jobs} if counts_money(policies) else None,
         )
@@ -160,10 +162,10 @@ class Replay:
         )
 
     def _look_at(self, at_s: float) -> None:
-        """Look at the next round time that is not before `at_s`, and not twice at one time."""
+        """Look at the next round time that is not before `at_s` or now, and not twice at one time."""
         pace = self._assumptions.look_s
         due = math.ceil((at_s - BLUR_S) / pace) * pace
-        if due <= self._looked_s:
+        if due <= self._looked_s or due < self.now:
             turn = math.floor(self.now / pace) + 1
             while turn * pace <= self.now:  # a quotient of fractions may be a little too small
                 turn += 1
@@ -190,6 +192,8 @@ class Replay:
         has_acted = False
         view = self._view(now)
         self._step = step_reached(view, self.policies)
+        if self.fleet.has_failures:
+            self._times.see(view)
         for action in self._planner(view, self.policies, at):
             if not isinstance(action, Wait):  # most of a plan in a crowded cluster
                 has_acted |= self._do(now, action)
@@ -246,7 +250,7 @@ class Replay:
             case Terminate():
                 if (node := self.fleet.nodes.get(action.node_id)) is None:
                     return False
-                self.fleet.end(now, node)
+                self.fleet.end(now, node, action.is_failure)
             case Notice():
                 self.work.sims[action.job_id].tell(action.step)
                 return False

@@ -108,6 +108,8 @@ def _seen_node(node: SimNode, begins_at: float) -> NodeView:
         provided=not ended,
         is_running=not ended,
         is_member=joined,
+        is_failure=node.state is NodeState.FAILED,
+        ready_at=None if node.ready_s is None else begins_at + node.ready_s,
         deadline_at=None if node.deadline_s is None else begins_at + node.deadline_s,
         leaving_since=None if node.leaving_since is None else begins_at + node.leaving_since,
     )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from cluster.planning.health import closed_offerings, launch_not_before
 from cluster.planning.limits import next_at, window_of
 from cluster.planning.situation import PROVISION_S
 from cluster.policies import CapacityRule, Policies, PoolPolicy
-from cluster.simulator.fleet import BLUR_S, MEMORY_S, Fleet
+from cluster.simulator.fleet import BLUR_S, Fleet
 from cluster.simulator.jobs import SimJob
 from cluster.simulator.nodes import SimNode
 from cluster.traces.trace import Trace
+from cluster.view import ClusterView
 from remora.states import NodeState
 
 
@@ -22,6 +24,8 @@ class Times:
         self._pools = policies.pools
         self._fleet = fleet
         self._begins_at = trace.begins_at
+        #: When pools may buy again what they do not buy now, as nodes of theirs failed.
+        self._held_until: list[float] = []
         self._has_deadlines = any(job.deadline_s is not None for job in trace.jobs)
         self._patiences = {pool.patience_s for pool in policies.pools.values()}
         #: Pools whose on-demand nodes are exchanged for spot, and after how long.
@@ -30,6 +34,18 @@ class Times:
             for name, pool in policies.pools.items()
             if pool.return_to_spot_s is not None and pool.capacity is CapacityRule.PREFER_SPOT
         }
+
+    def see(self, view: ClusterView) -> None:
+        """Learn from what the planner sees until when failures keep pools from buying."""
+        self._held_until = [
+            until - self._begins_at
+            for name, pool in self._pools.items()
+            for until in (
+                launch_not_before(view, name, view.now),
+                *closed_offerings(view, name, pool.join_timeout_s, view.now).values(),
+            )
+            if until > view.now
+        ]
 
     def next(self, now: float, wanting: Sequence[Sequence[SimJob]]) -> float:
         """The first of these times, infinity for none; `wanting` are lines of jobs that may use more nodes."""
@@ -45,6 +61,9 @@ class Times:
         for node in fleet.changing.values():
             if node.state is NodeState.LAUNCHED:
                 yield node.created_s + pools[node.pool].join_timeout_s
+        if fleet.has_failures:
+            # What is forgotten may shorten what is held up, so that it is learnt anew then.
+            yield _first_of([*self._held_until, *fleet.failures_end()], now)
         if is_wanting or any(fleet.have[name] < pool.min_nodes for name, pool in pools.items()):
             yield _first_of(fleet.refusals_end(), now)
         stood_in = self._stood_in()
@@ -99,7 +118,9 @@ class Times:
         if at is not None:
             yield max(now, at - self._begins_at)
             # What a view has forgotten does not count any more.
-            yield from (node.ended_s + MEMORY_S for node in nodes if node.ended_s is not None)
+            yield from (
+                node.ended_s + self._fleet.memory_s(node) for node in nodes if node.ended_s is not None
+            )
 
 
 def _first_of(times: list[float], now: float) -> float:

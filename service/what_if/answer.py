@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -10,13 +10,16 @@ from typing import Any
 from cluster.installed_rules import Told
 from cluster.planner import plan
 from cluster.planning.sifting import Rule
-from cluster.policies import Policies
+from cluster.planning.words import count
+from cluster.policies import Policies, PoolPolicy
 from cluster.simulator.course import course_of
 from cluster.simulator.doors import Assumptions
+from cluster.simulator.fleet import Fleet
 from cluster.simulator.plot import plot
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import Report, as_numbers, report_of
 from cluster.traces.trace import Trace
+from remora.states import NodeState
 from service.what_if.question import Question
 from service.what_if.turns import ServiceQueue
 
@@ -43,7 +46,7 @@ def replayed(
     return replay
 
 
-def left_out(policy: str, report: Report) -> str | None:
+def left_out(policy: str, report: Report, fleet: Fleet) -> str | None:
     """A warning that the figures under this policy are not of all jobs; None when they are."""
     if not report.failed:
         return None
@@ -51,7 +54,22 @@ def left_out(policy: str, report: Report) -> str | None:
     parts = [f"{never} of {report.jobs} jobs never ran"] if never else []
     if broken:
         parts.append(f"{broken} of {report.jobs} jobs began and failed")
-    return f"{' and '.join(parts)} under {policy}: its waits and times are of the others alone, and so its cost is less"
+    useless = [node for node in fleet.every if node.state is NodeState.FAILED]
+    cost = "so its cost is less"
+    if useless:
+        usd = sum(node.cost for node in useless)
+        cost = f"{usd:.2f} USD of its cost are of {count(len(useless), 'node')} that never joined"
+    return f"{' and '.join(parts)} under {policy}: its waits and times are of the others alone, and {cost}"
+
+
+def too_hasty(policy: str, pools: Mapping[str, PoolPolicy], provisioning_s: float) -> Iterator[str]:
+    """Warnings of pools that give nodes up before the trace's nodes can have joined."""
+    for name, pool in pools.items():
+        if pool.join_timeout_s <= provisioning_s:
+            yield (
+                f"{policy}: pool {name!r} gives a node up that has not joined within {pool.join_timeout_s:g} s"
+                f" (join_timeout_s), and nodes of the trace need {provisioning_s:g} s (provisioning_s)"
+            )
 
 
 def answer(question: Question, progress: Progress, load: Load) -> dict[str, Any]:
@@ -82,7 +100,16 @@ def answer(question: Question, progress: Progress, load: Load) -> dict[str, Any]
         "plot": plot(courses),
         "notes": [
             *question.trace.notes,
-            *(said for name, report in reports.items() if (said := left_out(name, report)) is not None),
+            *(
+                said
+                for name, policies in question.policies.items()
+                for said in too_hasty(name, policies.pools, question.trace.provisioning_s)
+            ),
+            *(
+                said
+                for name, report in reports.items()
+                if (said := left_out(name, report, replays[name].fleet)) is not None
+            ),
             *(f"{name}: the rule {rule} is passed over: {why}" for (name, rule), why in passed_over.items()),
         ],
     }

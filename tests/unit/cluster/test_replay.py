@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.actions import Drain, Launch, Plan
+from cluster.actions import Drain, Launch, Plan, Terminate
 from cluster.offerings import CapacityType
 from cluster.placement import Placement
 from cluster.planner import plan
+from cluster.planning.health import remembered_s
 from cluster.policies import BudgetPolicy, Policies
 from cluster.simulator.doors import Assumptions, FreeRoom
 from cluster.simulator.ledger import DAY_S
@@ -23,6 +24,7 @@ from cluster.simulator.replay import Replay
 from cluster.simulator.report import Report, quantile, report_of
 from cluster.traces.trace import MarketChange, Trace, TraceJob
 from cluster.view import ClusterView
+from remora.states import NodeState
 from tests.unit.cluster.simulated import ON_DEMAND, POLICIES, SPOT, InOrder, Keep, Wild, job, launch
 
 TURNS = st.integers(0, 2**32)
@@ -99,6 +101,24 @@ def test_a_drained_node_takes_no_new_work_and_ends_when_it_is_empty() -> None:
     assert ended["a"].losses == 0
     assert ended["b"].ended_s < ended["a"].ended_s
     assert report.succeeded == 2
+
+
+def test_a_node_that_failed_is_seen_for_as_long_as_it_slows_its_pool_down() -> None:
+    last_seen: dict[tuple[str, NodeState], float] = {}
+    ready_at: dict[str, float | None] = {}
+
+    def planner(view: ClusterView, policies: Policies, now: float) -> Plan:
+        last_seen.update({(node.id, node.state): now for node in view.nodes})
+        ready_at.update({node.id: node.ready_at for node in view.nodes})
+        if now == 60.0:
+            return Terminate(node_id=view.nodes[0].id, reason="test", is_failure=True), launch(SPOT)
+        return Keep(1)(view, policies, now)
+
+    trace = Trace(offerings=(SPOT, ON_DEMAND), jobs=(job("a", work_s=120_000.0),), provisioning_s=120.0)
+    Replay(trace, POLICIES, planner, InOrder(), Assumptions(asks_always=True)).run()
+    (failed_until,) = [at for (_, state), at in last_seen.items() if state is NodeState.FAILED]
+    assert failed_until == 60.0 + remembered_s(POLICIES)
+    assert list(ready_at.values()) == [None, 180.0]
 
 
 def test_the_price_of_the_time_is_paid() -> None:

@@ -129,6 +129,7 @@ PACES = st.sampled_from([0.5, 1.0, 60.0])
 @example(1, CapacityRule.ON_DEMAND, 3, 0.5, 60.0, None, {})  # nothing happens until the pace allows a launch
 @example(6, CapacityRule.PREFER_SPOT, 0, 60.0, 60.0, 600.0, {"spot": 64})  # spot takes over one by one
 @example(30, CapacityRule.PREFER_SPOT, 0, 60.0, 0.5, 600.0, {})  # as the pace of returns allows it
+@example(290293, CapacityRule.PREFER_SPOT, 0, 0.5, 0.5, None, {})  # something happens a blink after a look
 @given(
     st.integers(0, 2**32),
     st.sampled_from(list(CapacityRule)),
