@@ -148,13 +148,18 @@ def _in_a_row(unwell: Iterable[NodeView], nodes: Iterable[NodeView], now: float)
     if not failed:
         return []
     joined = [node for node in nodes if _works(node, now, None)]
-    return [node for node in failed if not _is_made_good(node, joined, now)]
+    newest_at = max((node.created_at for node in joined), default=float("-inf"))
+    return [
+        node
+        for node in failed
+        if node.created_at > newest_at or (_was_sick_at_first(node) and not _is_outlived(node, joined, now))
+    ]
 
 
-def _is_made_good(failed: NodeView, joined: Iterable[NodeView], now: float) -> bool:
-    """A newer node works, and has been well for longer than the failed one, if that was sick."""
-    proven_s = _proven_s([failed])
-    return any(node.created_at >= failed.created_at and _works(node, now, proven_s) for node in joined)
+def _is_outlived(sick: NodeView, joined: Iterable[NodeView], now: float) -> bool:
+    """A newer node has been well for longer than this one was."""
+    proven_s = _proven_s([sick])
+    return any(node.created_at >= sick.created_at and _works(node, now, proven_s) for node in joined)
 
 
 def _never_came(node: NodeView) -> bool:
