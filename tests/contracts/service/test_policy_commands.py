@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import uvicorn
 
 import remora
 from remora.cli.exits import ExitCode
-from remora.cli.main import run
 from remora.errors import Conflict, Invalid, NotFound
 from service.api.app import create_app
 from service.settings import Settings
+from tests.command_line import Cli
 
 FIRST = "pools:\n  local: {sizes: [local], capacity: on-demand, min_nodes: 1, max_nodes: 4}\n"
 SECOND = FIRST.replace("max_nodes: 4", "max_nodes: 5")
@@ -41,29 +39,9 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     listening.close()
 
 
-class Cli:
-    """Runs `remora policy` in this process and keeps what it prints."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-        self.out = self.err = ""
-
-    def __call__(self, *arguments: str) -> int:
-        self._capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            run(["policy", *arguments])
-        self.out, self.err = self._capsys.readouterr()
-        assert "Traceback" not in self.err
-        return int(ended.value.code or 0)
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
 @pytest.fixture
 def policy(capsys: pytest.CaptureFixture[str], service: str) -> Cli:
-    return Cli(capsys)
+    return Cli(capsys, "policy")
 
 
 def test_from_the_first_look_to_a_rollback(policy: Cli) -> None:

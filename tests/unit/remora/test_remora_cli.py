@@ -15,7 +15,7 @@ from remora import JobState, NodeState
 from remora.cli.exits import HELP, ExitCode
 from remora.cli.output import clock
 from remora.views import Attempt, Checkpoint, MetricPoint, Node, NodeEvent, Pool, PoolWait
-from tests.unit.remora.command_line import ROOT, Cli
+from tests.command_line import ROOT, Cli
 from tests.unit.remora.fake_service import FakeService, problem, tar_of
 
 COMMANDS = (

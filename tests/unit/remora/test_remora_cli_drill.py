@@ -9,7 +9,7 @@ import pytest
 
 from remora.cli.exits import ExitCode
 from remora.views import Drill
-from tests.unit.remora.command_line import Cli
+from tests.command_line import Cli
 from tests.unit.remora.fake_service import FakeService
 
 DRILL: dict[str, Any] = {"id": "drill_1", "node_ids": ["node_1"], "notice_s": 30.0, "requested_at": 1.0}

@@ -17,7 +17,7 @@ import pytest
 from remora import JobState
 from remora.cli.exits import ExitCode
 from remora.views import Job, MetricPoint
-from tests.unit.remora.command_line import ROOT, Cli
+from tests.command_line import ROOT, Cli
 from tests.unit.remora.fake_service import FakeService
 
 

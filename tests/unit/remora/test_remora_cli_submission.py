@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from remora.cli.exits import ExitCode
-from tests.unit.remora.command_line import Cli
+from tests.command_line import Cli
 from tests.unit.remora.fake_service import FakeService
 
 
