@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 DEEPSPEED := $(VENV)/.installed-deepspeed
 TORCH_INDEX ?=
 
-.PHONY: setup deepspeed demo demo-elastic demo-bytegpt demo-azure test test-fast tensorflow horovod chaos check format bench bench-elastic bench-backends bench-planner backends-table lock clean
+.PHONY: setup deepspeed demo demo-elastic demo-bytegpt demo-azure test test-fast tensorflow horovod chaos soak check format bench bench-elastic bench-backends bench-planner bench-hostile backends-table lock clean
 
 setup: $(STAMP)
 
@@ -71,6 +71,10 @@ horovod: .venv-horovod/.installed
 chaos: setup
 	REMORA_CHAOS_SEEDS=$(or $(SEED),all) $(BIN)/python -m pytest -q -s tests/chaos
 
+# Thirty rounds of killing whatever can be killed, at random moments of a queue of short jobs; SEED=7 runs another one.
+soak: setup
+	REMORA_SOAK_ROUNDS=$(or $(ROUNDS),30) REMORA_SOAK_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -q -s tests/chaos/test_soak.py
+
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -92,6 +96,10 @@ bench-backends: setup deepspeed
 
 bench-planner: setup
 	PYTHONPATH=. $(BIN)/python -m benchmarks planner
+
+# Whether /healthz answers within 200 ms while the service is sent hostile requests.
+bench-hostile: setup
+	PYTHONPATH=. $(BIN)/python -m benchmarks.hostile
 
 # What each backend can do, by the tests that show it: runs them, and writes docs/backends.md.
 backends-table: setup deepspeed

@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks.ratios import Ratio, ratio
 from benchmarks.remora_cluster import RemoraCluster, Run, until
+from remora.worker_sizes import WorkerSizes
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Seconds until all contestants are up, and that a block may take.
@@ -49,7 +50,7 @@ class Contest:
 
     def remora(self, name: str, command: Sequence[str], **plan: Any) -> None:
         """Two workers under Remora run a command, to which the words are added."""
-        two = {"min_workers": 2, "max_workers": 2, "checkpoint_interval_s": None}
+        two = {"sizes": WorkerSizes(2, 2), "checkpoint_interval_s": None}
         attempt = Run(self._cluster, self.code, [*command, *self.words], **{**two, **plan})
         self._running.callback(attempt.close)
         self._attempts[name] = attempt

@@ -25,6 +25,7 @@ from benchmarks.samples import lost_and_doubled, read_samples
 from benchmarks.steps import Step, after_loss, pause_at_growth, recovered, repeated
 from benchmarks.stock_cluster import StockCluster, stock_cluster
 from benchmarks.table import table
+from cluster.local.gcs import GcsUse
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "benchmarks" / "elastic_train.py"
@@ -37,6 +38,8 @@ WARM = 60
 WARM_S = 180.0
 #: Seconds between a notice and its deadline.
 NOTICE_S = 20.0
+#: Seconds for which nothing replaces a node that was killed, in which the head of the cluster is looked at.
+UNREPLACED_S = 10.0
 #: Seconds until a node that was added trains.
 GROW_S = 180.0
 #: Seconds that the peer may take.
@@ -65,6 +68,7 @@ def disturbances() -> dict[str, Any]:
             "stock_s": stock["s"],
             "remora_repeated_steps": ours["repeated"],
             "stock_repeated_steps": stock["repeated"],
+            "remora_gcs_core_share": ours["gcs_core_share"],
         },
         "notice": {**notice, "stock_repeated_steps": stock_notice()},
         "grow": {"remora_pause_s": grow, "stock_pause_s": stock_grow},
@@ -109,11 +113,13 @@ def trained(cluster: RemoraCluster) -> Iterator[tuple[Run, Path]]:
 
 
 def remora_loss_and_growth(cluster: RemoraCluster) -> tuple[dict[str, Any], float | None]:
-    """Kill one of three nodes, then let another one come."""
+    """Kill one of three nodes, then let another one come; meanwhile nothing replaces it for a while."""
     with trained(cluster) as (attempt, _):
-        killed_at = time.time()
+        gcs, killed_at = GcsUse(cluster.home), time.time()
         cluster.kill(cluster.provider.node_ids()[0])
         loss = after_loss(until(lambda: recovered(attempt.steps, killed_at), 60), killed_at)
+        until(lambda: time.time() >= killed_at + UNREPLACED_S, UNREPLACED_S + 5)
+        loss["gcs_core_share"] = round(gcs.share(), 3)
         cluster.provider.delete(cluster.provider.node_ids()[0])
         cluster.add_node()
         return loss, until(lambda: pause_at_growth(attempt.steps, killed_at), GROW_S)

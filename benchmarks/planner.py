@@ -14,6 +14,7 @@ from cluster.planner import plan
 from cluster.policies import Policies
 from cluster.view import ClusterView, JobDemand, NodeView, Refusal
 from remora.states import NodeState
+from remora.worker_sizes import WorkerSizes
 
 NOW = 1_800_000_000.0
 SIZES = ((10, 100), (100, 1_000), (1_000, 10_000))
@@ -88,8 +89,7 @@ def _working(
             running.append(
                 replace(
                     demand,
-                    min_workers=1,
-                    max_workers=workers + dice.choice((0, 4)),
+                    sizes=WorkerSizes(1, workers + dice.choice((0, 4))),
                     needs_fabric=False,
                     pools=(),
                     worker_resources={"CPU": 4.0, "GPU": 1.0},
@@ -116,8 +116,7 @@ def _job(name: str, dice: random.Random) -> JobDemand:
     return JobDemand(
         id=name,
         project=dice.choice(("vision", "speech", "text")),
-        min_workers=least,
-        max_workers=least * dice.choice((1, 2, 4)),
+        sizes=WorkerSizes(least, least * dice.choice((1, 2, 4))),
         worker_resources={"CPU": dice.choice((2.0, 4.0, 8.0)), "GPU": dice.choice((1.0, 1.0, 2.0))},
         pools=dice.choice(((), ("p",), ("q", "p"), ("r",))),
         needs_fabric=dice.random() < 0.05,

@@ -22,6 +22,7 @@ from cluster.local.provider import LocalProvider
 from cluster.membership import RayMembership
 from cluster.provider import NodeRequest
 from remora.bundle import pack
+from remora.worker_sizes import WorkerSizes
 from service.settings import Settings
 from trainers.launch import RayLauncher
 from trainers.plan import AttemptPlan, DriverGone, Record
@@ -86,8 +87,7 @@ class Run:
             "storage_url": str(storage),
             "checkpoint_url": str(storage),
             "backend": "ddp",
-            "min_workers": 1,
-            "max_workers": 3,
+            "sizes": WorkerSizes(1, 3),
             "resources": {"CPU": 1.0},
             "warm_modules": Settings(home=cluster.home).warm,
         }

@@ -33,6 +33,7 @@ from remora.torch.layout import Writer
 from remora.torch.saving import DEALT, Saving
 from remora.torch.state import LoopState, Progress
 from trainers.checkpoints.catalog import Catalog
+from trainers.rooms import Room
 from trainers.storage import Storage
 from trainers.supervisor.snapshots import snapshot_room
 
@@ -84,9 +85,11 @@ def supervise(end: socket.socket, storing: Any, staging: Path, folder: str) -> N
         for message in decoder.feed(received):
             if message["type"] == "checkpoint":
                 step, taken = message["step"], staging / str(message["step"])
-                Path(message["folder"]).rename(taken)
+                rooms = {"scratch": Path(folder), "memory": staging.parent / "script"}
+                (rooms[message["room"]] / message["folder"]).rename(taken)
                 end.sendall(channel.encode({"type": "taken", "step": step}))
-                catalog.put(taken, step, 1, 1, 0)
+                with Room(taken) as room:
+                    catalog.put(room, step, 1, 1, 0)
                 shutil.rmtree(taken)
                 shutil.rmtree(f"{folder}/storage")
                 storing.send(step)

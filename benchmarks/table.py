@@ -67,6 +67,13 @@ _FIGURES: tuple[tuple[str, Callable[..., Any], Callable[..., Any], str, Callable
         lambda d: d["silent_death"]["remora_repeated_steps"] <= 1,
     ),
     (
+        "share of a core that Ray's GCS takes in the 10 s after it",
+        _at("silent_death", "remora_gcs_core_share"),
+        _none,
+        "under 0.2",
+        lambda d: d["silent_death"]["remora_gcs_core_share"] < 0.2,
+    ),
+    (
         "notice of 20 s: steps repeated",
         _at("notice", "repeated_steps"),
         _at("notice", "stock_repeated_steps"),

@@ -32,13 +32,12 @@ def catalogue_conflicts(policies: Policies, known: Known) -> Iterator[Conflict]:
         yield from _too_many(("pools", name), pool, known.most_nodes)
     if known.catalogue is None:
         return
-    unknown = [
-        conflict
-        for name, pool in policies.pools.items()
-        for conflict in _unknown_offerings(("pools", name), pool, known.catalogue)
-    ]
-    yield from unknown
-    if not unknown:
+    are_known = True
+    for name, pool in policies.pools.items():
+        for conflict in _unknown_offerings(("pools", name), pool, known.catalogue):
+            are_known = False
+            yield conflict
+    if are_known:
         yield from _gpus_beyond(policies, known.catalogue)
         yield from _never_affordable(policies, known.catalogue)
 

@@ -98,7 +98,7 @@ def _value(word: str, name: str, lowest: int, highest: int, words: dict[str, int
     return value
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def calendar(begins: str, lasts_s: float) -> int:
     """Minutes of four years within a window, as bits; a part of a minute counts as a whole one.  Raises ValueError."""
     fields = parse_cron(begins)

@@ -46,8 +46,9 @@ class RayDrains:
         One that drains already keeps its deadline when that comes first: a cloud's notice is not put off.
         Raises DrainRefused when it is no living member, MembershipUnknown when Ray does not answer.
         """
-        member = self._membership.observe().get(node_id)
-        if member is None or not member.is_alive:
-            raise DrainRefused(f"{node_id} was not drained: it is no living member of the Ray cluster")
-        if member.deadline_at is None or member.deadline_at > deadline_at:
-            drain(member.ray_node_id, reason, deadline_at)
+        with self._membership.asking():
+            member = self._membership.observe().get(node_id)
+            if member is None or not member.is_alive:
+                raise DrainRefused(f"{node_id} was not drained: it is no living member of the Ray cluster")
+            if member.deadline_at is None or member.deadline_at > deadline_at:
+                drain(member.ray_node_id, reason, deadline_at)

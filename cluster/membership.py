@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +31,7 @@ class MembershipUnknown(Exception):
 
 
 class RayMembership:
-    """Asks the cluster that this process is connected to (`ray.init` has been called)."""
+    """Asks the cluster that this process is connected to (`ray.init` has been called); one question at a time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -38,12 +39,31 @@ class RayMembership:
         self._heard: dict[str, Hearing] = {}
         #: What agents said last whose nodes have left; None of those that never said anything.
         self._last_words: dict[str, Hearing | None] = {}
+        self._asking = threading.RLock()
+        self._is_left = False
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """Ask Ray about our nodes while the connection stays.  Raises MembershipUnknown once it was left."""
+        with self._asking:
+            if self._is_left:
+                raise MembershipUnknown("the connection to the Ray head is being made again")
+            yield
+
+    def leave(self) -> None:
+        """The connection of this process ends: nothing is asked from now on; waits for a question under way."""
+        with self._asking:
+            self._is_left = True
 
     def observe(self) -> dict[str, MemberNode]:
         """All nodes that carry our label, by node id; the head is not among them.
 
         Raises MembershipUnknown when Ray cannot be asked.
         """
+        with self.asking():
+            return self._observe()
+
+    def _observe(self) -> dict[str, MemberNode]:
         if not ray.is_initialized():
             raise MembershipUnknown("this process is not connected to a Ray cluster")
         try:

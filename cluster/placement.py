@@ -54,11 +54,14 @@ class Placement:
         return _CAPACITIES.get(self.capacity, ())
 
     def takes(self, capacity: CapacityType | None) -> bool:
-        """The job may run on nodes that are paid for so; None: nobody knows how."""
-        return capacity is None or not self.capacities or capacity in self.capacities
+        """The job may run on nodes that are paid for so.
+
+        None: nobody knows how, and then it is none that a job asks for, as the node lacks the label that Ray goes by.
+        """
+        return not self.capacities or capacity in self.capacities
 
     def allows(self, pool: str, zone: str | None, capacity: CapacityType | None) -> bool:
-        """The job may run on such a node.  Where its zone is not known, it is in none that a job asks for."""
+        """The job may run on such a node.  Where its zone or capacity is not known, it is none that a job asks for."""
         return (
             (not self.pools or pool in self.pools)
             and (not self.zones or zone in self.zones)

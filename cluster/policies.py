@@ -8,6 +8,7 @@ Durations are in seconds, and may be written `10m`; money is in USD.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
 
@@ -33,6 +34,10 @@ Money = Annotated[Number, Field(ge=0, le=1e9)]
 Count = Annotated[int, Field(strict=True, ge=0, le=100_000)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+
+
+#: Pools and projects that a document may name.
+MAX_NAMED: Mapping[str, int] = {"pools": 256, "projects": 10_000}
 
 
 class _Policy(BaseModel):
@@ -141,8 +146,8 @@ class BudgetPolicy(_Policy):
 class Policies(_Policy):
     """One version of everything that operators decide."""
 
-    pools: dict[Name, PoolPolicy] = Field(default_factory=dict, max_length=256)
-    projects: dict[Name, ProjectPolicy] = Field(default_factory=dict, max_length=10_000)
+    pools: dict[Name, PoolPolicy] = Field(default_factory=dict, max_length=MAX_NAMED["pools"])
+    projects: dict[Name, ProjectPolicy] = Field(default_factory=dict, max_length=MAX_NAMED["projects"])
     budget: BudgetPolicy = BudgetPolicy()
     #: Names of site rules, entry points of the group `remora.rules`, asked in this order.
     rules: tuple[Word, ...] = Field(default=(), max_length=64)

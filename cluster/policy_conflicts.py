@@ -18,11 +18,18 @@ _OWN_KEYS: Mapping[str, CapacityRule] = {
 }
 #: Added to a value that no line says.
 DEFAULT = " (its default)"
+#: Windows of all pools: each pair of a pool's schedules is held against each other, minute by minute of four years.
+MAX_WINDOWS = 512
 _LIMITS = ("min_nodes", "max_nodes", "warm_nodes")
 
 
 def conflicts(policies: Policies) -> Iterator[Conflict]:
     """Every pair of values that contradict each other, whatever there is to buy."""
+    windows = sum(len(pool.schedules) + len(pool.maintenance) for pool in policies.pools.values())
+    if windows > MAX_WINDOWS:
+        message = f"schedules and maintenance have {windows} windows in all; write at most {MAX_WINDOWS}"
+        yield Conflict((("pools",),), message)
+        return
     for name, pool in policies.pools.items():
         path = ("pools", name)
         yield from _limits(path, pool)

@@ -11,16 +11,14 @@ import yaml
 from pydantic import ValidationError
 
 from cluster.catalogue_conflicts import Known, catalogue_conflicts
-from cluster.policies import Policies
+from cluster.policies import MAX_NAMED, Policies
 from cluster.policy_conflicts import conflicts
 from cluster.policy_problems import Conflict, Path, PoliciesRefused, PolicyProblem, form_conflicts
-from remora.errors import SpecError
-from remora.spec_problems import parse_yaml
+from remora.errors import MAX_PROBLEMS, MORE_PROBLEMS, SpecError
+from remora.spec_problems import LONGEST_KEY, parse_yaml
 
 #: Characters of a document.
 MAX_DOCUMENT = 512 * 1024
-#: Values in a document, those that stand behind an alias counted each time.
-_MAX_VALUES = 100_000
 _EMPTY = "the document is empty; write `pools: {}` if the cluster shall have no node at all"
 _TOP = "a policy document is a mapping with the keys pools, projects, budget and rules"
 
@@ -28,9 +26,9 @@ _TOP = "a policy document is a mapping with the keys pools, projects, budget and
 def read_document(text: str, known: Known) -> Policies:
     """The policies that a document means.  Raises PoliciesRefused with every problem that can be found at once."""
     policies, lines = _formed(text)
-    found = [*conflicts(policies), *catalogue_conflicts(policies, known)]
+    found = _placed(itertools.chain(conflicts(policies), catalogue_conflicts(policies, known)), lines)
     if found:
-        raise PoliciesRefused(_placed(found, lines))
+        raise PoliciesRefused(found)
     return policies
 
 
@@ -65,13 +63,15 @@ def _parse(text: str) -> tuple[Any, Mapping[Path, int]]:
         raise PoliciesRefused([PolicyProblem("", _EMPTY)])
     if not isinstance(data, dict):
         raise PoliciesRefused([PolicyProblem("", _TOP)])
-    try:
-        lines = dict(itertools.islice(_walk(node, ()), _MAX_VALUES + 1))
-    except RecursionError:  # an alias may stand inside what it means
-        raise PoliciesRefused([PolicyProblem("", "the document is nested too deeply")]) from None
-    if len(lines) > _MAX_VALUES:
-        raise PoliciesRefused([PolicyProblem("", f"the document has more than {_MAX_VALUES} values")])
-    return data, lines
+    for key, most in MAX_NAMED.items():
+        section = data.get(key)
+        # Here, because pydantic would look at each of them first.
+        if isinstance(section, dict) and len(section) > most:
+            raise PoliciesRefused(
+                [PolicyProblem(key, f"there are {len(section)} of them; write at most {most}")]
+            )
+    # The parser has bounded depth and number of what it gives.
+    return data, dict(_walk(node, ()))
 
 
 def _walk(node: yaml.Node | None, path: Path) -> Iterator[tuple[Path, int]]:
@@ -90,11 +90,15 @@ def _walk(node: yaml.Node | None, path: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _placed(found: Iterable[Conflict], lines: Mapping[Path, int]) -> list[PolicyProblem]:
-    problems = []
-    for conflict in found:
+    """The first of these with their lines; no more than these are looked for."""
+    problems: list[PolicyProblem] = []
+    conflicts = list(itertools.islice(found, MAX_PROBLEMS + 1))
+    more = [PolicyProblem("", MORE_PROBLEMS)] if len(conflicts) > MAX_PROBLEMS else []
+    for conflict in conflicts[: MAX_PROBLEMS - len(more)]:
         places = dict.fromkeys(line for path in conflict.paths if (line := _line(path, lines)) is not None)
-        problems.append(PolicyProblem(".".join(conflict.paths[0]), conflict.message, tuple(places)))
-    return sorted(problems, key=lambda problem: problem.lines[:1])
+        field = ".".join(part[:LONGEST_KEY] for part in conflict.paths[0])
+        problems.append(PolicyProblem(field, conflict.message, tuple(places)))
+    return sorted(problems, key=lambda problem: problem.lines[:1]) + more
 
 
 def _line(path: Path, lines: Mapping[Path, int]) -> int | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from cluster.policies import Policies
-from remora.spec_problems import section_of, short
+from remora.spec_problems import MOST_ERRORS, section_of, short
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -55,6 +55,9 @@ class Conflict:
 
 def form_conflicts(error: ValidationError) -> Iterator[Conflict]:
     """What pydantic complains about, in the order of the fields."""
+    if (count := error.error_count()) > MOST_ERRORS:
+        yield Conflict(((),), f"{count} values are wrong; begin with a small document")
+        return
     for detail in error.errors(include_url=False):
         path = tuple(str(part) for part in detail["loc"] if part != "[key]")
         is_key = detail["loc"][-1:] == ("[key]",) and detail["type"] == "string_type"

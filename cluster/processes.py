@@ -18,14 +18,16 @@ from pathlib import Path
 
 import psutil
 
+from remora import cgroups
+
 #: Rounds of looking again for processes that were forked while others were being ended.
 _ROUNDS = 20
 #: Seconds that the kernel may take to remove a process after SIGKILL.
 _KILL_TIMEOUT_S = 10.0
 
 
-class ProcessesRemain(Exception):
-    """Some processes did not end although they were killed; the message names them."""
+#: Some processes did not end although they were killed; the message names them.
+ProcessesRemain = cgroups.ProcessesRemain
 
 
 def identity(pid: int) -> str | None:
@@ -68,6 +70,18 @@ def find_by_environment(name: str, value: str) -> list[psutil.Process]:
                 todo.append(child.pid)
     found.pop(os.getpid(), None)
     return [process for process in found.values() if _runs(process)]
+
+
+def values_of(name: str) -> set[str]:
+    """All values that this variable has in the environments of this machine's processes, as far as they may be read."""
+    beginning = f"{name}=".encode()
+    found: set[str] = set()
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):
+            for one in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                if one.startswith(beginning):
+                    found.add(one.removeprefix(beginning).decode(errors="replace"))
+    return found
 
 
 def signal_all(processes: Iterable[psutil.Process], number: signal.Signals) -> None:

@@ -14,6 +14,7 @@ from cluster.offerings import Offering
 from cluster.placement import ANYWHERE, Placement
 from cluster.policies import BudgetStep, CapacityRule
 from remora.states import NodeState
+from remora.worker_sizes import WorkerSizes
 
 #: States in which nothing is left of a node; a view holds such nodes only as memories.
 ENDED = frozenset({NodeState.GONE, NodeState.FAILED})
@@ -31,12 +32,8 @@ class JobDemand:
 
     id: str
     project: str = "default"
-    #: It may start with so few, all at once.
-    min_workers: int
-    #: It can use so many.
-    max_workers: int
-    #: Its number of workers is a multiple of this.
-    multiple_of: int = 1
+    #: The sizes that its worker group may have; it starts with the smallest, all at once, or a larger one.
+    sizes: WorkerSizes
     #: Ray resources of one worker, e.g. {"CPU": 1.0, "GPU": 1.0}.
     worker_resources: Mapping[str, float]
     #: Pools in order of preference; empty: every pool, in the order of the policies.
@@ -73,6 +70,9 @@ class JobDemand:
     #: The last step of the cluster's budget that its owner was told of.
     told: BudgetStep | None = None
 
+    #: The ends of its `sizes`.
+    min_workers: int = field(init=False, repr=False, compare=False)
+    max_workers: int = field(init=False, repr=False, compare=False)
     #: Which nodes it accepts.
     placement: Placement = field(init=False, repr=False, compare=False)
     #: Whose turn it is: what runs, then as the queue says, then higher priority, then who came first.  The smallest is
@@ -89,6 +89,8 @@ class JobDemand:
         )
         turn = (not self.is_running, self.place, -self.priority, self.created_at, self.id)
         resources = tuple(sorted(self.worker_resources.items()))
+        _set(self, "min_workers", self.sizes.min)
+        _set(self, "max_workers", self.sizes.max)
         _set(self, "placement", placement)
         _set(self, "turn", turn)
         _set(self, "shape", (resources, self.pools, self.zones, self.capacity, self.needs_fabric))
@@ -194,6 +196,10 @@ class Refusal:
     until: float
     #: One sentence for people.
     reason: str = ""
+    #: When the cloud said it.
+    at: float = float("-inf")
+    #: The how manieth in a row it is; 0: its row is over.
+    tries: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +229,8 @@ class ClusterView:
     #: Units that the cloud still allows beyond all nodes of this view, by the offerings' name of the quota in lower
     #: case; what is not named is not limited.
     quota_left: Mapping[str, int] = field(default_factory=dict)
+    #: When an operator last took back what had closed offerings to a pool, by pool.
+    reopened: Mapping[str, float] = field(default_factory=dict)
     #: Before this the cloud does not want to be asked for machines: nodes that it was to be asked for wait.
     paused_until: float = float("-inf")
     #: Of the whole cluster.

@@ -21,6 +21,7 @@ from remora.views import (
     Attempt,
     Checkpoint,
     ClusterEvent,
+    ClusterLedger,
     Drill,
     Event,
     Health,
@@ -138,6 +139,10 @@ class AsyncClient(Shell):
         """See `Client.ledger`."""
         return await self._send(requests.show_ledger(job_id))
 
+    async def cluster_ledger(self, since: float | None = None, until: float | None = None) -> ClusterLedger:
+        """See `Client.cluster_ledger`."""
+        return await self._send(requests.show_cluster_ledger(since, until))
+
     async def download(self, job_id: str, target: str | Path, *, step: int | None = None) -> Checkpoint:
         """See `Client.download`."""
         return await self._run(flows.download(job_id, Path(target), step))
@@ -171,6 +176,10 @@ class AsyncClient(Shell):
     async def pools(self) -> list[Pool]:
         """See `Client.pools`."""
         return await self._run(flows.all_pages(requests.list_pools))
+
+    async def reopen_pool(self, pool: str) -> Pool:
+        """See `Client.reopen_pool`."""
+        return await self._send(requests.reopen_pool(pool))
 
     async def policy(self, version: int | None = None) -> Policy:
         """See `Client.policy`."""

@@ -9,9 +9,10 @@ Script to supervisor:
 - `hello` `{version, pid}`: first message.
 - `report` `{step, metrics, total_steps, again}`; `again`: somebody else may have told it, or died before.
 - `held` `{token, boundary}`: answer to `hold`; `boundary` counts the calls of `should_checkpoint()` so far.
-- `checkpoint` `{step, folder, asked, generation}`: the folder holds this rank's files of the checkpoint, of the worker
-  group of that number (by default the present one); the script waits for `taken`.  `asked` is true when
-  `should_checkpoint()` was true before it.
+- `checkpoint` `{step, room, folder, asked, generation}`: the folder of that name holds this rank's files of the
+  checkpoint, of the worker group of that number (by default the present one); the script waits for `taken`.  It lies
+  in the room `scratch` (the default; `REMORA_SCRATCH_DIR`) or `memory` (`REMORA_MEMORY_DIR`); a whole path is taken
+  only when it lies in one of them.  `asked` is true when `should_checkpoint()` was true before it.
 - `saving` `{step}`: the script begins to write its files of that checkpoint, which may take long.
 - `stalled` `{step, stall_s}`: the checkpoint of that step held this rank's training loop up for so many seconds.
 - `refused` `{message}`: the script ends because it cannot train as its job describes it; trying again is of no use.

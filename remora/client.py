@@ -31,6 +31,7 @@ from remora.views import (
     Attempt,
     Checkpoint,
     ClusterEvent,
+    ClusterLedger,
     Drill,
     Event,
     Health,
@@ -152,6 +153,13 @@ class Client(Shell):
         """What a job has cost so far, by kind of node."""
         return self._send(requests.show_ledger(job_id))
 
+    def cluster_ledger(self, since: float | None = None, until: float | None = None) -> ClusterLedger:
+        """Who pays for what the cloud bills for all nodes; of the running month (UTC) unless told.
+
+        Times are seconds since 1970.
+        """
+        return self._send(requests.show_cluster_ledger(since, until))
+
     def download(self, job_id: str, target: str | Path, *, step: int | None = None) -> Checkpoint:
         """Put the newest checkpoint's files (or those of `step`) into the folder `target`.
 
@@ -190,6 +198,10 @@ class Client(Shell):
     def pools(self) -> list[Pool]:
         """The node pools as they are now: limits, nodes by state, and what holds them up."""
         return self._run(flows.all_pages(requests.list_pools))
+
+    def reopen_pool(self, pool: str) -> Pool:
+        """Have a pool ask again at once for what the cloud refused it or what failed there.  Raises NotFound."""
+        return self._send(requests.reopen_pool(pool))
 
     def policy(self, version: int | None = None) -> Policy:
         """A version of the operators' policies, or the one in force.  Raises NotFound."""

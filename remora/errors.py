@@ -19,8 +19,14 @@ Messages are sentences for people; programs look at the class and at `ApiError.c
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+#: Problems of one specification, or of one document, that are named.
+MAX_PROBLEMS = 50
+#: The last one of them when there are more.
+MORE_PROBLEMS = "there are more problems than these; repair them and try again"
 
 
 class RemoraError(Exception):
@@ -41,10 +47,16 @@ class SpecProblem:
 
 
 class SpecError(RemoraError):
-    """A job specification is refused; `str()` gives one line per problem."""
+    """A job specification is refused; `str()` gives one line per problem.
+
+    Of more than `MAX_PROBLEMS` the first ones are taken, and no more than these are asked of `problems`.
+    """
 
     def __init__(self, problems: Iterable[SpecProblem]) -> None:
-        self.problems = tuple(problems)
+        found = tuple(itertools.islice(problems, MAX_PROBLEMS + 1))
+        if len(found) > MAX_PROBLEMS:
+            found = (*found[: MAX_PROBLEMS - 1], SpecProblem("", MORE_PROBLEMS))
+        self.problems = found
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
     def __reduce__(self) -> tuple[type[SpecError], tuple[tuple[SpecProblem, ...]]]:

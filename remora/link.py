@@ -29,7 +29,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from remora import channel
 
@@ -168,16 +167,17 @@ class Link:
         with self._changed:
             self._boundary = boundary
 
-    def hand_over(self, step: int, folder: Path, generation: int | None = None) -> None:
+    def hand_over(self, step: int, room: str, folder: str, generation: int | None = None) -> None:
         """Give a rank's files of a checkpoint to the supervisor; stays where the planned end of the process comes.
 
-        They belong to the worker group of `generation`, by default the present one.
+        They lie in the folder of that name in a room of this worker (`scratch` or `memory`), and belong to the worker
+        group of `generation`, by default the present one.
         """
         with self._changed:
             self._taken.pop(step, None)
             asked, self._asked = self._asked, False
         of_group = _generation() if generation is None else generation
-        message = {"type": "checkpoint", "step": step, "folder": str(folder), "asked": asked}
+        message = {"type": "checkpoint", "step": step, "room": room, "folder": folder, "asked": asked}
         self.send({**message, "generation": of_group})
         with self._changed:
             self._changed.wait_for(lambda: step in self._taken or self._closed)

@@ -21,6 +21,7 @@ from remora.views import (
     Attempt,
     Checkpoint,
     ClusterEvent,
+    ClusterLedger,
     Drill,
     Event,
     Health,
@@ -289,6 +290,12 @@ def list_nodes(cursor: str | None = None) -> Request[Page[Node]]:
     return Request(method="GET", path="/v1/nodes", params=_params(cursor=cursor), parse=_one(Page[Node]))
 
 
+def show_cluster_ledger(since: float | None, until: float | None) -> Request[ClusterLedger]:
+    """Who pays for what the cloud bills between two times."""
+    params = _params(since=since, until=until)
+    return Request(method="GET", path="/v1/ledger", params=params, parse=_one(ClusterLedger))
+
+
 def list_pools(cursor: str | None = None) -> Request[Page[Pool]]:
     """The node pools as they are now."""
     return Request(method="GET", path="/v1/pools", params=_params(cursor=cursor), parse=_one(Page[Pool]))
@@ -358,6 +365,12 @@ def drill_pool(pool: str, notice_s: float | None) -> Request[Drill]:
     """The same for every ready node of a pool at once."""
     path = f"/v1/pools/{_part(pool, 'the name of the pool')}/drill"
     return Request(method="POST", path=path, json=_drill_order(notice_s), parse=_one(Drill))
+
+
+def reopen_pool(pool: str) -> Request[Pool]:
+    """Ask again at once for what a pool was refused."""
+    path = f"/v1/pools/{_part(pool, 'the name of the pool')}/reopen"
+    return Request(method="POST", path=path, parse=_one(Pool))
 
 
 def _drill_order(notice_s: float | None) -> dict[str, Any]:
@@ -448,7 +461,7 @@ def _bundle_path(digest: str) -> str:
     return f"/v1/bundles/{quote(digest, safe=':')}"
 
 
-def _params(**values: str | int | None) -> dict[str, str]:
+def _params(**values: str | float | None) -> dict[str, str]:
     return {name: str(value) for name, value in values.items() if value is not None}
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
@@ -27,6 +26,8 @@ from pydantic import (
 )
 
 from remora.backends import BACKEND_WORDS, BackendName
+from remora.bounds import exceeds
+from remora.command_words import words_of
 from remora.errors import SpecError, SpecProblem
 from remora.expressions import refuses_expressions
 from remora.launchers import check_launcher, unwrap
@@ -45,10 +46,12 @@ from remora.spec_sections import (
     Section,
     Workers,
 )
-from remora.worker_sizes import WorkerSizes
+from remora.worker_sizes import NoSizePossible, WorkerSizes, sizes_of
 
 #: Bytes of a whole specification as JSON.
 MAX_SPEC_BYTES = 256 * 1024
+#: Values in it.
+MAX_SPEC_VALUES = 20_000
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -74,7 +77,7 @@ class JobSpec(Section):
     resources: Resources = Field(Resources(), description="keys gpus, cpus, memory")
     environment: Environment = Field(Environment(), description="the key variables")
     #: Folders below `REMORA_OUTPUTS_DIR`, by name.
-    outputs: Outputs = Field({}, description="names, each with {} or the keys model, path")
+    outputs: Outputs = Field({}, description="names, each with {} or the keys model, path, commit")
     placement: Placement = Field(Placement(), description="keys pools, capacity, zones, fabric")
     elastic: Elastic = Field(Elastic(), description="keys exactness, global_batch, shards")
     checkpoint: CheckpointPolicy = Field(CheckpointPolicy(), description="keys interval, keep, best, store")
@@ -88,7 +91,7 @@ class JobSpec(Section):
         if not isinstance(value, str):
             return value
         try:
-            return shlex.split(value)
+            return words_of(value)
         except ValueError as error:
             raise ValueError(f"the command line cannot be split into words: {error}") from None
 
@@ -139,12 +142,10 @@ class JobSpec(Section):
 
     @model_validator(mode="after")
     def _some_size_is_allowed(self) -> Self:
-        sizes = self.worker_sizes
-        if not sizes.fit(sizes.max):
-            raise ValueError(
-                f"elastic.global_batch is {sizes.dealt}, which no number of workers from {sizes.min} to {sizes.max}"
-                " deals in equal parts; change one of them"
-            )
+        try:
+            _ = self.worker_sizes
+        except NoSizePossible as error:
+            raise ValueError(f"workers and elastic.global_batch do not agree: {error}") from None
         return self
 
     @field_validator("code")
@@ -161,6 +162,8 @@ class JobSpec(Section):
             return value
         if not isinstance(value, Mapping):
             raise SpecError([SpecProblem("", "a job specification is a mapping of keys to values")])
+        if too_much := exceeds(value, values=MAX_SPEC_VALUES, characters=MAX_SPEC_BYTES):
+            raise SpecError([SpecProblem("", f"{too_much}; put the data into files")])
         refused = refusals(value)
         raw = without_refused(value, refused)
         if raw.get("name") is None:
@@ -168,7 +171,7 @@ class JobSpec(Section):
         try:
             spec = handler(raw)
         except ValidationError as error:
-            raise SpecError([*refused, *problems_of(error, cls)]) from None
+            raise SpecError(itertools.chain(refused, problems_of(error, cls))) from None
         if refused:
             raise SpecError(refused)
         if len(json.dumps(spec.to_mapping())) > MAX_SPEC_BYTES:
@@ -212,21 +215,23 @@ class JobSpec(Section):
 
     @property
     def min_workers(self) -> int:
-        """Fewest workers that may train."""
-        return self.workers.min
+        """Fewest workers that may train: the smallest possible size of `workers`."""
+        return self.worker_sizes.min
 
     @property
     def max_workers(self) -> int:
-        """Most workers that the job can use."""
-        return self.workers.max
+        """Most workers that the job can use: the largest possible size of `workers`."""
+        return self.worker_sizes.max
 
     @property
     def worker_sizes(self) -> WorkerSizes:
         """The sizes that a worker group may have."""
-        workers = self.workers
-        # DeepSpeed deals a batch in equal parts only.
-        dealt = self.elastic.global_batch if self.backend == "deepspeed" else None
-        return WorkerSizes(workers.min, workers.max, workers.multiple_of, dealt)
+        said = {
+            "backend": self.backend,
+            "workers": {"multiple_of": self.workers.multiple_of},
+            "elastic": {"global_batch": self.elastic.global_batch},
+        }
+        return sizes_of(said, self.workers.min, self.workers.max)
 
     def ray_resources(self) -> dict[str, float]:
         """What one worker asks of Ray, e.g. `{"CPU": 1.0, "GPU": 1.0, "memory": 1e9}`; zero ones left out."""
@@ -241,7 +246,7 @@ class JobSpec(Section):
 def _name_from_command(command: object) -> str:
     """A name for people: the script, the module, or the program."""
     try:
-        words = shlex.split(command) if isinstance(command, str) else command
+        words = words_of(command) if isinstance(command, str) else command
     except ValueError:
         return "job"
     if not isinstance(words, list | tuple) or not words or not all(isinstance(word, str) for word in words):

@@ -47,8 +47,13 @@ def _number(value: object) -> object:
     return value
 
 
+def is_name(text: str) -> bool:
+    """True for what may name a job, a project, a pool or a store."""
+    return _NAME.fullmatch(text) is not None
+
+
 def _name(value: str) -> str:
-    if not _NAME.fullmatch(value):
+    if not is_name(value):
         raise ValueError
     return value
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -20,18 +20,33 @@ from remora.refusals import REFUSED
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+#: Characters of each key in a problem's field.
+LONGEST_KEY = 200
+#: Errors that pydantic is asked to tell: it tells all or none, and all at once.
+MOST_ERRORS = 1000
+#: Levels of a YAML text, and values in it, those that stand behind an alias counted each time.
+MAX_DEPTH = 32
+MAX_VALUES = 100_000
+#: Characters of a number in YAML; Python's own limit for decimal digits does not hold for every base.
+_LONGEST_NUMBER = 400
+_NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp"})
+#: libyaml's parser where PyYAML has it: ten times as fast.
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 _SHORT.maxlevel = 2
 
 
-def problems_of(error: ValidationError, model: type[BaseModel]) -> list[SpecProblem]:
-    """One problem for each of pydantic's errors, in the order of the fields."""
-    return [_problem(detail, model) for detail in error.errors(include_url=False)]
+def problems_of(error: ValidationError, model: type[BaseModel]) -> Iterator[SpecProblem]:
+    """One problem for each of pydantic's errors, in the order of the fields, made when it is asked for."""
+    if (count := error.error_count()) > MOST_ERRORS:
+        return iter([SpecProblem("", f"{count} values are wrong; begin with a small specification")])
+    return (_problem(detail, model) for detail in error.errors(include_url=False))
 
 
 def _problem(detail: ErrorDetails, model: type[BaseModel]) -> SpecProblem:
-    path = [str(part) for part in detail["loc"] if part != "[key]"]
+    path = [str(part)[:LONGEST_KEY] for part in detail["loc"] if part != "[key]"]
     field = ".".join(path)
     kind = detail["type"]
     if kind == "extra_forbidden":
@@ -111,7 +126,7 @@ def parse_yaml(source: str | Path, limit_bytes: int, where: str) -> tuple[Any, y
         text = _read(source, limit_bytes) if isinstance(source, Path) else source
         if len(text) > limit_bytes:
             raise _refuse(f"{where} is bigger than {limit_bytes // 1024} KiB; put the data into files")
-        return _load(text)
+        return _load(text, where)
     except yaml.YAMLError as error:
         raise _refuse(f"{where} is not YAML: {_one_line(error)}") from None
     except OSError as error:
@@ -124,13 +139,44 @@ def parse_yaml(source: str | Path, limit_bytes: int, where: str) -> tuple[Any, y
         raise _refuse(f"{where} holds a value that YAML cannot mean: {str(error)[:100]}") from None
 
 
-def _load(text: str) -> tuple[Any, yaml.Node | None]:
+def _load(text: str, where: str) -> tuple[Any, yaml.Node | None]:
+    _check_size(text, where)
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
         return (None if node is None else loader.construct_document(node)), node
     finally:
         loader.dispose()
+
+
+def _check_size(text: str, where: str) -> None:
+    """Raise SpecError for a small text that is big, or deep, as data; libyaml ends the process for the latter."""
+    # Of each open section the values in it so far, and its anchor; of each anchor the values that it stands for.
+    open_sections: list[tuple[int, str | None]] = [(0, None)]
+    sizes: dict[str, int] = {}
+    for event in yaml.parse(text, Loader=_Base):
+        size = 0
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_sections.append((1, event.anchor))
+            sizes.pop(event.anchor or "", None)
+            if len(open_sections) > MAX_DEPTH:
+                raise RecursionError
+        elif isinstance(event, yaml.CollectionEndEvent):
+            size, anchor = open_sections.pop()
+            sizes |= {anchor: size} if anchor else {}
+        elif isinstance(event, yaml.AliasEvent):
+            alias, mark = str(event.anchor), cast("yaml.Mark", event.start_mark)
+            if any(anchor == alias for _, anchor in open_sections):
+                problem = f"the alias {alias[:80]!r} stands inside what it means"
+                raise yaml.composer.ComposerError(None, None, problem, mark)
+            size = sizes.get(alias, 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            size = 1
+            sizes |= {event.anchor: 1} if event.anchor else {}
+        inside, anchor = open_sections[-1]
+        open_sections[-1] = (inside + size, anchor)
+        if open_sections[-1][0] > MAX_VALUES:
+            raise _refuse(f"{where} has more than {MAX_VALUES} values")
 
 
 def read_spec_file(path: Path, limit_bytes: int) -> Any:
@@ -163,15 +209,22 @@ def _one_line(error: yaml.YAMLError) -> str:
     return f"{' '.join(str(reason).split())[:200]}{place}"
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(_Base):  # type: ignore[misc]
     """Safe YAML that refuses a key written twice, where PyYAML would keep only the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                if key.value in seen:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
                     problem = f"the key {key.value[:80]!r} is there twice"
                     raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-                seen.add(key.value)
-        return super().construct_mapping(node, deep=deep)
+                seen.add((key.tag, key.value))
+        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
+        return mapping
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node.tag in _NUMBERS and isinstance(node.value, str) and len(node.value) > _LONGEST_NUMBER:
+            problem = f"a number of more than {_LONGEST_NUMBER} characters"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return super().construct_object(node, deep=deep)

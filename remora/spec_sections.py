@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Literal, Self
@@ -42,7 +42,11 @@ from remora.spec_fields import (
     whole,
 )
 
+#: Characters of a path in a specification.
+LONGEST_PATH = 1024
 _OUTPUT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
+#: A path that ends like a file: `snapshot.pt`, but not `runs`, `v1.2` or `conf.d/`.
+_FILE = re.compile(r"(?:.*/)?[^/]+\.[A-Za-z][A-Za-z0-9_]*", re.DOTALL)
 
 
 class Section(BaseModel):
@@ -205,7 +209,9 @@ class CheckpointPolicy(Section):
     interval: Interval | None = Field(60.0, description=f"{DURATION_FORM}, auto, or none")
     keep: Whole = Field(3, ge=1, le=100, description="a whole number from 1 to 100")
     best: Best | None = Field(None, description="{metric: a name, mode: min or max}")
-    store: Annotated[Text, Field(min_length=1)] | None = Field(None, description="a folder or a URL")
+    store: Annotated[Text, Field(min_length=1)] | None = Field(
+        None, description="the name of a store that the service's operators have set up"
+    )
 
     @field_validator("interval", mode="before")
     @classmethod
@@ -262,20 +268,45 @@ class Limits(Section):
 
 
 class Output(Section):
-    """A folder that the script fills."""
+    """A folder that the script fills, or one file of the working folder."""
 
     model: Name | None = Field(None, description=NAME_FORM)
-    path: Text | None = Field(None, description="a folder below the one in which the command runs")
+    path: Text | None = Field(None, description="a file or folder below the folder in which the command runs")
+    commit: Text | None = Field(None, description="the name of a file in the output")
+
+    @property
+    def is_file(self) -> bool:
+        """True when the path is that of a file: it ends like one, `snapshot.pt`, and without a slash."""
+        return self.path is not None and _FILE.fullmatch(self.path) is not None
 
     @field_validator("path")
     @classmethod
     def _inside(cls, value: str | None) -> str | None:
         if value is None:
             return None
-        path = PurePosixPath(value)
-        if path.is_absolute() or not path.parts or ".." in path.parts:
-            raise ValueError(f"{value[:80]!r} is no folder below the one in which the command runs")
-        return str(path)
+        if len(value) > LONGEST_PATH:
+            raise ValueError(f"a path of more than {LONGEST_PATH} characters")
+        if not (path := _below(value)):
+            raise ValueError(f"{value[:80]!r} is no file or folder below the one in which the command runs")
+        # The slash alone says that `conf.d/` is a folder.
+        return f"{path}/" if value.endswith("/") and _FILE.fullmatch(path) else path
+
+    @field_validator("commit")
+    @classmethod
+    def _in_the_output(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if len(value) > LONGEST_PATH:
+            raise ValueError(f"a path of more than {LONGEST_PATH} characters")
+        if not (path := _below(value)) or value.endswith("/"):
+            raise ValueError(f"{value[:80]!r} is no name of a file in the output")
+        return path
+
+
+def _below(value: str) -> str | None:
+    """The path in its shortest form; None when it is not below the folder that it is relative to."""
+    path = PurePosixPath(value)
+    return None if path.is_absolute() or not path.parts or ".." in path.parts else str(path)
 
 
 def _output(value: object) -> object:
@@ -286,12 +317,13 @@ def _named(value: dict[str, Output]) -> dict[str, Output]:
     for name in value:
         if not _OUTPUT.fullmatch(name):
             raise ValueError(f"{name[:80]!r} is no name of an output; use letters, digits, '-', '_' and '.'")
-    models = [output.model for output in value.values() if output.model is not None]
-    if doubled := next((name for name in models if models.count(name) > 1), None):
+    models = Counter(output.model for output in value.values() if output.model is not None)
+    if doubled := next((name for name, count in models.items() if count > 1), None):
         raise ValueError(f"two outputs become the model {doubled}; give them different names")
-    paths = [PurePosixPath(output.path) for output in value.values() if output.path is not None]
-    for one, other in itertools.permutations(paths, 2):
-        if one.is_relative_to(other):
+    paths = Counter(output.path for output in value.values() if output.path is not None)
+    for one, count in paths.items():
+        above = {str(folder) for folder in PurePosixPath(one).parents}
+        if other := one if count > 1 else next(iter(above & paths.keys()), None):
             raise ValueError(f"the folders {other} and {one} of two outputs lie in each other")
     return value
 

@@ -32,13 +32,16 @@ _STARTERS = frozenset(
 )
 #: Words of a command that are looked at; nobody writes as many before a launcher.
 _LOOKED_AT = 60
+#: Characters of a shell's line that are looked at, for the same reason, and shells within shells.
+_LINE_LOOKED_AT = 16 * 1024
+_SHELLS_LOOKED_AT = 4
 #: Words that a command may follow.
 _KEYWORDS = frozenset(("if", "then", "elif", "else", "do", "while", "until", "!", "{"))
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _BREAKS = ";&|()`\n"
 
 
-def started_by(words: list[str]) -> Iterator[tuple[str, list[str]]]:
+def started_by(words: list[str], shells: int = _SHELLS_LOOKED_AT) -> Iterator[tuple[str, list[str]]]:
     """Each argument list that may be a command which these words start, with what starts it: `env`, `the shell`.
 
     A word behind an option may be its value as well as a command, so both are told.
@@ -49,7 +52,7 @@ def started_by(words: list[str]) -> Iterator[tuple[str, list[str]]]:
         if starter:
             yield starter, words[place : place + _LOOKED_AT]
         if program in _SHELLS:
-            yield from _of_shell(words[place:])
+            yield from _of_shell(words[place:], shells) if shells else ()
             return
         if program in _STARTERS:
             starter = program
@@ -64,11 +67,11 @@ def _is_a_command(words: list[str], place: int) -> bool:
     return not is_option and not words[place - 1].startswith("-")
 
 
-def _of_shell(words: list[str]) -> Iterator[tuple[str, list[str]]]:
+def _of_shell(words: list[str], shells: int) -> Iterator[tuple[str, list[str]]]:
     script = _script_of(words)
-    for command in [] if script is None else commands_in(script):
+    for command in [] if script is None else commands_in(script[:_LINE_LOOKED_AT]):
         yield "the shell", command
-        for _, inner in started_by(command):
+        for _, inner in started_by(command, shells - 1):
             yield "the shell", inner
 
 

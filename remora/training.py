@@ -137,9 +137,7 @@ def hand_over(step: int, *, size_bytes: int | None = None, generation: int | Non
     """
     step = _checked(step)
     link = open_link()
-    parent = (
-        memory.folder_for(size_bytes) or os.environ.get("REMORA_SCRATCH_DIR") if link is not None else None
-    )
+    room, parent = _room(size_bytes) if link is not None else (None, None)
     folder = Path(tempfile.mkdtemp(prefix=f"checkpoint-{step}-", dir=parent))
     if link is not None:
         link.send({"type": "saving", "step": step})
@@ -151,8 +149,15 @@ def hand_over(step: int, *, size_bytes: int | None = None, generation: int | Non
         shutil.rmtree(folder, ignore_errors=True)
         raise
     if link is not None:
-        link.hand_over(step, folder, generation)
+        # Where the variables are gone the supervisor refuses it, and the job's log says so.
+        link.hand_over(step, room or "scratch", folder.name if parent else str(folder), generation)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _room(size_bytes: int | None) -> tuple[str, str | None]:
+    """Name and folder of the room in which so many bytes of a checkpoint are written."""
+    in_memory = memory.folder_for(size_bytes)
+    return ("memory", in_memory) if in_memory else ("scratch", os.environ.get("REMORA_SCRATCH_DIR"))
 
 
 def preemption() -> Preemption | None:

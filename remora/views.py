@@ -172,8 +172,43 @@ class Ledger(View):
     node_s: float
     #: USD.
     cost: float
+    #: Seconds in which machines that were bought for the job started, and USD for them: paid for the job, and not part
+    #: of `cost` nor of what `budget` counts.
+    start_up_s: float = 0.0
+    start_up_cost: float = 0.0
     #: USD that it may cost; None sets no limit.
     budget: float | None = None
+
+
+class AccountLine(View):
+    """What one payer pays for one purpose."""
+
+    #: `job`, `project` or `cluster`.
+    payer: str
+    #: Id of the job, or name of the project; empty for the cluster, and for the line of all jobs that cost too little
+    #: for a line of their own.
+    name: str
+    #: `work`, `start_up`, `idle` or `failed`.
+    purpose: str
+    #: Different nodes.
+    nodes: int
+    #: Seconds of whole nodes.
+    node_s: float
+    #: USD.
+    cost: float
+
+
+class ClusterLedger(View):
+    """Who pays for what the cloud bills: every paid second of every node is in exactly one line."""
+
+    #: Seconds since 1970.
+    since: float
+    until: float
+    #: The dearest first.
+    lines: list[AccountLine]
+    node_s: float
+    #: USD: the sum of the lines.
+    cost: float
 
 
 class OutputFile(View):
@@ -238,6 +273,20 @@ class PoolWait(View):
     since: float
 
 
+class RefusedOffering(View):
+    """What a cloud has none of now, and is not asked for."""
+
+    #: `SIZE/ZONE/CAPACITY`, `any` for no zone.
+    offering: str
+    #: When the cloud said it, and until when it is not asked again.
+    at: float
+    until: float
+    #: The how manieth refusal in a row it is: each closes the offering for twice as long as the one before.
+    tries: int = 1
+    #: The cloud's own words, in one sentence.
+    reason: str = ""
+
+
 class Pool(View):
     """One node pool as it is now."""
 
@@ -252,6 +301,10 @@ class Pool(View):
     nodes: dict[NodeState, int] = Field(default_factory=dict)
     #: What holds it up; empty: nothing does.
     waits: list[PoolWait] = Field(default_factory=list)
+    #: What it could buy and the cloud refuses now.
+    refused: list[RefusedOffering] = Field(default_factory=list)
+    #: When an operator last reopened it, which takes such refusals back; None: never.
+    reopened_at: float | None = None
 
 
 class PolicyVersion(View):

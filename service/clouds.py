@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,13 +10,12 @@ from cluster.azure.settings import AzureSettings
 from cluster.local.provider import LocalProvider
 from cluster.local.rehearsal import LocalRehearsal
 from cluster.membership import RayMembership
-from cluster.provider import Provider, ProviderError, Unauthorized
+from cluster.provider import Provider
 from service.azure_place import CloudUnusable, place_in_azure
 from service.fixed_pool import LocalSupply
 from service.loops.ports import Rehearsal, Supply
 from service.settings import Settings
-
-log = logging.getLogger(__name__)
+from service.steady_clock import CLOCK
 
 #: Where Azure's clients ask for the tokens of managed identity, when not at a real machine's metadata service.
 _TOKENS_AT = "AZURE_POD_IDENTITY_AUTHORITY_HOST"
@@ -54,11 +52,11 @@ class Cloud:
 def cloud_of(settings: Settings, head: str, membership: RayMembership) -> Cloud:
     """The cloud of the settings, whose machines join the Ray head at `head` (`host:port`).
 
-    Raises CloudUnusable when it cannot be used as it is set up.  A cloud that merely does not answer now is returned:
-    its provider says so at every look.
+    Raises CloudUnusable when it cannot be used as it is set up.  The cloud itself is not asked here: where it does not
+    answer, or does not know the identity, its provider says so at every look.
     """
     if settings.cloud == "local":
-        provider = LocalProvider(settings.home, head)
+        provider = LocalProvider(settings.home, head, CLOCK)
         rehearsal = LocalRehearsal(provider, membership)
         return Cloud(provider, LocalSupply(settings), rehearsal, follows_policies=False)
     place = place_in_azure(settings)
@@ -86,7 +84,7 @@ def _azure(place: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
     identity = credential(place.controller_client_id, place.developer_login)
     # The emulator counts nobody's questions, and shows what happens as soon as it does.
     quiet_s = 0.0 if is_emulated else QUIET_S
-    provider = AzureProvider(place, identity, head, lambda: market(), quiet_s=quiet_s)
+    provider = AzureProvider(place, identity, head, lambda: market(), CLOCK, quiet_s)
     prices_at = place.endpoint if is_emulated else prices.ENDPOINT
     sources = Sources(
         skus=provider.skus,
@@ -94,14 +92,7 @@ def _azure(place: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
         evictions=provider.evictions,
         scores=provider.scores,
     )
-    market = Market(place.region, sources, disk_gb=place.disk_gb)
-    try:
-        provider.list()
-    except Unauthorized as error:
-        provider.close()
-        raise CloudUnusable(f"{error}; look at the controller's identity and its roles") from error
-    except ProviderError as error:
-        log.warning("Azure does not say yet which machines there are: %s", error)
+    market = Market(place.region, sources, CLOCK, place.disk_gb)
     supply = AzureSupply(provider, market)
     supply.begin()
 

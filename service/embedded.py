@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from cluster.local import head, machine
-from cluster.local.environment import process_environment
+from cluster.local.environment import MACHINE_VARIABLE, process_environment
 from cluster.local.folders import ClusterFolders
 from cluster.local.head import temporary_of
 from cluster.local.provider import LocalProvider
 from cluster.local.records import Machine
+from cluster.processes import values_of
 from cluster.provider import ProviderError
+from service.private_home import make_private_file
 from service.settings import Settings
 from service.upkeep import Part
 from trainers.preloaded import PRELOAD_VARIABLE, PRELOADED
@@ -103,9 +105,10 @@ class ServicePart:
     def start(self, ray_address: str) -> None:
         """Start the process."""
         settings, parent = self._settings, os.getpid()
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        if self.log.exists() and self.log.stat().st_size > _LOG_BYTES:
+        make_private_file(self.log)
+        if self.log.stat().st_size > _LOG_BYTES:
             self.log.replace(self.log.with_suffix(".old.log"))
+            make_private_file(self.log)
         environment = process_environment(
             settings.home,
             REMORA_HOME=str(settings.home),
@@ -183,16 +186,36 @@ def end_nodes(home: Path) -> int:
 
 
 def end_cluster(home: Path) -> int:
-    """End all nodes and the head of a home and remove their temporary folder; returns how many machines there were.
+    """End all that runs of a home and remove what it has in memory; returns how many machines there were.
 
     Raises ProviderError when something cannot be ended.
     """
     folders = ClusterFolders(home)
     recorded = temporary_of(folders)
-    count = end_nodes(home) + int(head.stop_head(home, grace_s=0))
+    count = end_nodes(home) + int(head.stop_head(home, grace_s=0)) + _end_unrecorded(folders)
     folders.remove_temporary(recorded.parent if recorded else None)
     (home / "api.url").unlink(missing_ok=True)
+    _sweep_memory()
     return count
+
+
+def _end_unrecorded(folders: ClusterFolders) -> int:
+    """End machines of a home whose records are gone, by their marks and cgroups; returns how many there were."""
+    end = f"@{folders.home}"
+    count = 0
+    for mark in sorted(values_of(MACHINE_VARIABLE)):
+        if mark.endswith(end):
+            cgroup = folders.cgroup_of(mark.removesuffix(end))
+            count += machine.end(mark, None, grace_s=0, cgroup=cgroup)
+    return count + sum(machine.end_cgroup(cgroup) for cgroup in folders.cgroups())
+
+
+def _sweep_memory() -> None:
+    """Remove checkpoints that killed workers left in the memory of this machine."""
+    # Nothing else here needs what it imports.
+    from trainers.supervisor.leftovers import sweep_memory
+
+    sweep_memory()
 
 
 def nodes_ready(url: str, home: Path, ray_address: str) -> int:

@@ -22,7 +22,9 @@ from fastapi import FastAPI
 
 from service.api.app import create_app
 from service.api.gate import is_loopback
+from service.connections import GuardedProtocol
 from service.journal import write_log
+from service.private_home import make_private
 from service.settings import Settings
 from service.startup import read_settings
 from service.store.database import Database
@@ -33,6 +35,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds that requests under way may take when the process is asked to stop.
 GRACE_S = 5
+#: Seconds after which a thread that computes lets another one go on.
+SWITCH_S = 0.001
 
 
 class Server(uvicorn.Server):
@@ -80,7 +84,7 @@ def serve(settings: Settings) -> int:
         )
         return 2
     try:
-        settings.home.mkdir(parents=True, exist_ok=True)
+        make_private(settings.home)
         database = Database(settings.database)
         with contextlib.closing(database):
             migrate(database)
@@ -93,7 +97,13 @@ def serve(settings: Settings) -> int:
         return 1
     app = create_app(settings)
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, server_header=False
+        app,
+        http=GuardedProtocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=GRACE_S,
+        server_header=False,
     )
     address = settings.home / "api.url"
     draft = address.with_suffix(".draft")
@@ -101,6 +111,8 @@ def serve(settings: Settings) -> int:
     draft.write_text(url + "\n")
     draft.replace(address)
     log.info("listening at %s", url)
+    # A check in its thread gives way to requests sooner than after Python's 5 ms.
+    sys.setswitchinterval(SWITCH_S)
     try:
         Server(config, app).run(sockets=[listening])
     finally:

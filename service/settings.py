@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import platformdirs
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from remora.spec_fields import NAME_FORM, is_name
+
+_STORES_FORM = '{"models": "abfs://models/remora", "archive": "/mnt/archive"}'
+
+
+def _decoded(value: object) -> object:
+    """What the environment says is JSON; nothing said is no store."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value.strip() else {}
+    except ValueError:
+        raise ValueError(f"it is no JSON; write it as {_STORES_FORM}") from None
+
+
+def _stores(stores: dict[str, str]) -> dict[str, str]:
+    for name, url in stores.items():
+        if not is_name(name):
+            raise ValueError(f"{name[:80]!a} is no name of a store; use {NAME_FORM}")
+        if url.startswith(("http://", "https://")):
+            raise ValueError(
+                f"the store {name} is at an {url.partition(':')[0]} URL, to which nothing can be written"
+            )
+        if not (url.startswith("/") or re.match(r"[a-z][a-z0-9+.-]*://.", url)):
+            raise ValueError(f"the store {name} needs an absolute folder or a URL, as in {_STORES_FORM}")
+    return stores
 
 
 class Settings(BaseSettings):
@@ -21,6 +50,8 @@ class Settings(BaseSettings):
     database_url: str = ""
     #: Where bundles and checkpoints lie: a folder or an fsspec URL; empty means `home/storage`.
     storage_url: str = ""
+    #: Other places for checkpoints and outputs, by the names that jobs use: JSON, `{"name": "folder or fsspec URL"}`.
+    stores: Annotated[dict[str, str], NoDecode, BeforeValidator(_decoded), AfterValidator(_stores)] = {}
     #: Address the API listens on.  Anything but loopback is refused while there is no authentication.
     host: str = "127.0.0.1"
     #: Port the API listens on; 0 takes a free one and writes it to `home/api.url`.
@@ -57,6 +88,8 @@ class Settings(BaseSettings):
     worker_mtbf_s: float = Field(default=72_000.0, gt=0)
     #: Bytes of log kept per attempt.
     max_log_bytes: int = Field(default=64 * 2**20, gt=0)
+    #: Processes and threads that one worker's command may have, where the node can count them.
+    max_processes: int = Field(default=16_384, ge=64)
 
     @property
     def database(self) -> str:

@@ -19,6 +19,8 @@ from rich.console import Console
 
 from cluster.local import head, machine
 from cluster.provider import ProviderError
+from remora import cgroups
+from remora.neutral import neutral
 from service import upkeep
 from service.embedded import (
     ClusterPart,
@@ -30,6 +32,7 @@ from service.embedded import (
 )
 from service.emulated_azure import EmulatorPart, cloud_problem
 from service.home_lock import HomeLock, HomeTaken
+from service.private_home import make_private
 from service.settings import Settings
 from service.upkeep import Part, PartView
 
@@ -153,7 +156,7 @@ class Up:
         )
 
     def _say(self, text: str) -> None:
-        self._console.print(text)
+        self._console.print(neutral(text))
 
 
 def up(settings: Settings, console: Console) -> None:
@@ -162,6 +165,7 @@ def up(settings: Settings, console: Console) -> None:
     Raises CannotStart, HomeTaken or ProviderError with one sentence.
     """
     with HomeLock(settings.home) as lock:
+        make_private(settings.home)
         problem = cloud_problem(settings) or port_problem(settings.host, settings.port)
         if problem:
             raise CannotStart(problem)
@@ -171,6 +175,8 @@ def up(settings: Settings, console: Console) -> None:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda *_: service.stop.set())
         console.print(f"Remora starts in {settings.home}; stop it with Ctrl-C or `remora down`.")
+        if cgroups.walls().folder is None:
+            console.print(f"note: {cgroups.walls().sentence}")
         try:
             service.run()
             console.print("Stopping the API, the controller, the nodes and the head ...")
@@ -185,16 +191,21 @@ def down(home: Path, console: Console) -> None:
     Raises HomeTaken when the running one does not end, ProviderError when something remains.
     """
     if not home.is_dir():
-        console.print(f"Nothing to end: there is no {home}.")
+        ended = end_cluster(home)
+        left = f"Ended {ended} left-over machines of {home}, which was removed."
+        console.print(left if ended else f"Nothing to end: there is no {home}.")
         return
     lock = HomeLock(home)
     if lock.end_owner():
         console.print(f"Ended the service in {home}.")
     with lock:
         ended = end_cluster(home)
-    console.print(
-        f"Ended {ended} left-over machines of {home}." if ended else f"Nothing is left running of {home}."
-    )
+    if ended:
+        console.print(f"Ended {ended} left-over machines of {home}.")
+    elif cgroups.walls().folder is not None:
+        console.print(f"Nothing is left running of {home}.")
+    else:
+        console.print(f"Nothing that carries the mark of {home} is left running; {cgroups.walls().sentence}.")
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -229,17 +240,17 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Entry point; 0 after an orderly end, 1 when the service cannot be started or ended, 2 for bad arguments."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     arguments = _arguments(words)
     try:
         settings = _settings(arguments)
     except CannotStart as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {error}", markup=False)
+        Console(stderr=True, soft_wrap=True, highlight=False).print(neutral(f"error: {error}"), markup=False)
         return 2
     try:
         down(settings.home, console) if arguments.down else up(settings, console)
     except (CannotStart, HomeTaken, ProviderError, head.HeadFailed, OSError) as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {error}", markup=False)
+        Console(stderr=True, soft_wrap=True, highlight=False).print(neutral(f"error: {error}"), markup=False)
         return 1
     return 0
 

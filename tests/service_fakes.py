@@ -14,12 +14,13 @@ from cluster.placement import ZONE_LABEL
 from cluster.provider import NodeRequest, ProvidedNode, ProviderError
 from remora.spec import JobSpec
 from remora.states import EndReason
-from service.controller import Cluster, Controller
+from service.connecting import Cluster
+from service.controller import Controller
 from service.fixed_pool import local_offerings
 from service.queue import lifecycle
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from service.settings import Settings
-from service.store import jobs, nodes
+from service.store import jobs, leases, nodes
 from service.store.database import Database
 from service.store.ids import new_id
 from trainers.plan import AttemptPlan, DriverGone, Record
@@ -46,6 +47,18 @@ def job_row(now: float = 1000.0, **fields: Any) -> JobRow:
     return JobRow(**{**values, **fields})
 
 
+def hold_lease(connection: sa.Connection, owner: str = "test") -> leases.Lease:
+    """The lease of the controllers for that owner, whoever has it; who has it already keeps its token."""
+    row = leases.get(connection, "controller")
+    if row is not None and row.owner == owner:
+        lease = leases.Lease("controller", owner, row.token)
+        assert leases.renew(connection, lease, 1000.0)
+        return lease
+    taken = leases.take(connection, row, "controller", owner, 1000.0)
+    assert taken is not None
+    return taken
+
+
 def records(
     *kinds_and_bodies: tuple[str, dict[str, Any]], first: int = 1, at: float = 1001.0
 ) -> list[Record]:
@@ -61,6 +74,8 @@ class FakeDriver:
     """What runs of one attempt."""
 
     plan: AttemptPlan
+    #: False: it lives, and was never sent its plan.
+    has_plan: bool = True
     told: list[Record] = field(default_factory=list)
     acknowledged: int = 0
     gone: DriverGone | None = None
@@ -80,21 +95,34 @@ class FakeLauncher:
         self.drivers: dict[str, FakeDriver] = {}
         self.history: list[FakeDriver] = []
         self.killed: list[str] = []
+        #: Attempts that have had a driver, or shall have none.
+        self.claimed: set[str] = set()
         #: Raised by the next calls of that name, until removed.
         self.failing: dict[str, Exception] = {}
+        #: True: new drivers live, and nothing that they are sent reaches them.
+        self.loses_plans = False
+        #: True: drivers are asked to die, and do not hear it.
+        self.loses_kills = False
+        #: True: drivers that have their plan do not say so.
+        self.is_mute = False
 
     def _maybe_fail(self, name: str) -> None:
         if name in self.failing:
             raise self.failing[name]
 
-    def start(self, plan: AttemptPlan) -> None:
+    def start(self, plan: AttemptPlan) -> bool | DriverGone:
         self._maybe_fail("start")
-        if plan.attempt_id in self.drivers:
-            return
-        others = [one for one in self.drivers.values() if one.plan.job_id == plan.job_id]
-        assert not others, f"job {plan.job_id} would run twice"
-        self.drivers[plan.attempt_id] = FakeDriver(plan)
-        self.history.append(self.drivers[plan.attempt_id])
+        driver = self.drivers.setdefault(plan.attempt_id, FakeDriver(plan, has_plan=False))
+        if not driver.has_plan and not self.loses_plans:
+            if plan.attempt_id in self.claimed:
+                del self.drivers[plan.attempt_id]
+                return DriverGone(EndReason.DRIVER_LOST, "the attempt belongs to another driver already")
+            others = [one for one in self.drivers.values() if one.has_plan and one.plan.job_id == plan.job_id]
+            assert not others, f"job {plan.job_id} would run twice"
+            self.claimed.add(plan.attempt_id)
+            driver.has_plan = True
+            self.history.append(driver)
+        return driver.has_plan and not self.is_mute
 
     def prepare(self) -> None:
         pass
@@ -104,7 +132,7 @@ class FakeLauncher:
         answers: dict[str, list[Record] | DriverGone] = {}
         for attempt_id in attempt_ids:
             driver = self.drivers.get(attempt_id)
-            if driver is None:
+            if driver is None or not driver.has_plan:
                 answers[attempt_id] = DriverGone(EndReason.DRIVER_LOST, "the driver died")
             elif driver.gone is not None:
                 answers[attempt_id] = driver.gone
@@ -120,10 +148,18 @@ class FakeLauncher:
             driver.tell("ended", end_reason=reason.value, message="asked to stop", exit_code=None)
         driver.stop_reason = reason
 
-    def kill(self, attempt_id: str) -> None:
+    def kill(self, attempt_id: str) -> bool:
         self._maybe_fail("kill")
         self.killed.append(attempt_id)
+        if self.loses_kills:
+            return attempt_id not in self.drivers
         self.drivers.pop(attempt_id, None)
+        return True
+
+    def close(self, attempt_id: str, *, job_id: str, storage_url: str) -> bool:
+        self._maybe_fail("close")
+        self.claimed.add(attempt_id)
+        return True
 
     def driver_of(self, job_id: str) -> FakeDriver:
         """The one driver that runs for a job."""
@@ -301,11 +337,25 @@ class World:
         #: Seconds between two looks at the cloud.
         self.look_s = 0.0
         self.now = 1000.0
+        #: Seconds by which somebody has set the clock, of which `now` is the time; monotonic clocks go on as they do.
+        self.set_by_s = 0.0
         self.controller = self.new_controller()
 
     def new_controller(self) -> Controller:
         """One more controller on the same database and the same cluster."""
-        return Controller(self.database, self.settings, self.hands())
+        return Controller(self.database, self.settings, self.hands(), lambda: self.now - self.set_by_s)
+
+    def set_clock(self, by_s: float) -> None:
+        """Somebody sets the clock of this machine."""
+        self.set_by_s += by_s
+        self.now += by_s
+
+    def succeed(self) -> Controller:
+        """Another controller, which takes over because the one before is silent from now on."""
+        self.controller = self.new_controller()
+        assert not self.controller.tick(self.now), "it has to be sure that nobody else acts"
+        self.now += self.settings.lease_s
+        return self.controller
 
     def hands(self) -> Cluster:
         """A new connection to the same cluster."""

@@ -35,12 +35,8 @@ class AttemptPlan:
     #: URL of the storage for checkpoints when the job names its own; else `storage_url`.
     checkpoint_url: str
     backend: BackendName
-    min_workers: int
-    max_workers: int
-    #: Workers that hold the model once, together; their number changes by so many only.
-    multiple_of: int = 1
-    #: What the copies of the model deal equally among them, e.g. samples of a global batch; None: nothing.
-    dealt: int | None = None
+    #: The sizes that a worker group may have.
+    sizes: WorkerSizes
     #: Ray resources of one worker, e.g. {"CPU": 1.0, "GPU": 1.0, "memory": 1e9}.
     resources: dict[str, float]
     #: Values that it accepts, by label of its Ray node; a label that is not named may have any.
@@ -59,6 +55,10 @@ class AttemptPlan:
     outputs: tuple[str, ...] = ()
     #: Folders below the command's working folder that are outputs, with their names.
     output_paths: dict[str, str] = field(default_factory=dict)
+    #: Files below the command's working folder that are the only file of an output, with its name.
+    output_files: dict[str, str] = field(default_factory=dict)
+    #: The file that the script writes last when it saves, by output that names one.
+    output_commits: dict[str, str] = field(default_factory=dict)
     #: Seconds between periodic checkpoints that scripts are asked for; None asks only before planned stops.
     checkpoint_interval_s: float | None = 60.0
     #: The interval follows what checkpoints cost and how often workers are lost; it begins with the one above.
@@ -76,20 +76,17 @@ class AttemptPlan:
     log_limit_bytes: int = 64 * 2**20
     #: Bytes of one line; the rest of a longer one is cut.
     log_line_bytes: int = 16 * 2**10
+    #: Processes and threads that one worker's command may have, where its node can count them.
+    max_processes: int = 16_384
     #: Newest step that an earlier attempt reported, to count what has to be done again; None before the first.
     previous_step: int | None = None
     #: Modules that every node imports once, so that Python commands are forked from there; none: all are started.
     warm_modules: tuple[str, ...] = ()
-    #: Seconds to wait for `min_workers` after losses before the attempt ends with `node_lost`.
+    #: Seconds to wait for the smallest possible size after losses before the attempt ends with `node_lost`.
     regroup_s: float = 600.0
     #: Seconds that a step may take in any case; one that also takes ten times the longest of late ends the attempt with
     #: `hang`.
     step_time_s: float = 600.0
-
-    @property
-    def sizes(self) -> WorkerSizes:
-        """The sizes that a worker group may have."""
-        return WorkerSizes(self.min_workers, self.max_workers, self.multiple_of, self.dealt)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,8 @@ from typing import IO, Any, cast
 
 import fsspec.core
 
+from trainers.rooms import NotInRoom, parts_of
+
 
 class StorageError(Exception):
     """The storage could not do it; the message says what to look at."""
@@ -43,10 +45,11 @@ class Storage:
 
     def path(self, name: str) -> str:
         """Full path of a name in the filesystem, without a protocol."""
-        clean = posixpath.normpath(name)
-        if clean.startswith(("/", "..")) or clean == ".":
-            raise StorageError(f"{name!r} is not a relative name inside the storage")
-        return f"{self._root}/{clean}"
+        try:
+            parts_of(name)
+        except NotInRoom:
+            raise StorageError(f"{name[:200]!r} is not a relative name inside the storage") from None
+        return f"{self._root}/{name}"
 
     def location(self, name: str) -> str:
         """How a person finds the name: a path on a local disk, else a URL."""
@@ -63,6 +66,12 @@ class Storage:
         with self._errors(name):
             self._fs.invalidate_cache()
             return int(self._fs.size(self.path(name)) or 0)
+
+    def state(self, name: str) -> str:
+        """Changes when somebody writes to a file, as far as the filesystem tells: its time, number or tag."""
+        with self._errors(name):
+            self._fs.invalidate_cache()
+            return str(self._fs.ukey(self.path(name)))
 
     def read_bytes(self, name: str) -> bytes:
         """Whole content of a small file."""
@@ -88,6 +97,27 @@ class Storage:
                 os.fsync(file.fileno())
             _sync_folder(Path(path).parent)
 
+    def create_bytes(self, name: str, content: bytes) -> bool:
+        """Write a small file unless there is one of that name; False when there is, which stays as it is.
+
+        Of any number of writers one is first: local disks decide by a link, object stores by a conditional request.
+        """
+        with self._errors(name):
+            path = self.path(name)
+            self._fs.makedirs(posixpath.dirname(path), exist_ok=True)
+            try:
+                if self.local_root is None:
+                    # Unlike `pipe_file`, every implementation that cannot do it refuses the mode.
+                    with self._fs.open(path, "xb") as file:
+                        file.write(content)
+                    return True
+                # A link, unlike O_EXCL, shows the whole content at once.
+                _link_new(Path(path), content)
+            except FileExistsError:
+                return False
+            _sync_folder(Path(path).parent)
+            return True
+
     def write_file(self, name: str, source: Path, *, move: bool = False) -> None:
         """Put a local file there; with `move` the source may be consumed instead of copied."""
         with self._errors(name):
@@ -107,6 +137,26 @@ class Storage:
                     _sync_file(temporary)
                 if move:
                     source.unlink()
+            _sync_folder(Path(path).parent)
+
+    def write_open(self, name: str, source: IO[bytes], *, share: bool = False) -> None:
+        """Put what an open local file holds there, whatever has its name by now; it has to be a real file of this disk.
+
+        With `share` a storage on the same disk may keep the file itself instead of a copy: the caller writes no more to
+        it.
+        """
+        # Every library that wants a path finds the very file that is open behind this one (proc(5)).
+        opened = Path(f"/proc/self/fd/{source.fileno()}")
+        with self._errors(name):
+            path = self.path(name)
+            self._fs.makedirs(posixpath.dirname(path), exist_ok=True)
+            if self.local_root is None:
+                self._fs.put_file(str(opened), path)
+                return
+            with _beside(path) as temporary:
+                if not (share and _is_linked(source.fileno(), temporary)):
+                    shutil.copyfile(opened, temporary)
+                _sync_file(temporary)
             _sync_folder(Path(path).parent)
 
     def read_file(self, name: str, target: Path) -> None:
@@ -150,6 +200,29 @@ def _beside(path: str) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _is_linked(descriptor: int, path: Path) -> bool:
+    """Whether `path` is now one more name of an open file; not on another disk, nor where disks know no such names."""
+    try:
+        # Python follows this link only when it is given some descriptor, for which an absolute path has no use.
+        os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
+    except OSError:
+        return False
+    return True
+
+
+def _link_new(path: Path, content: bytes) -> None:
+    """Make a file with this content.  Raises FileExistsError when there is one of that name."""
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _sync_file(path: Path) -> None:

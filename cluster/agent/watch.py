@@ -189,14 +189,18 @@ def _acknowledgements(state: State, look: Look) -> list[Action]:
     """Events whose work has left a drained node: the cloud need not wait for those.
 
     Any other answer would only let the machine be taken sooner, with what is still being written on it.  A deadline is
-    no reason for one: ours is often sooner than the cloud's, and at its own the cloud goes on by itself.
+    no reason for one: ours is often sooner than the cloud's, and at its own the cloud goes on by itself.  One answer
+    counts for every machine that an event names, and only this one is known to be empty: such an event gets none.
     """
     if state.drained_until is None or look.is_empty is not True:
         return []
     return [
         Acknowledge(event_id=event_id)
         for event_id, known in state.known.items()
-        if isinstance(known.means, Drain) and not known.is_acknowledged and not known.event.is_started
+        if isinstance(known.means, Drain)
+        and not known.is_acknowledged
+        and not known.event.is_started
+        and len({name.casefold() for name in known.event.resources}) == 1
     ]
 
 

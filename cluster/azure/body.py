@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,6 +40,11 @@ DISK_PLACEMENT_LABEL = "azure-disk-placement"
 #: Where the node finds what it has to know; the image's service reads it.
 NODE_FILE = "/etc/remora/node.json"
 NODE_SERVICE = "remora-node.service"
+
+#: Node ids as the service makes them; group 1 is the ULID.
+_ULID_ID = re.compile(r"node_([0-9A-HJKMNP-TV-Z]{26})")
+#: Last characters of a set's name, by which it proves that it was made here: one in 65,536 names does by chance.
+_CHECK_DIGITS = 4
 
 _ADMIN = "remora"
 #: Bytes that Azure accepts, before base64.
@@ -70,15 +76,67 @@ class NodeFile:
 def machine_name(cluster: str, node_id: str) -> str:
     """Name of the machine of a node: the same for the same node, another for every other, at most 64 characters.
 
-    Azure compares names without regard to case and allows fewer characters than node ids have, so a digest is part
-    of it.
+    The name says which node it is, see `node_named`: tags may be replaced by others, a name stays.  Azure compares
+    names without regard to case and allows fewer characters than node ids may have; of an id that is not
+    `node_` and a ULID the name has a part and a digest, and only such a name needs the tag as well.
     """
+    found = _ULID_ID.fullmatch(node_id)
+    if found is not None:
+        return f"remora-{cluster}-{found[1].lower()}"
     return f"remora-{cluster}-{_readable(node_id)}-{_digest(node_id)}"
 
 
+def node_named(cluster: str, machine: str) -> str | None:
+    """Id of the node of this cluster whose machine has this name; None: its name alone does not say.
+
+    `machine` is in any case, as Azure does not keep it.  The name of another cluster's machine is never taken for
+    one of this cluster's, although names of clusters may begin alike: a ULID has no hyphen.
+    """
+    before, _, ulid = machine.upper().rpartition("-")
+    node_id = f"node_{ulid}"
+    is_ours = before == f"remora-{cluster}".upper() and _ULID_ID.fullmatch(node_id) is not None
+    return node_id if is_ours else None
+
+
+def part_of(cluster: str, part: str) -> bool:
+    """True when a network interface or disk of this name is of a machine of this cluster, by the name alone."""
+    machine = f"remora-{cluster}-" + "x" * 26
+    # Azure adds some characters of its own to the names of interfaces.
+    return part[len(machine) :].startswith("-") and node_named(cluster, part[: len(machine)]) is not None
+
+
+def node_of(cluster: str, machine: str, tags: Mapping[str, str]) -> str | None:
+    """Id of the node of this cluster that a machine is, by its name first and its tags second; None: it is not ours.
+
+    A machine that bears our tags and another name was not made by us: a copy of one of ours, or one that somebody
+    else has tagged.
+    """
+    node_id = node_named(cluster, machine)
+    if node_id is not None or tags.get(CLUSTER_TAG) != cluster:
+        return node_id
+    tagged = tags.get(NODE_TAG, "")
+    return tagged if machine_name(cluster, tagged).lower() == machine.lower() else None
+
+
 def set_name(cluster: str, domain: str, offering: str) -> str:
-    """Name of the scale set of a fabric domain that is bought as this offering; what `machine_name` says holds."""
-    return f"remora-{cluster}-{_readable(domain)}-{_digest(f'{domain} {offering}')}"
+    """Name of the scale set of a fabric domain that is bought as this offering.
+
+    The same for the same domain and offering, another for every other, at most 64 characters; `is_set_name` knows it.
+    """
+    stem = f"{_readable(domain)[:20].strip('-')}-{_digest(f'{domain} {offering}')}"
+    return f"remora-{cluster}-{stem}{_check_digits(cluster, stem)}"
+
+
+def is_set_name(cluster: str, name: str) -> bool:
+    """True when `set_name` makes this name, in any case, for a domain of this cluster: its end proves the rest."""
+    before, name = f"remora-{cluster}-", name.lower()
+    stem, check = name[len(before) : -_CHECK_DIGITS], name[-_CHECK_DIGITS:]
+    return name.startswith(before) and bool(stem) and check == _check_digits(cluster, stem)
+
+
+def _check_digits(cluster: str, stem: str) -> str:
+    # With the cluster apart: `a-b` and a stem `c` are not `a` and a stem `b-c`.
+    return _digest(f"{cluster} {stem}")[:_CHECK_DIGITS]
 
 
 def secret_name(cluster: str) -> str:
@@ -124,8 +182,6 @@ def machine_body(
         "tags": tags,
         "properties": {
             "hardwareProfile": {"vmSize": offering.size},
-            # Secure boot refuses the modules of the GPU driver, and some subscriptions switch it on by themselves.
-            "securityProfile": {"securityType": "Standard"},
             "storageProfile": _storage(settings, offering, name),
             "osProfile": _system(settings, name, custom_data(settings, request, offering, head)),
             "networkProfile": _network(settings, name, tags),
@@ -163,7 +219,6 @@ def set_body(
     interface = _interface(settings, name)
     interface["properties"].pop("deleteOption")
     profile: dict[str, Any] = {
-        "securityProfile": {"securityType": "Standard"},
         "storageProfile": storage,
         "osProfile": system,
         "networkProfile": {"networkInterfaceConfigurations": [interface]},

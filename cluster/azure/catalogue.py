@@ -34,6 +34,24 @@ _UNKNOWN_EVICTIONS_PER_HOUR = 0.075
 #: The disk that an operating system gets unless the settings of a place say otherwise, in GiB.
 DISK_GB = 128
 
+#: Of a machine's memory, what the kernel and the firmware keep, and bytes that the system, Ray and the agent take.
+_KERNEL_PART = 0.03
+_SYSTEM_BYTES = 2**30
+#: What Ray gives to its object store by default: this part of what is available, and no more than so many bytes.
+#: https://docs.ray.io/en/latest/ray-core/scheduling/memory-management.html
+_OBJECT_STORE_PART = 0.3
+_OBJECT_STORE_BYTES = 200 * 10**9
+
+
+def memory_for_workers(memory_gib: int) -> int:
+    """Bytes that workers may ask for on a machine of so many GiB: what the system and Ray take is left out.
+
+    A node announces the very number to Ray (`ray start --memory`), so that what was bought has what was promised.
+    """
+    available = memory_gib * 2**30 * (1 - _KERNEL_PART) - _SYSTEM_BYTES
+    return int(available - min(_OBJECT_STORE_PART * available, _OBJECT_STORE_BYTES))
+
+
 #: Where an ephemeral disk may lie, in Azure's words and order, each with the GiB that there is room for.
 Placements = tuple[tuple[str, int], ...]
 
@@ -238,7 +256,9 @@ def _offering(
     disk_gb: int,
 ) -> Offering:
     is_spot = capacity is CapacityType.SPOT
-    resources = {"CPU": float(size.vcpus)} | ({"GPU": float(size.gpus)} if size.gpus else {})
+    resources = {"CPU": float(size.vcpus), "memory": float(memory_for_workers(size.memory_gib))}
+    if size.gpus:
+        resources["GPU"] = float(size.gpus)
     labels = {"azure-gpu": size.gpu} if size.gpu else {}
     placement = next((name for name, room_gib in facts.placements if room_gib >= disk_gb), None)
     if placement is not None:

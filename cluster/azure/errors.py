@@ -75,7 +75,7 @@ class Verdict:
 
     reason: Reason
     scope: Scope
-    #: Seconds for which what it closes need not be asked for, or after which to ask again.
+    #: Seconds for which what it closes need not be asked for, at most, or after which to ask again.
     memory_s: float
     #: One sentence for people: what it means and what to do.
     says: str
@@ -125,9 +125,9 @@ _THROTTLED_S = MINUTE_S
 _CAPACITY_S = HOUR_S
 #: Quota comes back as soon as machines of the account end, so it is worth a look every ten minutes.
 _QUOTA_S = 10 * MINUTE_S
-#: A size that is closed to a subscription is opened by people who answer a request: in days.  An hour less than a
-#: day, so that the question does not come at the same, possibly busy, time every day.
-_RESTRICTED_S = 23 * HOUR_S
+#: The same code says that a size is sold out, which passes, and that it is closed to a subscription, which people open
+#: in days: asked for seldom, and not so seldom that a morning's stock-out lasts until the next day.
+_RESTRICTED_S = 4 * HOUR_S
 #: Roles that were just assigned take some minutes to be seen everywhere.
 _ROLE_S = 5 * MINUTE_S
 #: What only an operator can change: often enough to notice that somebody did, seldom enough to stay quiet.
@@ -247,7 +247,17 @@ _TABLE = (
         "the resource group or subscription of the settings does not exist",
     ),
     _rule(
-        "MissingSubscriptionRegistration",
+        "ScopeLocked",
+        *(Reason.INVALID, Scope.EVERYTHING, _OPERATOR_S),
+        "a lock on the subscription or the resource group keeps machines from being made and deleted; take it away",
+    ),
+    _rule(
+        "ReadOnlyDisabledSubscription",
+        *(Reason.INVALID, Scope.EVERYTHING, _OPERATOR_S),
+        "the Azure subscription is disabled, mostly for a bill or a spending limit; enable it again in the portal",
+    ),
+    _rule(
+        "MissingSubscriptionRegistration SubscriptionNotRegistered",
         *(Reason.INVALID, Scope.EVERYTHING, _OPERATOR_S),
         "run `az provider register --namespace Microsoft.Compute` once for this subscription",
     ),
@@ -270,6 +280,13 @@ _TABLE = (
         "OSProvisioningTimedOut OSProvisioningClientError OSProvisioningInternalError VMStartTimedOut",
         *(Reason.BROKEN, Scope.NOTHING, 0.0),
         "the machine did not boot; if it happens again, look at its image",
+    ),
+    _rule(
+        "InvalidParameter",
+        *(Reason.INVALID, Scope.EVERYTHING, _OPERATOR_S),
+        "the subscription does not take the security type that image and machine ask for together; use an image "
+        "whose definition has no security type, or register the feature Microsoft.Compute/UseStandardSecurityType",
+        text=r"securityProfile\.securityType",
     ),
     _rule(
         "InvalidParameter BadRequest InvalidRequestContent InvalidResourceReference NotFound "

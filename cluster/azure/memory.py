@@ -67,6 +67,8 @@ class Memory:
     #: Interfaces and disks without a machine, and since when.
     alone: dict[str, float] = field(default_factory=dict)
     swept_at: float = -math.inf
+    #: Machines of others that bear this cluster's tag, by the last look.
+    strangers: set[str] = field(default_factory=set)
     #: The last that Azure told; None: nothing yet, or it turned out to be wrong.
     quotas: quota.Reading | None = None
     #: When they were last asked for, told or not.

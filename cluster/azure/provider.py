@@ -23,12 +23,12 @@ from cluster.azure.arm import Arm, SeenMachine
 from cluster.azure.asking import Asking, gathered
 from cluster.azure.body import (
     CLUSTER_TAG,
-    NODE_TAG,
     OFFERING_TAG,
     POOL_TAG,
     created_at,
     machine_body,
     machine_name,
+    node_of,
 )
 from cluster.azure.errors import CloudFailure
 from cluster.azure.event_loop import EventLoopThread
@@ -113,8 +113,9 @@ class AzureProvider:
             self._thread.run(self._change(self._create(request, offering)))
 
     def list(self) -> list[ProvidedNode]:
-        """Every machine with this cluster's tag, in order of creation; raises when any page of the list fails.
+        """Every machine that has the name of one of this cluster's, in order of creation, whatever its tags are now.
 
+        Raises when any page of the list fails.
         A machine that the list lacks although it was there, or was just asked for, is asked about by itself.
         """
         return list(self._thread.run(self._list()))
@@ -233,7 +234,8 @@ class AzureProvider:
         """What there is, and whether no single machine is expected to change."""
         try:
             listed = await self._asking.asked(Group.MACHINES, self._arm.machines())
-            ours = {one.name: one for one in listed if one.tags.get(CLUSTER_TAG) == self._settings.cluster}
+            ours = {one.name: one for one in listed if self._node_id(one) is not None}
+            self._note_strangers([one for one in listed if one.name not in ours])
             now = self._clock()
             self._forget(now)
             missing = [
@@ -312,19 +314,42 @@ class AzureProvider:
         asked = [self._arm.operation_failure(wish.operation)] if wish is not None and wish.operation else []
         return await self._asking.first_told(machine.name, [*asked, self._arm.machine_failure(machine.name)])
 
+    def _node_id(self, machine: SeenMachine) -> str | None:
+        """The node that a machine is; None: it is not this cluster's."""
+        known, wish = self._memory.nodes.get(machine.name), self._memory.wishes.get(machine.name)
+        if known is not None:
+            return known.node_id
+        if wish is not None:
+            return wish.request.node_id
+        return node_of(self._settings.cluster, machine.name, machine.tags)
+
+    def _note_strangers(self, others: Sequence[SeenMachine]) -> None:
+        """Say once of each machine that it bears this cluster's tag and is left alone."""
+        tagged = {one.name for one in others if one.tags.get(CLUSTER_TAG) == self._settings.cluster}
+        for name in sorted(tagged - self._memory.strangers):
+            log.warning(
+                "the machine %s has this cluster's tag and a name that Remora does not give: it is left alone;"
+                " delete it, or take the tag %s from it",
+                name,
+                CLUSTER_TAG,
+            )
+        self._memory.strangers = tagged
+
     def _node(self, machine: SeenMachine) -> ProvidedNode:
+        before = self._memory.nodes.get(machine.name)
         has_failed = machine.state in ("Failed", "Canceled")
         refusal = self._memory.refusals.get(machine.name)
         message = "Azure is deleting it" if machine.state == "Deleting" else None
         if has_failed:
             message = str(refusal or "Azure could not make it")
         return ProvidedNode(
-            node_id=machine.tags.get(NODE_TAG, machine.name),
-            pool=machine.tags.get(POOL_TAG, ""),
+            node_id=self._node_id(machine) or machine.name,
+            # Tags that were replaced take nothing away that was known.
+            pool=machine.tags.get(POOL_TAG) or (before.pool if before is not None else ""),
             is_running=not has_failed,
             # Only the machine itself knows: the body has none, and Ray tells it when the node joins.
             address=None,
-            created_at=created_at(machine.tags),
+            created_at=created_at(machine.tags) or (before.created_at if before is not None else 0.0),
             message=message,
             refusal=refusal if has_failed else None,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from cluster.azure.arm import SeenResource
-from cluster.azure.body import CLUSTER_TAG
+from cluster.azure.body import CLUSTER_TAG, part_of
 
 #: Seconds for which something has to be without a machine before it goes.  An interface exists for some seconds
 #: before its machine does, and a machine takes a minute or two to take its parts with it.
@@ -29,9 +29,14 @@ def orphans(
     alone = {
         one.id.lower(): one
         for one in resources
-        if one.tags.get(CLUSTER_TAG) == cluster
+        if _is_ours(cluster, one)
         and not one.is_attached
         and not any(one.name.lower().startswith(name) for name in lower)
     }
     since = {key: seen.get(key, now) for key in alone}
     return [one for key, one in alone.items() if now - since[key] >= GRACE_S], since
+
+
+def _is_ours(cluster: str, part: SeenResource) -> bool:
+    """By its tag, or by the name of our machine with which its own begins: its tags may have been replaced."""
+    return part.tags.get(CLUSTER_TAG) == cluster or part_of(cluster, part.name)

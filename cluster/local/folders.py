@@ -14,6 +14,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from remora import cgroups
+
 #: Bytes that Ray's longest socket path needs below the temporary folder of one node.
 _SOCKET_SUFFIX_BYTES = 72
 #: Bytes that a unix socket's path may have.
@@ -61,6 +63,20 @@ class ClusterFolders:
         """What every process of this machine carries in its environment; differs between homes."""
         return f"{machine_id}@{self.home}"
 
+    def cgroup_of(self, machine_id: str) -> Path | None:
+        """The cgroup in which all of this machine runs; None where this process can make none."""
+        root = cgroups.walls().folder
+        return None if root is None else root / f"{self._cgroup_prefix}{_short(machine_id)}"
+
+    def cgroups(self) -> tuple[Path, ...]:
+        """The cgroups of this home's machines that there are now."""
+        root = cgroups.walls().folder
+        return () if root is None else tuple(sorted(root.glob(f"{self._cgroup_prefix}*")))
+
+    @property
+    def _cgroup_prefix(self) -> str:
+        return f"remora-{_short(str(self.home))}-"
+
     @property
     def faults(self) -> Path:
         """What shall go wrong with the next nodes; only whoever rehearses that makes it."""
@@ -86,8 +102,8 @@ class ClusterFolders:
         Raises PermissionError when somebody else made the temporary folder first.
         """
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.nodes.mkdir(exist_ok=True)
-        self.logs.mkdir(exist_ok=True)
+        self.nodes.mkdir(mode=0o700, exist_ok=True)
+        self.logs.mkdir(mode=0o700, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             self.temporary.mkdir(mode=0o700)
         status = self.temporary.lstat()

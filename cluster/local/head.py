@@ -46,6 +46,7 @@ def start_head(home: Path) -> Machine:
         _make(folders)
         address = head_address(folders.home)
         port = free_port(address)
+        cgroup = folders.cgroup_of(folders.head_id)
         head = machine.start(
             folders.home,
             Machine(
@@ -56,6 +57,7 @@ def start_head(home: Path) -> Machine:
                 ray_address=f"{address}:{port}",
                 created_at=time.time(),
                 temporary=str(folders.temporary_of(folders.head_id)),
+                cgroup=None if cgroup is None else str(cgroup),
             ),
             folders.head,
             folders.logs / "head.log",
@@ -108,8 +110,10 @@ def stop_head(home: Path, grace_s: float = machine.STOP_GRACE_S) -> bool:
 
 
 def _stop(folders: ClusterFolders, grace_s: float) -> bool:
-    temporary = temporary_of(folders) or folders.temporary_of(folders.head_id)
-    ended = machine.end(folders.mark_of(folders.head_id), temporary, grace_s)
+    recorded = _recorded(folders)
+    temporary = Path(recorded.temporary) if recorded else folders.temporary_of(folders.head_id)
+    cgroup = folders.cgroup_of(folders.head_id)
+    ended = machine.end(folders.mark_of(folders.head_id), temporary, grace_s, recorded, cgroup)
     folders.address.unlink(missing_ok=True)
     folders.head.unlink(missing_ok=True)
     return ended
@@ -117,11 +121,15 @@ def _stop(folders: ClusterFolders, grace_s: float) -> bool:
 
 def temporary_of(folders: ClusterFolders) -> Path | None:
     """The head's temporary folder as its record says, None when nothing can be read."""
+    recorded = _recorded(folders)
+    return Path(recorded.temporary) if recorded else None
+
+
+def _recorded(folders: ClusterFolders) -> Machine | None:
     try:
-        recorded = records.read(folders.head)
+        return records.read(folders.head)
     except ProviderError:
         return None
-    return Path(recorded.temporary) if recorded else None
 
 
 def _make(folders: ClusterFolders) -> None:

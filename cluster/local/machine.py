@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import shutil
 import signal
 import subprocess
@@ -16,11 +19,17 @@ from cluster.local.environment import MACHINE_VARIABLE, bare_environment, proces
 from cluster.local.faults import Fault
 from cluster.local.records import Machine
 from cluster.provider import ProviderError
+from remora.cgroups import LEAF, Cgroup
 
 #: Seconds between SIGTERM and SIGKILL.
 STOP_GRACE_S = 3.0
 #: Shared memory of one machine's object store; Ray refuses less than 75 MB.
 OBJECT_STORE_BYTES = 100_000_000
+
+#: Holds together what a machine's first process will start, and becomes that process.
+_FIRST = Path(__file__).with_name("first.py")
+
+log = logging.getLogger(__name__)
 
 #: Children of this process that may have ended and wait to be reaped.
 _children: list[subprocess.Popen[bytes]] = []
@@ -70,15 +79,18 @@ def boot(machine: Machine, record: Path, log: Path, command: Sequence[str], **va
 def start_first(
     machine: Machine, record: Path, log: Path, command: Sequence[str], environment: Mapping[str, str]
 ) -> Machine:
-    """Start the machine's first process in a session of its own and return at once, with its record written.
+    """Start the machine's first process in a session and a cgroup of its own and return at once.
 
-    Raises ProviderError when it cannot be started.
+    Its record is written then.  Raises ProviderError when it cannot be started.
     """
+    inside = _enter_cgroup(machine)
     records.write(record, machine)
     try:
+        if shutil.which(command[0], path=environment.get("PATH")) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
         with log.open("ab") as output:
             process = subprocess.Popen(
-                command,
+                [sys.executable, "-S", "-E", str(_FIRST), inside, *command],
                 env=environment,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
@@ -93,6 +105,21 @@ def start_first(
     started = machine.started_as(process.pid)
     records.write(record, started)
     return started
+
+
+def _enter_cgroup(machine: Machine) -> str:
+    """The folder of the cgroup that its first process is to enter, made now; empty where there are none.
+
+    It lies in that of the machine, beside those that the machine makes for commands.
+    """
+    if machine.cgroup is None:
+        return ""
+    try:
+        Cgroup(Path(machine.cgroup)).make(LEAF)
+    except OSError as error:
+        log.warning("%s gets no cgroup: %s", machine.id, error)
+        return ""
+    return str(Path(machine.cgroup, LEAF))
 
 
 def own_flags(machine: Machine) -> list[str]:
@@ -112,22 +139,42 @@ def _marks(machine: Machine) -> dict[str, str]:
 
 
 def end(
-    mark: str, temporary: Path | None, grace_s: float = STOP_GRACE_S, known: Machine | None = None
+    mark: str,
+    temporary: Path | None,
+    grace_s: float = STOP_GRACE_S,
+    known: Machine | None = None,
+    cgroup: Path | None = None,
 ) -> bool:
     """End every process of the machine with this mark, at once when `grace_s` is 0, and remove its temporary folder.
 
-    `known` is its record, when there is one.  False when there was nothing to end, which is fine.
-    Raises ProviderError when something cannot be ended.
+    `known` is its record, when there is one, `cgroup` where it would be held now.  False when there was nothing to end,
+    which is fine.  Raises ProviderError when something cannot be ended.
     """
+    recorded = Path(known.cgroup) if known and known.cgroup else None
+    held = [Cgroup(path) for path in {recorded, cgroup} if path is not None]
     try:
         leader = (known.pid, known.identity) if known and known.pid and known.identity else None
-        count = processes.sweep(MACHINE_VARIABLE, mark, grace_s, leader)
+        # What is killed at once is killed whole first, so that none of it sees the others go.
+        count = 0 if grace_s > 0 else sum(one.kill() for one in held)
+        count += processes.sweep(MACHINE_VARIABLE, mark, grace_s, leader)
+        count += sum(one.end() for one in held)
     except processes.ProcessesRemain as error:
         raise ProviderError(f"{mark} cannot be ended: {error}") from error
     reap()
     if temporary is not None:
         shutil.rmtree(temporary, ignore_errors=True)
     return count > 0
+
+
+def end_cgroup(path: Path) -> bool:
+    """End all that runs in the cgroup of a machine about which nothing else is known; False when nothing did.
+
+    Raises ProviderError when something cannot be ended.
+    """
+    try:
+        return Cgroup(path).end() > 0
+    except processes.ProcessesRemain as error:
+        raise ProviderError(str(error)) from error
 
 
 def freeze(mark: str) -> None:

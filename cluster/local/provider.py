@@ -41,13 +41,15 @@ class Boot:
 class LocalProvider:
     """`cluster.provider.Provider` whose machines are processes of this host."""
 
-    def __init__(self, home: Path, ray_address: str) -> None:
+    def __init__(self, home: Path, ray_address: str, clock: Callable[[], float] = time.time) -> None:
         """Nodes are recorded in `home` and join the head at `ray_address` (`host:port`).
 
-        A machine that belongs to another head is listed as one that does not run: its cluster is gone.
+        A machine that belongs to another head is listed as one that does not run: its cluster is gone.  `clock` says
+        the time, in seconds since 1970, of who reads until when there is no room.
         """
         self._folders = ClusterFolders(home.resolve())
         self._ray_address = ray_address
+        self._clock = clock
 
     def create(self, request: NodeRequest) -> None:
         """Start a node and return without waiting until it has joined.
@@ -64,7 +66,7 @@ class LocalProvider:
                 raise InsufficientCapacity(
                     "this host has no room for it, as a rehearsal wants it",
                     offering=request.offering or request.pool,
-                    until=time.time() + REFUSED_S,
+                    until=self._clock() + REFUSED_S,
                 )
             machine.start(self._folders.home, wish, record, log, flags, fault, faults.late_s)
 
@@ -98,7 +100,7 @@ class LocalProvider:
                 raise InsufficientCapacity(
                     "this host has no loopback address left; delete nodes first",
                     offering=pool,
-                    until=time.time() + REFUSED_S,
+                    until=self._clock() + REFUSED_S,
                 )
             wish = Machine(
                 id=machine_id,
@@ -108,6 +110,7 @@ class LocalProvider:
                 ray_address=self._ray_address,
                 created_at=time.time(),
                 temporary=str(self._folders.temporary_of(machine_id)),
+                cgroup=_text(self._folders.cgroup_of(machine_id)),
             )
             start(wish, record, self.log(machine_id))
 
@@ -217,4 +220,9 @@ class LocalProvider:
             # Whatever its record was, its processes carry its name.
             node = None
         temporary = Path(node.temporary) if node else self._folders.temporary_of(node_id)
-        machine.end(self._folders.mark_of(node_id), temporary, grace_s, node)
+        cgroup = self._folders.cgroup_of(node_id)
+        machine.end(self._folders.mark_of(node_id), temporary, grace_s, node, cgroup)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -37,6 +37,8 @@ class Machine:
     created_at: float
     #: Ray's temporary folder of this machine.
     temporary: str
+    #: The cgroup in which all its processes are; None where there was none to have.
+    cgroup: str | None = None
     pid: int | None = None
     #: Tells the process from any other that gets its pid later.
     identity: str | None = None

@@ -28,9 +28,10 @@ class LocalRehearsal:
         Fine when it knows already.  Raises DrainRefused when it is no living member of the Ray cluster, and
         MembershipUnknown when Ray does not answer.
         """
-        member = self._membership.observe().get(node_id)
-        # A node without a member has no raylet that could be drained; Ray's own refusal says so in words.
-        drain(member.ray_node_id if member is not None else node_id, REASON, deadline_at)
+        with self._membership.asking():
+            member = self._membership.observe().get(node_id)
+            # A node without a member has no raylet that could be drained; Ray's own refusal says so in words.
+            drain(member.ray_node_id if member is not None else node_id, REASON, deadline_at)
 
     def take(self, node_id: str) -> None:
         """End all of it at once, like a machine that is gone; fine when it is.  Raises ProviderError."""

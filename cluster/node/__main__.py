@@ -29,6 +29,7 @@ from cluster.node import processes
 from cluster.node.boot import Place, start_of
 from cluster.node.file import NodeFileUnusable, parse
 from cluster.provider import InvalidRequest
+from remora import cgroups
 
 log = logging.getLogger("cluster.node")
 
@@ -69,6 +70,7 @@ def be_node(node: NodeFile, place: Place, stopping: threading.Event) -> int:
         return 0
     _write(Path(place.token), token)
     log.info("the secret of the cluster %s has come", node.cluster)
+    log.info("%s", cgroups.walls().sentence)
     name = node.node or node_id(place.metadata_url, stopping)
     if not name:
         return 0

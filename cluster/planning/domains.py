@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from cluster.lazy import lazy
 from cluster.offerings import Offering
-from cluster.planning.market import FABRIC_NODES
+from cluster.planning.fitting import FABRIC_NODES
 from cluster.view import NodeView
 
 #: Letters of a pool's name in the name of a domain, which becomes a label of Ray nodes: 63 letters at most.

@@ -119,7 +119,8 @@ def _may_move(situation: Situation, job_id: str, pool: str, spots: list[Offering
         return False
     placement = job.placement
     is_welcome = placement is ANYWHERE or any(placement.allows(pool, o.zone, o.capacity) for o in spots)
-    return is_welcome and not situation.is_urgent(job)
+    # An exchange costs it a start, and what it goes to may be taken back.
+    return is_welcome and situation.may_lose(job)
 
 
 def _back(situation: Situation, policy: PoolPolicy, pool: str) -> list[Offering]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cluster.actions import Drain, Terminate
 from cluster.offerings import CapacityType, zone_and_capacity
@@ -131,11 +131,20 @@ def launch_not_before(view: ClusterView, pool: str, now: float) -> float:
 
     In a row are nodes of the pool that failed, or were sick at first, for as long as no newer one speaks against it.
     """
-    failed = _in_a_row(view.unwell_of.get(pool, ()), view.nodes_of.get(pool, ()), now)
+    failed = _in_a_row(_unwell(view, pool, now), view.nodes_of.get(pool, ()), now)
     if not failed:
         return float("-inf")
     pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(len(failed) - 1, 30))
     return max(node.created_at for node in failed) + pause_s
+
+
+def _unwell(view: ClusterView, pool: str, now: float) -> Sequence[NodeView]:
+    """Unwell nodes of a pool, without those that failed before an operator reopened it."""
+    unwell = view.unwell_of.get(pool, ())
+    reopened_at = view.reopened.get(pool)
+    if reopened_at is None:
+        return unwell
+    return [node for node in unwell if _failed_at(node, now) > reopened_at]
 
 
 def _in_a_row(unwell: Iterable[NodeView], nodes: Iterable[NodeView], now: float) -> list[NodeView]:
@@ -212,7 +221,7 @@ def closed_offerings(view: ClusterView, pool: str, join_timeout_s: float, now: f
     went before `join_timeout_s` was up: a cloud that takes machines back does so also while they boot.
     """
     unwell: dict[str, list[NodeView]] = defaultdict(list)
-    for node in view.unwell_of.get(pool, ()):
+    for node in _unwell(view, pool, now):
         unwell[node.offering].append(node)
     closed: dict[str, float] = {}
     for offering, nodes in unwell.items():

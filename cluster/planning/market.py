@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from cluster.offerings import CapacityType, Offering
 from cluster.placement import bought_by
+from cluster.planning.fitting import most_workers, slots
 from cluster.planning.situation import Situation
-from cluster.planning.space import slots
 from cluster.planning.words import clock, count
 from cluster.policies import BudgetStep, CapacityRule, PoolPolicy
 from cluster.view import JobDemand, NodeView
-
-#: Nodes that one fabric domain holds at most: a placement group of the cloud ends there.
-FABRIC_NODES = 100
 
 
 class Ask(NamedTuple):
@@ -46,6 +43,10 @@ class Lot:
     nodes: int
     #: Why this capacity type, when it is not the first choice, and why this size, when it is not the first one.
     note: str
+    #: It is of an on-demand core.
+    is_core: bool = False
+    #: Counted, and asked for only once the rest of the group is there.
+    is_held: bool = False
 
 
 @dataclass
@@ -159,6 +160,8 @@ class Market:
             if stage.most is not None and stage_left > 0:
                 quote.refuse("its on-demand core comes before any spot node")
                 break
+        if ask.job is not None and not ask.job.is_running:
+            _hold_core(quote)
         return quote
 
     def _buy_of(self, offering: Offering, ask: Ask, stage: _Stage, most: int, quote: Quote) -> int:
@@ -185,7 +188,9 @@ class Market:
             if offering.price_per_hour > 0:
                 self._rate_left -= got * offering.price_per_hour
             notes = (stage.note, self._situation.why_before_others(ask.pool, offering))
-            quote.lots.append(Lot(offering, got, ", ".join(filter(None, notes))))
+            quote.lots.append(
+                Lot(offering, got, ", ".join(filter(None, notes)), is_core=stage.most is not None)
+            )
             quote.workers_short = max(0, quote.workers_short - got * per_node)
         return got
 
@@ -239,6 +244,8 @@ class Market:
             case CapacityRule.ON_DEMAND:
                 return [_ON_DEMAND]
             case CapacityRule.MIXED:
+                if ask.job is not None and self._situation.is_urgent(ask.job):
+                    return [_URGENT, _SPOT]
                 is_own_core = ask.job is not None and ask.job.capacity is CapacityRule.MIXED
                 have = ask.on_demand if is_own_core else self._on_demand_in(ask.pool)
                 core = max(0, policy.on_demand_core - have)
@@ -280,11 +287,16 @@ class Market:
                 if job.needs_fabric:
                     bought = [o for o in bought if o.has_fabric]
                 sold = [o for o in bought if job.placement.allows(pool, o.zone, o.capacity)]
-                per_node = max((slots(o.resources, job.worker_resources) for o in sold), default=0)
                 nodes = self._situation.limits[pool].max_nodes
-                rooms.append(per_node * (min(nodes, FABRIC_NODES) if job.needs_fabric else nodes))
+                rooms.append(most_workers(sold, nodes, job.worker_resources, in_domain=job.needs_fabric))
         # A fabric domain lies in one pool.
         return (max(rooms) if job.needs_fabric else sum(rooms)) >= job.min_workers
+
+
+def _hold_core(quote: Quote) -> None:
+    """Leave the core for when its spot nodes are on their way: alone it would stand idle, at each try for spot anew."""
+    if any(lot.offering.capacity is CapacityType.SPOT for lot in quote.lots):
+        quote.lots = [replace(lot, is_held=lot.is_core) for lot in quote.lots]
 
 
 def why_closed(offering: Offering, pool: str, until: float) -> str:

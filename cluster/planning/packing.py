@@ -12,9 +12,10 @@ from cluster.lazy import lazy
 from cluster.offerings import CapacityType, Offering
 from cluster.planning.counting import Counting
 from cluster.planning.domains import POOL_LETTERS, Domains
-from cluster.planning.market import FABRIC_NODES, Ask, Lot, Market, Quote
+from cluster.planning.fitting import FABRIC_NODES, slots
+from cluster.planning.market import Ask, Lot, Market, Quote
 from cluster.planning.situation import Situation
-from cluster.planning.space import Bin, Shape, Space, slots, suits
+from cluster.planning.space import Bin, Shape, Space, suits
 from cluster.planning.words import count
 from cluster.policies import BudgetStep, CapacityRule
 from cluster.view import JobDemand
@@ -137,14 +138,13 @@ class Packing:
         if allowed < wanted:
             self._packed.reasons[job.id] = refusal
         wanted = allowed
-        mark = self._market.mark() if job.multiple_of > 1 else None
+        mark, held = self._market.mark(), self._space.held.get(job.id, 0)
         shape = self._space.shape_of(job)
         found, lots, quote = self._look(job, shape, wanted)
         got = wanted - quote.workers_short
         short = _short(quote, wanted) if quote.workers_short else None
-        over = min(got, (self._space.held.get(job.id, 0) + got) % job.multiple_of)
-        if mark is not None and over:
-            # What is over cannot be used: its workers come in whole copies of the model.
+        # What is over cannot be used: no worker group of the job has such a size.
+        while over := min(got, held + got - job.sizes.fit(held + got)):
             self._market.back(mark)
             wanted = got - over
             found, lots, quote = self._look(job, shape, wanted)
@@ -378,7 +378,8 @@ class Packing:
                 number = min(workers, slots(bin_.free, job.worker_resources))
                 self._space.put(job, bin_, number)
                 workers -= number
-                self._packed.launches.append(launch)
+                if not lot.is_held:
+                    self._packed.launches.append(launch)
                 if fabric is not None:
                     self._domains.add(fabric)
 

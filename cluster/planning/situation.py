@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import chain
 
@@ -178,7 +179,32 @@ class Situation:
         if job.deadline_at is None or job.work_left_s is None:
             return False
         slack_s = job.deadline_at - self.now - job.work_left_s
-        return slack_s <= 2.0 * (job.resume_s + PROVISION_S)
+        margin = margin_s(job.resume_s, job.saves_every_s)
+        # Counted only where it matters: most deadlines are far away.
+        return slack_s <= margin * job.max_workers and slack_s <= margin * max(
+            1, self._on_spot.get(job.id, 0)
+        )
+
+    @lazy
+    def _on_spot(self) -> Mapping[str, int]:
+        """Spot nodes that each job is on: each of them may be taken back once."""
+        spot = self.paid_as(chain.from_iterable(self.usable.values()), CapacityType.SPOT)
+        return Counter(job_id for node in spot for job_id in node.jobs)
+
+    def may_lose(self, job: JobDemand) -> bool:
+        """Its deadline is met also when the next thing that happens to it is a preemption it did not need to risk."""
+        if job.deadline_at is None or job.work_left_s is None:
+            return True
+        slack_s = job.deadline_at - self.now - job.work_left_s
+        return slack_s > 2.0 * margin_s(job.resume_s, job.saves_every_s)
+
+
+def margin_s(resume_s: float, saves_every_s: float | None) -> float:
+    """Seconds that the loss of one spot node may cost a job with a deadline.
+
+    Twice a machine in its place and the start there, as the first try may fail, and the work since a checkpoint.
+    """
+    return 2.0 * (resume_s + PROVISION_S) + (saves_every_s or 0.0)
 
 
 def _percent(offering: Offering) -> str:

@@ -8,33 +8,10 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from cluster.lazy import lazy
-from cluster.offerings import CapacityType, Offering
+from cluster.offerings import CapacityType, Offering, zone_and_capacity
+from cluster.planning.fitting import Resources, slots
 from cluster.planning.situation import Situation
 from cluster.view import JobDemand, NodeView
-
-Resources = Mapping[str, float]
-
-
-def slots(free: Resources, worker: Resources) -> int:
-    """How many such workers the free resources carry.
-
-    Memory that nobody announced is no limit: Ray measures it once the node is there.
-    """
-    least = 0
-    for name, amount in worker.items():
-        if amount > 0:
-            have = free.get(name)
-            if have is None:
-                if name == "memory":
-                    continue
-                return 0
-            count = int(have / amount + 1e-9)
-            if count <= 0:
-                return 0
-            # Asked for every job and node: a comparison is a third of a call of min().
-            if count < least or not least:
-                least = count
-    return least
 
 
 class Bin:
@@ -68,12 +45,17 @@ class Bin:
     @property
     def capacity(self) -> CapacityType | None:
         """How it is paid for, when it is known."""
-        return None if self.offering is None else self.offering.capacity
+        return self._stands[1] if self.offering is None else self.offering.capacity
 
     @property
     def zone(self) -> str | None:
         """Where it is, when it is known."""
-        return None if self.offering is None else self.offering.zone
+        return self._stands[0] if self.offering is None else self.offering.zone
+
+    @property
+    def _stands(self) -> tuple[str | None, CapacityType | None]:
+        """Zone and capacity type of a node whose offering is sold no more: its labels say them all the same."""
+        return zone_and_capacity("" if self.node is None else self.node.offering)
 
     @property
     def free(self) -> Resources:

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 
 def clock(at: float) -> str:
-    """`12:05:10 UTC`."""
-    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S UTC")
+    """`2026-07-01 12:05:10 UTC`: with the date, as much of what is told lasts beyond midnight."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def count(number: int, thing: str) -> str:

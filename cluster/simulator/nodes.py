@@ -50,7 +50,8 @@ class SimNode:
         self.seen = None
         self.jobs[job_id] = self.jobs.get(job_id, 0) + workers
         for name, amount in worker.items():
-            self.free[name] = self.free.get(name, 0.0) - workers * amount
+            if name in self.free:  # memory that nobody has announced is not counted
+                self.free[name] -= workers * amount
         self.idle_since = None
 
     def give_back(
@@ -64,7 +65,8 @@ class SimNode:
         elif workers < have:
             self.jobs[job_id] = have - workers
         for name, amount in worker.items():
-            self.free[name] = self.free.get(name, 0.0) + workers * amount
+            if name in self.free:
+                self.free[name] += workers * amount
         if not self.jobs:
             self.free = dict(self.stock.offering.resources)
             self.idle_since = now if self.state is NodeState.READY else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cluster.offerings import CapacityType
-from cluster.planning.space import slots
+from cluster.planning.fitting import slots
 from cluster.policies import CapacityRule, Policies, PoolPolicy
 from cluster.simulator.fleet import Fleet
 from cluster.simulator.jobs import SimJob

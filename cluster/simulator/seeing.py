@@ -53,9 +53,7 @@ def _demand(sim: SimJob, now: float, begins_at: float) -> JobDemand:
     demand = JobDemand(
         id=job.id,
         project=job.project,
-        min_workers=job.min_workers,
-        max_workers=job.max_workers,
-        multiple_of=job.multiple_of,
+        sizes=job.sizes,
         worker_resources=job.resources,
         priority=job.priority,
         created_at=begins_at + job.at_s,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cluster.planning.health import closed_offerings, launch_not_before
 from cluster.planning.limits import next_at, window_of
-from cluster.planning.situation import PROVISION_S
+from cluster.planning.situation import margin_s
 from cluster.policies import CapacityRule, Policies, PoolPolicy
 from cluster.simulator.fleet import BLUR_S, Fleet
 from cluster.simulator.jobs import SimJob
@@ -85,7 +85,7 @@ class Times:
                 min([s.short_since for s in line if s.short_since > passed_s], default=math.inf) + patience_s
             )
         if self._has_deadlines:
-            yield _first_of([_urgent_s(sim, now) for sim in line], now)
+            yield _first_of([at_s for sim in line for at_s in _urgent_s(sim, now)], now)
 
     def _stood_in(self) -> Mapping[str, list[SimNode]]:
         """On-demand nodes by pool that are exchanged for spot."""
@@ -129,11 +129,15 @@ def _first_of(times: list[float], now: float) -> float:
     return min([at_s for at_s in times if at_s > passed_s], default=math.inf)
 
 
-def _urgent_s(sim: SimJob, now: float) -> float:
-    """When the job's deadline may be so near that on-demand is bought for it; later, if it works meanwhile."""
+def _urgent_s(sim: SimJob, now: float) -> list[float]:
+    """When the job's deadline may be so near that on-demand is bought for it, by how many spot nodes it is on.
+
+    Later, if it works meanwhile.
+    """
     job = sim.job
     if job.deadline_s is None:
-        return math.inf
+        return []
     left_s = (job.work_s - sim.done_at(now)) / job.max_workers
     resume_s = job.resize_s if job.is_elastic else job.resume_s
-    return job.deadline_s - left_s - 2.0 * (resume_s + PROVISION_S)
+    margin, last_s = margin_s(resume_s, job.checkpoint_s), job.deadline_s - left_s
+    return [last_s - margin * nodes for nodes in range(1, job.max_workers + 1)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from cluster.offerings import CapacityType
 from cluster.placement import ANYWHERE, Placement
+from cluster.planning.fitting import slots
 from cluster.simulator.agenda import Agenda
 from cluster.simulator.doors import FreeRoom, Queue
 from cluster.simulator.fleet import Fleet
@@ -16,6 +16,7 @@ from cluster.simulator.line import Line, SharedLine
 from cluster.simulator.nodes import SimNode
 from cluster.traces.trace import TraceJob
 from cluster.view import ENDED
+from remora.worker_sizes import WorkerSizes
 
 #: Jobs that the queue is asked about at first; as long as all of them start, twice as many.
 FIRST_LOOK = 4
@@ -129,7 +130,7 @@ class Work:
         job = sim.job
         open_rooms = rooms if sim.placement is ANYWHERE else _allowed(rooms, sim.placement)
         found = _whole(
-            _places(open_rooms, job.max_workers - sim.workers, job.resources), sim.workers, job.multiple_of
+            _places(open_rooms, job.max_workers - sim.workers, job.resources), sim.workers, job.sizes
         )
         if not found:
             return
@@ -149,7 +150,7 @@ class Work:
         if job.placement is not ANYWHERE:
             rooms = _allowed(rooms, replace(job.placement, fabric=fabric))
         self.waiting.remove(sim.turn)
-        found = _whole(_places(rooms, job.max_workers, job.resources), 0, job.multiple_of)
+        found = _whole(_places(rooms, job.max_workers, job.resources), 0, job.sizes)
         self._put(job, found)
         sim.start(now, {node.number: workers for node, workers in found}, fabric)
         self.running[job.id] = sim
@@ -222,10 +223,11 @@ class Work:
 
     def _shrink(self, now: float, sim: SimJob, node: SimNode, left: dict[int, int]) -> None:
         self._fleet().give_back(now, node, sim.job.id, sim.job.resources)
-        over = sum(left.values()) % sim.job.multiple_of
+        has = sum(left.values())
+        over = has - sim.job.sizes.fit(has)
         for number in (
             reversed(list(left)) if over else ()
-        ):  # what is left of a copy of its model is of no use
+        ):  # who would be too many for a size that is possible
             rest = self._fleet().every[number - 1]
             if over and (fewer := min(over, left[number])):
                 self._fleet().give_back(now, rest, sim.job.id, sim.job.resources, fewer)
@@ -263,18 +265,8 @@ class Work:
 def _preference(node: SimNode) -> tuple[bool, float, bool, int]:
     """Nodes in use first, the fullest before the others, on-demand before spot."""
     is_spot = node.stock.offering.capacity is CapacityType.SPOT
-    return not node.jobs, sum(node.free.values()), is_spot, node.number
-
-
-def _fits(free: Mapping[str, float], worker: Mapping[str, float]) -> int:
-    least = math.inf
-    for name, amount in worker.items():
-        if amount > 0:
-            found = free.get(name, 0.0) / amount + 1e-9
-            if found < 1:
-                return 0
-            least = min(least, found)
-    return math.floor(least) if least < math.inf else 0
+    free = sum(amount for name, amount in node.free.items() if name != "memory")  # bytes would drown the rest
+    return not node.jobs, free, is_spot, node.number
 
 
 def _described(node: SimNode) -> FreeRoom:
@@ -301,17 +293,18 @@ def _may_fit(job: TraceJob, rooms: list[SimNode]) -> bool:
     if job.placement is not ANYWHERE:
         rooms = _allowed(rooms, job.placement)
     for node in rooms:
-        left -= _fits(node.free, job.resources)
+        left -= slots(node.free, job.resources)
         if left <= 0:
             return True
     return False
 
 
-def _whole(found: list[tuple[SimNode, int]], have: int, multiple_of: int) -> list[tuple[SimNode, int]]:
-    """As many of the places as make whole copies of the job's model beside the workers that it has."""
-    if multiple_of == 1:
+def _whole(found: list[tuple[SimNode, int]], have: int, sizes: WorkerSizes) -> list[tuple[SimNode, int]]:
+    """As many of the places as make a possible size beside the workers that the job has."""
+    could = have + sum(workers for _, workers in found)
+    over = could - max(have, sizes.fit(could))
+    if not over:
         return found
-    over = (have + sum(workers for _, workers in found)) % multiple_of
     found = list(found)
     while over and found:
         node, workers = found.pop()
@@ -336,7 +329,7 @@ def _places(rooms: list[SimNode], count: int, worker: Mapping[str, float]) -> li
     for node in rooms:
         if count <= 0:
             break
-        workers = min(count, _fits(node.free, worker))
+        workers = min(count, slots(node.free, worker))
         if workers > 0:
             found.append((node, workers))
             count -= workers

@@ -17,6 +17,7 @@ from statistics import NormalDist
 
 from cluster.offerings import CapacityType, Offering
 from cluster.traces.trace import MarketChange, Trace, TraceJob
+from remora.worker_sizes import WorkerSizes
 
 DAY_S = 86_400.0
 #: Jobs of one user that come at once, after every one that comes by itself, on average.
@@ -117,8 +118,7 @@ def _job(
     return TraceJob(
         id=f"j{number:06d}",
         at_s=round(at_s, 3),
-        min_workers=max(1, gpus // 4) if elastic else gpus,
-        max_workers=gpus,
+        sizes=WorkerSizes(max(1, gpus // 4) if elastic else gpus, gpus),
         resources={"GPU": 1.0, "CPU": 4.0},
         work_s=round(run_s * gpus, 3),
         project=f"project-{owner % wish.projects}",

@@ -14,7 +14,9 @@ from cluster.placement import ANYWHERE, Placement
 from cluster.policies import CapacityRule
 from cluster.traces.trace import PROVISIONING_S, MarketChange, Trace, TraceError, TraceJob
 from remora import spec_sections
+from remora.spec_fields import MAX_WORKERS
 from remora.spec_problems import short
+from remora.worker_sizes import NoSizePossible, WorkerSizes
 
 Second = Annotated[float, Field(ge=0, le=1e10)]
 Duration = Annotated[float, Field(ge=0, le=1e9)]
@@ -60,6 +62,8 @@ class _Workers(_Line):
     min: Count
     max: Count
     multiple_of: Count = 1
+    #: What the copies of the model deal equally among them: only sizes that do so are possible.
+    deals: Annotated[int, Field(ge=1, le=2**31)] | None = None
 
 
 class _Job(_Line):
@@ -146,17 +150,10 @@ def _job(line: _Job, place: str) -> TraceJob:
     workers = line.workers
     if isinstance(workers, int):
         workers = _Workers(min=workers, max=workers)
-    least, most, multiple_of = workers.min, workers.max, workers.multiple_of
-    if least > most:
-        raise TraceError(f"{place}: workers.min is {least} and above workers.max, which is {most}")
-    if least % multiple_of or most % multiple_of:
-        said = f"workers.min is {least} and workers.max is {most}; both have to be multiples of {multiple_of}"
-        raise TraceError(f"{place}: {said}")
     return TraceJob(
         id=line.id,
         at_s=line.at_s,
-        min_workers=least,
-        max_workers=most,
+        sizes=_sizes(workers, place),
         resources=line.resources,
         work_s=line.work_s,
         checkpoint_s=line.checkpoint_s,
@@ -165,10 +162,26 @@ def _job(line: _Job, place: str) -> TraceJob:
         project=line.project,
         priority=line.priority,
         deadline_s=line.deadline_s,
-        multiple_of=multiple_of,
         budget=line.budget,
         placement=_placement(line.placement),
     )
+
+
+def _sizes(workers: _Workers, place: str) -> WorkerSizes:
+    least, most, multiple_of = workers.min, workers.max, workers.multiple_of
+    if least > most:
+        raise TraceError(f"{place}: workers.min is {least} and above workers.max, which is {most}")
+    if least % multiple_of or most % multiple_of:
+        said = f"workers.min is {least} and workers.max is {most}; both have to be multiples of {multiple_of}"
+        raise TraceError(f"{place}: {said}")
+    if workers.deals is not None and most > MAX_WORKERS:
+        raise TraceError(
+            f"{place}: workers.max is {most}, and jobs that deal something equally have {MAX_WORKERS} at most"
+        )
+    try:
+        return WorkerSizes(least, most, multiple_of, workers.deals)
+    except NoSizePossible as error:
+        raise TraceError(f"{place}: workers: {error}") from None
 
 
 def _placement(asked: spec_sections.Placement | None) -> Placement:
@@ -199,11 +212,14 @@ def write_lines(trace: Trace) -> Iterator[str]:
 
 
 def _job_line(job: TraceJob) -> dict[str, Any]:
-    workers: int | dict[str, int] = job.min_workers
-    if job.is_elastic or job.multiple_of > 1:
-        workers = {"min": job.min_workers, "max": job.max_workers}
-        if job.multiple_of > 1:
-            workers["multiple_of"] = job.multiple_of
+    sizes = job.sizes
+    workers: int | dict[str, int] = sizes.min
+    if job.is_elastic or sizes.multiple_of > 1 or sizes.dealt is not None:
+        workers = {"min": sizes.min, "max": sizes.max}
+        if sizes.multiple_of > 1:
+            workers["multiple_of"] = sizes.multiple_of
+        if sizes.dealt is not None:
+            workers["deals"] = sizes.dealt
     names = ("work_s", "checkpoint_s", "resume_s", "resize_s", "project", "priority", "deadline_s", "budget")
     fields = {"workers": workers, "resources": dict(job.resources), **_set(job, *names)}
     if placement := asked_by(job.placement):

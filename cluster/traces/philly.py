@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from cluster.traces.trace import Trace, TraceError, TraceJob
+from remora.worker_sizes import WorkerSizes
 
 #: CPUs of a worker per GPU; the log does not say them.
 CPUS_PER_GPU = 4.0
@@ -116,8 +117,7 @@ def _job(job: _Job, attempts: list[tuple[int, float]], begins_at: float) -> Trac
     return TraceJob(
         id=job.jobid,
         at_s=(job.submitted_time or begins_at) - begins_at,
-        min_workers=workers,
-        max_workers=workers,
+        sizes=WorkerSizes(workers, workers),
         resources={"GPU": 1.0, "CPU": CPUS_PER_GPU},
         work_s=sum(gpus * seconds for gpus, seconds in attempts),
         project=job.vc,

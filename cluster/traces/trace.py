@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from cluster.offerings import Offering
 from cluster.placement import ANYWHERE, Placement
+from remora.worker_sizes import WorkerSizes
 
 #: Seconds from the order of a node to its first work, where a trace does not say it.
 PROVISIONING_S = 240.0
@@ -26,8 +27,8 @@ class TraceJob:
     id: str
     #: When it was submitted.
     at_s: float
-    min_workers: int
-    max_workers: int
+    #: The sizes that its worker group may have.
+    sizes: WorkerSizes
     #: Ray resources of one worker.
     resources: Mapping[str, float]
     #: Seconds that one worker alone would need.
@@ -42,12 +43,20 @@ class TraceJob:
     priority: int = 50
     #: When it shall have ended; None: whenever.
     deadline_s: float | None = None
-    #: Its number of workers is always a multiple of this; both limits are.
-    multiple_of: int = 1
     #: USD that its workers' parts of their nodes may cost; None: whatever they cost.
     budget: float | None = None
     #: Which nodes it accepts, before a fabric domain is chosen for it.
     placement: Placement = ANYWHERE
+
+    @property
+    def min_workers(self) -> int:
+        """Its smallest possible size."""
+        return self.sizes.min
+
+    @property
+    def max_workers(self) -> int:
+        """Its largest possible size."""
+        return self.sizes.max
 
     @property
     def is_elastic(self) -> bool:

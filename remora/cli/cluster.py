@@ -1,13 +1,12 @@
-"""Commands on the service and its machines: `up`, `down`, `nodes`, `pools`, `version`."""
+"""Commands on the service and its machines: `up`, `down`, `nodes`, `version`."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -16,9 +15,6 @@ from remora.cli import output
 from remora.cli.options import JsonOption, ServerOption
 from remora.cli.session import connect
 from remora.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from remora.views import Pool
 
 HomeOption = Annotated[
     Path | None,
@@ -128,29 +124,6 @@ def _print_node_events(node_id: str, *, as_json: bool, server: str | None) -> No
     if node is not None and node.reason is not None and node.reason_since is not None:
         said = f"{output.printable(node.reason)} (since {output.clock(node.reason_since)})"
         output.print_line(f"{output.clock(time.time())}  {'now':24}  {said}")
-
-
-def pools(as_json: JsonOption = False, server: ServerOption = None) -> None:
-    """List the node pools: their nodes, their limits now, and what holds them up."""
-    with connect(server) as client:
-        found = client.pools()
-    if as_json:
-        output.print_json(found)
-        return
-    rows = [row for pool in found for row in _pool_rows(pool)]
-    output.print_table(("pool", "nodes", "limits", "since", "what holds it up"), rows, "There are no pools.")
-
-
-def _pool_rows(pool: Pool) -> Iterator[tuple[str, ...]]:
-    """One row for each thing that holds the pool up, and one where nothing does."""
-    nodes = ", ".join(f"{number} {state}" for state, number in pool.nodes.items()) or "none"
-    limits = f"{pool.min_nodes} to {pool.max_nodes}"
-    if pool.warm_nodes:
-        limits += f", {pool.warm_nodes} warm"
-    first, *more = [(output.clock(wait.since), wait.reason) for wait in pool.waits] or [("", "")]
-    yield pool.name, nodes, limits, *first
-    for wait in more:
-        yield "", "", "", *wait
 
 
 def version(as_json: JsonOption = False) -> None:

@@ -16,12 +16,14 @@ from remora.cli import (
     models,
     plans,
     policies,
+    pools,
     results,
     streams,
     submission,
     traces,
 )
 from remora.cli.exits import HELP, ExitCode, code_of_error
+from remora.cli.output import say
 from remora.errors import RemoraError, SpecError
 
 app = typer.Typer(
@@ -45,7 +47,6 @@ for command in (
     jobs.cancel,
     jobs.wait,
     cluster.nodes,
-    cluster.pools,
     drill.drill,
     plans.plan,
     results.checkpoints,
@@ -57,6 +58,7 @@ for command in (
     app.command("list" if command is jobs.list_jobs else None)(command)
 app.add_typer(models.app, name="models")
 app.add_typer(policies.app, name="policy")
+app.add_typer(pools.app, name="pools")
 app.add_typer(traces.app, name="trace")
 
 
@@ -98,4 +100,4 @@ def _complain(error: RemoraError) -> None:
 
 
 def _say_error(text: str) -> None:
-    print(f"remora: {' '.join(text.split())}", file=sys.stderr)
+    say(f"remora: {' '.join(text.split())}")

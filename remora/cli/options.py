@@ -42,6 +42,12 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON: one document, or one line per item of a stream.")
 ]
 FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")]
+RawOption = Annotated[
+    bool,
+    typer.Option(
+        "--raw", help="Print texts as they are, with what a terminal takes for commands, e.g. colours."
+    ),
+]
 InputOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from remora.neutral import neutral, neutral_json
 from remora.quantities import format_duration
 
 if TYPE_CHECKING:
@@ -38,12 +39,12 @@ def console() -> Console:
 
 def say(text: str) -> None:
     """A remark for people, on standard error so that it never mixes with data."""
-    print(text, file=sys.stderr, flush=True)
+    print(neutral(text), file=sys.stderr, flush=True)
 
 
-def print_line(text: str) -> None:
-    """A line of data."""
-    print(text, flush=True)
+def print_line(text: str, *, raw: bool = False) -> None:
+    """A line of data, whatever stands in it; `raw` leaves to the terminal what it makes of that."""
+    print(text if raw else neutral(text), flush=True)
 
 
 def print_json(value: BaseModel | Sequence[BaseModel] | dict[str, Any]) -> None:
@@ -54,17 +55,18 @@ def print_json(value: BaseModel | Sequence[BaseModel] | dict[str, Any]) -> None:
         document = [one.model_dump(mode="json") for one in value]
     else:
         document = value.model_dump(mode="json")
-    print_line(json.dumps(document, indent=2, ensure_ascii=False))
+    print(neutral_json(json.dumps(document, indent=2, ensure_ascii=False)), flush=True)
 
 
 def print_json_line(value: BaseModel) -> None:
     """One line of a JSON stream."""
-    print_line(value.model_dump_json())
+    print(neutral_json(value.model_dump_json()), flush=True)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
     """A table; on standard error the sentence `empty` when there are no rows."""
-    rows = [[printable(cell) for cell in row] for row in rows]
+    # Metrics, for one, are columns that scripts name.
+    columns, *rows = ([printable(cell) for cell in row] for row in (columns, *rows))
     if not rows:
         say(empty)
     elif sys.stdout.isatty():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from remora.cli import output
+from remora.neutral import neutral
 
 if TYPE_CHECKING:
     from remora.client import Client
@@ -72,14 +73,14 @@ def describe(look: Look) -> str:
     parts = [f"step {output.steps(look.job)}"]
     if look.point is not None:
         for name, value in list(look.point.values.items())[:1]:
-            parts.append(f"{name} {'not finite' if value is None else f'{value:.4g}'}")
+            parts.append(f"{neutral(name)} {'not finite' if value is None else f'{value:.4g}'}")
     count = look.job.world_size
     return ", ".join([*parts, f"{count} worker{'' if count == 1 else 's'}"])
 
 
 def event_line(event: Event) -> str:
     """An event for people."""
-    return f"{output.clock(event.at)}  {event.kind:24}  {event.message}"
+    return f"{output.clock(event.at)}  {event.kind:24}  {neutral(event.message)}"
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import typer
 from remora.cli import output
 from remora.cli.options import JobArgument, JsonOption, ServerOption
 from remora.cli.session import connect
+from remora.neutral import neutral
 from remora.quantities import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def _write_csv(points: list[MetricPoint], file: Path) -> None:
     opened = contextlib.nullcontext(sys.stdout) if is_stdout else file.open("w", newline="", encoding="utf-8")
     with opened as target:
         writer = csv.writer(target)
-        writer.writerow(["step", "at", "attempt", "world_size", *names])
+        shown = map(neutral, names) if is_stdout else names
+        writer.writerow(["step", "at", "attempt", "world_size", *shown])
         for point in points:
             values = ("" if (value := point.values.get(name)) is None else repr(value) for name in names)
             writer.writerow([point.step, repr(point.at), point.attempt, point.world_size, *values])
@@ -108,8 +110,22 @@ def download(
         output.print_line(f"step {got.step}, {len(got.files)} files, {format_size(got.size_bytes)}: {target}")
 
 
-def ledger(job: JobArgument, as_json: JsonOption = False, server: ServerOption = None) -> None:
-    """Show what a job has cost: time of nodes and money, by kind of node."""
+def ledger(
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[JOB]",
+            help="Job id, name, or `last`; without one, the whole cluster.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    server: ServerOption = None,
+) -> None:
+    """Show what a job has cost, by kind of node; or who pays for the whole cluster in the running month."""
+    if job is None:
+        _cluster_ledger(as_json=as_json, server=server)
+        return
     with connect(server) as client:
         found = client.ledger(client.find(job).id)
     if as_json:
@@ -131,7 +147,33 @@ def ledger(job: JobArgument, as_json: JsonOption = False, server: ServerOption =
     if rows:
         rows.append(("total", "", "", "", "", format_duration(found.node_s), f"{found.cost:.4f}"))
     output.print_table(columns, rows, "No worker of the job has been on a node yet.")
+    if found.start_up_cost:
+        spent = f"{format_duration(found.start_up_s)} and {found.start_up_cost:.4f} USD"
+        output.say(f"Machines that were bought for it took {spent} to start.")
     if found.budget is not None:
         output.say(
             f"{max(0.0, found.budget - found.cost):.2f} of {found.budget:.2f} USD are left of its budget"
         )
+
+
+def _cluster_ledger(*, as_json: bool, server: str | None) -> None:
+    with connect(server) as client:
+        found = client.cluster_ledger()
+    if as_json:
+        output.print_json(found)
+        return
+    columns = ("payer", "name", "for", "nodes", "node time", "USD")
+    rows = [
+        (
+            line.payer,
+            line.name or ("others" if line.payer == "job" else "-"),
+            line.purpose,
+            str(line.nodes),
+            format_duration(line.node_s),
+            f"{line.cost:.4f}",
+        )
+        for line in found.lines
+    ]
+    if rows:
+        rows.append(("total", "", "", "", format_duration(found.node_s), f"{found.cost:.4f}"))
+    output.print_table(columns, rows, f"No node has cost money since {output.date(found.since)}.")

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from remora.cli import output
-from remora.cli.options import FollowOption, JobArgument, JsonOption, ServerOption
+from remora.cli.options import FollowOption, JobArgument, JsonOption, RawOption, ServerOption
 from remora.cli.session import connect, detaching
+from remora.neutral import neutral
 
 
 def logs(
@@ -19,6 +20,7 @@ def logs(
     tail: Annotated[
         int | None, typer.Option("--tail", min=1, help="Begin with the last so many lines.")
     ] = None,
+    raw: RawOption = False,
     as_json: JsonOption = False,
     server: ServerOption = None,
 ) -> None:
@@ -31,11 +33,16 @@ def logs(
                     output.print_json_line(line)
                 else:
                     origin = "remora" if line.stream == "remora" else str(line.rank)
-                    output.print_line(line.text if rank is not None else f"[{origin}] {line.text}")
+                    shown = line.text if raw else neutral(line.text)
+                    output.print_line(shown if rank is not None else f"[{origin}] {shown}", raw=raw)
 
 
 def events(
-    job: JobArgument, follow: FollowOption = False, as_json: JsonOption = False, server: ServerOption = None
+    job: JobArgument,
+    follow: FollowOption = False,
+    raw: RawOption = False,
+    as_json: JsonOption = False,
+    server: ServerOption = None,
 ) -> None:
     """Print what happened to a job."""
     with connect(server) as client:
@@ -45,4 +52,5 @@ def events(
                 if as_json:
                     output.print_json_line(event)
                 else:
-                    output.print_line(f"{output.clock(event.at)}  {event.kind:24}  {event.message}")
+                    shown = event.message if raw else neutral(event.message)
+                    output.print_line(f"{output.clock(event.at)}  {event.kind:24}  {shown}", raw=raw)

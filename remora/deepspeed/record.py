@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PurePosixPath
 
 from remora.deepspeed.refusal import Refused
 
@@ -57,9 +57,22 @@ def read(folder: Path, step: str) -> Record:
         ) from None
     except (ValueError, TypeError, AttributeError, KeyError, OSError) as error:
         raise Refused(f"the checkpoint of step {step} has a {NAME} that cannot be read: {error}") from None
+    for name in (record.tag, record.folder):
+        if name is not None and not _is_inside(name):
+            raise Refused(
+                f"the checkpoint of step {step} has a {NAME} that names a folder elsewhere: {name!r:.200}"
+            )
     if not (folder / record.tag).is_dir():
         raise Refused(f"the checkpoint of step {step} lacks the folder {record.tag!r}; submit the job anew")
     return record
+
+
+def _is_inside(name: object) -> bool:
+    """True for a relative name that cannot mean another place: a script may have written the record itself."""
+    if not isinstance(name, str) or "\0" in name:
+        return False
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
 def digest_of(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> str:

@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from remora.expressions import EXPRESSION
 from remora.foreign.azureml_data import local_path, read_inputs, read_outputs
 from remora.foreign.shell_words import Value, argument_list, fill
 from remora.foreign.translation import Draft, Fields, Remark, Translation, scalar, slug
 from remora.spec_fields import refuses_variable
 
-_SCHEMA = re.compile(r"azureml.*/(\w+)\.schema\.json$", re.IGNORECASE)
-_EXPRESSION = re.compile(r"\$\{\{\s*([^{}]*?)\s*\}\}")
+_SCHEMA = re.compile(r"azureml.{0,200}/(\w{1,100})\.schema\.json$", re.IGNORECASE)
 #: What Azure ML collects without being asked, and its name for it.
 _DEFAULT_OUTPUT, _DEFAULT_FOLDER = "default", "outputs"
-_SCRIPT = re.compile(r"([A-Za-z0-9][\w.-]*)\.(?:py|sh)\b")
+_SCRIPT = re.compile(r"([A-Za-z0-9][\w.-]{0,200})\.(?:py|sh)\b")
 _INPUT = re.compile(r"\$\{\{\s*inputs\.([A-Za-z_]\w*)\s*\}\}")
 _DATA = re.compile(r"(inputs|outputs)\.([A-Za-z_]\w*)(?:\.path)?")
 #: What to do with the types of job that are more than one command.
@@ -129,7 +129,7 @@ def _command(draft: Draft, fields: Fields, values: dict[str, str], outputs: set[
         draft.refuse("command", "$[[...]] stands in components only; write what shall be there")
 
     def value(match: re.Match[str]) -> Value:
-        data = _DATA.fullmatch(match.group(1))
+        data = _DATA.fullmatch(match.group(1).strip())
         if data is None:
             draft.refuse("command", f"{match.group()[:80]} is neither an input nor an output of the job")
         elif data.group(2) not in (values if data.group(1) == "inputs" else outputs):
@@ -141,7 +141,7 @@ def _command(draft: Draft, fields: Fields, values: dict[str, str], outputs: set[
         return Value("")
 
     try:
-        filled = fill(template, _EXPRESSION, value)
+        filled = fill(template, EXPRESSION, value)
     except ValueError as error:
         draft.refuse("command", str(error))
         return

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from remora.command_words import words_of
+
 #: What only a shell can do; quotes and spaces are understood without one.
 _SHELL = re.compile(r"[|&;<>()$`\\*?\[\]{}~#!\n]")
 _OURS = re.compile(r"\$\{\{outputs\.[\w.-]+\}\}")
@@ -128,4 +130,4 @@ def argument_list(command: str) -> list[str]:
     """
     if not command.strip():
         raise ValueError("it is empty")
-    return ["bash", "-c", command.strip()] if needs_shell(command) else shlex.split(command)
+    return ["bash", "-c", command.strip()] if needs_shell(command) else words_of(command)

@@ -27,11 +27,13 @@ from service.api import (
     streams,
     traces,
 )
+from service.api.checks import Checks
 from service.api.context import Context
 from service.api.feed import Feed
 from service.api.gate import Gate
 from service.api.replays import Replays
 from service.api.telemetry import Telemetry
+from service.private_home import make_private
 from service.settings import Settings
 from service.store.database import Database
 from service.store.migrate import migrate
@@ -47,22 +49,24 @@ def create_app(settings: Settings) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        settings.home.mkdir(parents=True, exist_ok=True)
+        make_private(settings.home)
         database = Database(settings.database)
         feed = Feed(database)
         replays = Replays()
+        checks = Checks()
         looking: asyncio.Task[None] | None = None
         try:
             await asyncio.to_thread(migrate, database)
             await asyncio.to_thread(bundles.forget_interrupted, settings.home, time.time() - STALE_UPLOAD_S)
             looking = asyncio.create_task(feed.run())
             app.state.remora = Context(
-                settings, database, Storage(settings.storage), feed, telemetry, replays
+                settings, database, Storage(settings.storage), feed, telemetry, replays, checks=checks
             )
             yield
         finally:
             feed.close()
             await replays.close()
+            checks.close()
             if looking is not None:
                 looking.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from starlette.requests import ClientDisconnect, Request
 
+from service.api.checks import Checks
 from service.api.problems import ApiProblem
+
+T = TypeVar("T")
 
 
 def _too_large(limit: int) -> ApiProblem:
@@ -39,9 +44,20 @@ async def read_json(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
-async def read_object(request: Request, limit: int) -> dict[str, Any]:
-    """The body as a JSON object of at most `limit` bytes.  Raises ApiProblem 400, 413, 415 or 422."""
+async def read_object(
+    request: Request, limit: int, checks: Checks, check: Callable[[dict[str, Any]], T]
+) -> T:
+    """What `check` makes of the body, a JSON object of at most `limit` bytes.
+
+    Both parsing and `check` are done by `checks`, so a large body keeps nobody waiting.
+    Raises ApiProblem 400, 413, 415 or 422, and what `check` raises.
+    """
     body = await read_json(request, limit)
+    return await checks.run(lambda: check(parse_object(body)), len(body))
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """A JSON object.  Raises ApiProblem 400 or 422."""
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
@@ -75,8 +91,8 @@ def _parse(text: str) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
         raise ApiProblem(400, "invalid_json", f"the key {twice[:80]!a} stands twice in one object")
     return found
 

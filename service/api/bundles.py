@@ -89,7 +89,7 @@ async def put_bundle(request: Request, digest: str, _: Annotated[Parameters, Que
         return JSONResponse({"digest": digest}, 200)
     settings = context.settings
     folder = settings.home / UPLOADS
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     upload = folder / f"{uuid.uuid4().hex}.part"
     try:
         found = await save(request, upload, settings.max_bundle_bytes)

@@ -14,7 +14,9 @@ from remora.views import Checkpoint, Page
 from service.api.context import context_of, job_of
 from service.api.parameters import MAX_NUMBER, Parameters
 from service.api.problems import ApiProblem
+from service.settings import Settings
 from service.store import telemetry
+from service.stores import UnknownStore, open_location
 from trainers.storage import Storage, StorageError
 
 router = APIRouter(prefix="/v1/jobs/{job_id}/checkpoints")
@@ -51,7 +53,7 @@ async def content(request: Request, job_id: str, step: str, _: Annotated[Paramet
         raise _not_found(
             step, f"the newest one is of step {job.checkpoint_step}" if job.checkpoint_step else None
         )
-    storage = await asyncio.to_thread(_open, checkpoint)
+    storage = await asyncio.to_thread(_open, context_of(request).settings, checkpoint)
     request.scope["remora.is_stream"] = True
     headers = {
         "Content-Length": str(_size(checkpoint)),
@@ -64,9 +66,12 @@ def _not_found(step: str, hint: str | None) -> ApiProblem:
     return ApiProblem(404, "checkpoint_not_found", f"there is no checkpoint of step {step[:20]!a}", hint=hint)
 
 
-def _open(checkpoint: Checkpoint) -> Storage:
+def _open(settings: Settings, checkpoint: Checkpoint) -> Storage:
     """The storage of a checkpoint whose files are all there.  Raises ApiProblem when retention was quicker."""
-    storage = Storage(checkpoint.location)
+    try:
+        storage = open_location(settings, checkpoint.location)
+    except UnknownStore as error:
+        raise _not_found(str(checkpoint.step), str(error)) from None
     try:
         complete = all(storage.size(name) == size for name, size in checkpoint.files.items())
     except FileNotFoundError:

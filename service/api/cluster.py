@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -10,9 +11,9 @@ from starlette.responses import Response
 
 import remora
 from remora.views import Health
-from service.api.context import context_of
+from service.api.context import Context, context_of
 from service.api.parameters import Parameters
-from service.store.leases import age_s
+from service.store import leases
 from service.store.totals import totals
 
 router = APIRouter()
@@ -33,7 +34,7 @@ async def readyz(request: Request, _: Annotated[Parameters, Query()]) -> Respons
     context = context_of(request)
     age = None
     try:
-        age = await context.database.read(lambda connection: age_s(connection, CONTROLLER, context.clock()))
+        age = await _controller_age_s(context)
     except DBAPIError:
         status = "the database does not answer"
     else:
@@ -49,6 +50,16 @@ async def metrics(request: Request, _: Annotated[Parameters, Query()]) -> Respon
     """Numbers for Prometheus."""
     context = context_of(request)
     counted = await context.database.read(totals)
-    age = await context.database.read(lambda connection: age_s(connection, CONTROLLER, context.clock()))
+    age = await _controller_age_s(context)
     text = context.telemetry.text(counted, age)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def _controller_age_s(context: Context) -> float | None:
+    """Seconds since the controller's lease was renewed; None when nobody ever held it."""
+    row = await context.database.read(lambda connection: leases.get(connection, CONTROLLER))
+    if row is None:
+        return None
+    # Who looks for the first time has only the clocks to go by, its own and that of the owner.
+    by_the_clocks_s = max(0.0, context.clock() - row.renewed_at)
+    return context.lease.unchanged_s(row, time.monotonic(), before_s=by_the_clocks_s)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from service.api.checks import Checks
 from service.api.feed import Feed
 from service.api.problems import job_not_found
 from service.api.replays import Replays
+from service.api.sse import OpenStreams
 from service.api.telemetry import Telemetry
 from service.queue.rows import JobRow
 from service.settings import Settings
+from service.steady_clock import CLOCK
 from service.store.database import Database
 from service.store.ids import is_id
 from service.store.jobs import get_job
+from service.store.leases import LeaseWatch
 from trainers.storage import Storage
 
 
@@ -30,8 +33,12 @@ class Context:
     feed: Feed
     telemetry: Telemetry
     replays: Replays = field(default_factory=Replays)
+    streams: OpenStreams = field(default_factory=OpenStreams)
+    checks: Checks = field(default_factory=Checks)
     #: Seconds since 1970.
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = CLOCK
+    #: For how long the controller's lease has not been renewed.
+    lease: LeaseWatch = field(default_factory=LeaseWatch)
 
 
 def context_of(request: Request) -> Context:

@@ -10,7 +10,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,6 +21,10 @@ from service.journal import request_id
 
 log = logging.getLogger(__name__)
 
+#: Bytes of a request's parameters; the longest one is a cursor of 4000 characters.
+MAX_QUERY_BYTES = 8 * 1024
+#: Headers that decide who is addressed and who asks: with two of them, it depends on who reads.
+_ONCE = ("host", "origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -46,8 +50,8 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        given = headers.get("x-request-id", "")
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        given = _only(headers, "x-request-id") or ""
         identity = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         token = request_id.set(identity)
         began = time.perf_counter()
@@ -61,7 +65,7 @@ class Gate:
             await send(message)
 
         try:
-            refused = _refusal(headers)
+            refused = _refusal(scope["method"], headers) or _too_long(scope["query_string"])
             if refused is not None:
                 await refused.response()(scope, receive, send_with_id)
             else:
@@ -77,19 +81,46 @@ class Gate:
             request_id.reset(token)
 
 
-def _refusal(headers: Mapping[str, str]) -> ApiProblem | None:
-    """Nobody is authenticated yet, so a web page must not reach the service through a visitor's browser."""
-    if not is_loopback(_host_of(f"//{headers.get('host', '')}")):
+def _refusal(method: str, headers: Sequence[tuple[str, str]]) -> ApiProblem | None:
+    """Nobody is authenticated yet, so a web page must not reach the service through a visitor's browser.
+
+    A page of the service itself has the origin that the request is addressed to, to the letter: another port of this
+    machine is another origin, and may be anybody's.
+    """
+    for name in _ONCE:
+        if sum(one == name for one, _ in headers) > 1:
+            return ApiProblem(400, "bad_request", f"the request has the header {name.title()} more than once")
+    host = _only(headers, "host") or ""
+    if not is_loopback(_host_of(f"//{host}")):
         return ApiProblem(
             421,
             "unknown_host",
             "the service answers only requests to this machine's own loopback address",
             hint="use http://127.0.0.1 or http://localhost",
         )
-    origin = headers.get("origin")
-    if origin is not None and not is_loopback(_host_of(origin)):
+    origin, site = _only(headers, "origin"), _only(headers, "sec-fetch-site")
+    is_foreign = origin is not None and origin != f"http://{host.lower()}"
+    # `none` stands for the browser's address line.  A link from elsewhere shows a page to its reader, and to no page.
+    is_asked_elsewhere = site not in (None, "same-origin", "none") and not _opens_a_page(method, headers)
+    if is_foreign or is_asked_elsewhere:
         return ApiProblem(403, "foreign_origin", "web pages of other origins may not use the service")
     return None
+
+
+def _too_long(query: bytes) -> ApiProblem | None:
+    """Each parameter that is wrong costs an error of pydantic's, on the event loop."""
+    if len(query) <= MAX_QUERY_BYTES:
+        return None
+    return ApiProblem(414, "query_too_long", f"the parameters have more than {MAX_QUERY_BYTES} bytes")
+
+
+def _opens_a_page(method: str, headers: Sequence[tuple[str, str]]) -> bool:
+    mode, target = _only(headers, "sec-fetch-mode"), _only(headers, "sec-fetch-dest")
+    return method == "GET" and (mode, target) == ("navigate", "document")
+
+
+def _only(headers: Sequence[tuple[str, str]], name: str) -> str | None:
+    return next((value for one, value in headers if one == name), None)
 
 
 def _host_of(url: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -15,8 +14,8 @@ from sqlalchemy.exc import IntegrityError
 from starlette.responses import Response
 
 from remora.code_checks import check_code, needs_code
-from remora.errors import SpecError
-from remora.spec import JobSpec
+from remora.errors import SpecError, SpecProblem
+from remora.spec import MAX_SPEC_BYTES, JobSpec
 from remora.states import JobState
 from remora.views import Attempt, FieldProblem, Job, Page
 from service.api.bodies import read_object
@@ -31,8 +30,12 @@ from service.store import answers
 from service.store import jobs as store
 from service.store.answers import SavedAnswer
 from service.store.ids import is_id, new_id
+from service.stores import FIELD, UnknownStore, check_name
 
 router = APIRouter(prefix="/v1/jobs")
+
+#: Bytes of a job's body: a specification's, and as many for escapes and space.
+MAX_JOB_BODY_BYTES = 2 * MAX_SPEC_BYTES
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,10 @@ async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Respons
     """Accept a job; once 201 is answered it is not lost.  With `Idempotency-Key` a repetition is answered alike."""
     context = context_of(request)
     key = _idempotency_key(request)
-    body = await read_object(request, context.settings.max_body_bytes)
-    spec = await _checked_spec(context, body)
-    canonical = json.dumps(body, sort_keys=True).encode()
-    submission = _Submission(spec, hashlib.sha256(canonical).hexdigest(), key, context.clock())
+    limit = min(context.settings.max_body_bytes, MAX_JOB_BODY_BYTES)
+    spec, body_digest = await read_object(request, limit, context.checks, _read_spec)
+    await _check_bundle(context, spec)
+    submission = _Submission(spec, body_digest, key, context.clock())
 
     def work(connection: sa.Connection) -> tuple[str, bool]:
         return _submit(connection, submission, context.settings.max_active_jobs)
@@ -79,16 +82,26 @@ def _idempotency_key(request: Request) -> str | None:
     return key
 
 
-async def _checked_spec(context: Context, body: Mapping[str, Any]) -> JobSpec:
+def _read_spec(body: dict[str, Any]) -> tuple[JobSpec, str]:
+    """What is submitted, and the digest by which a repetition is known."""
     try:
         spec = JobSpec.from_mapping(body)
     except SpecError as error:
         raise _invalid(error) from None
+    canonical = json.dumps(body, sort_keys=True).encode()
+    return spec, hashlib.sha256(canonical).hexdigest()
+
+
+async def _check_bundle(context: Context, spec: JobSpec) -> None:
     if spec.code_folder is not None:
         message = "a folder on your machine is unknown here: upload it to /v1/bundles and give its digest"
         raise ApiProblem(
             422, "invalid_spec", f"code: {message}", errors=[FieldProblem(field="code", message=message)]
         )
+    try:
+        check_name(context.settings, spec.checkpoint.store)
+    except UnknownStore as error:
+        raise _invalid(SpecError([SpecProblem(FIELD, str(error))])) from None
     digest = spec.bundle
     if digest is not None and not await asyncio.to_thread(context.storage.exists, bundle_name(digest)):
         raise ApiProblem(
@@ -99,7 +112,6 @@ async def _checked_spec(context: Context, body: Mapping[str, Any]) -> JobSpec:
         )
     if digest is not None and needs_code(spec):
         await asyncio.to_thread(_check_code, context, spec, digest)
-    return spec
 
 
 def _check_code(context: Context, spec: JobSpec, digest: str) -> None:

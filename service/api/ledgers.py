@@ -1,40 +1,122 @@
-"""What jobs cost."""
+"""What jobs cost, and who pays for the whole cluster."""
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Annotated
 
+import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
+from pydantic import Field
 
 from cluster.offerings import zone_and_capacity
-from remora.views import Ledger, LedgerLine
+from remora.views import AccountLine, ClusterLedger, Ledger, LedgerLine
 from service.api.context import context_of, job_of
-from service.api.parameters import Parameters
+from service.api.parameters import MAX_NUMBER, Parameters
+from service.api.problems import invalid_parameter
+from service.queue.bill import Charge, Payer, Purpose, charges
 from service.queue.ledger import UseRow
 from service.queue.limits import budget_of
 from service.store import ledger
+from service.store.spending import month_of
 
 router = APIRouter()
+
+#: Jobs that have lines of their own in the ledger of the cluster.
+_JOBS = 500
 
 
 @router.get("/v1/jobs/{job_id}/ledger", operation_id="show_ledger", response_model=Ledger)
 async def show_ledger(request: Request, job_id: str, _: Annotated[Parameters, Query()]) -> Ledger:
     """Seconds of nodes and money that the job has cost so far, by kind of node."""
     job = await job_of(request, job_id)
-    uses = await context_of(request).database.read(lambda connection: ledger.uses_of(connection, job_id))
-    now = time.time()
+    context = context_of(request)
+    uses = await context.database.read(lambda connection: ledger.uses_of(connection, job_id))
+    bought = await context.database.read(lambda connection: ledger.start_ups(connection, job_id))
+    now = context.clock()
     lines = _lines(uses, now)
+    began = [
+        one
+        for one in charges(bought, (), {}, 0.0, now)
+        if one.payer is Payer.JOB and one.purpose is Purpose.START_UP
+    ]
     return Ledger(
         job_id=job_id,
         at=now,
         lines=lines,
         node_s=sum(line.node_s for line in lines),
         cost=sum(line.cost for line in lines),
+        start_up_s=sum(one.node_s for one in began),
+        start_up_cost=sum(one.cost for one in began),
         budget=budget_of(job.spec),
     )
+
+
+class LedgerParameters(Parameters):
+    """From when to when, seconds since 1970."""
+
+    #: The beginning of the running month in UTC unless told.
+    since: Annotated[float, Field(ge=0, le=MAX_NUMBER)] | None = None
+    #: Now unless told; no later than that.
+    until: Annotated[float, Field(ge=0, le=MAX_NUMBER)] | None = None
+
+
+@router.get("/v1/ledger", operation_id="show_cluster_ledger", response_model=ClusterLedger)
+async def show_cluster_ledger(
+    request: Request, parameters: Annotated[LedgerParameters, Query()]
+) -> ClusterLedger:
+    """Who pays for what the cloud bills for all nodes: jobs, projects and the cluster."""
+    context = context_of(request)
+    now = context.clock()
+    until = now if parameters.until is None else min(parameters.until, now)
+    since = month_of(until) if parameters.since is None else parameters.since
+    if since > until:
+        raise invalid_parameter("since", "it is after until; give an earlier time")
+
+    def work(connection: sa.Connection) -> list[Charge]:
+        nodes = ledger.paid_nodes(connection, since, until)
+        uses = ledger.uses_between(connection, since, until)
+        named = [node.bought_for for node in nodes if node.bought_for is not None]
+        projects = ledger.projects_of(connection, named)
+        return charges(nodes, uses, projects, since, until)
+
+    found = await context.database.read(work)
+    return ClusterLedger(
+        since=since,
+        until=until,
+        lines=_account(found),
+        node_s=sum(one.node_s for one in found),
+        cost=sum(one.cost for one in found),
+    )
+
+
+def _account(found: Iterable[Charge]) -> list[AccountLine]:
+    """One line for each payer and purpose, the dearest first; jobs beyond the first `_JOBS` share one."""
+    sums: dict[tuple[Payer, str, Purpose], list[Charge]] = defaultdict(list)
+    for one in found:
+        sums[one.payer, one.name, one.purpose].append(one)
+    of_jobs: dict[str, float] = defaultdict(float)
+    for (payer, name, _), group in sums.items():
+        if payer is Payer.JOB:
+            of_jobs[name] += sum(one.cost for one in group)
+    named = set(sorted(of_jobs, key=lambda name: -of_jobs[name])[:_JOBS])
+    merged: dict[tuple[Payer, str, Purpose], list[Charge]] = defaultdict(list)
+    for (payer, name, purpose), group in sums.items():
+        shown = name if payer is not Payer.JOB or name in named else ""
+        merged[payer, shown, purpose] += group
+    lines = [
+        AccountLine(
+            payer=payer,
+            name=name,
+            purpose=purpose,
+            nodes=len({one.node_id for one in group}),
+            node_s=sum(one.node_s for one in group),
+            cost=sum(one.cost for one in group),
+        )
+        for (payer, name, purpose), group in merged.items()
+    ]
+    return sorted(lines, key=lambda line: (-line.cost, line.payer, line.name, line.purpose))
 
 
 def _lines(uses: Iterable[UseRow], now: float) -> list[LedgerLine]:

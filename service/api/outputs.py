@@ -24,6 +24,7 @@ from service.api.parameters import (
 from service.api.problems import ApiProblem
 from service.store import outputs as store
 from service.store.outputs import ModelRow
+from service.stores import UnknownStore, open_location
 from trainers.storage import Storage, StorageError
 
 router = APIRouter(prefix="/v1")
@@ -135,7 +136,11 @@ def _view(row: ModelRow) -> ModelVersion:
 
 async def _content(request: Request, location: str, name: str, file: Mapping[str, Any]) -> Response:
     """A file of the storage as a stream.  Raises ApiProblem when a newer version has just replaced it."""
-    storage = Storage(location)
+    try:
+        storage = await asyncio.to_thread(open_location, context_of(request).settings, location)
+    except UnknownStore as error:
+        text = f"{name[:200]!a} cannot be read: {error}"
+        raise ApiProblem(404, "output_not_found", text) from None
     try:
         size = await asyncio.to_thread(storage.size, file["stored"])
     except FileNotFoundError:

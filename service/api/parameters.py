@@ -12,6 +12,8 @@ from remora.states import JobState
 from service.api.problems import ApiProblem
 
 MAX_NUMBER = 2**53
+#: Values of one parameter.
+_MOST_WORDS = 50
 
 Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 Limit = Annotated[int, Field(ge=1, le=1000)]
@@ -21,7 +23,10 @@ Cursor = Annotated[str, Field(max_length=200)]
 def _split(value: object) -> object:
     """`state=queued,running` means the same as `state=queued&state=running`."""
     words = value if isinstance(value, list) else [value]
-    return [part for word in words for part in str(word).split(",")]
+    parts = [part for word in words for part in str(word).split(",")]
+    if len(parts) > _MOST_WORDS:
+        raise ValueError(f"write at most {_MOST_WORDS} of them")
+    return parts
 
 
 class Parameters(BaseModel):

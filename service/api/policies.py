@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
@@ -12,8 +12,9 @@ from sqlalchemy.exc import IntegrityError
 from starlette.responses import Response
 
 from cluster.policies import Policies
-from cluster.policy_documents import digest_of, read_document, read_stored
+from cluster.policy_documents import MAX_DOCUMENT, digest_of, read_document, read_stored
 from cluster.policy_problems import PoliciesRefused
+from remora.bounds import exceeds
 from remora.views import ClusterEvent, FieldProblem, Page, Policy, PolicyCheck, PolicyVersion
 from service.api.bodies import read_object
 from service.api.context import Context, context_of
@@ -33,6 +34,8 @@ router = APIRouter(prefix="/v1")
 
 BodyT = TypeVar("BodyT", bound="_Body")
 
+#: Values in a body around a document.
+_MOST_VALUES = 50
 #: The version in a path that stands for the one in force.
 NEWEST = "newest"
 
@@ -86,7 +89,8 @@ async def apply_policies(request: Request, _: Annotated[Parameters, Query()]) ->
         document = (await _version(context, str(change.restores))).document
     else:
         document = change.document or ""
-    policies = _checked(context, document)
+    # To look which site rules are installed takes longer than most documents.
+    policies = await context.checks.run(lambda: _checked(context, document), None)
     wish = PolicyWish(
         document=document,
         digest=digest_of(document),
@@ -108,7 +112,7 @@ async def check_policies(request: Request, _: Annotated[Parameters, Query()]) ->
     context = context_of(request)
     document = (await _body(request, context, _Check)).document
     try:
-        policies = _read(context, document)
+        policies = await context.checks.run(lambda: _read(context, document), None)
     except PoliciesRefused as error:
         return PolicyCheck(problems=_field_problems(error))
     newest = await _version(context, NEWEST)
@@ -123,7 +127,8 @@ async def get_policies(request: Request, version: str, _: Annotated[Parameters, 
     context = context_of(request)
     row = await _version(context, version)
     try:
-        return _policy(row, read_stored(row.document))
+        stored = await context.checks.run(lambda: read_stored(row.document), len(row.document))
+        return _policy(row, stored)
     except PoliciesRefused:
         return _policy(row, None)
 
@@ -143,7 +148,15 @@ async def list_cluster_events(
 
 
 async def _body(request: Request, context: Context, kind: type[BodyT]) -> BodyT:
-    raw = await read_object(request, context.settings.max_body_bytes)
+    def check(raw: dict[str, Any]) -> BodyT:
+        return _checked_body(kind, raw)
+
+    return await read_object(request, context.settings.max_body_bytes, context.checks, check)
+
+
+def _checked_body(kind: type[BodyT], raw: dict[str, Any]) -> BodyT:
+    if too_much := exceeds(raw, values=_MOST_VALUES, characters=MAX_DOCUMENT + 8 * 1024):
+        raise ApiProblem(422, "invalid_parameter", f"the body has {too_much}")
     try:
         return kind.model_validate(raw)
     except ValidationError as error:

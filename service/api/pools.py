@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 
+from cluster.offerings import zone_and_capacity
+from cluster.placement import bought_by
 from cluster.planning.limits import limits_of
-from cluster.policies import Policies
+from cluster.planning.refusals import taken_back
+from cluster.policies import Policies, PoolPolicy
+from cluster.view import Refusal
 from remora.states import NodeState
-from remora.views import Page, Pool, PoolWait
+from remora.views import Page, Pool, PoolWait, RefusedOffering
 from service.api.context import context_of
 from service.api.parameters import Parameters
+from service.api.problems import ApiProblem
 from service.fixed_pool import kept_full
 from service.policies_in_force import policies_in_force
 from service.queue.rows import WaitKind
+from service.store import spending
 from service.store.nodes import count_nodes
 from service.store.waits import waits_of
 
@@ -38,16 +46,69 @@ async def list_pools(request: Request, _: Annotated[Parameters, Query()]) -> Pag
         for row in waits_of(connection, WaitKind.POOL):
             waits[row.about].append(PoolWait(reason=row.reason, since=row.since))
         removed = sorted(counts.keys() - policies.pools.keys())
+        closed = _Closed(spending.known_refusals(connection, now), spending.reopenings(connection))
         return [
-            _view(name, policies, now, counts.get(name, {}), waits[name])
+            _view(name, policies, now, counts.get(name, {}), waits[name], closed)
             for name in (*policies.pools, *removed)
         ]
 
     return Page[Pool](items=await context.database.read(work))
 
 
+@router.post("/{pool}/reopen", operation_id="reopen_pool", response_model=Pool)
+async def reopen_pool(request: Request, pool: str, _: Annotated[Parameters, Query()]) -> Pool:
+    """Take back what has closed offerings to a pool: it asks for them again at the controller's next turn."""
+    context = context_of(request)
+    settings, now = context.settings, context.clock()
+
+    def work(connection: sa.Connection) -> Pool:
+        policies = policies_in_force(connection, settings)
+        if pool not in policies.pools:
+            raise ApiProblem(
+                404,
+                "pool_not_found",
+                f"there is no pool {pool[:80]!r}",
+                hint="`remora pools` shows which are",
+            )
+        spending.reopen(connection, pool, now)
+        closed = _Closed(spending.known_refusals(connection, now), spending.reopenings(connection))
+        return _view(pool, policies, now, count_nodes(connection).get(pool, {}), [], closed)
+
+    return await context.database.write(work)
+
+
+@dataclass(frozen=True)
+class _Closed:
+    """What is refused, and when which pools were reopened."""
+
+    refusals: tuple[Refusal, ...]
+    reopened: Mapping[str, float]
+
+    def to(self, pool: str, policies: Policies, now: float) -> list[RefusedOffering]:
+        """What the pool could buy and is refused; the controller may not have seen yet what was taken back."""
+        sizes = {one.offering: one.offering.partition("/")[0] for one in self.refusals}
+        return [
+            RefusedOffering(
+                offering=one.offering, at=one.at, until=one.until, tries=one.tries, reason=one.reason
+            )
+            for one in taken_back(self.refusals, policies, self.reopened, sizes)
+            if one.until > now and _may_buy(policies.pools[pool], one.offering)
+        ]
+
+
+def _may_buy(policy: PoolPolicy, offering: str) -> bool:
+    zone, capacity = zone_and_capacity(offering)
+    is_sold = offering.partition("/")[0] in policy.sizes and (zone or "any") in policy.zones
+    return is_sold and capacity in bought_by(policy.capacity)
+
+
 def _view(
-    name: str, policies: Policies, now: float, nodes: dict[NodeState, int], waits: list[PoolWait]
+    name: str,
+    policies: Policies,
+    now: float,
+    nodes: dict[NodeState, int],
+    waits: list[PoolWait],
+    closed: _Closed,
 ) -> Pool:
     if name not in policies.pools:
         return Pool(name=name, nodes=nodes, waits=waits)
@@ -60,4 +121,6 @@ def _view(
         maintenance_until=limits.maintenance_until,
         nodes=nodes,
         waits=waits,
+        refused=closed.to(name, policies, now),
+        reopened_at=closed.reopened.get(name),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -12,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 
+from remora.errors import MAX_PROBLEMS
 from remora.views import FieldProblem, Problem
 from service.journal import request_id
 from service.store.database import why_unreachable
@@ -27,6 +29,7 @@ TITLES: Mapping[int, str] = {
     405: "Method not allowed",
     409: "Conflict",
     413: "Too large",
+    414: "Too long",
     415: "Unsupported media type",
     421: "Misdirected request",
     422: "Invalid",
@@ -95,7 +98,7 @@ def invalid_parameter(field: str, message: str) -> ApiProblem:
 
 def _invalid(error: RequestValidationError) -> ApiProblem:
     problems: list[FieldProblem] = []
-    for item in error.errors():
+    for item in itertools.islice(error.errors(), MAX_PROBLEMS):
         place = [str(part) for part in item["loc"] if part not in ("query", "path", "header", "body")]
         message = "there is no such parameter" if item["type"] == "extra_forbidden" else str(item["msg"])
         problems.append(FieldProblem(field=_printable(".".join(place)), message=_printable(message)))

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import service
 from remora.views import FieldProblem, WhatIf
 from service.api.problems import ApiProblem
+from service.steady_clock import CLOCK
 from service.store.ids import new_id
 
 log = logging.getLogger(__name__)
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 KEPT = 16
 #: Seconds after which a replay is ended.
 LONGEST_S = 900.0
+#: Seconds that a replay's process may take to read its question.
+QUESTION_S = 60.0
 #: Bytes of one line: an answer has the reports and the picture.
 _LINE_BYTES = 16 * 2**20
 #: Where the packages of the service lie.
@@ -42,7 +44,7 @@ class _Run:
 class Replays:
     """All replays of this process.  Used on its event loop only."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = CLOCK) -> None:
         self._clock = clock
         self._runs: dict[str, _Run] = {}
         self._starting = False
@@ -61,7 +63,12 @@ class Replays:
         try:
             process = await _process()
             try:
-                return await self._accepted(process, body)
+                async with asyncio.timeout(QUESTION_S):
+                    return await self._accepted(process, body)
+            except TimeoutError:
+                await _end(process)
+                message = f"the question could not be read within {QUESTION_S:.0f} s: ask about fewer jobs"
+                raise ApiProblem(422, "invalid_plan", message) from None
             except BaseException:
                 await _end(process)
                 raise

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from service.api.problems import ApiProblem
+
 log = logging.getLogger(__name__)
 
+#: Streams of events and of logs that are open at the same time.
+MOST_STREAMS = 128
 PING = b": ping\n\n"
 #: How long a client waits before it connects again, in milliseconds.
 RETRY = b"retry: 1000\n\n"
@@ -24,12 +28,42 @@ def frame(event: str, data: str, identity: int | None = None) -> bytes:
     return f"{head}event: {event}\ndata: {data}\n\n".encode()
 
 
+class OpenStreams:
+    """Counts the streams of a process.  Used on its event loop only."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """One more while the block runs."""
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
+
+    def check(self) -> None:
+        """Raise ApiProblem 429 `too_many_streams` when there can be no further one."""
+        if self._count >= MOST_STREAMS:
+            raise ApiProblem(
+                429,
+                "too_many_streams",
+                f"{self._count} streams are open",
+                hint="end one of them, or ask for pages",
+                headers={"Retry-After": "5"},
+            )
+
+
 class EventStream(Response):
     """Sends frames until they end, the client leaves, or `closing` is set; none of these is an error."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: AsyncGenerator[bytes], closing: asyncio.Event) -> None:
+    def __init__(self, frames: AsyncGenerator[bytes], closing: asyncio.Event, streams: OpenStreams) -> None:
+        """Raises ApiProblem when `streams` are too many already."""
+        streams.check()
+        self._streams = streams
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._frames = frames
@@ -38,6 +72,10 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        with self._streams.one():
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["remora.is_stream"] = True
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         tasks = [

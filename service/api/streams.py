@@ -88,7 +88,7 @@ async def events(request: Request, job_id: str, query: Annotated[EventsParameter
     if _wants(request, "text/event-stream"):
         after = _resume_after(request, after)
         frames = _frames(context, job_id, "event", after, read, lambda position: position.event_seq)
-        return EventStream(frames, context.feed.closing)
+        return EventStream(frames, context.feed.closing, context.streams)
     return _page(Page[Event], await read(after, query.limit), query.limit)
 
 
@@ -115,7 +115,7 @@ async def logs(request: Request, job_id: str, query: Annotated[LogsParameters, Q
     if _wants(request, "text/event-stream"):
         after = _resume_after(request, after)
         frames = _frames(context, job_id, "log", after, read, lambda position: position.log_seq)
-        return EventStream(frames, context.feed.closing)
+        return EventStream(frames, context.feed.closing, context.streams)
     if _wants(request, "text/plain"):
         request.scope["remora.is_stream"] = True
         return StreamingResponse(_text(after, read), media_type="text/plain; charset=utf-8")

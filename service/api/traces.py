@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -32,7 +31,7 @@ class SpanParameters(Parameters):
 async def export_trace(request: Request, query: Annotated[SpanParameters, Query()]) -> RecordedTrace:
     """Jobs that were submitted since then with the work that they did, what can be bought, and what was sold out."""
     context = context_of(request)
-    now = time.time()
+    now = context.clock()
     history = await context.database.read(lambda connection: history_since(connection, query.since, now))
     # Not here: a hundred thousand jobs take a second.
     return await asyncio.to_thread(_written, history, context.settings)

@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
-from cluster.offerings import zone_and_capacity
+from cluster.offerings import Offering, zone_and_capacity
+from cluster.planning.fitting import as_shown
 from cluster.planning.quotas import counts_money
 from cluster.policies import Policies
 from remora.states import JobState, NodeState
-from service.loops.launching import launch
+from service.loops.launching import Launching
 from service.loops.line import line, pool_sizes
 from service.loops.ports import Launcher, Supply
+from service.loops.seeing import remembered_nodes
 from service.loops.turn import Turn
 from service.policies_in_force import policies_in_force
 from service.queue import lifecycle
@@ -25,7 +27,6 @@ from service.queue.rooms import Room
 from service.queue.rows import AttemptRow, JobRow
 from service.store import jobs as store
 from service.store import ledger, spending
-from service.store import nodes as node_store
 from service.store.ids import new_id
 
 
@@ -36,32 +37,44 @@ class _Snapshot:
     spent: list[JobRow]
     claims: list[Claim]
     rooms: list[Room]
+    pools: list[PoolSize]
     quotas: Quotas | None
 
 
 def dispatch(
-    turn: Turn, launcher: Launcher, supply: Supply, why_short: Mapping[str, str] | None = None
+    turn: Turn,
+    launching: Launching,
+    launcher: Launcher,
+    supply: Supply,
+    why_short: Mapping[str, str] | None = None,
 ) -> None:
     """Admit what fits and launch it; `why_short` says by job id why the planner gets no nodes.  Raises Fenced."""
+    with turn.deciding:
+        started = _decide(turn, supply, why_short or {})
+    # 4. Act; `track` hears whether the drivers have their plans.
+    for job, attempt in started:
+        launching.launch(turn, launcher, job, attempt)
+
+
+def _decide(turn: Turn, supply: Supply, why_short: Mapping[str, str]) -> Sequence[tuple[JobRow, AttemptRow]]:
+    """Admit what fits, and write that down."""
     # 1. Load.
     policies = turn.load(lambda connection: policies_in_force(connection, turn.settings))
-    sizes = pool_sizes(policies, supply.offerings(), turn.now)
-    snapshot = turn.load(lambda connection: _load(connection, policies, sizes, turn.now))
+    snapshot = turn.load(lambda connection: _load(connection, policies, supply.offerings(), turn.now))
     for job in snapshot.spent:
         _end_spent(turn, job)
     if not snapshot.queue:
-        return
+        return ()
     # 2. Decide.
-    admission = admit(snapshot.queue, snapshot.claims, snapshot.rooms, sizes, quotas=snapshot.quotas)
+    pools, quotas = snapshot.pools, snapshot.quotas
+    admission = admit(snapshot.queue, snapshot.claims, snapshot.rooms, pools, quotas=quotas)
     # 3. Apply: rows first, so that a crash before the driver runs is found and healed by `track`.
     fabrics = admission.fabrics
     started = [
         pair for job_id in admission.starts if (pair := _start(turn, job_id, fabrics.get(job_id))) is not None
     ]
-    _tell(turn, snapshot.queue, [_explained(wait, why_short or {}) for wait in admission.waits])
-    # 4. Act.
-    for job, attempt in started:
-        launch(turn, launcher, job, attempt)
+    _tell(turn, snapshot.queue, [_explained(wait, why_short) for wait in admission.waits])
+    return started
 
 
 def _explained(wait: Wait, why_short: Mapping[str, str]) -> Wait:
@@ -72,17 +85,20 @@ def _explained(wait: Wait, why_short: Mapping[str, str]) -> Wait:
     return replace(wait, message=f"{wait.message}: {why}")
 
 
-def _load(connection: sa.Connection, policies: Policies, sizes: Sequence[PoolSize], now: float) -> _Snapshot:
+def _load(
+    connection: sa.Connection, policies: Policies, offerings: Sequence[Offering], now: float
+) -> _Snapshot:
     live = store.live_attempts(connection)
-    queue = line(connection, policies, sizes, live, now)
+    nodes = remembered_nodes(connection, policies, now)
+    pools = pool_sizes(policies, as_shown(offerings, nodes), now)
+    queue = line(connection, policies, pools, live, now)
     if not queue:
-        return _Snapshot([], [], [], [], None)
+        return _Snapshot([], [], [], [], pools, None)
     # Something of an ended attempt may still run: its job does not start again before that is over.
     unreleased = {attempt.job_id for attempt in store.unreleased_attempts(connection)}
-    nodes = node_store.current_nodes(connection, now)
     at = workers_of_jobs(nodes, [attempt for _, attempt in live])
     claims = [
-        Claim(job.max_workers, job.worker_resources, placement_in(job, one), at.get(job.id, {}))
+        Claim(job.sizes, job.worker_resources, placement_in(job, one), at.get(job.id, {}))
         for job, one in live
     ]
     rooms = [
@@ -100,7 +116,7 @@ def _load(connection: sa.Connection, policies: Policies, sizes: Sequence[PoolSiz
     spent = _have_spent(connection, queue, now)
     out = unreleased | {job.id for job in spent}
     queue = [job for job in queue if job.id not in out]
-    return _Snapshot(queue, spent, claims, rooms, _quotas(connection, policies, live, now))
+    return _Snapshot(queue, spent, claims, rooms, pools, _quotas(connection, policies, live, now))
 
 
 def _quotas(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable, Iterable
 
 import sqlalchemy as sa
 
@@ -17,17 +19,22 @@ from service.queue.demand import placement_in
 from service.queue.rows import AttemptRow, JobRow
 from service.settings import Settings
 from service.store import jobs as store
+from service.stores import FIELD, UnknownStore, url_of
 from trainers.checkpoints.cadence import FIRST_S
-from trainers.plan import AttemptPlan
+from trainers.plan import AttemptPlan, DriverGone
 
 log = logging.getLogger(__name__)
 
-#: Seconds after which a driver that cannot be started is given up.
-LAUNCH_TIMEOUT_S = 60.0
+#: Seconds after which a driver that has not said that it has its plan is given up.  Many that start at once share the
+#: processors of the head, and giving up those that are nearly there would only make the others wait again.
+LAUNCH_TIMEOUT_S = 300.0
 
 
 def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> AttemptPlan:
-    """Everything the driver needs.  Raises SpecError for a spec that this version no longer accepts."""
+    """Everything the driver needs.
+
+    Raises SpecError for a spec that this version no longer accepts, UnknownStore for one whose store is not there.
+    """
     spec = JobSpec.from_mapping(job.spec)
     best = spec.checkpoint.best
     return AttemptPlan(
@@ -37,12 +44,9 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         command=list(spec.command),
         bundle=spec.bundle,
         storage_url=settings.storage,
-        checkpoint_url=spec.checkpoint.store or settings.storage,
+        checkpoint_url=url_of(settings, spec.checkpoint.store),
         backend=spec.backend,
-        min_workers=spec.min_workers,
-        max_workers=spec.max_workers,
-        multiple_of=spec.worker_sizes.multiple_of,
-        dealt=spec.worker_sizes.dealt,
+        sizes=spec.worker_sizes,
         resources=spec.ray_resources(),
         labels=placement_in(job, attempt).labels,
         lasting=dict(LASTING),
@@ -50,7 +54,9 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         precision=spec.resources.precision,
         variables=dict(spec.environment.variables),
         outputs=tuple(spec.outputs),
-        output_paths={one.path: name for name, one in spec.outputs.items() if one.path is not None},
+        output_paths=_paths(spec, is_file=False),
+        output_files=_paths(spec, is_file=True),
+        output_commits={name: one.commit for name, one in spec.outputs.items() if one.commit is not None},
         elastic_variables=spec.elastic.variables(),
         checkpoint_interval_s=FIRST_S if spec.checkpoint.is_interval_auto else spec.checkpoint.interval_s,
         is_interval_auto=spec.checkpoint.is_interval_auto,
@@ -59,41 +65,74 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         best_metric=best.metric if best is not None else None,
         best_mode=best.mode if best is not None else "min",
         log_limit_bytes=settings.max_log_bytes,
+        max_processes=settings.max_processes,
         warm_modules=settings.warm,
         previous_step=job.max_step,
         step_time_s=spec.limits.step_time_s,
     )
 
 
-def launch(turn: Turn, launcher: Launcher, job: JobRow, attempt: AttemptRow) -> None:
-    """Start the driver of an attempt whose row exists, and write down that it was started.  Raises Fenced.
+def _paths(spec: JobSpec, *, is_file: bool) -> dict[str, str]:
+    """Names of outputs by their path below the working folder: of those that are a file there, or a folder."""
+    return {
+        one.path.rstrip("/"): name
+        for name, one in spec.outputs.items()
+        if one.path is not None and one.is_file == is_file
+    }
 
-    Also heals a crash between the row and the driver, because starting is idempotent.
-    """
-    try:
-        plan = attempt_plan(job, attempt, turn.settings)
-    except SpecError as error:
-        end(turn, attempt, EndReason.START_FAILED, f"this version does not accept the job: {error}")
-        return
-    try:
-        launcher.start(plan)
-    except Exception as error:
-        log.warning("the driver of %s cannot be started: %s", attempt.id, error)
-        if turn.now - attempt.created_at > LAUNCH_TIMEOUT_S:
-            message = f"its driver could not be started within {LAUNCH_TIMEOUT_S:g} s"
+
+class Launching:
+    """Starts drivers until each has said that it has its plan, and remembers since when this controller has tried."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: dict[str, float] = {}
+
+    def launch(self, turn: Turn, launcher: Launcher, job: JobRow, attempt: AttemptRow) -> bool:
+        """Bring the driver of an attempt whose row exists nearer to its plan; True once that is written down.
+
+        Waits for nobody, and is called at every turn until the attempt has `launched_at`: a controller may die anywhere
+        here, and the next one does the same again.  Raises Fenced.
+        """
+        since = self._since.setdefault(attempt.id, self._clock())
+        try:
+            plan = attempt_plan(job, attempt, turn.settings)
+        except SpecError as error:
+            end(turn, attempt, EndReason.START_FAILED, f"this version does not accept the job: {error}")
+            return False
+        except UnknownStore as error:
+            end(turn, attempt, EndReason.START_FAILED, f"{FIELD}: {error}")
+            return False
+        why = "it has not said that it has its plan"
+        try:
+            answer = launcher.start(plan)
+        except Exception as error:
+            log.warning("the driver of %s cannot be started: %s", attempt.id, error)
+            answer, why = False, str(error)[:500]
+        if isinstance(answer, DriverGone):
+            end(turn, attempt, answer.reason, answer.message)
+        elif answer:
+            _write_launched(turn, attempt)
+            log.info("attempt %d of %s was launched", attempt.attempt, job.id)
+        elif self._clock() - since > LAUNCH_TIMEOUT_S:
+            message = f"its driver could not be started within {LAUNCH_TIMEOUT_S:g} s: {why}"
             end(turn, attempt, EndReason.DRIVER_LOST, message)
-        return
+        return answer is True
 
+    def forget_others(self, attempt_ids: Iterable[str]) -> None:
+        """Only these attempts may still have to be launched."""
+        kept = set(attempt_ids)
+        self._since = {one: since for one, since in self._since.items() if one in kept}
+
+
+def _write_launched(turn: Turn, attempt: AttemptRow) -> None:
     def work(connection: sa.Connection) -> None:
-        store.save_attempt(connection, lifecycle.launched(_reload(connection, attempt), turn.now))
+        store.lock_job(connection, attempt.job_id)
+        current = store.get_attempt(connection, attempt.id)
+        if current is not None:
+            store.save_attempt(connection, lifecycle.launched(current, turn.now))
 
     turn.apply(work)
-    log.info("attempt %d of %s was launched", attempt.attempt, job.id)
-
-
-def _reload(connection: sa.Connection, attempt: AttemptRow) -> AttemptRow:
-    store.lock_job(connection, attempt.job_id)
-    return store.get_attempt(connection, attempt.id) or attempt
 
 
 def end(turn: Turn, attempt: AttemptRow, reason: EndReason, message: str) -> None:
@@ -104,7 +143,7 @@ def end(turn: Turn, attempt: AttemptRow, reason: EndReason, message: str) -> Non
         current = store.get_attempt(connection, attempt.id)
         if job is None or current is None or current.ended_at is not None:
             return
-        decision = lifecycle.end_attempt(job, current, reason, message, turn.now)
+        decision = lifecycle.end_attempt(job, current, reason, message, turn.now, by_driver=False)
         store.save(connection, job, decision, current)
 
     turn.apply(work)

@@ -20,8 +20,12 @@ class Launcher(Protocol):
     Every method may raise when the cluster cannot be reached; the loops ask again at the next tick.
     """
 
-    def start(self, plan: AttemptPlan) -> None:
-        """Start the driver and return without waiting for its workers; idempotent by `plan.attempt_id`."""
+    def start(self, plan: AttemptPlan) -> bool | DriverGone:
+        """Have the driver started, and say whether it has the plan; waits for nobody, so it is called until it has.
+
+        Idempotent by `plan.attempt_id`, whoever calls: at most one driver of an attempt ever has a plan.  `DriverGone`
+        says that this attempt will have no driver.
+        """
         ...
 
     def prepare(self) -> None:
@@ -34,7 +38,7 @@ class Launcher(Protocol):
         """What each driver has told after record `after[attempt_id]`, or that the driver is dead.
 
         Asking acknowledges: a driver may forget everything up to `after[attempt_id]`.  A driver that does not answer
-        in time is left out.
+        in time is left out; one that has no plan is gone.
         """
         ...
 
@@ -42,8 +46,12 @@ class Launcher(Protocol):
         """Ask the driver to end the attempt; it then tells an `ended` record.  Fine when asked again."""
         ...
 
-    def kill(self, attempt_id: str) -> None:
-        """Make sure that nothing of the attempt runs; fine when nothing does."""
+    def kill(self, attempt_id: str) -> bool:
+        """Make sure that nothing of the attempt runs; fine when nothing does.  Called until it is True."""
+        ...
+
+    def close(self, attempt_id: str, *, job_id: str, storage_url: str) -> bool:
+        """Make sure that no driver begins the attempt which has not begun it yet; called until it is True."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Keep the cluster as the policies want it: observe, plan, and carry the plan out.
+"""Keep the cluster as the policies want it: plan by what was seen, write the plan down, and ask for it.
 
 A node's row exists before its machine and ends after it, so a crash at any line leaves something that the next tick
 finds: a row without a machine is created or ended, a machine without a row is deleted, a drain that Ray has not heard
@@ -20,17 +20,19 @@ from cluster.actions import Drain, Launch, Notice, Plan, Terminate, Wait
 from cluster.offerings import Offering, zone_and_capacity
 from cluster.placement import FABRIC_LABEL, labels_of
 from cluster.planner import plan
-from cluster.planning.health import remembered_s
 from cluster.planning.money import step_reached
+from cluster.planning.refusals import after_refusal, made_good, taken_back
 from cluster.policies import Policies
 from cluster.provider import NodeRequest, ProvidedNode, Provider, ProviderError, Throttled, Unanswered
-from cluster.view import ENDED, ClusterView, Refusal
+from cluster.view import ENDED, ClusterView, NodeView
 from remora.states import NodeState
 from service.fixed_pool import kept_full
 from service.loops.explain import explain
-from service.loops.ports import Drains, Membership, Supply
+from service.loops.look import Hands, Seen
+from service.loops.ports import Drains, Supply
 from service.loops.quotas import note_quotas
 from service.loops.seeing import (
+    REFUSALS_S,
     Load,
     Machines,
     Members,
@@ -38,6 +40,7 @@ from service.loops.seeing import (
     free_view,
     load_jobs,
     load_running,
+    remembered_nodes,
     seen_node,
 )
 from service.loops.sight import note_seen
@@ -54,9 +57,6 @@ from service.store.ids import new_id
 
 log = logging.getLogger(__name__)
 
-#: Seconds that ended nodes stay in the planner's view for the paces of pools; those that failed stay for longer.
-MEMORY_S = 900.0
-
 #: Machines that a cloud is asked for at the same time.
 AT_ONCE = 16
 
@@ -65,62 +65,56 @@ Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
 
-class Unseen(Exception):
-    """The provider or Ray does not say what there is."""
-
-
 @dataclass(frozen=True)
-class Hands:
-    """What acts on nodes, and what they can be bought as."""
+class _Asks:
+    """What is to be asked of the cloud and of Ray; all of it stands in rows."""
 
-    provider: Provider
-    membership: Membership
-    supply: Supply
-    drains: Drains
-    #: Nodes are bought and returned as the policies say; False where they cost nothing: each pool is kept at its
-    #: maximum, whatever jobs there are.
-    follows_policies: bool = True
+    draining: Sequence[NodeRow]
+    ended: Sequence[str]
+    wanted: Sequence[NodeRequest]
+    rows: Rows
 
 
-def scale(turn: Turn, hands: Hands) -> Mapping[str, str]:
-    """Do what the planner says; why jobs have not all the nodes that they could use, by job id.
-
-    Raises Fenced, and Unseen with nothing done when it cannot be sure what there is.
-    """
-    # 1. Look.  What cannot be seen is not acted upon: a failed list is never an empty list.
-    try:
-        machines = {machine.node_id: machine for machine in hands.provider.list()}
-        members = hands.membership.observe()
-    except Exception as error:
-        raise Unseen(str(error)) from error
-    # 2. Load, after looking: a machine that was seen has its row by now.
+def scale(turn: Turn, hands: Hands, seen: Seen) -> Mapping[str, str]:
+    """Do what the planner says; why jobs have not all the nodes that they could use, by job id.  Raises Fenced."""
     known = turn.load(cloud.get)
     if known.unseen_since is not None:
         note_seen(turn, known.unseen_since)
+    with turn.deciding:
+        asks, waits = _decide(turn, hands, seen)
+    # 5. Ask for it: all that is asked for stands in rows, whenever an answer comes, or none.
+    _ask(turn, hands, seen.members, asks)
+    return {wait.job_id: wait.reason for wait in waits if wait.job_id}
+
+
+def _decide(turn: Turn, hands: Hands, seen: Seen) -> tuple[_Asks, list[Wait]]:
+    """Plan, and write the plan down; what is to be asked for, and why more is not done."""
+    machines, members = seen.machines, seen.members
+    # 1. Load, after looking: a machine that was seen has its row by now.
     policies = turn.load(lambda connection: policies_in_force(connection, turn.settings))
-    failed_since = turn.now - remembered_s(policies)
-    rows = turn.load(lambda connection: store.current_nodes(connection, turn.now - MEMORY_S, failed_since))
+    rows = turn.load(lambda connection: remembered_nodes(connection, policies, turn.now))
     load = turn.load(lambda connection: _load(connection, hands, policies, turn.now))
-    # 3. Write down what was seen.
+    # 2. Write down what was seen.
     jobs_on = workers_by_node(rows, [attempt for _, attempt in load.running])
     rows = [_observe(turn, row, machines, members, jobs_on.get(row.id, {})) for row in rows]
     _learn_refusals(turn, machines.values())
-    # 4. Decide, and hear the operators' own rules.
+    # 3. Decide, and hear the operators' own rules.
     nodes = [seen_node(row, jobs_on.get(row.id, {}), machines, members) for row in rows]
     if hands.follows_policies:
+        _take_back(turn, policies, hands.supply, nodes)
         note_quotas(turn, policies, hands.supply)
-        view = bought_view(turn, policies, hands.supply, load, nodes, known.paused_until)
+        paused_until = turn.load(cloud.get).paused_until
+        view = bought_view(turn, policies, hands.supply, load, nodes, paused_until)
     else:
         policies = kept_full(policies, turn.now)
         view = free_view(hands.supply, load, nodes, turn.now)
     actions = plan(view, policies, turn.now)
-    # 5. Carry it out.
     _keep_step(turn, view, policies)
-    vetoed = _carry_out(turn, hands, policies, view, actions, rows, machines, members)
-    # 6. Say why the rest is not done.
+    asks, vetoed = _write_down(turn, policies, view, actions, rows, machines)
+    # 4. Say why the rest is not done.
     waits = [*(action for action in actions if isinstance(action, Wait)), *vetoed]
     explain(turn, waits, load.running)
-    return {wait.job_id: wait.reason for wait in waits if wait.job_id}
+    return asks, waits
 
 
 def _load(connection: sa.Connection, hands: Hands, policies: Policies, now: float) -> Load:
@@ -130,18 +124,16 @@ def _load(connection: sa.Connection, hands: Hands, policies: Policies, now: floa
     return load_running(connection, now)
 
 
-def _carry_out(
+def _write_down(
     turn: Turn,
-    hands: Hands,
     policies: Policies,
     view: ClusterView,
     actions: Plan,
     rows: Sequence[NodeRow],
     machines: Machines,
-    members: Members,
-) -> list[Wait]:
-    """Why launches were not made after all."""
-    provider, by_id = hands.provider, {row.id: row for row in rows}
+) -> tuple[_Asks, list[Wait]]:
+    """Everything that is to be asked for, in rows; and why launches are not made after all."""
+    by_id = {row.id: row for row in rows}
     offerings = {offering.id: offering for offering in view.offerings}
     ended = _orphans(turn, machines, by_id)
     ending = {action.node_id for action in actions if isinstance(action, Terminate)}
@@ -160,23 +152,27 @@ def _carry_out(
                 draining.append(_begin_drain(turn, by_id[action.node_id], action))
             case Notice():
                 _tell(turn, action)
-    _drain(hands.drains, draining, members)
-    if hands.follows_policies:
-        # A process of this machine is gone once it was deleted.
-        _turn_away(turn, hands.drains, rows, members)
-    at_once = AT_ONCE if hands.follows_policies else 1
-    _at_once("delete", partial(_delete, provider), ended, at_once)
     wished = [action for action in actions if isinstance(action, Launch)]
     through, vetoed = let_through(turn, policies, view, wished)
     for launch in through:
         row = _insert(turn, launch, offerings[launch.offering])
         by_id[row.id] = row
         wanted.append(_request(row, offerings[launch.offering], launch.labels))
-    answers = _at_once("create", partial(_create, provider), wanted, at_once)
+    return _Asks(draining, ended, wanted, by_id), vetoed
+
+
+def _ask(turn: Turn, hands: Hands, members: Members, asks: _Asks) -> None:
+    """Tell Ray of drains, and ask the cloud for deletions and machines; it may take its time."""
+    _drain(turn, hands.drains, asks.draining, members)
+    if hands.follows_policies:
+        # A process of this machine is gone once it was deleted.
+        _turn_away(turn, hands.drains, asks.rows.values(), members)
+    at_once = AT_ONCE if hands.follows_policies else 1
+    _at_once("delete", partial(_delete, turn, hands.provider), asks.ended, at_once)
+    answers = _at_once("create", partial(_create, turn, hands.provider), asks.wanted, at_once)
     _hold_back(turn, answers)
-    for request, refusal in zip(wanted, answers, strict=True):
-        _settle(turn, by_id[request.node_id], refusal)
-    return vetoed
+    for request, refusal in zip(asks.wanted, answers, strict=True):
+        _settle(turn, asks.rows[request.node_id], refusal)
 
 
 def _observe(
@@ -217,14 +213,32 @@ def _learn_refusals(turn: Turn, machines: Iterable[ProvidedNode]) -> None:
 
 def _refused(turn: Turn, errors: Iterable[ProviderError]) -> None:
     """Remember which offerings need not be asked for, and until when."""
-    found = [
-        Refusal(offering=offering, until=error.until, reason=str(error))
-        for error in errors
-        if _closes(error, turn.now)
-        for offering in error.closes
-    ]
-    if found:
-        turn.apply(lambda connection: spending.refuse(connection, found))
+    said = {offering: error for error in errors if _closes(error, turn.now) for offering in error.closes}
+    if not said:
+        return
+
+    def work(connection: sa.Connection) -> None:
+        found = spending.known_refusals(connection, turn.now - REFUSALS_S)
+        known = {one.offering: one for one in found}
+        after = [
+            after_refusal(known.get(offering), offering, error.until, str(error), turn.now)
+            for offering, error in said.items()
+        ]
+        spending.refuse(connection, [one for one in after if one != known.get(one.offering)])
+
+    turn.apply(work)
+
+
+def _take_back(turn: Turn, policies: Policies, supply: Supply, nodes: Sequence[NodeView]) -> None:
+    """Write down which refusals an operator took back since, and which rows of them a newer node has ended."""
+    known = turn.load(lambda connection: spending.known_refusals(connection, turn.now - REFUSALS_S))
+    if not known:
+        return
+    sizes = {one.id: one.size for one in supply.offerings()}
+    after = taken_back(known, policies, turn.load(spending.reopenings), sizes)
+    changed = [one for one, before in zip(made_good(after, nodes), known, strict=True) if one != before]
+    if changed:
+        turn.apply(lambda connection: spending.refuse(connection, changed))
 
 
 def _closes(error: ProviderError | None, now: float) -> bool:
@@ -243,7 +257,8 @@ def _orphans(turn: Turn, machines: Machines, rows: Rows) -> list[str]:
     return orphans
 
 
-def _delete(provider: Provider, node_id: str) -> None:
+def _delete(turn: Turn, provider: Provider, node_id: str) -> None:
+    turn.check()
     try:
         provider.delete(node_id)
     except ProviderError as error:
@@ -256,13 +271,13 @@ def _begin_drain(turn: Turn, row: NodeRow, action: Drain) -> NodeRow:
     return row
 
 
-def _drain(drains: Drains, draining: Iterable[NodeRow], members: Members) -> None:
+def _drain(turn: Turn, drains: Drains, draining: Iterable[NodeRow], members: Members) -> None:
     """Tell Ray of every drain that it has not heard of."""
     for row in draining:
         member = members.get(row.id)
         if row.deadline_at is None or member is None or not member.is_alive or member.is_draining:
             continue
-        _tell_ray(drains, row.id, row.message or "it is to be returned", row.deadline_at)
+        _tell_ray(turn, drains, row.id, row.message or "it is to be returned", row.deadline_at)
 
 
 def _turn_away(turn: Turn, drains: Drains, rows: Iterable[NodeRow], members: Members) -> None:
@@ -277,10 +292,11 @@ def _turn_away(turn: Turn, drains: Drains, rows: Iterable[NodeRow], members: Mem
         if not is_given_up or member is None or not member.is_alive or member.is_draining:
             continue
         log.info("node %s is a member although it was given up, and is told to take no work", row.id)
-        _tell_ray(drains, row.id, f"it was given up: {row.message}", turn.now)
+        _tell_ray(turn, drains, row.id, f"it was given up: {row.message}", turn.now)
 
 
-def _tell_ray(drains: Drains, node_id: str, reason: str, deadline_at: float) -> None:
+def _tell_ray(turn: Turn, drains: Drains, node_id: str, reason: str, deadline_at: float) -> None:
+    turn.check()
     try:
         drains.drain(node_id, reason, deadline_at)
     except Exception as error:  # whatever Ray raises; it is told again at the next tick
@@ -352,8 +368,9 @@ def _request(row: NodeRow, offering: Offering | None, labels: Mapping[str, str] 
     )
 
 
-def _create(provider: Provider, request: NodeRequest) -> ProviderError | None:
+def _create(turn: Turn, provider: Provider, request: NodeRequest) -> ProviderError | None:
     """Ask for a machine; what it was refused with."""
+    turn.check()
     try:
         provider.create(request)
     except ProviderError as error:

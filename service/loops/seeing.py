@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import sqlalchemy as sa
 
+from cluster.planning.fitting import as_shown
+from cluster.planning.health import remembered_s
 from cluster.planning.quotas import counts_money
 from cluster.policies import Policies
 from cluster.provider import ProvidedNode
@@ -20,10 +22,14 @@ from service.queue.limits import budget_of
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from service.store import jobs as job_store
 from service.store import ledger, spending
+from service.store import nodes as node_store
 from service.store.telemetry import newest_checkpoints
 
 #: Seconds that refusals stay in the view after their end, so that it is known since when there is spot again.
 REFUSALS_S = 86_400.0
+
+#: Seconds that ended nodes stay in the planner's view for the paces of pools; those that failed stay for longer.
+MEMORY_S = 900.0
 
 Machines = Mapping[str, ProvidedNode]
 Members = Mapping[str, Member]
@@ -58,7 +64,9 @@ class Load:
 def load_jobs(connection: sa.Connection, policies: Policies, supply: Supply, now: float) -> Load:
     """The jobs that wait and may start, and those that run."""
     running = job_store.live_attempts(connection)
-    queue = line(connection, policies, pool_sizes(policies, supply.offerings(), now), running, now)
+    # As `dispatch` has them: else projects with shares would have another order there.
+    offerings = as_shown(supply.offerings(), remembered_nodes(connection, policies, now))
+    queue = line(connection, policies, pool_sizes(policies, offerings, now), running, now)
     return _load(connection, queue, running, now)
 
 
@@ -80,6 +88,11 @@ def _load(
         spent=ledger.spent(connection, limited, now),
         checkpoint_at=newest_checkpoints(connection, [job.id for job, _ in running]),
     )
+
+
+def remembered_nodes(connection: sa.Connection, policies: Policies, now: float) -> list[NodeRow]:
+    """Nodes that have not ended, and those whose end, failure or memory still counts for queue and planner."""
+    return node_store.current_nodes(connection, now - MEMORY_S, now - remembered_s(policies))
 
 
 def seen_node(row: NodeRow, jobs: Mapping[str, int], machines: Machines, members: Members) -> NodeView:
@@ -115,8 +128,9 @@ def bought_view(
         now=turn.now,
         jobs=jobs.demands(turn.now),
         nodes=tuple(nodes),
-        offerings=supply.offerings(),
+        offerings=as_shown(supply.offerings(), nodes),
         refusals=turn.load(lambda connection: spending.known_refusals(connection, turn.now - REFUSALS_S)),
+        reopened=turn.load(spending.reopenings),
         quota_left=_left_beyond(nodes, supply),
         paused_until=paused_until,
         in_turns=True,

@@ -37,8 +37,15 @@ def sweep(turn: Turn, launcher: Launcher) -> None:
 
 
 def _release(turn: Turn, launcher: Launcher, attempt: AttemptRow) -> None:
+    storage = turn.settings.storage
     try:
-        launcher.kill(attempt.id)
+        # In this order: a driver that began before the attempt was closed is there to be killed.
+        if attempt.launched_at is None and not launcher.close(
+            attempt.id, job_id=attempt.job_id, storage_url=storage
+        ):
+            return
+        if not launcher.kill(attempt.id):
+            return
     except Exception as error:
         log.warning("it is not sure that attempt %s runs no more, it is tried again: %s", attempt.id, error)
         return

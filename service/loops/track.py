@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import sqlalchemy as sa
 
 from remora.states import EndReason
-from service.loops.launching import end, launch
+from service.loops.launching import Launching, end
 from service.loops.ports import Launcher
 from service.loops.turn import Turn
 from service.queue import lifecycle
@@ -27,18 +27,19 @@ log = logging.getLogger(__name__)
 STOP_GRACE_S = 10.0
 
 
-def track(turn: Turn, launcher: Launcher) -> None:
+def track(turn: Turn, launching: Launching, launcher: Launcher) -> None:
     """Take in what is new about every attempt that lives.  Raises Fenced."""
     # 1. Load.
     live = turn.load(store.live_attempts)
-    # 2. Heal: the controller died between an attempt's row and its driver.
+    # 2. Launch: a driver has not said that it has its plan, and the controller that started it may be dead.
+    launched = [attempt for _, attempt in live if attempt.launched_at is not None]
     for job, attempt in live:
-        if attempt.launched_at is None and job.cancel_requested_at is None:
-            launch(turn, launcher, job, attempt)
+        is_wanted = attempt.launched_at is None and job.cancel_requested_at is None
+        if is_wanted and launching.launch(turn, launcher, job, attempt):
+            launched.append(attempt)
+    launching.forget_others(attempt.id for _, attempt in live)
     # 3. Ask, and store the answers.
-    for attempt, answer in _poll(
-        launcher, [attempt for _, attempt in live if attempt.launched_at is not None]
-    ):
+    for attempt, answer in _poll(launcher, launched):
         if isinstance(answer, DriverGone):
             end(turn, attempt, answer.reason, answer.message)
         elif answer:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from service.settings import Settings
 from service.store.database import Database
+from service.store.errors import Fenced
 from service.store.leases import Lease
 
 T = TypeVar("T")
+
+
+def _always() -> bool:
+    return True
 
 
 @dataclass(frozen=True)
@@ -24,13 +30,25 @@ class Turn:
     lease: Lease
     #: Seconds since 1970.
     now: float
+    #: False once this process may no longer act under the lease, which it learns without a database.
+    is_held: Callable[[], bool] = _always
+    #: Entered while it is decided which nodes jobs get, and until that is written: there are two threads that decide.
+    #: Nothing that waits for a cloud or for Ray happens in it.
+    deciding: AbstractContextManager[Any] = field(default_factory=nullcontext)
+
+    def check(self) -> None:
+        """To be called before anything is done outside of the database.  Raises Fenced when the lease is lost."""
+        if not self.is_held():
+            raise Fenced(f"the lease {self.lease.name!r} is not held any more by {self.lease.owner}")
 
     def load(self, work: Callable[[sa.Connection], T]) -> T:
-        """Read one consistent snapshot."""
+        """Read one consistent snapshot.  Raises Fenced when the lease is known to be lost."""
+        self.check()
         return self.database.query(work)
 
     def apply(self, work: Callable[[sa.Connection], T]) -> T:
         """Write in one transaction.  Raises Fenced, with nothing written, when the lease is lost."""
+        self.check()
 
         def guarded(connection: sa.Connection) -> T:
             self.lease.guard(connection)

@@ -15,22 +15,20 @@ from dataclasses import dataclass, field
 
 from cluster.offerings import CapacityType, Offering
 from cluster.placement import ANYWHERE, Placement
-from cluster.planning.market import FABRIC_NODES
+from cluster.planning.fitting import most_workers, slots
+from remora.worker_sizes import WorkerSizes
 from service.queue.demand import placement_of
 from service.queue.domains import Seats, seats_in_a_domain
 from service.queue.quotas import Counting, Quotas
-from service.queue.rooms import Resources, Room, fits, place, without
+from service.queue.rooms import Resources, Room, place_group, without
 from service.queue.rows import JobRow
-
-#: Stands for an amount that nobody knows yet.
-UNKNOWN = 2.0**62
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What an attempt holds or may grow to: so many workers of these resources."""
+    """What an attempt holds or may grow to: a worker group of these sizes and resources."""
 
-    workers: int
+    sizes: WorkerSizes
     resources: Resources
     placement: Placement = ANYWHERE
     #: Those of its workers that are there, by node id.
@@ -47,6 +45,8 @@ class PoolSize:
     #: Where it may have nodes, and of which capacity types; empty: not known, and taken for whatever is asked for.
     zones: tuple[str, ...] = ()
     capacities: tuple[CapacityType, ...] = ()
+    #: What it may buy; None: not known, and its nodes are taken to have its `resources`.
+    sold: tuple[Offering, ...] | None = None
     #: What it buys of sizes that InfiniBand can join.
     with_fabric: tuple[Offering, ...] = ()
 
@@ -108,8 +108,11 @@ def admit(
     ahead = 0
     for job in queue:
         placement = placement_of(job.spec)
-        never = _never(job, placement, rooms, pools)
-        if never is not None:
+        allowed = _allowed(rooms, placement)
+        seats = _seats(job, job.sizes, placement, rooms, free, allowed)
+        has_room = seats.workers >= job.sizes.min
+        # Nodes that are there may be larger than what is bought now.
+        if not has_room and (never := _never(job, placement, pools)) is not None:
             waits.append(Wait(job.id, "waiting_for_nodes", never, is_hopeless=True))
             continue
         if (never := counting.never(job)) is not None:
@@ -118,9 +121,7 @@ def admit(
         if (refusal := counting.refusal(job)) is not None:
             waits.append(Wait(job.id, "waiting_for_quota", refusal))
             continue
-        allowed = _allowed(rooms, placement)
-        seats = _seats(job, job.max_workers, placement, rooms, free, allowed)
-        if ahead == 0 and seats.workers >= job.min_workers:
+        if ahead == 0 and has_room:
             starts.append(job.id)
             if seats.fabric is not None:
                 fabrics[job.id] = seats.fabric
@@ -142,13 +143,16 @@ def _beside(claims: Iterable[Claim], rooms: Sequence[Room]) -> list[Resources]:
     free: list[Resources] = [room.resources for room in rooms]
     index = {room.node_id: at for at, room in enumerate(rooms)}
     growing: list[tuple[Claim, int]] = []
+    # Workers where they are, before what the groups may grow to.
     for claim in claims:
         here = {index[node_id]: count for node_id, count in claim.at.items() if node_id in index}
         for at, count in here.items():
             free[at] = without(free[at], count, claim.resources)
-        growing.append((claim, claim.workers - sum(here.values())))
-    for claim, workers in growing:
-        _, free = place(free, workers, claim.resources, _allowed(rooms, claim.placement))
+        growing.append((claim, sum(here.values())))
+    for claim, held in growing:
+        _, free = place_group(
+            free, claim.sizes, claim.resources, _allowed(rooms, claim.placement), min(held, claim.sizes.max)
+        )
     return free
 
 
@@ -164,17 +168,17 @@ def _allowed(rooms: Sequence[Room], placement: Placement) -> list[bool] | None:
 
 def _seats(
     job: JobRow,
-    workers: int,
+    sizes: WorkerSizes,
     placement: Placement,
     rooms: Sequence[Room],
     free: list[Resources],
     allowed: Sequence[bool] | None,
 ) -> Seats:
-    """Room for up to so many of the job's workers."""
+    """Room for a worker group of the job of one of these sizes."""
     if allowed is None or not placement.needs_fabric:
-        return Seats(*place(free, workers, job.worker_resources, allowed))
+        return Seats(*place_group(free, sizes, job.worker_resources, allowed))
     places = [at for at, is_allowed in enumerate(allowed) if is_allowed]
-    return seats_in_a_domain(job, workers, rooms, free, places)
+    return seats_in_a_domain(job, sizes, rooms, free, places)
 
 
 def _wait(
@@ -190,8 +194,9 @@ def _wait(
         return Wait(job.id, "waiting_for_turn", f"waits for its turn: {jobs} ahead of it")
     everything = [room.resources for room in rooms]
     together = _together(placement)
-    possible = _seats(job, job.min_workers, placement, rooms, everything, allowed).workers
-    if possible < job.min_workers:
+    least = WorkerSizes(job.sizes.min, job.sizes.min)
+    possible = _seats(job, least, placement, rooms, everything, allowed).workers
+    if possible < least.min:
         count = len(rooms) if allowed is None else sum(allowed)
         ready = " ".join(word for word in (f"the {count} ready nodes", placement.in_words()) if word)
         message = f"waits for nodes: it needs {_group(job)}{together} and {ready} have room for {possible}"
@@ -204,13 +209,13 @@ def _together(placement: Placement) -> str:
     return " in one fabric domain" if placement.needs_fabric else ""
 
 
-def _never(job: JobRow, placement: Placement, rooms: Sequence[Room], pools: Sequence[PoolSize]) -> str | None:
+def _never(job: JobRow, placement: Placement, pools: Sequence[PoolSize]) -> str | None:
     """Why the job could not start even if every pool were complete and empty, or None."""
     worker = job.worker_resources
     if refusal := _nowhere(placement, pools):
         return refusal
-    most = _most(worker, placement, rooms, pools)
-    if most >= job.min_workers:
+    most = _most(worker, placement, pools)
+    if most >= job.sizes.min:
         return None
     if most == 0:
         joined = "that InfiniBand joins " if placement.needs_fabric else ""
@@ -224,20 +229,19 @@ def _never(job: JobRow, placement: Placement, rooms: Sequence[Room], pools: Sequ
     )
 
 
-def _most(worker: Resources, placement: Placement, rooms: Sequence[Room], pools: Sequence[PoolSize]) -> int:
+def _most(worker: Resources, placement: Placement, pools: Sequence[PoolSize]) -> int:
     """Workers for which the pools have room when they are complete and empty."""
     if not placement.needs_fabric:
-        return sum(
-            pool.size * fits(_complete(pool.name, pool.resources, rooms, worker), worker)
-            for pool in pools
-            if pool.may_hold(placement)
-        )
-    # A fabric domain lies in one pool and has machines of one size.
-    return max(
-        min(pool.size, FABRIC_NODES) * fits(_complete(pool.name, one.resources, rooms, worker), worker)
-        for pool in pools
-        for one in pool.joined_for(placement)
-    )
+        return sum(_most_in(pool, worker, placement) for pool in pools if pool.may_hold(placement))
+    # A fabric domain lies in one pool.
+    return max(most_workers(pool.joined_for(placement), pool.size, worker, in_domain=True) for pool in pools)
+
+
+def _most_in(pool: PoolSize, worker: Resources, placement: Placement) -> int:
+    if pool.sold is None:
+        return pool.size * slots(pool.resources, worker)
+    sold = [one for one in pool.sold if placement.allows(pool.name, one.zone, one.capacity)]
+    return most_workers(sold, pool.size, worker)
 
 
 def _nowhere(placement: Placement, pools: Sequence[PoolSize]) -> str | None:
@@ -256,21 +260,9 @@ def _nowhere(placement: Placement, pools: Sequence[PoolSize]) -> str | None:
     return f"no pool has nodes {placement.in_words()}: change `placement`; the pools are {names}"
 
 
-def _complete(pool: str, resources: Resources, rooms: Sequence[Room], worker: Resources) -> Resources:
-    """What a node of the pool brings; what the pool does not announce is known from its ready nodes only."""
-    if worker.keys() <= resources.keys():
-        return resources
-    known = dict(resources)
-    for name in worker:
-        if name not in known:
-            seen = [room.resources.get(name, 0.0) for room in rooms if room.pool == pool]
-            # Ray measures memory by itself, so before the first node is there nobody knows how much it has.
-            known[name] = max(seen) if seen else (UNKNOWN if name == "memory" else 0.0)
-    return known
-
-
 def _group(job: JobRow) -> str:
-    workers = "1 worker" if job.min_workers == 1 else f"{job.min_workers} workers"
+    least = job.sizes.min
+    workers = "1 worker" if least == 1 else f"{least} workers"
     return f"{workers} of {describe(job.worker_resources)}"
 
 

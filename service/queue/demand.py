@@ -30,9 +30,7 @@ def demand_of(
     demand = JobDemand(
         id=job.id,
         project=job.project,
-        min_workers=job.min_workers,
-        max_workers=job.max_workers,
-        multiple_of=multiple_of(job.spec),
+        sizes=job.sizes,
         pools=placement.pools,
         zones=placement.zones,
         capacity=placement.capacity,
@@ -56,12 +54,6 @@ def demand_of(
         waiting_since=_short_since(attempt, now),
         saved_at=max(attempt.started_at or attempt.created_at, checkpoint_at or 0.0),
     )
-
-
-def multiple_of(spec: Mapping[str, Any]) -> int:
-    """How many workers hold the job's model together, by its specification as accepted."""
-    workers = spec.get("workers")
-    return int(workers.get("multiple_of", 1)) if isinstance(workers, Mapping) else 1
 
 
 def placement_of(spec: Mapping[str, Any]) -> Placement:

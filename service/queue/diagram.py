@@ -11,7 +11,14 @@ from typing import TypeVar
 
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue.lifecycle import ATTEMPT_EDGES, JOB_EDGES, NODE_EDGES
-from service.queue.retry import LOSS_BACKOFF_CAP_S, LOSS_BACKOFF_S, LOSS_LIMIT, USER_BACKOFF_CAP_S
+from service.queue.retry import (
+    FRUITLESS_LIMIT,
+    LOSS_BACKOFF_CAP_S,
+    LOSS_BACKOFF_S,
+    LOSS_LIMIT,
+    NO_PROGRESS,
+    USER_BACKOFF_CAP_S,
+)
 
 StateT = TypeVar("StateT", bound=StrEnum)
 
@@ -52,7 +59,7 @@ _REASONS: Mapping[EndReason, str] = {
     " code 0 while all others wait for it in PyTorch's rendezvous",
     EndReason.SUPERVISOR_LOST: "the supervisor of some rank died while its node lived, or something that it needs"
     " failed before the command began",
-    EndReason.DRIVER_LOST: "the driver died, or could not be started within a minute",
+    EndReason.DRIVER_LOST: "the driver died, or could not be started within five minutes",
     EndReason.HEAD_LOST: "the head of the Ray cluster died",
     EndReason.NODE_LOST: "nodes were lost and `workers.min` could not be had again in time; for a job that InfiniBand "
     "joins, all nodes of its fabric domain were lost",
@@ -114,7 +121,7 @@ def page() -> str:
         _edges(JOB_EDGES),
         "While a job is `queued`, `reason` is `waiting_for_nodes`, `waiting_for_turn`, `waiting_for_quota` or\n"
         "`waiting_for_retry`; while it is `running`, it is `regrouping` when none work and a new worker group is\n"
-        "being gathered; at the end it is the last attempt's end reason, or `wait_time_exceeded`.",
+        f"being gathered; at the end it is the last attempt's end reason, `{NO_PROGRESS}` or `wait_time_exceeded`.",
         "## Attempt",
         mermaid(ATTEMPT_EDGES, AttemptState.STARTING),
         _states(_ATTEMPTS),
@@ -128,6 +135,11 @@ def page() -> str:
         f"{USER_BACKOFF_CAP_S:g} s.\nAfter a loss it waits {LOSS_BACKOFF_S:g} s, doubled with each loss since the last "
         f"new step, at most {LOSS_BACKOFF_CAP_S:g} s. A job that was\nlost {LOSS_LIMIT} times is given up with the "
         "next loss.",
+        f"A job of which {FRUITLESS_LIMIT} attempts in a row ended with `{EndReason.SUPERVISOR_LOST.value}` or "
+        f"`{EndReason.DRIVER_LOST.value}`, and made neither a\nnew highest step nor a newer checkpoint, fails with "
+        f"`{NO_PROGRESS}`: its nodes lived, so that its own command may be\nwhat ends it each time. For a command that "
+        "reports no steps, stored outputs are progress. Other ends between them,\nas of lost nodes, neither count nor "
+        "begin the row again; nor do drivers that were lost before they had workers.",
         "## Node",
         mermaid(NODE_EDGES, NodeState.REQUESTED),
         _states(_NODES),

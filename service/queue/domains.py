@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from cluster.view import LEAVING
 from remora.states import NodeState
-from service.queue.rooms import Resources, Room, place
+from remora.worker_sizes import WorkerSizes
+from service.queue.rooms import Resources, Room, place, place_group
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 
 #: More workers than any domain has room for.
@@ -28,18 +29,18 @@ class Seats:
 
 def seats_in_a_domain(
     job: JobRow,
-    workers: int,
+    sizes: WorkerSizes,
     rooms: Sequence[Room],
     free: Sequence[Resources],
     allowed: Collection[int],
 ) -> Seats:
-    """Room for up to so many workers of the job, all in one fabric domain; `allowed` are places in `rooms`.
+    """Room for a worker group of the job of one of these sizes in one fabric domain; `allowed` are places in `rooms`.
 
     Of the domains that hold its smallest group: those with nodes that were bought for it, then those with room for
     most of its workers, then the one of which least is left over, so that large domains stay whole.
     """
     looked = [
-        (*_look(job, workers, rooms, free, places), name, places)
+        (*_look(job, sizes, rooms, free, places), name, places)
         for name, places in _domains(rooms, allowed).items()
     ]
     if not looked:
@@ -62,12 +63,12 @@ def _domains(rooms: Sequence[Room], allowed: Collection[int]) -> Mapping[str, li
 
 
 def _look(
-    job: JobRow, workers: int, rooms: Sequence[Room], free: Sequence[Resources], places: Sequence[int]
+    job: JobRow, sizes: WorkerSizes, rooms: Sequence[Room], free: Sequence[Resources], places: Sequence[int]
 ) -> tuple[tuple[bool, bool, int, int], int, list[Resources]]:
     """How good the domain at these places is (the least is the best), its workers, and what is free there then."""
-    found, after = place([free[at] for at in places], workers, job.worker_resources)
+    found, after = place_group([free[at] for at in places], sizes, job.worker_resources)
     over, _ = place(after, _ALL, job.worker_resources)
-    is_enough = found >= job.min_workers
+    is_enough = found >= sizes.min
     is_own = any(rooms[at].bought_for == job.id for at in places)
     return (not is_enough, is_enough and not is_own, -found, over), found, after
 

@@ -18,8 +18,9 @@ from service.queue.rows import DrilledJob, DrillRow, JobRow
 QUIET_S = 20.0
 #: Seconds after the nodes' end after which nobody waits for a job's full size any more.
 PATIENCE_S = 600.0
-#: Seconds after the wish in which a cloud that takes nodes by itself must have given notice.  Azure promises minutes.
-NOTICE_PATIENCE_S = 900.0
+#: Seconds after the wish in which a cloud that takes nodes by itself must have given notice.  Azure documents that a
+#: simulated eviction comes within 30 minutes, and the notice may take some minutes more to be seen here.
+NOTICE_PATIENCE_S = 2100.0
 
 #: Events that tell how many workers a job has from then on.
 _GROUPS = frozenset({"worker_group.started", "worker_group.regrouped"})

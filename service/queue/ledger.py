@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from service.queue.demand import workers_by_node
@@ -56,24 +56,43 @@ def entries(
     jobs = {job.id: (job, attempt) for job, attempt in live}
     placed = workers_by_node(known.values(), [attempt for _, attempt in jobs.values()])
     wanted = {
-        (job_id, node_id): count for node_id, jobs_on in placed.items() for job_id, count in jobs_on.items()
+        (job_id, node_id): (count, part)
+        for node_id, jobs_on in placed.items()
+        for (job_id, count), part in zip(jobs_on.items(), _parts(known[node_id], jobs, jobs_on), strict=True)
     }
     closed: list[UseRow] = []
     for use in open_uses:
         key = (use.job_id, use.node_id)
         current = jobs.get(use.job_id)
-        is_same = current is not None and current[1].attempt == use.attempt and wanted.get(key) == use.workers
-        if is_same:
+        is_attempt = current is not None and current[1].attempt == use.attempt
+        if is_attempt and wanted.get(key) == (use.workers, use.part):
             del wanted[key]
             continue
         closed.append(replace(use, ended_at=max(use.began_at, now)))
-    begun = [_use(*jobs[job_id], known[node_id], count, now) for (job_id, node_id), count in wanted.items()]
+    begun = [
+        _use(*jobs[job_id], known[node_id], count, part, now)
+        for (job_id, node_id), (count, part) in wanted.items()
+    ]
     return Entries(tuple(closed), tuple(begun))
 
 
-def _use(job: JobRow, attempt: AttemptRow, node: NodeRow, workers: int, now: float) -> UseRow:
+def _parts(
+    node: NodeRow, jobs: Mapping[str, tuple[JobRow, AttemptRow]], jobs_on: Mapping[str, int]
+) -> list[float]:
+    """Which part of the node each job holds, in their order; 1 in all at most.
+
+    One job may hold most of the GPUs and another one most of the CPUs: nobody pays for more than there is.
+    """
+    found = [
+        dominant_part(node.resources, jobs[job_id][0].worker_resources, n) for job_id, n in jobs_on.items()
+    ]
     # Of a node of which nothing is known all is held.
-    part = dominant_part(node.resources, job.worker_resources, workers)
+    parts = [min(1.0, 1.0 if part is None else part) for part in found]
+    most = max(1.0, sum(parts))
+    return [part / most for part in parts]
+
+
+def _use(job: JobRow, attempt: AttemptRow, node: NodeRow, workers: int, part: float, now: float) -> UseRow:
     return UseRow(
         job_id=job.id,
         node_id=node.id,
@@ -82,6 +101,6 @@ def _use(job: JobRow, attempt: AttemptRow, node: NodeRow, workers: int, now: flo
         workers=workers,
         pool=node.pool,
         offering=node.offering,
-        part=min(1.0, 1.0 if part is None else part),
+        part=part,
         price_per_hour=node.price_per_hour,
     )

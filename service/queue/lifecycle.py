@@ -181,7 +181,7 @@ def observe(job: JobRow, attempt: AttemptRow, said: Progress, at: float) -> Deci
     if said.resumed_from_step is not None:
         attempt = replace(attempt, resumed_from_step=said.resumed_from_step)
     if said.world_size is not None:
-        short_since = None if said.world_size >= job.max_workers else attempt.short_since or at
+        short_since = None if said.world_size >= job.sizes.max else attempt.short_since or at
         attempt = replace(attempt, world_size=said.world_size, short_since=short_since)
         job = replace(job, world_size=said.world_size)
     if said.workers is not None:
@@ -228,8 +228,19 @@ def observe_step(job: JobRow, attempt: AttemptRow, step: int, at: float) -> Deci
     if job.max_step is None or step > job.max_step:
         if job.lost_since is not None:
             job = replace(job, lost_s=job.lost_s + max(0.0, at - job.lost_since), lost_since=None)
-        job = replace(job, max_step=step, step_at=at, loss_streak=0)
+        job = replace(job, max_step=step, step_at=at, loss_streak=0, fruitless=0)
     return Decision(replace(job, step=step), replace(attempt, step=step))
+
+
+def observe_checkpoint(job: JobRow, attempt: AttemptRow, step: int) -> Decision:
+    """A checkpoint was committed; a newer one than ever before is progress, whether or not its step was reported."""
+    is_newer = job.checkpoint_step is None or step > job.checkpoint_step
+    return Decision(replace(job, fruitless=0) if is_newer else job, attempt)
+
+
+def observe_outputs(job: JobRow, attempt: AttemptRow) -> Decision:
+    """Outputs were stored: the only progress that can be seen of a command that reports no steps."""
+    return Decision(replace(job, fruitless=0) if job.max_step is None else job, attempt)
 
 
 def launched(attempt: AttemptRow, now: float) -> AttemptRow:
@@ -298,8 +309,13 @@ def end_attempt(
     message: str,
     now: float,
     exit_code: int | None = None,
+    *,
+    by_driver: bool = True,
 ) -> Decision:
-    """The attempt is over: it ends, and its job succeeds, fails, is cancelled, or waits for another attempt."""
+    """The attempt is over: it ends, and its job succeeds, fails, is cancelled, or waits for another attempt.
+
+    `by_driver` says that its driver told of the end.
+    """
     # Children that we told to stop die in many ways; the cause is that we told them to.
     if attempt.stop_reason is not None and end_reason is not EndReason.COMPLETED:
         end_reason = attempt.stop_reason
@@ -325,11 +341,11 @@ def end_attempt(
     )
     trained = max(0.0, now - attempt.started_at) if attempt.started_at is not None else 0.0
     job = replace(job, trained_s=job.trained_s + trained, world_size=0)
-    return _with_events(_follow(job, ended, end_reason, message, now), (event,))
+    next_step = retry.after(job, ended, end_reason, message, now, by_driver=by_driver)
+    return _with_events(_follow(job, ended, next_step, now), (event,))
 
 
-def _follow(job: JobRow, ended: AttemptRow, end_reason: EndReason, message: str, now: float) -> Decision:
-    next_step = retry.after(job, end_reason, message, now)
+def _follow(job: JobRow, ended: AttemptRow, next_step: retry.Again | retry.Finish, now: float) -> Decision:
     if isinstance(next_step, retry.Finish):
         return _finish(job, next_step.state, next_step.reason, next_step.message, now, ended)
     waiting = replace(
@@ -340,9 +356,11 @@ def _follow(job: JobRow, ended: AttemptRow, end_reason: EndReason, message: str,
         user_failures=next_step.user_failures,
         losses=next_step.losses,
         loss_streak=next_step.loss_streak,
+        fruitless=next_step.fruitless,
         lost_since=job.lost_since or job.step_at,
     )
-    event = _event(ended, now, "job.queued", next_step.message, reason=end_reason.value)
+    reason = ended.end_reason.value if ended.end_reason is not None else None
+    event = _event(ended, now, "job.queued", next_step.message, reason=reason)
     return Decision(waiting, ended, (event,))
 
 

@@ -15,7 +15,8 @@ def complete_pools(
 ) -> list[PoolSize]:
     """How many nodes of which resources each pool has when it is complete; `most_nodes` says how many.
 
-    A pool that is sold several sizes counts as if each of its nodes had the most of every resource.
+    `resources` of a pool that is sold several sizes are the most of every resource, as shares are counted in them; what
+    has room for a worker is asked of each size by itself.
     """
     sizes: list[PoolSize] = []
     for name, pool in policies.pools.items():
@@ -24,20 +25,27 @@ def complete_pools(
             if offering.size in pool.sizes:
                 for resource, amount in offering.resources.items():
                     most[resource] = max(amount, most.get(resource, 0.0))
-        joined = _joined(pool, offerings)
-        sizes.append(PoolSize(name, most_nodes(pool), most, pool.zones, bought_by(pool.capacity), joined))
+        sold = _sold(pool, offerings)
+        capacities = bought_by(pool.capacity)
+        sizes.append(
+            PoolSize(name, most_nodes(pool), most, pool.zones, capacities, sold, _joined(pool, sold))
+        )
     return sizes
 
 
-def _joined(pool: PoolPolicy, offerings: Sequence[Offering]) -> tuple[Offering, ...]:
-    """What the pool buys with InfiniBand; spot and on-demand do not meet in one fabric domain."""
-    is_mixed = pool.capacity is CapacityRule.MIXED
-    capacities = (CapacityType.ON_DEMAND,) if is_mixed else bought_by(pool.capacity)
+def _sold(pool: PoolPolicy, offerings: Sequence[Offering]) -> tuple[Offering, ...]:
+    """What the pool may buy."""
+    capacities = bought_by(pool.capacity)
     return tuple(
         one
         for one in offerings
-        if one.has_fabric
-        and one.size in pool.sizes
-        and (one.zone or "any") in pool.zones
-        and one.capacity in capacities
+        if one.size in pool.sizes and (one.zone or "any") in pool.zones and one.capacity in capacities
+    )
+
+
+def _joined(pool: PoolPolicy, sold: Sequence[Offering]) -> tuple[Offering, ...]:
+    """What of it has InfiniBand; spot and on-demand do not meet in one fabric domain."""
+    is_mixed = pool.capacity is CapacityRule.MIXED
+    return tuple(
+        one for one in sold if one.has_fabric and not (is_mixed and one.capacity is CapacityType.SPOT)
     )

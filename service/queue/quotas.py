@@ -45,7 +45,7 @@ def quotas_of(
         return None
     gpus: dict[str, float] = defaultdict(float)
     for job, workers in running:
-        counted = counted_workers(workers, job.min_workers, job.max_workers)
+        counted = counted_workers(workers, job.sizes.min, job.sizes.max)
         gpus[job.project] += gpus_of(job.worker_resources, counted)
     return Quotas(projects=policies.projects, gpus=gpus, spent=spent)
 
@@ -65,7 +65,7 @@ class Counting:
         policy = self._quotas.projects.get(job.project)
         if policy is None:
             return None
-        return never_allowed(job.project, policy, job.worker_resources, job.min_workers)
+        return never_allowed(job.project, policy, job.worker_resources, job.sizes.min)
 
     def refusal(self, job: JobRow) -> str | None:
         """Why the job's smallest group may not start now whatever is free, or None."""
@@ -78,10 +78,10 @@ class Counting:
             job.project,
             policy,
             worker=job.worker_resources,
-            workers=job.min_workers,
+            workers=job.sizes.min,
             gpus_held=self._gpus[job.project],
         )
-        if allowed < job.min_workers:
+        if allowed < job.sizes.min:
             return self._waits(job, why)
         # What was bought for it is paid for by its project; what stands free elsewhere is paid for by others.
         return None if job.id in self._own else self.why_no_nodes(job)
@@ -94,7 +94,7 @@ class Counting:
 
     def start(self, job: JobRow) -> None:
         """It starts, and counts with all that it may use until its driver has said with how many workers it runs."""
-        self._gpus[job.project] += gpus_of(job.worker_resources, job.max_workers)
+        self._gpus[job.project] += gpus_of(job.worker_resources, job.sizes.max)
 
     def _waits(self, job: JobRow, why: str) -> str:
         self._first[job.project] = job.id

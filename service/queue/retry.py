@@ -5,10 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from remora.states import EndReason, JobState
-from service.queue.rows import JobRow
+from service.queue.rows import AttemptRow, JobRow
 
 #: Attempts that may end for causes that are not the user's; a job that loses more is given up.
 LOSS_LIMIT = 100
+#: Attempts in a row that may be lost without their nodes and without progress; the last of them ends the job.
+FRUITLESS_LIMIT = 3
+#: What a job ends with then.
+NO_PROGRESS = "no_progress"
+#: What was lost although its nodes lived, so that the job's own command may be what ends it each time.
+_WITHOUT_NODES = (EndReason.SUPERVISOR_LOST, EndReason.DRIVER_LOST)
 #: Seconds before the first attempt after a loss, and at most before any attempt.
 LOSS_BACKOFF_S = 0.5
 LOSS_BACKOFF_CAP_S = 60.0
@@ -24,6 +30,7 @@ class Again:
     user_failures: int
     losses: int
     loss_streak: int
+    fruitless: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +48,13 @@ def backoff(first_s: float, count: int, cap_s: float) -> float:
     return min(cap_s, first_s * 2.0 ** min(count - 1, 60))
 
 
-def after(job: JobRow, end_reason: EndReason, message: str, now: float) -> Again | Finish:
-    """Decide what follows an attempt of `job` that ended for `end_reason`; `message` says it for people."""
+def after(
+    job: JobRow, attempt: AttemptRow, end_reason: EndReason, message: str, now: float, *, by_driver: bool
+) -> Again | Finish:
+    """Decide what follows an attempt of `job` that ended for `end_reason`; `message` says it for people.
+
+    `by_driver` says that its driver told of the end; else it was found to be gone, or had never begun.
+    """
     if end_reason is EndReason.COMPLETED:
         return Finish(state=JobState.SUCCEEDED, reason=end_reason.value, message=message)
     if end_reason is EndReason.CANCELLED or job.cancel_requested_at is not None:
@@ -54,7 +66,10 @@ def after(job: JobRow, end_reason: EndReason, message: str, now: float) -> Again
         return Finish(state=JobState.FAILED, reason=end_reason.value, message=message)
     if end_reason.is_users:
         return _after_failure(job, end_reason, message, now)
-    return _after_loss(job, end_reason, message, now)
+    # An attempt whose driver was lost before it had workers has run nothing of the job's.
+    has_begun = by_driver or attempt.started_at is not None
+    is_fruitless = end_reason in _WITHOUT_NODES and has_begun
+    return _after_loss(job, end_reason, message, now, is_fruitless=is_fruitless)
 
 
 def _after_failure(job: JobRow, end_reason: EndReason, message: str, now: float) -> Again | Finish:
@@ -70,6 +85,7 @@ def _after_failure(job: JobRow, end_reason: EndReason, message: str, now: float)
         user_failures=failures,
         losses=job.losses,
         loss_streak=job.loss_streak,
+        fruitless=job.fruitless,
     )
 
 
@@ -81,9 +97,19 @@ def delay_after_loss(losses: int, streak: int) -> float | None:
     return None if losses > LOSS_LIMIT else backoff(LOSS_BACKOFF_S, streak, LOSS_BACKOFF_CAP_S)
 
 
-def _after_loss(job: JobRow, end_reason: EndReason, message: str, now: float) -> Again | Finish:
+def _after_loss(
+    job: JobRow, end_reason: EndReason, message: str, now: float, *, is_fruitless: bool
+) -> Again | Finish:
     losses, streak = job.losses + 1, job.loss_streak + 1
+    # Progress sets it to 0, so that it counts what has been lost since.
+    fruitless = job.fruitless + is_fruitless
     cause = message.rstrip(".")
+    if fruitless >= FRUITLESS_LIMIT:
+        said = (
+            f"{cause}; {fruitless} attempts in a row were lost on nodes that lived, without a new step, a new"
+            " checkpoint or new outputs between them"
+        )
+        return Finish(state=JobState.FAILED, reason=NO_PROGRESS, message=said)
     delay = delay_after_loss(losses, streak)
     if delay is None:
         said = f"{cause}; it was lost {LOSS_LIMIT} times before and is given up"
@@ -94,4 +120,5 @@ def _after_loss(job: JobRow, end_reason: EndReason, message: str, now: float) ->
         user_failures=job.user_failures,
         losses=losses,
         loss_streak=streak,
+        fruitless=fruitless,
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cluster.offerings import CapacityType
+from cluster.planning.fitting import slots
+from remora.worker_sizes import WorkerSizes
 
 Resources = Mapping[str, float]
 
@@ -26,18 +27,6 @@ class Room(NamedTuple):
     bought_for: str | None = None
 
 
-def fits(free: Resources, worker: Resources) -> int:
-    """How many such workers the free resources carry."""
-    least = math.inf
-    for name, amount in worker.items():
-        if amount > 0:
-            count = free.get(name, 0.0) / amount + 1e-9
-            if count < 1:
-                return 0
-            least = min(least, count)
-    return math.floor(least) if least < math.inf else 0
-
-
 def place(
     nodes: Sequence[Resources], workers: int, worker: Resources, allowed: Sequence[bool] | None = None
 ) -> tuple[int, list[Resources]]:
@@ -49,11 +38,29 @@ def place(
             break
         if allowed is not None and not allowed[at]:
             continue
-        count = min(left, fits(node, worker))
+        count = min(left, slots(node, worker))
         if count > 0:
             left -= count
             after[at] = without(node, count, worker)
     return workers - left, after
+
+
+def place_group(
+    nodes: Sequence[Resources],
+    sizes: WorkerSizes,
+    worker: Resources,
+    allowed: Sequence[bool] | None = None,
+    held: int = 0,
+) -> tuple[int, list[Resources]]:
+    """The same for a worker group that has `held` workers elsewhere: as many beside them as a possible size takes.
+
+    Where there is no room for its smallest size, what there is counts, so that one can say how much is missing.
+    """
+    found, after = place(nodes, sizes.max - held, worker, allowed)
+    size = sizes.fit(held + found)
+    if 0 < size < held + found:
+        return place(nodes, max(0, size - held), worker, allowed)
+    return found, after
 
 
 def without(node: Resources, workers: int, worker: Resources) -> Resources:

@@ -12,6 +12,7 @@ from typing import Any
 
 from cluster.policies import BudgetStep
 from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
+from remora.worker_sizes import WorkerSizes, sizes_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class JobRow:
     priority: int
     #: The JobSpec as accepted.
     spec: dict[str, Any]
-    #: What the queue needs of the spec, as numbers.
+    #: What the queue needs of the spec, as numbers; which worker groups are possible between the two, `sizes` says.
     min_workers: int
     max_workers: int
     #: Ray resources of one worker.
@@ -45,6 +46,8 @@ class JobRow:
     losses: int = 0
     #: Losses since training last made a new step.
     loss_streak: int = 0
+    #: Attempts that were lost on nodes that lived, since its last progress: `service.queue.retry`.
+    fruitless: int = 0
     #: No attempt starts before this time.
     not_before: float = 0.0
     #: Newest step reported, and the highest one ever.
@@ -72,6 +75,11 @@ class JobRow:
     #: Numbers of the newest event and of the newest log line.
     event_seq: int = 0
     log_seq: int = 0
+
+    @property
+    def sizes(self) -> WorkerSizes:
+        """The sizes that its worker group may have."""
+        return sizes_of(self.spec, self.min_workers, self.max_workers)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,7 @@ class Shares:
                 line = lines[project]
                 job = line.popleft()
                 ordered.append(job)
-                held[project] += _part(self.whole, job, job.min_workers)
+                held[project] += _part(self.whole, job, job.sizes.min)
                 if line:
                     heapq.heappush(turns, self._turn(project, line, held))
         return ordered
@@ -79,7 +79,7 @@ def shares_of(
             whole[name] += pool.size * amount
     held: dict[str, float] = defaultdict(float)
     for job, workers in running:
-        held[job.project] += _part(whole, job, max(workers, job.min_workers))
+        held[job.project] += _part(whole, job, max(workers, job.sizes.min))
     shares = {name: policy.share for name, policy in policies.projects.items()}
     return Shares(shares=shares, held=held, whole=whole)
 

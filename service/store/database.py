@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
 
+from service.private_home import close_to_others, make_private_file
 from service.store.errors import StoreError
 
 T = TypeVar("T")
@@ -50,6 +51,14 @@ def _clean_url(url: str) -> sa.URL:
     raise StoreError(
         f"the database {url.split('://')[0]!r} is not supported: use a SQLite file or PostgreSQL"
     )
+
+
+def _make_private(url: sa.URL) -> None:
+    """SQLite gives the files beside its own the rights of that one."""
+    if url.database and url.database != ":memory:":
+        make_private_file(Path(url.database))
+        for end in ("-wal", "-shm"):
+            close_to_others(Path(url.database + end))
 
 
 def _sqlite_engine(url: sa.URL, begin: str, size: int) -> sa.Engine:
@@ -92,7 +101,7 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         try:
             if self.is_sqlite:
-                Path(str(self.url.database)).parent.mkdir(parents=True, exist_ok=True)
+                _make_private(self.url)
                 # BEGIN IMMEDIATE: a transaction that will write takes its place in the line at once.
                 self._writing = _sqlite_engine(self.url, "BEGIN IMMEDIATE", 1)
                 self._reading = _sqlite_engine(self.url, "BEGIN", 4)

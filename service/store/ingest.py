@@ -118,10 +118,11 @@ def _take(batch: _Batch, record: Record) -> None:
             _checkpoint(batch, said, at)
         case records.Collected():
             batch.outputs = {**said.model_dump(), "attempt": batch.attempt.attempt, "job_id": batch.job.id}
+            batch.decide(lifecycle.observe_outputs(batch.job, batch.attempt))
         case records.Happened():
             batch.tell(at, said.kind, said.message, said.data)
         case records.Progress():
-            batch.decide(lifecycle.observe(batch.job, batch.attempt, said, at))
+            batch.decide(lifecycle.observe(batch.job, batch.attempt, said, _since(batch, at)))
         case records.Ended():
             batch.outputs_are_complete = said.outputs_are_complete
             message = said.message or said.end_reason.value
@@ -141,7 +142,12 @@ def _measure(batch: _Batch, said: records.Measured, at: float) -> None:
         "world_size": said.world_size,
         "data": said.values,
     }
-    batch.decide(lifecycle.observe_step(batch.job, batch.attempt, said.step, at))
+    batch.decide(lifecycle.observe_step(batch.job, batch.attempt, said.step, _since(batch, at)))
+
+
+def _since(batch: _Batch, at: float) -> float:
+    """From when a length of time is measured: whatever the driver's clock says, its attempt had begun by then."""
+    return max(batch.attempt.created_at, min(at, batch.now))
 
 
 def _checkpoint(batch: _Batch, said: records.Committed | records.Removed, at: float) -> None:
@@ -152,6 +158,7 @@ def _checkpoint(batch: _Batch, said: records.Committed | records.Removed, at: fl
         )
         return
     batch.checkpoints[said.step] = {**said.model_dump(exclude={"step"}), "attempt": batch.attempt.attempt}
+    batch.decide(lifecycle.observe_checkpoint(batch.job, batch.attempt, said.step))
     batch.tell(
         at,
         "checkpoint.committed",

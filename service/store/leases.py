@@ -1,4 +1,9 @@
-"""Exclusive rights for a time.  A token grows with every new owner, so that a former owner can be told from the new."""
+"""Exclusive rights for a time.  A token grows with every new owner, so that a former owner can be told from the new.
+
+No two clocks are compared: the owner counts its renewals, and who waits for the lease takes it when the row has not
+changed for as long as a lease lasts, by the waiting process's own monotonic clock.  A machine whose clock is wrong, or
+jumps, neither keeps a lease for longer nor loses it.
+"""
 
 from __future__ import annotations
 
@@ -30,39 +35,86 @@ class Lease:
             raise Fenced(f"the lease {self.name!r} has another owner than {self.owner}")
 
 
-def acquire(connection: sa.Connection, name: str, owner: str, now: float, lease_s: float) -> Lease | None:
-    """Take the lease for `lease_s` seconds, or renew one's own; None while another owner holds it."""
-    upsert(
-        connection,
-        leases,
-        [{"name": name, "owner": "", "token": 0, "renewed_at": 0.0, "expires_at": 0.0}],
-        replace=False,
-    )
-    statement = (
+@dataclass(frozen=True, kw_only=True)
+class LeaseRow:
+    """A lease as everybody sees it."""
+
+    name: str
+    #: Empty: nobody holds it.
+    owner: str
+    token: int
+    #: Grows with every renewal.
+    renewals: int
+    #: Seconds since 1970 by the owner's clock, for people; nothing is decided by it.
+    renewed_at: float
+
+    @property
+    def is_free(self) -> bool:
+        """Nobody holds it."""
+        return not self.owner
+
+
+class LeaseWatch:
+    """For how long a lease has not changed, by the monotonic clock of the process that looks at it."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[str, int, int] | None = None
+        self._since = 0.0
+
+    def unchanged_s(self, row: LeaseRow, now: float, before_s: float = 0.0) -> float:
+        """Seconds since the row was seen to change; `now` is the time of a monotonic clock.
+
+        At the first look it is taken not to have changed for `before_s`.
+        """
+        seen = (row.owner, row.token, row.renewals)
+        if self._seen is None:
+            self._since = now - before_s
+        elif seen != self._seen:
+            self._since = now
+        self._seen = seen
+        return now - self._since
+
+
+def get(connection: sa.Connection, name: str) -> LeaseRow | None:
+    """The lease; None when nobody ever held it."""
+    row = connection.execute(sa.select(leases).where(leases.c.name == name)).first()
+    return None if row is None else LeaseRow(**row._mapping)
+
+
+def take(connection: sa.Connection, seen: LeaseRow | None, name: str, owner: str, now: float) -> Lease | None:
+    """Take a lease that is still as it was seen (None: nobody ever held it); None when it has changed meanwhile.
+
+    Whether it may be taken is for the caller to know.
+    """
+    before = LeaseRow(name=name, owner="", token=0, renewals=0, renewed_at=0.0) if seen is None else seen
+    if seen is None:
+        fields = {"name": name, "owner": "", "token": 0, "renewals": 0, "renewed_at": 0.0}
+        upsert(connection, leases, [fields], replace=False)
+    taken = connection.execute(
         sa.update(leases)
-        .where(leases.c.name == name, sa.or_(leases.c.owner == owner, leases.c.expires_at <= now))
-        .values(
-            token=sa.case((leases.c.owner == owner, leases.c.token), else_=leases.c.token + 1),
-            owner=owner,
-            renewed_at=now,
-            expires_at=now + lease_s,
+        .where(
+            leases.c.name == name,
+            leases.c.owner == before.owner,
+            leases.c.token == before.token,
+            leases.c.renewals == before.renewals,
         )
-        .returning(leases.c.token)
+        .values(owner=owner, token=before.token + 1, renewals=before.renewals + 1, renewed_at=now)
     )
-    token = connection.execute(statement).scalar()
-    return None if token is None else Lease(name, owner, int(token))
+    return Lease(name, owner, before.token + 1) if taken.rowcount == 1 else None
+
+
+def renew(connection: sa.Connection, lease: Lease, now: float) -> bool:
+    """Say that its owner lives; False when it has another owner, or none."""
+    renewed = connection.execute(
+        sa.update(leases)
+        .where(leases.c.name == lease.name, leases.c.owner == lease.owner, leases.c.token == lease.token)
+        .values(renewals=leases.c.renewals + 1, renewed_at=now)
+    )
+    return renewed.rowcount == 1
 
 
 def give_up(connection: sa.Connection, lease: Lease) -> None:
     """Let the next owner in at once; nothing happens when the lease has another owner already."""
     connection.execute(
-        sa.update(leases)
-        .where(leases.c.name == lease.name, leases.c.token == lease.token)
-        .values(expires_at=0.0)
+        sa.update(leases).where(leases.c.name == lease.name, leases.c.token == lease.token).values(owner="")
     )
-
-
-def age_s(connection: sa.Connection, name: str, now: float) -> float | None:
-    """Seconds since the lease was last renewed; None when nobody ever held it."""
-    renewed_at = connection.execute(sa.select(leases.c.renewed_at).where(leases.c.name == name)).scalar()
-    return None if not renewed_at else max(0.0, now - renewed_at)

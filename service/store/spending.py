@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from cluster.policies import BudgetStep
 from cluster.view import Refusal, Spending
 from service.store.rows import upsert
-from service.store.tables import budget_days, jobs, nodes, refusals
+from service.store.tables import budget_days, jobs, nodes, pool_reopenings, refusals
 
 
 def day_of(now: float) -> str:
@@ -19,24 +19,32 @@ def day_of(now: float) -> str:
     return datetime.fromtimestamp(now, UTC).date().isoformat()
 
 
+def month_of(now: float) -> float:
+    """When the month (UTC) of that time began, seconds since 1970."""
+    at = datetime.fromtimestamp(now, UTC)
+    return at.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
+
+
 def spent(connection: sa.Connection, now: float) -> tuple[Spending, dict[str, Spending]]:
     """USD of the running day and month (UTC), of the whole cluster and of each project.
 
-    A node is paid for from the wish for it to its end, at the price of that moment.  Its project is that of the job
-    that it was bought for; what pools keep by themselves is no project's.
+    A node is paid for from when its machine was first there to its end (`service.queue.bill.paid_s`), at the price of
+    the wish for it.  Its project is that of the job that it was bought for; what pools keep by themselves is no
+    project's.
     """
     today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     day, month = today.timestamp(), today.replace(day=1).timestamp()
     statement = (
-        sa.select(nodes.c.created_at, nodes.c.ended_at, nodes.c.price_per_hour, jobs.c.project)
+        sa.select(nodes.c.launched_at, nodes.c.ended_at, nodes.c.price_per_hour, jobs.c.project)
         .select_from(nodes.outerjoin(jobs, jobs.c.id == nodes.c.bought_for))
-        .where(nodes.c.price_per_hour > 0, sa.or_(nodes.c.ended_at.is_(None), nodes.c.ended_at > month))
+        .where(nodes.c.price_per_hour > 0, nodes.c.launched_at.is_not(None))
+        .where(sa.or_(nodes.c.ended_at.is_(None), nodes.c.ended_at > month))
     )
     totals: dict[str | None, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for row in connection.execute(statement):
         ended_at = now if row.ended_at is None else row.ended_at
         for at, begins_at in enumerate((day, month)):
-            cost = row.price_per_hour * max(0.0, ended_at - max(row.created_at, begins_at)) / 3600.0
+            cost = row.price_per_hour * max(0.0, ended_at - max(row.launched_at, begins_at)) / 3600.0
             totals[None][at] += cost
             if row.project is not None:
                 totals[row.project][at] += cost
@@ -50,13 +58,25 @@ def spent(connection: sa.Connection, now: float) -> tuple[Spending, dict[str, Sp
 def known_refusals(connection: sa.Connection, until: float) -> tuple[Refusal, ...]:
     """Refusals that ended after the given time, or have not ended."""
     rows = connection.execute(sa.select(refusals).where(refusals.c.until > until))
-    return tuple(Refusal(offering=row.offering, until=row.until, reason=row.reason) for row in rows)
+    return tuple(
+        Refusal(offering=row.offering, until=row.until, reason=row.reason, at=row.at, tries=row.tries)
+        for row in rows
+    )
 
 
 def refuse(connection: sa.Connection, found: Iterable[Refusal]) -> None:
     """Remember refusals; a newer one of the same offering replaces the older one."""
-    rows = [{"offering": one.offering, "until": one.until, "reason": one.reason} for one in found]
-    upsert(connection, refusals, rows, replace=True)
+    upsert(connection, refusals, [vars(one) for one in found], replace=True)
+
+
+def reopenings(connection: sa.Connection) -> dict[str, float]:
+    """When operators last reopened pools, seconds since 1970, by pool."""
+    return {row.pool: row.at for row in connection.execute(sa.select(pool_reopenings))}
+
+
+def reopen(connection: sa.Connection, pool: str, now: float) -> None:
+    """An operator takes back what has closed offerings to a pool until now."""
+    upsert(connection, pool_reopenings, [{"pool": pool, "at": now}], replace=True)
 
 
 def budget_step(connection: sa.Connection, figures: str, now: float) -> BudgetStep | None:

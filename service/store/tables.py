@@ -72,6 +72,7 @@ jobs = sa.Table(
     sa.Column("user_failures", sa.Integer, nullable=False),
     sa.Column("losses", sa.Integer, nullable=False),
     sa.Column("loss_streak", sa.Integer, nullable=False),
+    sa.Column("fruitless", sa.Integer, nullable=False, server_default="0"),
     sa.Column("not_before", sa.Double, nullable=False),
     sa.Column("step", sa.BigInteger),
     sa.Column("max_step", sa.BigInteger),
@@ -232,6 +233,7 @@ nodes = sa.Table(
     sa.Column("event_seq", sa.BigInteger, nullable=False),
     _partial("ix_nodes_live", "id", where=LIVE_NODES),
     sa.Index("ix_nodes_ended_at", "ended_at"),
+    sa.Index("ix_nodes_bought_for", "bought_for"),
 )
 
 node_events = sa.Table(
@@ -311,6 +313,17 @@ refusals = sa.Table(
     sa.Column("offering", sa.String(200), primary_key=True),
     sa.Column("until", sa.Double, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("at", sa.Double, nullable=False, server_default="0"),
+    # The how manieth in a row it is; 0: its row is over.
+    sa.Column("tries", sa.Integer, nullable=False, server_default="1"),
+)
+
+# When operators took back what had closed offerings to a pool.
+pool_reopenings = sa.Table(
+    "pool_reopenings",
+    metadata,
+    sa.Column("pool", sa.String(200), primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
 )
 
 # What is remembered of the cloud, in one row.
@@ -362,6 +375,6 @@ leases = sa.Table(
     sa.Column("name", sa.String(64), primary_key=True),
     sa.Column("owner", sa.String(64), nullable=False),
     sa.Column("token", sa.BigInteger, nullable=False),
+    sa.Column("renewals", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("renewed_at", sa.Double, nullable=False),
-    sa.Column("expires_at", sa.Double, nullable=False),
 )

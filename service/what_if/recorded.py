@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.offerings import Offering
 from cluster.traces.trace import PROVISIONING_S, MarketChange, Trace, TraceJob
-from service.queue.demand import multiple_of, placement_of
+from service.queue.demand import placement_of
 from service.queue.limits import budget_of, deadline_of
 from service.queue.rows import JobRow, NodeRow
 
@@ -89,8 +89,7 @@ def _job(job: JobRow, begins_at: float, work_s: float) -> TraceJob:
     return TraceJob(
         id=job.id,
         at_s=round(job.created_at - begins_at, 3),
-        min_workers=job.min_workers,
-        max_workers=job.max_workers,
+        sizes=job.sizes,
         resources=job.worker_resources,
         work_s=work_s,
         checkpoint_s=interval if isinstance(interval, int | float) and interval > 0 else _CHECKPOINT_S,
@@ -98,7 +97,6 @@ def _job(job: JobRow, begins_at: float, work_s: float) -> TraceJob:
         priority=job.priority,
         # A time of a trace is never before its beginning; a deadline that had passed by then is missed all the same.
         deadline_s=None if deadline is None else max(0.0, round(deadline - begins_at, 3)),
-        multiple_of=multiple_of(job.spec),
         budget=budget_of(job.spec),
         placement=placement_of(job.spec),
     )

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cluster.offerings import Offering
-from cluster.placement import ANYWHERE, Placement, bought_by
+from cluster.placement import ANYWHERE
 from cluster.planning.quotas import has_quotas
 from cluster.policies import Policies, PoolPolicy
 from cluster.simulator.doors import FreeRoom
 from cluster.traces.lines import asked_by
 from cluster.traces.trace import TraceJob
 from cluster.view import Spending
+from remora.worker_sizes import spec_of
 from service.queue import retry
 from service.queue.admission import PoolSize, admit
 from service.queue.ordering import turn_key
 from service.queue.pools import complete_pools
-from service.queue.quotas import Counting, quotas_of
+from service.queue.quotas import quotas_of
 from service.queue.rooms import Room
 from service.queue.rows import JobRow
 from service.queue.shares import has_shares, shares_of
@@ -27,18 +28,11 @@ class ServiceQueue:
 
     def __init__(self, offerings: Sequence[Offering], policies: Policies) -> None:
         self._policies = policies
-        self._offerings = offerings
         self._pools = pool_sizes(offerings, policies)
         self.has_quotas = has_quotas(policies)
         self.counts_projects = self.has_quotas or has_shares(policies)
         self._rows: dict[str, JobRow] = {}
-        self._complete = [
-            Room(f"{pool.name}-{number}", pool.name, pool.resources)
-            for pool in self._pools
-            for number in range(pool.size)
-        ]
-        self._fitting: dict[tuple[int, tuple[tuple[str, float], ...]], bool] = {}
-        self._placeable: dict[tuple[int, tuple[tuple[str, float], ...], Placement], bool] = {}
+        self._possible: dict[tuple[object, ...], bool] = {}
 
     def turn(self, job: TraceJob) -> tuple[int, float, str]:
         """As `service.queue.ordering` sorts."""
@@ -56,42 +50,13 @@ class ServiceQueue:
         return [jobs[row.id] for row in (rows if shares is None else shares.order(rows))]
 
     def can_ever_start(self, job: TraceJob) -> bool:
-        """False when it would not start on complete and empty pools."""
-        if self.has_quotas and not self._is_allowed(job):
-            return False
-        key = (job.min_workers, tuple(sorted(job.resources.items())))
-        if job.placement is not ANYWHERE:
-            asked = (*key, job.placement)
-            if asked not in self._placeable:
-                self._placeable[asked] = self._is_placeable(job)
-            return self._placeable[asked]
-        if key not in self._fitting:
-            self._fitting[key] = bool(admit([self._row(job)], (), self._complete, self._pools).starts)
-        return self._fitting[key]
-
-    def _is_allowed(self, job: TraceJob) -> bool:
-        """Its project's quota has room for its smallest group while nothing else runs."""
-        return Counting(quotas_of(self._policies, (), {})).never(self._row(job)) is None
-
-    def _is_placeable(self, job: TraceJob) -> bool:
-        """What is sold to the pools and accepted by the job has room for its smallest worker group."""
-        pools = self._accepted(job.placement)
-        rooms = [Room(pool.name, pool.name, pool.resources) for pool in pools]
-        return not any(wait.is_hopeless for wait in admit([self._row(job)], (), rooms, pools).waits)
-
-    def _accepted(self, placement: Placement) -> list[PoolSize]:
-        """The complete pools if they bought only what the placement allows."""
-        sizes: list[PoolSize] = []
-        for name, pool in self._policies.pools.items():
-            accepted = [
-                one
-                for one in self._offerings
-                if (one.zone or "any") in pool.zones
-                and one.capacity in bought_by(pool.capacity)
-                and placement.allows(name, one.zone, one.capacity)
-            ]
-            sizes += pool_sizes(accepted, self._policies.model_copy(update={"pools": {name: pool}}))
-        return sizes
+        """False when the queue would call it hopeless."""
+        key = (job.sizes, tuple(sorted(job.resources.items())), job.placement, job.project)
+        if key not in self._possible:
+            quotas = quotas_of(self._policies, (), {}) if self.has_quotas else None
+            (wait,) = admit([self._row(job)], (), (), self._pools, quotas=quotas).waits
+            self._possible[key] = not wait.is_hopeless
+        return self._possible[key]
 
     def starts(
         self,
@@ -127,12 +92,13 @@ class ServiceQueue:
 
 def row_of(job: TraceJob) -> JobRow:
     """The job as the queue knows it."""
+    placement = {} if job.placement is ANYWHERE else {"placement": asked_by(job.placement)}
     return JobRow(
         id=job.id,
         name=job.id,
         project=job.project,
         priority=job.priority,
-        spec={} if job.placement is ANYWHERE else {"placement": asked_by(job.placement)},
+        spec=spec_of(job.sizes) | placement,
         min_workers=job.min_workers,
         max_workers=job.max_workers,
         worker_resources=dict(job.resources),

@@ -13,6 +13,7 @@ import pytest
 from cluster.azure.body import NODE_FILE, NODE_SERVICE
 from cluster.azure.emulator.start_up import IMAGE_PYTHON
 from cluster.node.__main__ import RAY_ENDED, UNUSABLE
+from remora.cgroups import LEAF
 from tests.architecture.repository import ROOT, texts
 
 FOLDER = ROOT / "deploy/node"
@@ -62,6 +63,9 @@ def test_it_is_started_again_unless_that_would_change_nothing(unit: ConfigParser
 def test_it_ends_with_all_that_it_started_and_its_secret_with_it(unit: ConfigParser) -> None:
     service = unit["Service"]
     assert service["KillMode"] == "control-group"
+    assert (service["Delegate"], service["DelegateSubgroup"]) == ("yes", LEAF), (
+        "each worker gets a cgroup of its own"
+    )
     assert (service["RuntimeDirectory"], service["RuntimeDirectoryMode"]) == ("remora", "0700")
     assert "RuntimeDirectoryPreserve" not in service
 

@@ -161,9 +161,10 @@ class Job:
         found = []
         for keeper in processes_of(self.run.plan.attempt_id):
             try:
-                parent, children = keeper.parent(), keeper.children()
-                if "keeper.py" in " ".join(keeper.cmdline()) and parent is not None and children:
-                    found.append(Worker(keeper.environ()["REMORA_NODE_ID"], parent, children[0]))
+                children, seen = keeper.children(), keeper.environ()
+                if "keeper.py" in " ".join(keeper.cmdline()) and children:
+                    supervisor = psutil.Process(int(seen["REMORA_SUPERVISOR"]))
+                    found.append(Worker(seen["REMORA_NODE_ID"], supervisor, children[0]))
             except psutil.NoSuchProcess:
                 continue
         return sorted(found, key=lambda one: one.node_id)

@@ -278,7 +278,7 @@ class Driver:
                 self.losses[message["step"]] = message["metrics"]["loss"]
                 self.norms[message["step"]] = message["metrics"].get("norm", 0.0)
             elif message["type"] == "checkpoint":
-                folder = Path(message["folder"])
+                folder = self.out / f"scratch-{worker.slot}" / message["folder"]
                 whole = self.out / f"checkpoint-{message['step']}"
                 whole.mkdir(exist_ok=True)
                 for path in folder.iterdir():

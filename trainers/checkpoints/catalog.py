@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +18,12 @@ from trainers.checkpoints.manifest import (
     parse_folder_name,
 )
 from trainers.checkpoints.retention import Mode, age, surplus
+from trainers.rooms import Room
 from trainers.storage import Storage, StorageError
 
 _CHUNK = 1 << 20
+#: Number of an attempt, as a name.
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 
 
 class Fenced(Exception):
@@ -34,34 +40,62 @@ class Damage:
     why: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Retained:
+    """What a retention has done."""
+
+    deleted: tuple[Manifest, ...] = ()
+    #: Those that are still there.
+    kept: tuple[Manifest, ...] = ()
+    #: What cannot be used, and so does not count among those that are kept.
+    damaged: tuple[Damage, ...] = ()
+    #: Why something that had to go is still there, if so.
+    failure: str | None = None
+
+
 class Catalog:
-    """Checkpoints of one job.  One driver commits; supervisors of its ranks write files."""
+    """Checkpoints of one job.  One driver commits and retains; supervisors of its ranks write files."""
 
     def __init__(self, storage: Storage, job_id: str) -> None:
         self._storage = storage
         self._job_id = job_id
         self._folder = job_folder(job_id)
+        #: States of files, by name, in which their content was right.
+        self._right: dict[str, str] = {}
+        #: Folders that lost their manifest to a retention, and are still there.
+        self._leftovers: set[str] = set()
 
     def fence(self, attempt: int) -> None:
-        """Forbid commits of lower attempts from now on."""
-        if attempt > self._fence():
-            self._storage.write_bytes(self._fence_name, str(attempt).encode())
+        """Forbid commits of lower attempts from now on.  Raises StorageError."""
+        if attempt <= self._fence():
+            return
+        # Its name says the number: no write that is broken off can leave another one.
+        self._storage.write_bytes(f"{self._fences}/{attempt}", b"")
+        # Drivers that an older version started look here.
+        self._storage.write_bytes(self._fence_name, str(attempt).encode())
+        with contextlib.suppress(StorageError):
+            for lower in self._fenced():
+                if lower < attempt:
+                    self._storage.delete(f"{self._fences}/{lower}")
 
     def is_fenced(self, attempt: int) -> bool:
         """True when a newer attempt has begun."""
         return self._fence() > attempt
 
-    def put(self, source: Path, step: int, attempt: int, generation: int, rank: int) -> tuple[ShardFile, ...]:
-        """Move every file below `source` into the checkpoint's folder; returns them with sizes and digests."""
+    def put(self, source: Room, step: int, attempt: int, generation: int, rank: int) -> tuple[ShardFile, ...]:
+        """Move every file of `source` into the checkpoint's folder; returns them with sizes and digests.
+
+        Raises StorageError and OSError.
+        """
         target = f"{self._folder}/{folder_name(step, attempt, generation)}"
         files: list[ShardFile] = []
-        for path in sorted(source.rglob("*")):
-            if path.is_symlink() or not path.is_file():
-                continue
-            name = path.relative_to(source).as_posix()
-            file = ShardFile(name=name, size_bytes=path.stat().st_size, sha256=_digest_of(path), rank=rank)
-            self._storage.write_file(f"{target}/{name}", path, move=True)
-            files.append(file)
+        for name, _ in source.files():
+            with source.open_file(name) as opened:
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
+                size_bytes = os.fstat(opened.fileno()).st_size
+                self._storage.write_open(f"{target}/{name}", opened, share=True)
+            source.remove(name)
+            files.append(ShardFile(name=name, size_bytes=size_bytes, sha256=digest, rank=rank))
         return tuple(files)
 
     def commit(self, manifest: Manifest) -> str:
@@ -73,6 +107,11 @@ class Catalog:
             raise Fenced(f"attempt {manifest.attempt} of {self._job_id} was replaced by a newer one")
         folder = f"{self._folder}/{manifest.folder}"
         self._storage.write_bytes(f"{folder}/{MANIFEST_NAME}", manifest.to_json())
+        # It is committed, whatever fails from here on.
+        with contextlib.suppress(StorageError, FileNotFoundError):
+            for file in manifest.files:
+                name = f"{folder}/{file.name}"
+                self._right[name] = self._storage.state(name)
         return self._storage.location(folder)
 
     def newest(self) -> tuple[Manifest | None, list[Damage]]:
@@ -100,38 +139,92 @@ class Catalog:
             self._storage.read_file(f"{folder}/{file.name}", target / file.name)
         return target
 
-    def retain(self, keep: int, mode: Mode | None = None) -> list[Manifest]:
-        """Delete all but the `keep` youngest checkpoints and the best one, and older leftovers; returns the deleted."""
-        manifests = self.manifests()
-        deleted = surplus(manifests, keep, mode)
-        for manifest in deleted:
-            folder = f"{self._folder}/{manifest.folder}"
-            # Without its manifest a half-deleted folder is no checkpoint.
-            self._storage.delete(f"{folder}/{MANIFEST_NAME}")
-            self._storage.delete(folder)
-        if manifests:
-            self._sweep(max(manifests, key=age))
-        return deleted
+    def retain(self, keep: int, mode: Mode | None = None) -> Retained:
+        """Delete all but the `keep` youngest whole checkpoints and the best one, and older leftovers.
 
-    def _sweep(self, newest: Manifest) -> None:
-        """Remove older worker groups' folders without a manifest; the present group may still write one."""
+        What cannot be deleted is tried again by the next call.  Raises StorageError when the storage cannot be read.
+        """
+        manifests = self.manifests()
+        damages = self._damages(manifests) if len(manifests) > keep else {}
+        deleted: list[Manifest] = []
+        failures: list[StorageError] = []
+        for manifest in surplus(manifests, keep, mode, damages.keys()):
+            try:
+                # Without its manifest a half-deleted folder is no checkpoint.
+                self._storage.delete(f"{self._folder}/{manifest.folder}/{MANIFEST_NAME}")
+            except StorageError as error:
+                failures.append(error)
+            else:
+                deleted.append(manifest)
+                self._leftovers.add(manifest.folder)
+        if manifests:
+            self._leftovers |= self._unfinished(max(manifests, key=age))
+        failures += self._sweep()
+        present = [damage for manifest, damage in damages.items() if manifest not in deleted]
+        failure = str(failures[0]) if failures else None
+        kept = tuple(one for one in manifests if one not in deleted)
+        return Retained(deleted=tuple(deleted), kept=kept, damaged=tuple(present), failure=failure)
+
+    def _damages(self, manifests: list[Manifest]) -> dict[Manifest, Damage]:
+        """Those that cannot be used; files that nobody wrote to since their content was right are not read again."""
+        found = {}
+        for manifest in manifests:
+            why = self._why_damaged(manifest, again=False)
+            if why is not None:
+                found[manifest] = Damage(manifest.step, manifest.folder, why)
+        return found
+
+    def _unfinished(self, newest: Manifest) -> set[str]:
+        """Older worker groups' folders without a manifest; the present group may still write one."""
+        found = set()
         for folder in self._folders():
             _, attempt, generation = parse_folder_name(folder) or (0, 0, 0)
             is_older = (attempt, generation) < (newest.attempt, newest.generation)
             if is_older and not isinstance(self._read_manifest(folder), Manifest):
-                self._storage.delete(f"{self._folder}/{folder}")
+                found.add(folder)
+        return found
+
+    def _sweep(self) -> list[StorageError]:
+        """Delete leftovers; returns what went wrong."""
+        failures = []
+        for folder in sorted(self._leftovers):
+            try:
+                if not isinstance(self._read_manifest(folder), Manifest):
+                    self._storage.delete(f"{self._folder}/{folder}")
+            except StorageError as error:
+                failures.append(error)
+            else:
+                self._leftovers.discard(folder)
+                for name in [
+                    name for name in list(self._right) if name.startswith(f"{self._folder}/{folder}/")
+                ]:
+                    self._right.pop(name, None)
+        return failures
 
     @property
     def _fence_name(self) -> str:
         return f"jobs/{self._job_id}/fence"
 
+    @property
+    def _fences(self) -> str:
+        return f"jobs/{self._job_id}/fences"
+
     def _fence(self) -> int:
+        """The newest attempt that has begun; 0 when none has."""
+        return max((*self._fenced(), self._fence_before()))
+
+    def _fenced(self) -> list[int]:
+        return [int(name) for name in self._storage.names(self._fences) if _NUMBER.fullmatch(name)]
+
+    def _fence_before(self) -> int:
+        """What the file says that attempts of older versions wrote."""
         try:
             return int(self._storage.read_bytes(self._fence_name))
         except FileNotFoundError:
             return 0
-        except ValueError as error:
-            raise StorageError(f"the file {self._fence_name} is damaged; delete it") from error
+        except ValueError:
+            # Torn. Who wrote it had the number of a checkpoint at least, if one of its kind is there.
+            return max((parse_folder_name(folder) or (0, 0, 0))[1] for folder in ("", *self._folders()))
 
     def _folders(self) -> list[str]:
         """Names of checkpoint folders, newest step first."""
@@ -141,24 +234,36 @@ class Catalog:
     def _read_manifest(self, folder: str) -> Manifest | Damage | None:
         step = (parse_folder_name(folder) or (0, 0, 0))[0]
         try:
-            return Manifest.from_json(self._storage.read_bytes(f"{self._folder}/{folder}/{MANIFEST_NAME}"))
+            content = self._storage.read_bytes(f"{self._folder}/{folder}/{MANIFEST_NAME}")
+            manifest = Manifest.from_json(content)
         except FileNotFoundError:
             return None
         except ValueError as error:
             return Damage(step, folder, str(error))
+        if (manifest.job_id, manifest.folder) != (self._job_id, folder):
+            return Damage(step, folder, "its manifest is of another checkpoint")
+        return manifest
 
     def _inspect(self, folder: str) -> tuple[Manifest | None, Damage | None]:
         manifest = self._read_manifest(folder)
         if not isinstance(manifest, Manifest):
             return None, manifest
-        for file in manifest.files:
-            why = self._fault(f"{self._folder}/{folder}/{file.name}", file)
-            if why is not None:
-                return None, Damage(manifest.step, folder, why)
-        return manifest, None
+        why = self._why_damaged(manifest, again=True)
+        return (manifest, None) if why is None else (None, Damage(manifest.step, folder, why))
 
-    def _fault(self, name: str, file: ShardFile) -> str | None:
+    def _why_damaged(self, manifest: Manifest, *, again: bool) -> str | None:
+        """Why it cannot be used, if so; `again`: by the content of all files."""
+        for file in manifest.files:
+            why = self._fault(f"{self._folder}/{manifest.folder}/{file.name}", file, again=again)
+            if why is not None:
+                return why
+        return None
+
+    def _fault(self, name: str, file: ShardFile, *, again: bool) -> str | None:
         try:
+            state = self._storage.state(name)
+            if not again and self._right.get(name) == state:
+                return None
             if (size := self._storage.size(name)) != file.size_bytes:
                 return f"{file.name} has {size} bytes instead of {file.size_bytes}"
             digest = hashlib.sha256()
@@ -167,9 +272,7 @@ class Catalog:
                     digest.update(chunk)
         except FileNotFoundError:
             return f"{file.name} is missing"
-        return None if digest.hexdigest() == file.sha256 else f"{file.name} is corrupted"
-
-
-def _digest_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        if digest.hexdigest() != file.sha256:
+            return f"{file.name} is corrupted"
+        self._right[name] = state
+        return None

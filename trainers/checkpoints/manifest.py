@@ -5,7 +5,8 @@ Layout below a job's checkpoint storage:
     jobs/<job id>/checkpoints/<step, 12 digits>-<attempt>-<generation>/<files of all ranks>
     jobs/<job id>/checkpoints/<step, 12 digits>-<attempt>-<generation>/remora-manifest.json
 
-A folder without a manifest is not a checkpoint, whatever lies in it.
+A folder without a manifest is not a checkpoint, whatever lies in it; neither is one whose manifest does not fit its
+checksum, or is of another folder.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ import json
 import re
 from dataclasses import asdict, dataclass
 
+from trainers.checksums import checked, with_checksum
+from trainers.rooms import NotInRoom, parts_of
+
 MANIFEST_NAME = "remora-manifest.json"
+#: Of what is written; manifests of version 1, which have no checksum, are still read.
+_VERSION, _WITHOUT_CHECKSUM = 2, 1
 _FOLDER = re.compile(r"(\d{12})-(\d+)-(\d+)")
 
 
@@ -58,21 +64,25 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """The manifest as it is stored."""
-        return json.dumps({"version": 1, **asdict(self)}, indent=1).encode()
+        return with_checksum({"version": _VERSION, **asdict(self)})
 
     @classmethod
     def from_json(cls, content: bytes) -> Manifest:
         """Parse a stored manifest; ValueError when it is not one."""
         try:
             fields = json.loads(content)
-            version = fields.pop("version")
+            version = fields["version"]
+            if version == _VERSION:
+                fields = checked(content)
+            elif version != _WITHOUT_CHECKSUM:
+                raise ValueError(f"its version is {version!r:.20}, which this version cannot read")  # noqa: TRY301
+            del fields["version"]
             files = tuple(ShardFile(**file) for file in fields.pop("files"))
-            manifest = cls(files=files, **fields)
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise ValueError(f"not a checkpoint manifest: {error}") from error
-        if version != 1:
-            raise ValueError(f"a checkpoint manifest of version {version}, which this version cannot read")
-        return manifest
+            for file in files:
+                parts_of(file.name)
+            return cls(files=files, **fields)
+        except (TypeError, KeyError, AttributeError, ValueError, RecursionError, NotInRoom) as error:
+            raise ValueError(f"not a checkpoint manifest: {error}"[:300]) from error
 
 
 def job_folder(job_id: str) -> str:

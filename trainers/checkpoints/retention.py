@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Literal
 
 from trainers.checkpoints.manifest import Manifest
@@ -23,8 +23,17 @@ def best_of(manifests: Iterable[Manifest], mode: Mode) -> Manifest | None:
     return max(scored, key=lambda one: (sign * one[0], one[1]))[2] if scored else None
 
 
-def surplus(manifests: Iterable[Manifest], keep: int, mode: Mode | None = None) -> list[Manifest]:
-    """Checkpoints to delete, youngest first: all but the `keep` youngest (at least one) and, with a mode, the best."""
+def surplus(
+    manifests: Iterable[Manifest], keep: int, mode: Mode | None = None, damaged: Collection[Manifest] = ()
+) -> list[Manifest]:
+    """Checkpoints to delete, youngest first: all but the `keep` youngest (at least one) and, with a mode, the best.
+
+    Damaged ones do not count: so many whole ones stay, and with them whatever is younger.
+    """
     by_age = sorted(manifests, key=age, reverse=True)
-    best = best_of(by_age, mode) if mode is not None else None
-    return [one for one in by_age[max(1, keep) :] if one is not best]
+    whole = [one for one in by_age if one not in damaged]
+    if len(whole) <= max(1, keep):
+        return []
+    best = best_of(whole, mode) if mode is not None else None
+    oldest = age(whole[max(1, keep) - 1])
+    return [one for one in by_age if age(one) < oldest and one is not best]

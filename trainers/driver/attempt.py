@@ -20,7 +20,7 @@ from trainers.checkpoints.manifest import Manifest
 from trainers.driver.account import Account
 from trainers.driver.commits import Commits
 from trainers.driver.crew import Crew
-from trainers.driver.group import Commit, Count, Effect, Note, Tell, WorkerGroup
+from trainers.driver.group import Commit, Count, Deadline, Effect, Note, Tell, WorkerGroup
 from trainers.driver.hang import StepWatch
 from trainers.driver.outputs import Outputs
 from trainers.driver.progress import Progress
@@ -46,14 +46,21 @@ class Attempt:
     """What its parts share: the plan, the workers, the present worker group and the reason to end."""
 
     def __init__(
-        self, plan: AttemptPlan, account: Account, crew: Crew, now: Callable[[], float] = time.time
+        self,
+        plan: AttemptPlan,
+        account: Account,
+        crew: Crew,
+        now: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        """`now` is a monotonic clock, by which everything is measured; `clock` says what is written down for people."""
         self.plan = plan
         self.account = account
         self.crew = crew
         self.now = now
-        self.commits = Commits(plan, account, now)
-        self.outputs = Outputs(plan, account, now)
+        self._clock = clock
+        self.commits = Commits(plan, account, clock, now)
+        self.outputs = Outputs(plan, account, clock, self._ask_workers, now)
         self.relay = Relay(self._hear_relay)
         self.group: WorkerGroup | None = None
         #: Number of the newest worker group.
@@ -86,6 +93,7 @@ class Attempt:
         self.pace.pause()
         self.watch.hold()
         self.progress = self.progress.regroup()
+        self.outputs.begin_group(self.crew.ranks, self.generation)
         self.group = WorkerGroup(
             generation=self.generation,
             world_size=len(members),
@@ -104,14 +112,30 @@ class Attempt:
             resumed_from_step=step,
             nodes=sorted({member.address for member in members}),
         )
+        self._tell_start_over(resume)
         resumed = {} if step is None or self.generation > 1 else {"resumed_from_step": step}
         self.account.size(self.crew.workers, state="running", **resumed)
         return self.generation
+
+    def _tell_start_over(self, resume: Manifest | None) -> None:
+        """A worker group that is not the job's first one begins, and finds nothing to go on from."""
+        is_first = self.generation == 1 and self.plan.attempt == 1
+        if is_first or resume is not None or self.outputs.start.files:
+            return
+        text = (
+            "The command begins at its start again: the job has no checkpoint, and its outputs hold no file."
+        )
+        self.account.event("worker_group.started_over", text, generation=self.generation)
+
+    def _ask_workers(self, message: channel.Message) -> None:
+        if self.group is not None:
+            self.spawn(self.crew.tell(message))
 
     def follow(self, world_size: int) -> None:
         """A worker group takes over in place: other ranks, the same scripts."""
         assert self.group is not None
         self.generation += 1
+        self.outputs.follow_group(self.crew.ranks)
         self.pace.pause()
         self.watch.hold()
         step = self.group.progress.step
@@ -147,6 +171,7 @@ class Attempt:
         """What time alone brings about."""
         passed_s, self._ticked_at = self.now() - self._ticked_at, self.now()
         self.outputs.tick()
+        self.commits.tick()
         if self.group is not None:
             self.cadence = self.cadence.work(passed_s, self.group.world_size)
         if self.group is not None and self.stop_reason is None:
@@ -155,13 +180,21 @@ class Attempt:
     def request_stop(
         self, reason: str, text: str, deadline_at: float | None, *, is_in_place: bool = False
     ) -> None:
-        """Ask the scripts to stand still at an agreed step; see `WorkerGroup.request_stop`."""
+        """Ask the scripts to stand still at an agreed step; see `WorkerGroup.request_stop`.
+
+        `deadline_at` is in seconds since 1970, as clouds say it: it is measured by that clock once, now.
+        """
         group = self.group
         if group is None or self.stop_reason is not None:
             return
+        if deadline_at is not None:
+            self.outputs.hurry()
         if not group.wants_to_stop:
             self.account.event(f"worker_group.{reason}", text, deadline_at=deadline_at)
-        asked = group.request_stop(reason, self.now(), deadline_at, is_in_place=is_in_place)
+        deadline = None
+        if deadline_at is not None:
+            deadline = Deadline(at=deadline_at, until=self.now() + deadline_at - self._clock())
+        asked = group.request_stop(reason, self.now(), deadline, is_in_place=is_in_place)
         self.apply(group, asked)
 
     def _measure(self, rank: int, message: channel.Message) -> None:
@@ -287,7 +320,8 @@ class Attempt:
         await self.relay.finish()
         # The next worker group resumes from what is committed, and retention must not delete under its hands.
         await self.commits.finish()
-        await self.outputs.finish()
+        is_own = verdict.end_reason in (EndReason.EXIT_CODE, EndReason.SIGNAL)
+        await self.outputs.finish(has_failed=is_own and not group.has_reported)
         self.progress = group.progress
         self.group = None
         if self.verdict is None and not verdict.goes_on:
@@ -326,7 +360,7 @@ class Attempt:
 
     def give_up_waiting(self) -> None:
         """Workers for the smallest size did not come in time."""
-        text = f"No {self.plan.min_workers} workers could be had for {self.plan.regroup_s:.0f} s."
+        text = f"No {self.plan.sizes.min} workers could be had for {self.plan.regroup_s:.0f} s."
         if self._start_error:
             text += f" The last try failed: {self._start_error[:500]}"
         self.verdict = Verdict(goes_on=False, end_reason=EndReason.NODE_LOST, message=text)

@@ -57,6 +57,11 @@ class RayCalls:
         return dead | nodes_lost
 
 
+def end_this_actor() -> None:
+    """End the process of the actor that calls this."""
+    ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+
 def prepare(members: list[ray_train.Member], assignments: Mapping[int, Assignment]) -> None:
     """Give every member the assignment of its slot; blocks, for the controller's thread.  Raises RayError."""
     given: list[Any] = [member.call(supervisor.prepare, assignments[member.slot]) for member in members]

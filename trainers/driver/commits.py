@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
 
-from trainers.checkpoints.catalog import Catalog, Fenced
+from trainers.checkpoints.catalog import Catalog, Damage, Fenced, Retained
 from trainers.checkpoints.manifest import Manifest
 from trainers.driver.account import Account
 from trainers.driver.group import Commit, WorkerGroup
@@ -15,6 +16,8 @@ from trainers.storage import StorageError
 
 #: Seconds that commits under way may take at the end of a worker group.
 _FINISH_S = 60.0
+#: Seconds before older checkpoints that the storage did not delete are deleted again: at first, and at most.
+_PAUSE_S, _MAX_PAUSE_S = 5.0, 300.0
 #: Newest reports in which a checkpoint's step is looked for; it takes seconds to store, and steps milliseconds.
 _SCORES_KEPT = 100_000
 
@@ -22,12 +25,26 @@ _SCORES_KEPT = 100_000
 class Commits:
     """Commits under way; `catalog` is opened by the controller's thread before any worker starts."""
 
-    def __init__(self, plan: AttemptPlan, account: Account, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        plan: AttemptPlan,
+        account: Account,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`now` is seconds since 1970, `clock` measures durations."""
         self.catalog: Catalog
         self._plan = plan
         self._account = account
         self._now = now
         self._under_way: set[asyncio.Task[None]] = set()
+        self._clock = clock
+        #: Older checkpoints may have to be deleted, and are being deleted.
+        self._has_surplus = self._deletes = False
+        self._again_at, self._pause_s, self._is_put_off = 0.0, _PAUSE_S, False
+        #: Folders of damaged checkpoints that were told, and of those that were told and are there, by step.
+        self._damaged: set[str] = set()
+        self._told: dict[int, str] = {}
         #: Values of the metric that chooses the best checkpoint, by step.
         self._scores: dict[int, float] = {}
 
@@ -43,7 +60,10 @@ class Commits:
 
     def start(self, group: WorkerGroup, commit: Commit, then: Callable[[bool], None]) -> None:
         """Commit a checkpoint of that group; `then` hears whether it was."""
-        task = asyncio.ensure_future(self._run(group, commit, then))
+        self._spawn(self._run(group, commit, then))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 
@@ -64,19 +84,79 @@ class Commits:
             files=commit.files,
             score=self._scores.get(commit.step),
         )
-        mode = self._plan.best_mode if self._plan.best_metric is not None else None
         try:
             location = await asyncio.to_thread(self.catalog.commit, manifest)
-            deleted = await asyncio.to_thread(self.catalog.retain, self._plan.checkpoint_keep, mode)
-        except (Fenced, StorageError) as error:
+        except (Fenced, StorageError, OSError) as error:
             text = f"The checkpoint of step {commit.step} was not committed: {error}."
-            self._account.event("checkpoint.refused", text, step=commit.step)
+            self._account.event("checkpoint.refused", text[:1000], step=commit.step)
             then(False)
             return
-        self._tell(manifest, location, deleted)
+        self._tell(manifest, location)
         then(True)
+        self._has_surplus = True
+        await self._delete_surplus()
 
-    def _tell(self, manifest: Manifest, location: str, deleted: list[Manifest]) -> None:
+    def tick(self) -> None:
+        """Try again to delete older checkpoints that the storage did not delete."""
+        if self._has_surplus and not self._deletes and self._clock() >= self._again_at:
+            self._spawn(self._delete_surplus())
+
+    async def _delete_surplus(self) -> None:
+        """Delete what need not be kept; the checkpoint that was just committed is committed whatever comes of it."""
+        if self._deletes:
+            return
+        self._deletes = True
+        try:
+            while self._has_surplus:
+                self._has_surplus = False
+                failure = await self._retain()
+                if failure is not None:
+                    self._put_off(failure)
+                    return
+                self._pause_s, self._is_put_off = _PAUSE_S, False
+        finally:
+            self._deletes = False
+
+    def tell_damaged(self, damage: Damage, what_follows: str) -> None:
+        """A checkpoint cannot be used, and what that leads to, as a sentence."""
+        self._damaged.add(damage.folder)
+        text = f"The checkpoint of step {damage.step} cannot be used: {damage.why}. {what_follows}"
+        self._account.event("checkpoint.damaged", text[:1000], step=damage.step, folder=damage.folder)
+
+    async def _retain(self) -> str | None:
+        """Retain once, and tell what went; returns why it is not done, if so."""
+        try:
+            retained = await asyncio.to_thread(self._retain_unless_fenced)
+        except (StorageError, OSError) as error:
+            return str(error)
+        kept = {one.step for one in retained.kept}
+        for old in retained.deleted:
+            # Another one of its step may be there, or have been committed meanwhile.
+            if old.step not in kept and self._told.get(old.step, old.folder) == old.folder:
+                self._told.pop(old.step, None)
+                self._account.put("checkpoint", {"step": old.step, "deleted": True})
+        for damage in retained.damaged:
+            if damage.folder not in self._damaged:
+                self.tell_damaged(damage, "It does not count as kept.")
+        return retained.failure
+
+    def _retain_unless_fenced(self) -> Retained:
+        """What is kept is the newest attempt's affair."""
+        if self.catalog.is_fenced(self._plan.attempt):
+            return Retained()
+        mode = self._plan.best_mode if self._plan.best_metric is not None else None
+        return self.catalog.retain(self._plan.checkpoint_keep, mode)
+
+    def _put_off(self, why: str) -> None:
+        self._has_surplus = True
+        self._again_at = self._clock() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+        if not self._is_put_off:
+            self._is_put_off = True
+            text = f"Older checkpoints could not be deleted, and it is tried again: {why}."
+            self._account.event("checkpoint.not_deleted", text[:1000])
+
+    def _tell(self, manifest: Manifest, location: str) -> None:
         body = {
             "step": manifest.step,
             "world_size": manifest.world_size,
@@ -85,7 +165,5 @@ class Commits:
             "files": {file.name: file.size_bytes for file in manifest.files},
             "committed_at": manifest.committed_at,
         }
+        self._told[manifest.step] = manifest.folder
         self._account.put("checkpoint", body)
-        for old in deleted:
-            if old.step != manifest.step:
-                self._account.put("checkpoint", {"step": old.step, "deleted": True})

@@ -23,7 +23,7 @@ from trainers.supervisor.environment import Place
 class Joiner:
     """A worker on its way into the worker group."""
 
-    #: When it was started, seconds since 1970.
+    #: When it was started, by a monotonic clock.
     since: float
     #: Step of its state once it is parked (-1: it has none); None: its script still loads.
     step: int | None = None

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import tempfile
+import os
 import threading
 import time
+import uuid
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import ray
@@ -24,9 +24,10 @@ from trainers import ray_train
 from trainers.backends import backend_of
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
+from trainers.claims import Claims, Refused
 from trainers.driver.account import Account
 from trainers.driver.attempt import Attempt
-from trainers.driver.calls import RayCalls, free_ports, master_port, prepare
+from trainers.driver.calls import RayCalls, end_this_actor, free_ports, master_port, prepare
 from trainers.driver.crew import Crew, Meeting, place_of
 from trainers.driver.gathering import Gathering
 from trainers.driver.in_place import TURNS, InPlace
@@ -38,7 +39,7 @@ from trainers.outputs.catalog import OutputsCatalog
 from trainers.plan import AttemptPlan, Record
 from trainers.storage import Storage, StorageError
 from trainers.supervisor import supervisor
-from trainers.supervisor.code import work_root
+from trainers.supervisor.code import shared_folder, sweep_folders
 from trainers.supervisor.parcels import Parcel
 from trainers.supervisor.supervisor import Assignment
 
@@ -52,6 +53,11 @@ _TICK_S = 0.2
 _PROGRESS_S = 0.5
 #: Seconds between two tries to start a worker group, at most.
 _START_PAUSE_CAP_S = 5.0
+#: Seconds for which a storage may fail before an attempt is not begun, and between two tries.
+_CLAIM_S = 30.0
+_CLAIM_PAUSE_S = 1.0
+#: Seconds after which a driver that was refused its attempt ends: by then it has been heard.
+_REFUSED_S = 10.0
 
 
 class DriverTaken(Exception):
@@ -65,7 +71,10 @@ class Driver:
     """
 
     def __init__(self) -> None:
+        #: Under this name it claims its attempt.
+        self._name = uuid.uuid4().hex
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = asyncio.Lock()
         self._has_attempt = asyncio.Event()
         self._is_over = asyncio.Event()
 
@@ -85,11 +94,33 @@ class Driver:
     # --- called by the launcher ------------------------------------------------------------------------------------
 
     async def start(self, plan: AttemptPlan) -> None:
-        """Take the attempt and begin; called again it changes nothing."""
-        if self._loop is not None:
+        """Claim the attempt and begin; called again it changes nothing.
+
+        Raises DriverTaken, Refused when the attempt belongs to another driver or has ended, and StorageError when that
+        cannot be found out for half a minute; then it begins nothing.
+        """
+        async with self._starting:
+            if not self._has_attempt.is_set():
+                await self._claim(plan)
+                self._begin(plan)
             if plan.attempt_id != self._plan.attempt_id:
                 raise DriverTaken(f"this driver has {self._plan.attempt_id} already")
-            return
+
+    async def _claim(self, plan: AttemptPlan) -> None:
+        patient_until = time.monotonic() + _CLAIM_S
+        while True:
+            try:
+                return await asyncio.to_thread(claim, plan, self._name)
+            except Refused:
+                # Its controller may be one that is not heard any more, and then nobody else ends this process.
+                asyncio.get_running_loop().call_later(_REFUSED_S, end_this_actor)
+                raise
+            except StorageError:
+                if time.monotonic() > patient_until:
+                    raise
+                await asyncio.sleep(_CLAIM_PAUSE_S)
+
+    def _begin(self, plan: AttemptPlan) -> None:
         self.take(plan)
         self._loop = asyncio.get_running_loop()
         self._account.event("attempt.driver_started", "The driver of this attempt runs.")
@@ -105,10 +136,10 @@ class Driver:
         self._attempt.spawn(self._watch_the_clock())
         threading.Thread(target=self._train, name="train-controller", daemon=True).start()
 
-    async def poll(self, after: int, limit: int) -> list[Record]:
-        """Records after that number; those up to it are forgotten."""
+    async def poll(self, after: int, limit: int) -> list[Record] | None:
+        """Records after that number; those up to it are forgotten.  None: it has no attempt."""
         if not self._has_attempt.is_set():
-            return []
+            return None
         return self._account.records(after, limit)
 
     async def stop(self, reason: EndReason) -> None:
@@ -152,7 +183,7 @@ class Driver:
         if kind in TURNS:
             self._in_place.hear(slot, message)
         elif kind == "outputs":
-            attempt.outputs.hear(message["changes"])
+            attempt.outputs.hear(slot, message["changes"])
         elif kind == "stack":
             self._stacks.hear(slot, message)
         elif is_member and (generation == attempt.generation or kind in ("exit", "trouble")):
@@ -174,13 +205,7 @@ class Driver:
         members = lasting_first(members, self._lasting_nodes())
         resume, damages = self._attempt.commits.catalog.newest()
         for damage in damages:
-            self._call(
-                self._account.event,
-                "checkpoint.damaged",
-                f"The checkpoint of step {damage.step} cannot be used: {damage.why}. The one before is taken.",
-                step=damage.step,
-                folder=damage.folder,
-            )
+            self._call(self._attempt.commits.tell_damaged, damage, "The one before is taken.")
         address, port = master_port(members)
         peers = free_ports(members) if self._backend.needs_ports else ()
         meeting = Meeting(address=address, port=port, peers=peers)
@@ -251,7 +276,7 @@ class Driver:
         is_joining: bool,
     ) -> dict[int, Assignment]:
         handle = ray.get_runtime_context().current_actor
-        outputs = self._call(lambda: self._attempt.outputs.files)
+        outputs = self._call(lambda: self._attempt.outputs.start.files)
         return {
             member.slot: Assignment(
                 plan=self._plan,
@@ -281,13 +306,19 @@ class Driver:
         try:
             storage = Storage(plan.checkpoint_url)
         except StorageError as refused:
-            self._attempt.verdict = _unusable_storage(refused)
+            self._attempt.verdict = _unusable_storage(refused, EndReason.START_FAILED)
             raise
         catalog = Catalog(storage, plan.job_id)
         self._attempt.commits.catalog = self._attempt.relay.catalog = catalog
-        catalog.fence(plan.attempt)
+        try:
+            self._fence(catalog)
+        except StorageError as refused:
+            self._attempt.verdict = _unusable_storage(refused, EndReason.DRIVER_LOST)
+            raise
         self._open_outputs(OutputsCatalog(storage, plan.job_id), catalog)
-        with tempfile.TemporaryDirectory(prefix="ray-train-", dir=work_root()) as folder:
+        # Before this one's own: what killed drivers left on the head.
+        sweep_folders()
+        with shared_folder(f"driver-{plan.attempt_id}-{os.getpid()}") as folder:
             return ray_train.run_to_end(
                 supervisor.supervise,
                 self,
@@ -295,14 +326,40 @@ class Driver:
                 sizes=plan.sizes,
                 resources=plan.resources,
                 labels=plan.labels,
-                storage_path=str(Path(folder)),
+                storage_path=str(folder),
             )
+
+    def _fence(self, catalog: Catalog) -> None:
+        """Forbid commits of earlier attempts; a storage that fails is asked again for a while."""
+        attempt, patient_until = self._plan.attempt, time.monotonic() + _CLAIM_S
+        while True:
+            try:
+                if catalog.is_fenced(attempt):
+                    raise Refused("a newer attempt of the job has begun")
+                return catalog.fence(attempt)
+            except StorageError:
+                if self._attempt.stop_reason is not None or time.monotonic() > patient_until:
+                    raise
+                time.sleep(_CLAIM_PAUSE_S)
 
     def _open_outputs(self, catalog: OutputsCatalog, checkpoints: Catalog) -> None:
         damage = self._attempt.outputs.open(catalog, checkpoints)
         if damage is not None:
             text = f"The outputs of earlier attempts cannot be read and are left where they are: {damage}."
             self._call(self._account.event, "attempt.outputs_damaged", text[:1000], folder=catalog.location)
+        if (fallen_back := self._attempt.outputs.fallen_back) is not None:
+            newest, start = fallen_back
+            text = (
+                "The command failed when it was started with the newest outputs, before it saved anything: it is"
+                f" started with the version before, {start.number} instead of {newest.number}."
+            )
+            self._call(
+                self._account.event,
+                "attempt.outputs_fell_back",
+                text,
+                version=start.number,
+                newest=newest.number,
+            )
 
     async def _end(self, error: Exception | None) -> None:
         self._in_place.leave()
@@ -339,6 +396,11 @@ class Driver:
                 self._attempt.tell_totals()
 
 
-def _unusable_storage(error: StorageError) -> Verdict:
+def claim(plan: AttemptPlan, driver: str) -> None:
+    """Claim the attempt for this driver.  Raises Refused and StorageError."""
+    Claims(Storage(plan.storage_url), plan.job_id).take(plan.attempt_id, driver)
+
+
+def _unusable_storage(error: StorageError, reason: EndReason) -> Verdict:
     text = f"The storage for checkpoints cannot be used: {error}"
-    return Verdict(goes_on=False, end_reason=EndReason.START_FAILED, message=text[:1000])
+    return Verdict(goes_on=False, end_reason=reason, message=text[:1000])

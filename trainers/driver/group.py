@@ -1,6 +1,7 @@
 """One worker group as the driver sees it: messages of ranks come in, effects come out (pure; time is an argument).
 
-The driver acts on the effects.  Nothing here waits, sends or stores.
+The driver acts on the effects.  Nothing here waits, sends or stores.  All times are those of one monotonic clock, but
+for what is told.
 """
 
 from __future__ import annotations
@@ -62,6 +63,16 @@ class Count:
 Effect = Tell | Note | Commit | Count
 
 
+@dataclass(frozen=True)
+class Deadline:
+    """When machines go."""
+
+    #: Seconds since 1970, as it is told.
+    at: float
+    #: The same by the clock of `now`, which nobody sets.
+    until: float
+
+
 @dataclass
 class StopRequest:
     """Somebody wants this worker group to end at a checkpoint."""
@@ -69,8 +80,8 @@ class StopRequest:
     #: `grow` or `drain`.
     reason: str
     asked_at: float
-    #: Seconds since 1970 at which machines go; None: no hurry.
-    deadline_at: float | None
+    #: None: no hurry.
+    deadline: Deadline | None
     #: The scripts can change their group in place: they park at the agreed step and need no checkpoint.
     is_in_place: bool = False
 
@@ -189,23 +200,24 @@ class WorkerGroup:
             yield from self._ask(now, "interval", is_stop=False)
 
     def request_stop(
-        self, reason: str, now: float, deadline_at: float | None = None, *, is_in_place: bool = False
+        self, reason: str, now: float, deadline: Deadline | None = None, *, is_in_place: bool = False
     ) -> Iterator[Effect]:
         """Ask for an end of this worker group at an agreed step; asked again, the earlier deadline counts.
 
         The ranks write a checkpoint there and end, or, with `is_in_place`, park there and wait for the next group.
         """
         if self._stop is not None:
-            if deadline_at is not None:
-                known = self._stop.deadline_at
-                if known is not None and known <= deadline_at:
+            if deadline is not None:
+                known = self._stop.deadline
+                # The same one, told again, was measured when it was heard first: the clock may have been set since.
+                if known is not None and (known.at == deadline.at or known.until <= deadline.until):
                     return
-                self._stop.deadline_at = deadline_at
-                yield Tell({"type": "preemption", "deadline_at": deadline_at, "reason": reason})
+                self._stop.deadline = deadline
+                yield Tell({"type": "preemption", "deadline_at": deadline.at, "reason": reason})
             return
-        self._stop = StopRequest(reason, now, deadline_at, is_in_place)
-        if deadline_at is not None:
-            yield Tell({"type": "preemption", "deadline_at": deadline_at, "reason": reason})
+        self._stop = StopRequest(reason, now, deadline, is_in_place)
+        if deadline is not None:
+            yield Tell({"type": "preemption", "deadline_at": deadline.at, "reason": reason})
         yield from self.tick(now)
 
     def committed(self, step: int, now: float) -> Iterator[Effect]:
@@ -371,8 +383,8 @@ class WorkerGroup:
 
     def _push_stop(self, now: float) -> Iterator[Effect]:
         assert self._stop is not None
-        deadline_at = self._stop.deadline_at
-        if deadline_at is not None and now >= deadline_at - DEADLINE_MARGIN_S:
+        deadline = self._stop.deadline
+        if deadline is not None and now >= deadline.until - DEADLINE_MARGIN_S:
             if self._stop.is_in_place:
                 # The node's end will be seen like any other loss, and nothing is lost by it.
                 return
@@ -380,7 +392,7 @@ class WorkerGroup:
                 # All files have left the machines that go: the stop comes with the commit.
                 return
             yield from self._end()
-        elif deadline_at is None and now - self._stop.asked_at >= STOP_PATIENCE_S:
+        elif deadline is None and now - self._stop.asked_at >= STOP_PATIENCE_S:
             # Nothing forces this stop, and ending the script now would throw its work away.
             text = "The script was asked for a checkpoint and made none; it goes on without changing size."
             yield Note("event", _event("checkpoint.ignored", text))

@@ -36,13 +36,13 @@ class StepWatch:
     def __init__(self, least_s: float) -> None:
         """A step that takes less than `least_s` seconds is never overdue."""
         self._least_s = least_s
-        #: When the step under way began, seconds since 1970; None while time does not count.
+        #: When the step under way began, by a monotonic clock; None while time does not count.
         self._began_at: float | None = None
         #: Seconds times workers of each step.
         self._efforts: deque[float] = deque(maxlen=LATE)
 
     def step(self, at: float, workers: int) -> None:
-        """A step of so many workers ended at that time (seconds since 1970)."""
+        """A step of so many workers ended at that time of a monotonic clock."""
         if self._began_at is not None:
             self._efforts.append(max(0.0, at - self._began_at) * workers)
         self._began_at = at

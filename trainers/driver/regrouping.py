@@ -154,7 +154,7 @@ class Pace:
         self._durations: deque[float] = deque(maxlen=8)
 
     def step(self, at: float) -> None:
-        """A step ended at that time (seconds since 1970)."""
+        """A step ended at that time of a monotonic clock."""
         if self._before is not None:
             self._durations.append(at - self._before)
         self._before = at

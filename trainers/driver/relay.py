@@ -7,16 +7,17 @@ than most storages.  The driver writes them to its disk, and from there to the s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from trainers.checkpoints.catalog import Catalog
+from trainers.rooms import NotInRoom, Room
 from trainers.storage import StorageError
-from trainers.supervisor.code import work_root
+from trainers.supervisor.code import shared_folder
 from trainers.supervisor.parcels import Parcel
 
 #: Bytes that stay free on the driver's disk.
@@ -28,7 +29,9 @@ _FINISH_S = 900.0
 @dataclass
 class _Kept:
     parcel: Parcel
-    folder: Path
+    #: Its name in the relay's own folder, and that folder, opened.
+    name: str
+    folder: Room
     received: int = 0
     #: True once the worker has sent everything.
     is_whole: bool = False
@@ -46,35 +49,44 @@ class Relay:
         self.catalog: Catalog
         self._deliver = deliver
         self._kept: dict[str, _Kept] = {}
-        self._root: Path | None = None
+        self._root: Room | None = None
+        #: Holds the root, so that whoever comes after a killed driver knows that it may go.
+        self._held = contextlib.ExitStack()
+        self._count = 0
 
     def offer(self, parcel: Parcel) -> bool:
         """A worker wants to send files; False when there is no room for them."""
         try:
             if self._root is None:
-                self._root = Path(tempfile.mkdtemp(prefix="relay-", dir=work_root()))
+                path = self._held.enter_context(shared_folder(f"relay-{uuid.uuid4().hex}"))
+                self._root = Room(path)
             promised = sum(one.parcel.size_bytes - one.received for one in self._kept.values())
-            if shutil.disk_usage(self._root).free - promised - parcel.size_bytes < _SPARE_BYTES:
+            if shutil.disk_usage(self._root.path).free - promised - parcel.size_bytes < _SPARE_BYTES:
                 return False
             self._drop(parcel.key)
-            folder = self._root / parcel.key
-            folder.mkdir()
+            self._count += 1
+            name = str(self._count)
+            self._root.make_folder(name)
+            folder = self._root.room(name)
         except OSError:
             return False
-        self._kept[parcel.key] = _Kept(parcel, folder)
+        self._kept[parcel.key] = _Kept(parcel, name, folder)
         return True
 
     async def take(self, parcel: Parcel, name: str, offset: int, chunk: bytes) -> None:
         """A piece of a file (a relative POSIX path) at that offset.
 
-        Raises KeyError when the parcel was not offered, ValueError for a path outside its folder, OSError when the disk
-        fails.
+        Raises KeyError when the parcel was not offered, ValueError for what does not belong into it, OSError when the
+        disk fails.
         """
         kept = self._kept[parcel.key]
-        path = (kept.folder / name).resolve()
-        if not path.is_relative_to(kept.folder.resolve()) or path == kept.folder.resolve():
-            raise ValueError(f"{name!r} is not a path inside a checkpoint")
-        await asyncio.to_thread(_write, path, offset, chunk)
+        size_bytes = kept.parcel.size_bytes
+        if not 0 <= offset <= size_bytes - len(chunk) or kept.received + len(chunk) > size_bytes:
+            raise ValueError(f"more comes of {name[:200]!r} than the {size_bytes} bytes that were offered")
+        try:
+            await asyncio.to_thread(_write, kept.folder, name, offset, chunk)
+        except NotInRoom as error:
+            raise ValueError(f"{name[:200]!r} is not a path inside a checkpoint: {error}") from error
         kept.received += len(chunk)
 
     def seal(self, parcel: Parcel) -> bool:
@@ -101,7 +113,8 @@ class Relay:
         for key in list(self._kept):
             self._drop(key)
         if self._root is not None:
-            shutil.rmtree(self._root, ignore_errors=True)
+            self._root.close()
+        self._held.close()
 
     async def _store(self, kept: _Kept) -> None:
         parcel = kept.parcel
@@ -121,12 +134,13 @@ class Relay:
 
     def _drop(self, key: str) -> None:
         kept = self._kept.pop(key, None)
-        if kept is not None:
-            shutil.rmtree(kept.folder, ignore_errors=True)
+        if kept is not None and self._root is not None:
+            kept.folder.close()
+            with contextlib.suppress(OSError):
+                self._root.remove(kept.name)
 
 
-def _write(path: Path, offset: int, chunk: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("r+b" if path.exists() else "wb") as file:
+def _write(folder: Room, name: str, offset: int, chunk: bytes) -> None:
+    with folder.open_to_write(name) as file:
         file.seek(offset)
         file.write(chunk)

@@ -53,7 +53,7 @@ class RendezvousWatch:
     """What looks at the ranks of one worker group show."""
 
     def __init__(self, began_at: float) -> None:
-        """The group began at that time, seconds since 1970."""
+        """The group began at that time of a monotonic clock."""
         self._began_at = began_at
         self._look_at = began_at + FIRST_S
         self._ended = 0

@@ -22,7 +22,7 @@ class ChildExit:
     """How the command of one rank ended by itself."""
 
     rank: int
-    #: When the driver learnt it, seconds since 1970.
+    #: When the driver learnt it, by a monotonic clock.
     at: float
     exit_code: int | None = None
     signal: int | None = None

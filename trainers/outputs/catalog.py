@@ -6,21 +6,24 @@ import contextlib
 import hashlib
 import os
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
 
 from trainers.outputs.manifest import (
     DAMAGED_PREFIX,
     OutputFile,
     attempt_of,
-    from_json,
     manifest_name,
     outputs_folder,
-    to_json,
-    without_clashes,
 )
+from trainers.outputs.versions import Kept, from_json, to_json
+from trainers.rooms import NotInRoom, Room
 from trainers.storage import Storage, StorageError
 from trainers.supervisor.environment import Place
+
+#: Bytes read at once.
+_CHUNK = 1 << 20
 
 
 class OutputsDamaged(Exception):
@@ -40,12 +43,18 @@ class OutputsCatalog:
         """How the files are found: a path on a local disk, else a URL; `OutputFile.stored` is relative to it."""
         return self._storage.location(self._folder)
 
-    def put(self, path: Path, name: str, place: Place) -> OutputFile | None:
-        """Store a file that a worker wrote; None when it was written to, or went, meanwhile.  Raises StorageError."""
+    def put(
+        self, room: Room, path: str, name: str, place: Place, before: OutputFile | None = None
+    ) -> OutputFile | None:
+        """Store the file `path` of a folder as `name`; None when it was written to, or went, meanwhile.
+
+        `before` is what this worker knew under that name last.  Raises StorageError.
+        """
         version, file = uuid.uuid4().hex, None
         try:
-            file = self._copy(path, name, f"{version}/{name}", place)
-        except (FileNotFoundError, NotADirectoryError):
+            with room.open_file(path) as opened:
+                file = self._copy(opened, f"{version}/{name}", place, before)
+        except (FileNotFoundError, NotADirectoryError, NotInRoom):
             return None
         finally:
             if file is None:
@@ -54,29 +63,31 @@ class OutputsCatalog:
                     self._storage.delete(f"{self._folder}/{version}")
         return file
 
-    def _copy(self, path: Path, name: str, stored: str, place: Place) -> OutputFile | None:
-        before = path.stat()
-        with path.open("rb") as opened:
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        self._storage.write_file(f"{self._folder}/{stored}", path)
-        if _trace(before) != _trace(path.stat()):
+    def _copy(
+        self, opened: IO[bytes], stored: str, place: Place, before: OutputFile | None
+    ) -> OutputFile | None:
+        status = os.fstat(opened.fileno())
+        digest, is_grown = _digest(opened, before)
+        self._storage.write_open(f"{self._folder}/{stored}", opened)
+        if _trace(status) != _trace(os.fstat(opened.fileno())):
             return None
         return OutputFile(
-            name=name,
-            size_bytes=before.st_size,
+            name=stored.partition("/")[2],
+            size_bytes=status.st_size,
             sha256=digest,
             stored=stored,
             rank=place.rank,
             attempt=place.attempt,
             generation=place.generation,
+            is_grown=is_grown,
         )
 
-    def newest(self) -> dict[str, OutputFile]:
-        """The committed files by name.  Raises OutputsDamaged for a manifest that cannot be read, and StorageError."""
+    def newest(self) -> Kept:
+        """What is committed.  Raises OutputsDamaged for a manifest that cannot be read, and StorageError."""
         seen = None
         while (name := self._newest_manifest()) is not None:
             try:
-                return without_clashes(from_json(self._storage.read_bytes(f"{self._folder}/{name}")))
+                return from_json(self._storage.read_bytes(f"{self._folder}/{name}"))
             except FileNotFoundError:
                 # A newer attempt has just written its own and removed this one.
                 if name == seen:
@@ -84,18 +95,18 @@ class OutputsCatalog:
                 seen = name
             except ValueError as error:
                 raise OutputsDamaged(str(error)) from error
-        return {}
+        return Kept()
 
-    def commit(self, files: Mapping[str, OutputFile], attempt: int, now: float) -> None:
-        """Make these files the job's outputs, unless a newer attempt has committed.  Raises StorageError."""
-        content = to_json(self._job_id, attempt, now, files.values())
+    def commit(self, kept: Kept, attempt: int, now: float) -> None:
+        """Make these the job's outputs, unless a newer attempt has committed.  Raises StorageError."""
+        content = to_json(self._job_id, attempt, now, kept)
         self._storage.write_bytes(f"{self._folder}/{manifest_name(attempt)}", content)
 
-    def take_over(self, files: Mapping[str, OutputFile], attempt: int, now: float) -> None:
+    def take_over(self, kept: Kept, attempt: int, now: float) -> None:
         """Commit what earlier attempts left, so that nothing that these still write counts.  Raises StorageError."""
-        if not files and not self._manifests():
+        if kept == Kept() and not self._manifests():
             return
-        self.commit(files, attempt, now)
+        self.commit(kept, attempt, now)
         with contextlib.suppress(StorageError):
             for before, name in self._manifests().items():
                 if before < attempt:
@@ -116,13 +127,13 @@ class OutputsCatalog:
         manifests = self._manifests()
         return manifests[max(manifests)] if manifests else None
 
-    def unnamed(self, files: Mapping[str, OutputFile]) -> frozenset[str]:
-        """What lies there besides these files, asked while no worker runs; nothing beside a damaged manifest."""
+    def unnamed(self, kept: Kept) -> frozenset[str]:
+        """What lies there besides these versions, asked while no worker runs; nothing beside a damaged manifest."""
         names = frozenset(self._storage.names(self._folder))
         if any(name.startswith(DAMAGED_PREFIX) for name in names):
             return frozenset()
         manifests = {name for name in names if attempt_of(name) is not None}
-        return names - {file.folder for file in files.values()} - manifests
+        return names - kept.folders - manifests
 
     def forget(self, folders: Iterable[str]) -> None:
         """Remove folders of versions that nobody names any more.  Raises StorageError."""
@@ -138,3 +149,18 @@ class OutputsCatalog:
 def _trace(status: os.stat_result) -> tuple[int, int, int]:
     """What changes when somebody writes to a file."""
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _digest(opened: IO[bytes], before: OutputFile | None) -> tuple[str, bool]:
+    """SHA-256 of a file, and whether it begins with all of an older version of it and is longer."""
+    digest, is_grown = hashlib.sha256(), False
+    if before is not None and before.size_bytes:
+        left = before.size_bytes
+        while left and (chunk := opened.read(min(left, _CHUNK))):
+            digest.update(chunk)
+            left -= len(chunk)
+        is_grown = not left and digest.hexdigest() == before.sha256
+    size = opened.tell()
+    while chunk := opened.read(_CHUNK):
+        digest.update(chunk)
+    return digest.hexdigest(), is_grown and opened.tell() > size

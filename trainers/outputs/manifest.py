@@ -7,16 +7,16 @@ Layout below a job's checkpoint storage:
 
 Every version of a file lies under a name of its own, so that what a manifest names is complete at any time.  So does
 the manifest of every attempt, and that of the newest one counts: whatever an attempt writes that was replaced without
-knowing it, changes nothing.
+knowing it, changes nothing.  What the manifest says about versions stands in `trainers.outputs.versions`.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from typing import Literal
 
 #: A manifest, with the attempt that wrote it; without one it was written before they had numbers.
 _MANIFEST = re.compile(r"remora-outputs(?:-([1-9][0-9]{0,8}))?\.json")
@@ -39,6 +39,10 @@ class OutputFile:
     rank: int
     attempt: int
     generation: int
+    #: Number of the version of the outputs that it came with; 0: of none yet.
+    version: int = 0
+    #: True when it began with all that it held before and is longer: a log.
+    is_grown: bool = False
 
     @property
     def folder(self) -> str:
@@ -51,9 +55,13 @@ class OutputFile:
         return self.attempt, self.generation
 
 
+#: How a worker's command ended: with exit code 0, with another one, or by a signal.
+End = Literal["clean", "failed", "killed"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What one worker did in its outputs folder since it told the last time."""
+    """What one worker did in its outputs folder since it told the last time, and how the folder is now."""
 
     rank: int
     #: The attempt and the worker group that it belonged to.
@@ -61,8 +69,30 @@ class Changes:
     written: tuple[OutputFile, ...] = ()
     #: Names that were there and are not any more.
     removed: tuple[str, ...] = ()
+    #: Folders that were there, with files, and are not any more.
+    removed_folders: tuple[str, ...] = ()
     #: Names that the storage did not take although the worker ends: what it has of them is older, or nothing.
     unstored: tuple[str, ...] = ()
+    #: Number of the newest round that it knew when it began to look.
+    round: int = 0
+    #: For each output how often it has been found changed.
+    turns: Mapping[str, int] = field(default_factory=dict)
+    #: Outputs in which something is being written, or was not stored yet.
+    busy: frozenset[str] = frozenset()
+    #: None while its command runs.
+    end: End | None = None
+
+
+def output_of(name: str, outputs: Collection[str]) -> str:
+    """The output that a file belongs to; "" for files outside the named ones, which are one output together."""
+    first = name.partition("/")[0]
+    return first if first in outputs else ""
+
+
+def is_log(name: str) -> bool:
+    """True for files of MLflow and TensorBoard: they change at any time, and no script starts from them."""
+    # Without a path object: it is asked for every file in every round.
+    return name.partition("/")[0] == "mlruns" or name.rpartition("/")[2].startswith("events.out.tfevents.")
 
 
 def merge(files: Mapping[str, OutputFile], changes: Changes) -> dict[str, OutputFile]:
@@ -80,47 +110,55 @@ def merge(files: Mapping[str, OutputFile], changes: Changes) -> dict[str, Output
         present = merged.get(file.name)
         if present is None or _weight(file) >= _weight(present):
             merged[file.name] = file
-    return without_clashes(merged)
+    return merged
+
+
+def without_folders(
+    files: Mapping[str, OutputFile], removed: Mapping[str, tuple[int, tuple[int, int]]]
+) -> dict[str, OutputFile]:
+    """The outputs after whole folders went, each with the rank that removed it and that worker's group.
+
+    Such a folder goes with what others wrote into it when rank 0 removed it, or the lowest rank that wrote to it.
+    """
+    if not removed:
+        return dict(files)
+    lowest: dict[str, int] = {}
+    inside: dict[str, list[str]] = {}
+    for name, file in files.items():
+        for folder in folders_of(name):
+            if folder in removed:
+                inside[name] = [*inside.get(name, []), folder]
+                lowest[folder] = min(file.rank, lowest.get(folder, file.rank))
+    gone = {
+        name
+        for name, folders in inside.items()
+        for folder in folders
+        if files[name].group <= removed[folder][1] and removed[folder][0] in (0, lowest[folder])
+    }
+    return {name: file for name, file in files.items() if name not in gone}
 
 
 def without_clashes(files: Mapping[str, OutputFile]) -> dict[str, OutputFile]:
     """The files that can lie in one folder: where one name is a folder of another one, the weightier file stays."""
-    if not any(above in files for name in files for above in _folders(name)):
+    if not any(above in files for name in files for above in folders_of(name)):
         return dict(files)
     kept: dict[str, OutputFile] = {}
     folders: set[str] = set()
     for file in sorted(files.values(), key=_weight, reverse=True):
-        above = _folders(file.name)
+        above = folders_of(file.name)
         if file.name not in folders and not any(name in kept for name in above):
             kept[file.name] = file
             folders.update(above)
     return {name: kept[name] for name in files if name in kept}
 
 
-def _folders(name: str) -> list[str]:
+def folders_of(name: str) -> list[str]:
+    """The folders in which a file of that name lies, the nearest first."""
     return [str(above) for above in PurePosixPath(name).parents][:-1]
 
 
 def _weight(file: OutputFile) -> tuple[tuple[int, int], int]:
     return file.group, -file.rank
-
-
-def to_json(job_id: str, attempt: int, committed_at: float, files: Iterable[OutputFile]) -> bytes:
-    """The manifest as it is stored."""
-    listed = [asdict(file) for file in sorted(files, key=lambda file: file.name)]
-    fields = {"job_id": job_id, "attempt": attempt, "committed_at": committed_at, "files": listed}
-    return json.dumps({"version": 1, **fields}, indent=1).encode()
-
-
-def from_json(content: bytes) -> dict[str, OutputFile]:
-    """Files of a stored manifest by name; ValueError when it is not one."""
-    try:
-        fields = json.loads(content)
-        if fields["version"] != 1:
-            raise ValueError(f"version {fields['version']} cannot be read by this version")  # noqa: TRY301
-        return {file["name"]: OutputFile(**file) for file in fields["files"]}
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise ValueError(f"not a manifest of outputs: {error}") from error
 
 
 def manifest_name(attempt: int) -> str:

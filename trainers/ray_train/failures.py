@@ -7,6 +7,7 @@ from ray.train.v2._internal.execution.failure_handling import FailureDecision, F
 from ray.train.v2.api.exceptions import WorkerGroupError
 
 from trainers.ray_train.deaths import find_dead, is_dead_worker
+from trainers.ray_train.leftovers import NodeSweeps
 from trainers.ray_train.owner import AttemptEnds, Owner
 from trainers.ray_train.scaling import ElasticPolicy
 
@@ -14,10 +15,13 @@ from trainers.ray_train.scaling import ElasticPolicy
 class JudgedFailures(FailurePolicy):
     """Collects the facts of a failure and lets the driver judge them."""
 
-    def __init__(self, failure_config: FailureConfig, owner: Owner, policy: ElasticPolicy) -> None:
+    def __init__(
+        self, failure_config: FailureConfig, owner: Owner, policy: ElasticPolicy, sweeps: NodeSweeps
+    ) -> None:
         super().__init__(failure_config)
         self._owner = owner
         self._policy = policy
+        self._sweeps = sweeps
 
     def make_decision(self, training_failed_error: Exception) -> FailureDecision:
         """As the driver judges: another worker group, or the end of the attempt."""
@@ -29,7 +33,8 @@ class JudgedFailures(FailurePolicy):
                 if is_dead_worker(error)
             }
             dead, nodes_lost = find_dead(members, known)
-            self._policy.group.dead_slots = dead | nodes_lost
+            self._sweeps.ask(one.ray_node_id for one in members if one.slot in dead)
+            self._policy.group.note_dead(dead | nodes_lost)
             goes_on = self._owner.group_failed(dead, nodes_lost)
             return FailureDecision.RETRY if goes_on else FailureDecision.RAISE
         cause = getattr(training_failed_error, "controller_failure", training_failed_error)

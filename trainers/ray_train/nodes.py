@@ -29,6 +29,11 @@ def answering_nodes(ray_node_ids: set[str]) -> set[str]:
     return {node["NodeID"] for node, answered in zip(nodes, answers, strict=True) if answered}
 
 
+def living_nodes() -> set[str]:
+    """Ray node ids of all nodes that Ray calls alive."""
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
 def nodes_with(labels: Mapping[str, Sequence[str]]) -> set[str]:
     """Ray node ids of living nodes whose labels have accepted values."""
     return {

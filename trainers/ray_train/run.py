@@ -16,16 +16,17 @@ from ray.train.v2._internal.execution.controller.controller import TrainControll
 from ray.train.v2._internal.execution.controller.state import ErroredState
 from ray.train.v2._internal.util import ObjectRefWrapper
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 from remora.worker_sizes import WorkerSizes
 from trainers.ray_train.failures import JudgedFailures
+from trainers.ray_train.leftovers import NodeSweeps
 from trainers.ray_train.owner import Owner
+from trainers.ray_train.reservations import free_reservations
 from trainers.ray_train.scaling import POLL_S, ElasticPolicy
-from trainers.ray_train.worker_group import EXTRA, worker_group_type
+from trainers.ray_train.worker_group import worker_group_type
 
-#: Seconds a placement group may take before another size is tried.
-_START_TIMEOUT_S = 15.0
+#: Seconds that room for all workers may take before it is counted again: it was free when it was asked for.
+_START_TIMEOUT_S = 6.0
 
 #: Name and namespace of the actor that divides the cluster's resources among Ray Train's controllers.
 _COORDINATOR = "AutoscalingCoordinator"
@@ -75,17 +76,21 @@ def run_to_end(
     )
     backend = trainer.backend_config or BackendConfig()
     policy = ElasticPolicy(scaling, owner, _requester(name), sizes, labels)
-    group_type = worker_group_type(name, owner)
+    sweeps = NodeSweeps()
+    group_type = worker_group_type(name, owner, policy.nodes_for, sweeps)
     controller_type = type("Controller", (_Controller,), {"worker_group_cls": group_type})
     controller = controller_type(
         train_fn_ref=ObjectRefWrapper(train_function),
         train_run_context=trainer.train_run_context,
         scaling_policy=policy,
-        failure_policy=JudgedFailures(failures, owner, policy),
+        failure_policy=JudgedFailures(failures, owner, policy, sweeps),
         callbacks=[AcceleratorSetupCallback(backend, scaling), _Lifecycle(owner, policy)],
     )
     policy.end_group = controller._shutdown_worker_group
-    asyncio.run(controller.run())
+    try:
+        asyncio.run(controller.run())
+    finally:
+        sweeps.wait()
     state = controller.get_state()
     return state.training_failed_error if isinstance(state, ErroredState) else None
 
@@ -104,10 +109,7 @@ def free_resources(name: str) -> None:
     else:
         # Else nobody else could have these resources until the request expires, which takes three minutes.
         coordinator.cancel_request.remote(_requester(name))
-    for identifier, entry in placement_group_table().items():
-        is_ours = str(entry.get("name", "")).partition(EXTRA)[0] == name
-        if is_ours and entry.get("state") != "REMOVED":
-            remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(identifier))))
+    free_reservations(name)
 
 
 def _requester(name: str) -> str:

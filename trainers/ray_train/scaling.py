@@ -16,8 +16,9 @@ from ray.train.v2._internal.execution.scaling_policy.autoscaling_coordinator_cli
 )
 
 from remora.worker_sizes import WorkerSizes
-from trainers.ray_train.nodes import answering_nodes, draining_nodes, nodes_with
+from trainers.ray_train.nodes import answering_nodes, draining_nodes, living_nodes, nodes_with
 from trainers.ray_train.owner import AttemptEnds, Owner
+from trainers.ray_train.reservations import room_on, spread_out
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,8 @@ POLL_S = 0.2
 _GROW_INTERVAL_S = 1.0
 #: Seconds resources must be there before the worker group grows into them.
 _GROW_SETTLED_S = 1.0
+#: Seconds for which a start waits for what is promised and not free yet: what others have just left, for example.
+_PROMISED_S = 1.0
 
 
 class ElasticPolicy(ElasticScalingPolicy):
@@ -53,10 +56,17 @@ class ElasticPolicy(ElasticScalingPolicy):
         self.group: Any = None
         #: Has the controller end that group and free its places; set once there is a controller.
         self.end_group: Callable[[], None]
-        #: The newest worker group holds its resources.
-        self._trains = False
+        #: Workers that there is room for on each node, by Ray node id, those of this attempt included.
+        self._room: dict[str, int] = {}
+        #: Nodes that the coordinator has for this attempt; what it has for others is better left to them.
+        self._meant: set[str] = set()
+        #: Workers that fit into what the coordinator has for this attempt, and since when there is room for fewer.
+        self._promised = 0
+        self._short_since: float | None = None
         self._looked_at = float("-inf")
         self._fits_since: float | None = None
+        #: The most workers that the newest worker group has had.
+        self._most = 0
 
     def after_controller_start(self, train_run_context: Any) -> None:
         """Ask for resources under a name that `free_resources` knows; stock invents one."""
@@ -67,24 +77,36 @@ class ElasticPolicy(ElasticScalingPolicy):
 
     def make_decision_for_non_running_worker_group(self) -> Any:
         """Begin with as many workers as there is room for; raises AttemptEnds when none may begin."""
-        self._trains = False
         if self._owner.wants_to_end():
             raise AttemptEnds
         decision = super().make_decision_for_non_running_worker_group()
-        if isinstance(decision, NoopDecision):
-            self._leave_draining_nodes()
+        if isinstance(decision, NoopDecision) or self._is_promised_more(decision.num_workers):
+            self._leave_nodes()
             # Stock asks again at once; this thread is ours, so it may rest.
             time.sleep(POLL_S)
-        else:
-            self._fits_since = None
+            return NoopDecision()
+        self._fits_since = self._short_since = None
+        self._most = 0
         return decision
+
+    def _is_promised_more(self, fits: int) -> bool:
+        now = time.monotonic()
+        if fits >= self._promised:
+            self._short_since = None
+            return False
+        if self._short_since is None:
+            self._short_since = now
+        return now - self._short_since < _PROMISED_S
+
+    def nodes_for(self, count: int, standing: Sequence[str]) -> list[str]:
+        """Ray node ids for so many workers beside those that stand on these nodes; fewer when there is no room."""
+        return spread_out(self._room, count, standing, self._meant)
 
     def make_decision_for_running_worker_group(
         self, worker_group_state: Any, worker_group_status: Any
     ) -> NoopDecision:
         """Never replace the group: it grows in place, or at a checkpoint, for which the driver is asked."""
         del worker_group_state, worker_group_status
-        self._trains = True
         self._maybe_send_resource_request()
         if self.group.is_winning and self._owner.grows_in_place():
             self._grow_by(self.group.take_in)
@@ -95,22 +117,17 @@ class ElasticPolicy(ElasticScalingPolicy):
         self._look_for_drains()
         # Whoever has just joined is not in this state yet.
         present = len(self.group.get_workers())
+        self._most = max(self._most, present)
         if present < self.scaling_config.max_workers and not self.group.is_winning:
             if self._owner.grows_in_place():
-                self._grow_in_place(present, now)
+                # What it has lost it takes back at once.
+                self._look_for_room(present, now, lambda fits: self._extend(fits - present), self._most)
             elif self._owner.may_grow():
                 self._look_for_room(present, now, self._owner.more_workers_fit)
         return NoopDecision()
 
-    def _grow_in_place(self, present: int, now: float) -> None:
-        found = self.group.free_seats()
-        free = found[: max(0, self._sizes.fit(present + len(found)) - present)]
-        if free:
-            self._grow_by(lambda: self.group.refill(free))
-        else:
-            self._look_for_room(
-                present, now, lambda fits: self._grow_by(lambda: self.group.extend(fits - present))
-            )
+    def _extend(self, count: int) -> None:
+        self._grow_by(lambda: self.group.extend(count))
 
     def _grow_by(self, step: Callable[[], None]) -> None:
         try:
@@ -125,27 +142,37 @@ class ElasticPolicy(ElasticScalingPolicy):
         if deadlines:
             self._owner.nodes_drain(deadlines)
 
-    def _leave_draining_nodes(self) -> None:
-        """End a group that has stopped where all its places drain: a node stays, and costs, while something has it."""
+    def _leave_nodes(self) -> None:
+        """Give back what a group that has stopped holds on nodes that go or are gone.
+
+        A node stays, and costs, while something has room on it.
+        """
         places = set(self._own_places())
-        if places and places <= draining_nodes().keys():
+        going = places & draining_nodes().keys() | places - living_nodes() if places else set()
+        if going and places <= going:
             self.end_group()
             self.group = None
+        elif going:
+            self.group.leave(going)
 
-    def _look_for_room(self, present: int, now: float, grow: Callable[[int], None]) -> None:
+    def _look_for_room(self, present: int, now: float, grow: Callable[[int], None], at_once: int = 0) -> None:
+        """Grow into room that has been there for a while, and up to `at_once` workers right now."""
         reserved = self._get_reserved_resources()
         fits = 0 if reserved is None else self._count_possible_workers(reserved)
         if fits <= present:
             self._fits_since = None
-        elif self._fits_since is None:
+            return
+        if self._fits_since is None:
             self._fits_since = now
-        elif now - self._fits_since >= _GROW_SETTLED_S:
+        if fits <= at_once or now - self._fits_since >= _GROW_SETTLED_S:
             self._fits_since = None
             grow(fits)
 
     def _count_possible_workers(self, reserved_resources: Any) -> int:
-        """Stock knows a smallest and a largest size only."""
-        return self._sizes.fit(super()._count_possible_workers(reserved_resources))
+        """Stock knows a smallest and a largest size only, and not what is free."""
+        promised = super()._count_possible_workers(reserved_resources)
+        self._promised = self._sizes.fit(promised)
+        return self._sizes.fit(min(promised, sum(self._room.values())))
 
     def _get_reserved_resources(self) -> Any:
         """Stock asks for a table that is up to 20 s old and holds dead and draining nodes."""
@@ -154,12 +181,17 @@ class ElasticPolicy(ElasticScalingPolicy):
             return self._latest_reserved_resources
         reserved = self._ask_coordinator()
         if reserved is not None:
+            self._meant = set(reserved)
             going = draining_nodes()
+            free = {node: has for node, has in self._free_nodes().items() if node not in going}
             if self._labels or going:
                 # The coordinator divides all living nodes: what it has for us may be on nodes that we cannot use.
-                reserved = self._free_nodes()
-            answering = answering_nodes(set(reserved))
-            reserved = {node: r for node, r in reserved.items() if node in answering and node not in going}
+                reserved = free
+            answering = answering_nodes(reserved.keys() | free.keys())
+            reserved = {node: has for node, has in reserved.items() if node in answering}
+            free = {node: has for node, has in free.items() if node in answering}
+            worker = self.scaling_config._resources_per_worker_not_none
+            self._room = room_on(free, worker, self.scaling_config.max_workers)
         self._latest_reserved_resources_query_time = time.monotonic()
         self._latest_reserved_resources = reserved
         return reserved
@@ -190,8 +222,4 @@ class ElasticPolicy(ElasticScalingPolicy):
 
     def _own_places(self) -> list[str]:
         """Ray node id of each place that is ours; a group that has stopped holds them until another one starts."""
-        if self.group is None:
-            return []
-        if self._trains:
-            return [member.ray_node_id for member in self.group.members()]
-        return list(self.group.places())
+        return [] if self.group is None else list(self.group.places())

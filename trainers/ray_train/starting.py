@@ -9,10 +9,10 @@ from typing import Any
 import ray
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from ray.train.v2._internal.execution.worker_group.worker import Worker
-from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainers.ray_train.nodes import answering_nodes, draining_nodes
+from trainers.ray_train.reservations import Reservation
 
 #: Seconds between two looks at the nodes on which workers start.
 _NODES_S = 0.5
@@ -21,24 +21,21 @@ _START_S = 300.0
 
 
 class StartingWorkers:
-    """Worker actors on bundles of one placement group, until all of them have answered.
+    """Worker actors in room that is reserved for them, until all of them have answered.
 
     Ray waits without end for a worker on a node that takes no work any more, so the nodes are looked at, too.
     """
 
     def __init__(
-        self, actor_type: Any, group: Any, bundles: Sequence[int], resources: dict[str, float]
+        self, actor_type: Any, reservations: Sequence[Reservation], resources: dict[str, float]
     ) -> None:
-        self.group = group
-        self.bundles = list(bundles)
+        self.reservations = list(reservations)
         self._resources = resources
         self._actors = [
-            actor_type.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle)).remote()
-            for bundle in bundles
+            actor_type.options(scheduling_strategy=PlacementGroupSchedulingStrategy(one.group, 0)).remote()
+            for one in self.reservations
         ]
         self._answers = {actor.get_metadata.remote(): at for at, actor in enumerate(self._actors)}
-        placed = bundles_of(group)
-        self._nodes = [placed.get(bundle, "") for bundle in bundles]
         self._began_at = self._looked_at = time.monotonic()
 
     def are_up(self, timeout_s: float = 0.0) -> bool:
@@ -56,11 +53,11 @@ class StartingWorkers:
         return not missing
 
     def workers(self) -> list[Worker]:
-        """All of them, in the order of their bundles and without ranks; they are up."""
+        """All of them, in the order of their reservations and without ranks; they are up."""
         found = ray.get(list(self._answers))
         return [
-            Worker(actor, metadata, self._resources, placement_group_bundle_index=bundle)
-            for actor, metadata, bundle in zip(self._actors, found, self.bundles, strict=True)
+            Worker(actor, metadata, self._resources, placement_group_bundle_index=0)
+            for actor, metadata in zip(self._actors, found, strict=True)
         ]
 
     def end(self) -> None:
@@ -73,28 +70,9 @@ class StartingWorkers:
         if not missing or now - self._looked_at < _NODES_S:
             return
         self._looked_at = now
-        nodes = {self._nodes[at] for at in missing}
+        nodes = {self.reservations[at].ray_node_id for at in missing}
         lost = nodes - answering_nodes(nodes) | nodes & draining_nodes().keys()
         if lost:
-            name = min(lost)
-            raise TimeoutError(
-                f"the node {name} takes no work any more" if name else "its place lost its node"
-            )
+            raise TimeoutError(f"the node {min(lost)} takes no work any more")
         if now - self._began_at > _START_S:
             raise TimeoutError(f"its process was not there after {_START_S:g} s")
-
-
-def places_of(group: Any) -> list[str]:
-    """Ray node id of each bundle that has a node, also while others have lost theirs; [] once the group is removed."""
-    entry = placement_group_table(group)
-    if entry.get("state") == "REMOVED":
-        return []
-    return [node for node in entry.get("bundles_to_node_id", {}).values() if node]
-
-
-def bundles_of(group: Any) -> dict[int, str]:
-    """Bundle -> Ray node id of a placement group; {} while some of it has no node."""
-    entry = placement_group_table(group)
-    if entry.get("state") != "CREATED":
-        return {}
-    return {int(index): node for index, node in sorted(entry["bundles_to_node_id"].items())}

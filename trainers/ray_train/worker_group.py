@@ -4,67 +4,72 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import ray
-from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
+from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+from ray.train.v2._internal.execution.worker_group.state import _shutdown_workers
 from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 from ray.train.v2._internal.util import bundle_to_remote_args
-from ray.util.placement_group import placement_group, remove_placement_group
 
 from trainers.ray_train.deaths import find_dead, is_dead_worker
-from trainers.ray_train.nodes import answering_nodes, draining_nodes
+from trainers.ray_train.leftovers import NodeSweeps
 from trainers.ray_train.owner import Member, Owner
-from trainers.ray_train.starting import StartingWorkers, bundles_of, places_of
+from trainers.ray_train.reservations import Reservation, Reservations, free_reservations
+from trainers.ray_train.starting import StartingWorkers
 
 #: Seconds between two looks at workers with which a group begins.
 _LOOK_S = 0.5
-#: Seconds that resources for one more worker may take.
+#: Seconds that workers of a group that trains no more may take to end.
+_GOODBYE_S = 2.0
+#: Seconds that room for one more worker may take.
 _EXTEND_TIMEOUT_S = 5.0
-#: Stands between an attempt's name and a number in the names of placement groups by which its worker group grew.
-EXTRA = "+"
 
 
-def worker_group_type(name: str, owner: Owner) -> type[WorkerGroup]:
-    """The type of worker group for one controller, which makes its groups by itself."""
+def worker_group_type(
+    name: str, owner: Owner, nodes_for: Callable[[int, Sequence[str]], list[str]], sweeps: NodeSweeps
+) -> type[WorkerGroup]:
+    """The type of worker group for one controller, which makes its groups by itself.
+
+    `nodes_for` says on which nodes so many workers more are to stand, by Ray node id, beside those that stand there.
+    """
 
     class RemoraWorkerGroup(WorkerGroup):
         """Stock, with five differences.
 
-        Its workers need no runtime environment, so Ray uses processes that wait ready.  Its placement groups have a
-        name by which `free_resources` finds them.  It does not wait for workers whose node takes no work any more.
-        Its end does not wait for workers that are dead (stock gives them 5 s to say goodbye).  And it can lose and
-        win workers while the others train.
+        Its workers need no runtime environment, so Ray uses processes that wait ready.  The room of each worker is
+        reserved by itself, on a node of our choice, and freed with the worker.  It does not wait for workers whose node
+        takes no work any more.  Its end does not wait for workers that are dead (stock gives them 5 s to say goodbye).
+        And it can lose and win workers while the others train.
         """
 
         _worker_group_state: Any
 
         def __init__(self, *arguments: Any, **named: Any) -> None:
             super().__init__(*arguments, **named)
-            #: Ranks that are known to be dead; set before the group is shut down.
-            self.dead_slots: set[int] = set()
+            #: Slots of workers that are known to be dead.
+            self._dead: set[int] = set()
             self._slots: dict[Any, int] = {}
-            #: Placement groups by which it grew, beside the one with which it began.
-            self._extra_placements: list[Any] = []
-            #: Placement group and bundle of each worker that joined.
-            self._seats: dict[Any, tuple[Any, int]] = {}
+            #: Room of each worker, by its actor.
+            self._rooms: dict[Any, Reservation] = {}
             #: Workers that will join once they are up.
-            self._starting: list[StartingWorkers] = []
+            self._starting: StartingWorkers | None = None
 
         # --- differences in starting and ending
 
         def _create_placement_group(self, scaling_config: Any, worker_group_context: Any) -> Any:
             del scaling_config
-            bundles = [worker_group_context.resources_per_worker] * worker_group_context.num_workers
-            return DefaultPlacementGroupHandle(
-                placement_group(
-                    bundles=bundles,
-                    strategy=worker_group_context.placement_strategy,
-                    name=name,
-                    bundle_label_selector=worker_group_context.label_selector,
-                )
-            )
+            selectors = worker_group_context.label_selector or [{}]
+            room = Reservations(name, worker_group_context.resources_per_worker, selectors[0])
+            size = worker_group_context.num_workers
+            nodes = nodes_for(size, [])
+            if len(nodes) < size:
+                raise WorkerGroupStartupTimeoutError(num_workers=size)
+            # A worker group that could not give everything back would keep its names.
+            free_reservations(name)
+            room.ask(nodes)
+            return room
 
         @staticmethod
         def _get_worker_runtime_env(custom_runtime_env: Any) -> dict[str, Any]:
@@ -81,26 +86,41 @@ def worker_group_type(name: str, owner: Owner) -> type[WorkerGroup]:
             world_size: int | None = None,
             replica_group_size: int | None = None,
         ) -> list[Any]:
-            bundles = placement_group_bundle_indices or list(range(num_workers))
-            starting = self._ask_for(placement_group, bundles, resources_per_worker)
+            # All that differs from one worker group to another stands in its room.
+            del num_workers, placement_group_bundle_indices
+            starting = self._ask_for(placement_group.held, resources_per_worker)
             while not starting.are_up(_LOOK_S):
                 pass
-            up = starting.workers()
+            up = self._in_their_rooms(starting)
             return list(self._assign_worker_ranks(up, starting_world_rank, world_size, replica_group_size))
 
-        def _ask_for(self, group: Any, bundles: list[int], resources: dict[str, float]) -> StartingWorkers:
+        def _ask_for(self, rooms: list[Reservation], resources: dict[str, float]) -> StartingWorkers:
             environment = self._get_worker_runtime_env(self._train_run_context.run_config.worker_runtime_env)
             options = bundle_to_remote_args(resources)
             actor_type = ray.remote(runtime_env=environment, **options)(self._worker_cls)
-            return StartingWorkers(actor_type, group, bundles, resources)
+            return StartingWorkers(actor_type, rooms, resources)
+
+        def _in_their_rooms(self, starting: StartingWorkers) -> list[Any]:
+            workers = starting.workers()
+            self._rooms |= {
+                worker.actor: room for worker, room in zip(workers, starting.reservations, strict=True)
+            }
+            return workers
+
+        def _start(self) -> None:
+            try:
+                super()._start()
+            except Exception:
+                # Stock forgets a group whose workers are up when what follows fails, and nothing could end it any more.
+                if self.has_started():
+                    self.shutdown()
+                raise
 
         def shutdown(self) -> None:
             self._end_starting()
             if self._worker_group_state is not None:
-                self._keep_workers(lambda worker: self._slots[worker.actor] not in self.dead_slots)
+                self._keep_workers(lambda worker: self._slots.get(worker.actor) not in self._dead)
             super().shutdown()
-            for extra in self._extra_placements:
-                remove_placement_group(extra)
 
         # --- members by slot
 
@@ -127,12 +147,33 @@ def worker_group_type(name: str, owner: Owner) -> type[WorkerGroup]:
             kept = [worker for worker in state.workers if wanted(worker)]
             self._worker_group_state = dataclasses.replace(state, workers=kept)
 
+        # --- room
+
+        @property
+        def _room(self) -> Reservations:
+            room: Reservations = self._worker_group_state.placement_group_handle
+            return room
+
         def places(self) -> list[str]:
             """Ray node id of each place that it holds, with a worker or without; [] once it was shut down."""
             if self._worker_group_state is None:
                 return []
-            groups = [self._first_placement, *self._extra_placements]
-            return [node for group in groups for node in places_of(group)]
+            return [one.ray_node_id for one in self._room.held]
+
+        def note_dead(self, slots: Collection[int]) -> None:
+            """The workers of these slots are dead: their room is free for others."""
+            self._dead |= set(slots)
+            gone = [worker.actor for worker in self.get_workers() if self._slots[worker.actor] in slots]
+            self._room.free([self._rooms[actor] for actor in gone])
+
+        def leave(self, ray_node_ids: Collection[str]) -> None:
+            """End the workers on these nodes, of a group that trains no more, and give their room back."""
+            if self._worker_group_state is None:
+                return
+            workers = {self._slots[worker.actor]: worker for worker in self.get_workers()}
+            left = {slot for slot, worker in workers.items() if worker.metadata.node_id in ray_node_ids}
+            _shutdown_workers([workers[slot] for slot in left - self._dead], _GOODBYE_S)
+            self.note_dead(left)
 
         # --- losing workers in place
 
@@ -147,76 +188,39 @@ def worker_group_type(name: str, owner: Owner) -> type[WorkerGroup]:
             failed = {members[place].slot for place in errors}
             known = {members[place].slot for place, error in errors.items() if is_dead_worker(error)}
             dead, nodes_lost = find_dead(members, known)
+            sweeps.ask(one.ray_node_id for one in members if one.slot in dead)
             absorbed = owner.absorbs(failed, dead, nodes_lost)
             if not absorbed:
                 return False
             for worker in self.get_workers():
                 if self._slots[worker.actor] in absorbed:
                     ray.kill(worker.actor)
+            self.note_dead(absorbed)
             self._keep_workers(lambda worker: self._slots[worker.actor] not in absorbed)
             self._world_rank_to_ongoing_poll.clear()
             return bool(self.get_workers())
 
         # --- winning workers in place
 
-        def free_seats(self) -> list[tuple[Any, int]]:
-            """Bundles, each with its placement group, that have a node again and no worker."""
-            groups = [self._first_placement, *self._extra_placements]
-            placed = {(group, index): node for group in groups for index, node in bundles_of(group).items()}
-            taken = {self._seat(worker) for worker in self.get_workers()}
-            usable = answering_nodes(set(placed.values())) - draining_nodes().keys()
-            return [seat for seat, node in placed.items() if seat not in taken and node in usable]
-
-        @property
-        def _first_placement(self) -> Any:
-            return self._worker_group_state.placement_group_handle.placement_group
-
-        def _seat(self, worker: Any) -> tuple[Any, int]:
-            began_at = (self._first_placement, worker.placement_group_bundle_index)
-            return self._seats.get(worker.actor, began_at)
-
         @property
         def is_winning(self) -> bool:
             """True while workers start that will join."""
-            return bool(self._starting)
-
-        def refill(self, seats: list[tuple[Any, int]]) -> None:
-            """Start workers on free bundles, which join by `take_in`."""
-            for group in dict.fromkeys(group for group, _ in seats):
-                self._start_joiners(group, [bundle for own, bundle in seats if own == group])
+            return self._starting is not None
 
         def extend(self, count: int) -> None:
-            """Start workers beyond the size with which the group began, which join by `take_in`.
+            """Start so many more workers, which join by `take_in`.
 
-            Raises TimeoutError without resources.
+            Raises TimeoutError, with nothing reserved, when there is no room for all of them.
             """
-            resources = self._worker_group_context.resources_per_worker
-            # Ray refuses a name that a living placement group has.
-            own_name = f"{name}{EXTRA}{next(_extras)}"
-            selectors = self._worker_group_context.label_selector
-            extra = placement_group(
-                bundles=[resources] * count,
-                strategy="PACK",
-                name=own_name,
-                bundle_label_selector=selectors and selectors[:1] * count,
-            )
-            if not extra.wait(_EXTEND_TIMEOUT_S):
-                remove_placement_group(extra)
+            nodes = nodes_for(count, self.places())
+            asked = self._room.ask(nodes) if len(nodes) == count else []
+            if not asked or not self._room.are_there(asked, _EXTEND_TIMEOUT_S):
                 raise TimeoutError(f"no resources for {count} more workers after all")
-            self._drop_idle_placements()
-            self._extra_placements.append(extra)
-            self._start_joiners(extra, list(range(count)))
-
-        def _drop_idle_placements(self) -> None:
-            """Ask no longer for nodes in place of lost ones by which it had grown: it has found others."""
-            taken = {self._seat(worker)[0] for worker in self.get_workers()}
-            for idle in [one for one in self._extra_placements if one not in taken]:
-                self._extra_placements.remove(idle)
-                remove_placement_group(idle)
-
-        def _start_joiners(self, group: Any, bundles: list[int]) -> None:
-            resources = self._worker_group_context.resources_per_worker
-            self._starting.append(self._ask_for(group, bundles, resources))
+            try:
+                self._starting = self._ask_for(asked, self._worker_group_context.resources_per_worker)
+            except ray.exceptions.RayError:
+                self._room.free(asked)
+                raise
 
         def take_in(self) -> None:
             """Let the workers that start join, once all of them are up.
@@ -224,28 +228,24 @@ def worker_group_type(name: str, owner: Owner) -> type[WorkerGroup]:
             Raises WorkerGroupStartupFailedError or RayError, with none of them left, when one of them cannot.
             """
             try:
-                if all(one.are_up() for one in self._starting):
-                    for one in list(self._starting):
-                        self._join(one)
-                        self._starting.remove(one)
+                if self._starting is not None and self._starting.are_up():
+                    self._join(self._starting)
+                    self._starting = None
             except Exception:
                 self._end_starting()
                 raise
 
         def _end_starting(self) -> None:
-            while self._starting:
-                self._starting.pop().end()
+            starting, self._starting = self._starting, None
+            if starting is not None:
+                starting.end()
+                self._room.free(starting.reservations)
 
         def _join(self, starting: StartingWorkers) -> None:
             present = self.get_workers()
-            size = len(present) + len(starting.bundles)
-            workers = self._assign_worker_ranks(starting.workers(), len(present), size)
-            for worker in workers:
-                seat = (starting.group, worker.placement_group_bundle_index)
-                self._seats[worker.actor] = seat
-                if starting.group != self._first_placement:
-                    # Stock knows the first placement group only.
-                    worker.placement_group_bundle_index = -1
+            size = len(present) + len(starting.reservations)
+            up = self._in_their_rooms(starting)
+            workers = self._assign_worker_ranks(up, len(present), size)
             self._init_train_context(workers, self._worker_group_state.sync_actor)
             owner.members_join([self._member(worker) for worker in workers])
             state = self._worker_group_state
@@ -258,5 +258,3 @@ def worker_group_type(name: str, owner: Owner) -> type[WorkerGroup]:
 
 #: Names for workers, unique within the driver.
 _slots = itertools.count()
-#: Numbers of placement groups by which worker groups grew.
-_extras = itertools.count()

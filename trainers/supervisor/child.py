@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import logging
+import marshal
 import os
 import signal
 import socket
@@ -17,8 +20,16 @@ from typing import IO
 
 import psutil
 
-from remora import channel
-from trainers.supervisor.fork_server_client import ForkServer, Keeper, form_of_command
+from remora import cgroups, channel
+from remora.cgroups import Cgroup
+from trainers.supervisor.fork_server_client import (
+    ForkServer,
+    Keeper,
+    Order,
+    form_of_command,
+    keeper_environment,
+    take_keeper,
+)
 from trainers.supervisor.output import LineCutter
 
 #: Set in the environment of the command, and so of all that it starts, to find them when the keeper cannot.
@@ -27,6 +38,14 @@ _MARK_VARIABLE = "REMORA_CHILD"
 _SUPERVISOR_VARIABLE = "REMORA_SUPERVISOR"
 _KEEPER = Path(__file__).with_name("keeper.py")
 _READ_SIZE = 1 << 16
+#: Cgroups of a keeper and of what it keeps, below that of the worker.
+_OWN_CGROUP, _KEPT_CGROUP = "keeper", "command"
+#: Seconds that a keeper may take to kill its command before the supervisor does.
+_OBEY_S = 1.0
+#: Seconds that a keeper may take to start.
+_KEEPER_S = 30.0
+
+log = logging.getLogger(__name__)
 
 
 class Child:
@@ -47,9 +66,11 @@ class Child:
         on_line: Callable[[str, str], None],
         on_message: Callable[[channel.Message], None],
         fork_server: ForkServer | None = None,
+        most_processes: int | None = None,
     ) -> None:
         """Start it: forked by the fork server when there is one and the command is of that kind, else by itself.
 
+        It may have `most_processes` processes and threads, where the machine can count them.
         Raises ValueError or OSError for a command that the operating system cannot take.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -61,11 +82,15 @@ class Child:
         outputs = [os.pipe(), os.pipe()]
         environment = {**environment, _MARK_VARIABLE: self._mark, _SUPERVISOR_VARIABLE: str(os.getpid())}
         theirs_all = [outputs[0][1], outputs[1][1], theirs.fileno(), status_write]
+        self._cgroup = _make_cgroup(self._mark[:8], most_processes)
+        order = Order(command=command, folder=folder, environment=environment, grace_s=grace_s)
+        if self._cgroup is not None:
+            order = _inside(order, self._cgroup)
         try:
-            self._keeper = _fork(fork_server, command, folder, environment, grace_s, theirs_all) or _start(
-                command, folder, environment, grace_s, theirs_all
-            )
+            self._keeper = _fork(fork_server, order, theirs_all) or _start(order, theirs_all)
         except BaseException:
+            if self._cgroup is not None:
+                self._cgroup.end()
             ours.close()
             for descriptor in (status_read, outputs[0][0], outputs[1][0]):
                 os.close(descriptor)
@@ -105,16 +130,23 @@ class Child:
     def stop(self, *, at_once: bool) -> None:
         """End it: with a grace for its own SIGTERM code, or at once."""
         self._keeper.signal(signal.SIGUSR1 if at_once else signal.SIGTERM)
+        if at_once and self._cgroup is not None:
+            # Whatever the script does to its keeper, which shall still tell how it ended.
+            late = threading.Timer(_OBEY_S, Cgroup(self._cgroup.path / _KEPT_CGROUP).send_kill)
+            late.daemon = True
+            late.start()
 
     def wait(self) -> dict[str, object]:
         """Wait until it and all that it started are gone and all output was handed on.
 
         Returns `{"exit_code": n}`, `{"signal": n}` or `{"start_failed": why}`, with `"outlived": n` when processes
-        had to be ended after it.
+        had to be ended after it.  Raises ProcessesRemain.
         """
         self._keeper.wait()
         with os.fdopen(self._status_read, "rb") as pipe:
             written = pipe.read()
+        if self._cgroup is not None:
+            self._cgroup.end()
         if not written:
             # Somebody killed the keeper, and what it kept is nobody's; the kernel ends the command itself only.
             end_marked(_MARK_VARIABLE, self._mark)
@@ -149,38 +181,78 @@ class Child:
                 on_message(message)
 
 
-def _fork(
-    fork_server: ForkServer | None,
-    command: list[str],
-    folder: Path,
-    environment: Mapping[str, str],
-    grace_s: float,
-    descriptors: list[int],
-) -> Keeper | None:
+def _make_cgroup(name: str, most_processes: int | None) -> Cgroup | None:
+    """A cgroup for a worker's processes and their keeper; None where there is none to have."""
+    cgroup = cgroups.owned(name)
+    if cgroup is None:
+        return None
+    try:
+        cgroup.make(_OWN_CGROUP, _KEPT_CGROUP)
+    except OSError as error:
+        log.warning("no cgroup could be made: %s", error)
+        cgroup.remove()
+        return None
+    if most_processes is not None:
+        cgroup.limit(most_processes)
+    return cgroup
+
+
+def _inside(order: Order, cgroup: Cgroup) -> Order:
+    entered = [cgroup.path / _KEPT_CGROUP, *([cgroup.counting] if cgroup.counting is not None else [])]
+    own = str(cgroup.path / _OWN_CGROUP)
+    return dataclasses.replace(order, own_cgroup=own, cgroups=tuple(str(path) for path in entered))
+
+
+def _fork(fork_server: ForkServer | None, order: Order, descriptors: list[int]) -> Keeper | None:
     """Have the command forked from the warm interpreter; None when it has to be started."""
-    form = form_of_command(command, environment) if fork_server is not None else None
+    form = form_of_command(order.command, order.environment) if fork_server is not None else None
     if fork_server is None or form is None:
         return None
-    return fork_server.fork(command, form, folder, environment, grace_s, descriptors)
+    return fork_server.fork(order, form, descriptors)
 
 
-def _start(
-    command: list[str], folder: Path, environment: Mapping[str, str], grace_s: float, descriptors: list[int]
-) -> Keeper:
+def _start(order: Order, descriptors: list[int]) -> Keeper:
     output, errors, script_channel, status = descriptors
-    keeper = [sys.executable, "-S", "-E", str(_KEEPER), str(status), str(grace_s), "--"]
-    process = subprocess.Popen(
-        [*keeper, *command],
-        cwd=folder,
-        env={**environment, channel.FD_VARIABLE: str(script_channel)},
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=errors,
-        pass_fds=(script_channel, status),
-        # Its own group: a signal sent to the supervisor's group by hand shall reach the keeper by its rules.
-        process_group=0,
-    )
-    return Keeper(process.pid, os.pidfd_open(process.pid), process)
+    environment = {**order.environment, channel.FD_VARIABLE: str(script_channel)}
+    _check(environment)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with theirs, os.fdopen(os.memfd_create("request"), "wb") as file:
+        request = {**order.request(), "environment": environment}
+        marshal.dump({**request, "status": status, "life_line": theirs.fileno()}, file)
+        file.flush()
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-S", "-E", str(_KEEPER), str(file.fileno()), "--", *order.command],
+                cwd=order.folder,
+                env=keeper_environment(os.environ, environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                pass_fds=(script_channel, status, theirs.fileno(), file.fileno()),
+            )
+            theirs.close()
+            if order.own_cgroup:
+                # Moving a process takes the kernel ten milliseconds, and hardly any right after another one: so the
+                # command's own move is quick once the keeper's interpreter has started.
+                with contextlib.suppress(OSError):
+                    Path(order.own_cgroup, "cgroup.procs").write_text(str(process.pid))
+            ours.settimeout(_KEEPER_S)
+            # The keeper detaches itself at once.
+            process.wait()
+            return take_keeper(ours, is_forked=False)
+        except BaseException:
+            ours.close()
+            raise
+
+
+def _check(environment: Mapping[str, str]) -> None:
+    """Raises ValueError for variables that no process can have."""
+    for name, value in environment.items():
+        if "\0" in name or "\0" in value:
+            raise ValueError("embedded null byte")
+        if not name or "=" in name:
+            raise ValueError("illegal environment variable name")
 
 
 def end_marked(name: str, value: str) -> int:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from remora.bundle import unpack
+from trainers.rooms import remove_tree
 from trainers.storage import Storage
 
 
@@ -24,9 +25,21 @@ def work_root() -> Path:
     Whoever made the node says where (`REMORA_WORK_DIR`) and removes it with the node.
     """
     root = os.environ.get("REMORA_WORK_DIR")
-    folder = Path(root) if root else Path(tempfile.gettempdir()) / f"remora-work-{os.getuid()}"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if root:
+        folder = Path(root)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return folder
+    folder = Path(tempfile.gettempdir()) / f"remora-work-{os.getuid()}"
+    folder.mkdir(exist_ok=True, mode=0o700)
+    if not is_private(folder):
+        raise PermissionError(f"{folder} is no folder of this user alone; remove it, or set REMORA_WORK_DIR")
     return folder
+
+
+def is_private(folder: Path) -> bool:
+    """True for a folder, not a link to one, into which nobody but this user can write: others may use its name too."""
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 @contextlib.contextmanager
@@ -49,7 +62,8 @@ def sweep_folders(root: Path | None = None) -> list[str]:
     """
     removed: list[str] = []
     for path in sorted((root or work_root()).glob("*.lock")):
-        with contextlib.suppress(FileNotFoundError), path.open("r+") as lock:
+        # What is no file of ours is nobody's lock, and what it names is left alone.
+        with contextlib.suppress(OSError), open_lock(path, make=False) as lock:
             if _remove_unused(path.with_suffix(""), lock):
                 removed.append(path.stem)
     return removed
@@ -59,11 +73,17 @@ def sweep_folders(root: Path | None = None) -> list[str]:
 def _locked(path: Path) -> Iterator[IO[str]]:
     """Hold a shared lock on the file that has this name now, and not on one that was just removed."""
     while True:
-        with path.open("w") as lock:
+        with open_lock(path) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
             if _is_same(path, lock):
                 yield lock
                 return
+
+
+def open_lock(path: Path, *, make: bool = True) -> IO[str]:
+    """The lock file itself, to read and write: a script may have put a link to another file into its place."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_CREAT if make else 0)
+    return os.fdopen(os.open(path, flags, 0o600), "r+")
 
 
 def _is_same(path: Path, opened: IO[str]) -> bool:
@@ -80,7 +100,8 @@ def _remove_unused(folder: Path, lock: IO[str]) -> bool:
         return False
     if not _is_same(folder.with_name(f"{folder.name}.lock"), lock):
         return False
-    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        remove_tree(folder)
     folder.with_name(f"{folder.name}.lock").unlink(missing_ok=True)
     return True
 
@@ -91,7 +112,7 @@ def unpack_once(storage: Storage, bundle: str | None, folder: Path) -> Path:
     Raises FileNotFoundError when the storage has no such bundle, remora.errors.BundleError when it is unusable.
     """
     code = folder / "code"
-    with (folder / "code.lock").open("w") as lock:
+    with open_lock(folder / "code.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if code.exists():
             return code

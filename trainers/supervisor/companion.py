@@ -52,6 +52,11 @@ class Beside:
         self._is_over.set()
         self._child.stop(at_once=True)
 
+    def end(self) -> None:
+        """End it at once, and return when nothing of it runs."""
+        self.stop()
+        self._watch.join()
+
     def _hear(self, stream: str, text: str) -> None:
         del stream
         # Open MPI frames what it says with lines of dashes.

@@ -16,7 +16,6 @@ Every command has a keeper of its own (`trainers/supervisor/keeper.py`), forked 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
 import importlib
 import json
@@ -33,7 +32,7 @@ from typing import Any
 from trainers.supervisor import fork_server_child as child_side
 from trainers.supervisor import keeper
 from trainers.supervisor.fork_server_child import Start
-from trainers.supervisor.fork_server_rules import Form, Warmth, hidden_module, needs_fresh_start
+from trainers.supervisor.fork_server_rules import Form, Warmth, hidden_module, marks_of, needs_fresh_start
 
 #: Longest request.
 _REQUEST_BYTES = 1 << 20
@@ -161,6 +160,8 @@ def _hear(connection: socket.socket, descriptors: list[int]) -> tuple[Start, flo
         environment=request["environment"],
         folder=request["folder"],
         supervisor=request["supervisor"],
+        own_cgroup=request["own_cgroup"],
+        cgroups=request["cgroups"],
     )
     # The script's channel has another number here.
     start.environment[request["channel_variable"]] = str(descriptors[2])
@@ -193,43 +194,25 @@ def _keep(
     """Be the keeper of a command; returns in the forked process of the command only."""
     *streams, status = descriptors
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        keeper.reap_descendants()
-        _end_with(connection)
-        mine = os.pidfd_open(os.getpid())
-        socket.send_fds(connection, [json.dumps({"pid": os.getpid()}).encode() + b"\n"], [mine])
-        os.close(mine)
-        child_side.take_environment(start)
-        child_side.take_name(start, f"keeper.py for {' '.join(start.command)}")
+        child_side.take_name(f"keeper.py for {' '.join(start.command)}", marks_of(start.environment))
+        began_at = keeper.announce(connection, are_two=not start.cgroups)
         child = os.fork()
         if child == 0:
-            keeper.leave_keeper(start.supervisor)
+            keeper.leave_keeper(start.supervisor, start.cgroups)
             connection.close()
             os.close(status)
-            child_side.take_name(start, " ".join(start.command))
+            # From here on, and not before, the job's variables have a say.
+            child_side.take_environment(start)
+            child_side.take_name(" ".join(start.command), start.environment)
             os.set_inheritable(streams[2], True)
             return start, streams[:2]
         _close(streams)
-        keeper.keep(child, status, grace_s)
+        kept = keeper.kept_in(start.cgroups, start.own_cgroup)
+        keeper.keep(child, status, grace_s, kept, began_at)
         os._exit(0)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
-
-
-def _end_with(connection: socket.socket) -> None:
-    """Have the kernel say SIGUSR1 to this process when the other end of the connection closes."""
-    connection.setblocking(False)
-    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(connection, fcntl.F_SETSIG, signal.SIGUSR1)
-    flags = fcntl.fcntl(connection, fcntl.F_GETFL)
-    fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC)
-    try:
-        is_closed = not connection.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return
-    if is_closed:
-        os._exit(0)
 
 
 def _close(descriptors: list[int]) -> None:

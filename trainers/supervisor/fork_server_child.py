@@ -12,8 +12,8 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
 from typing import TextIO
@@ -46,15 +46,19 @@ class Start:
     folder: str
     #: Process id of who wants it.
     supervisor: int
+    #: Folder of the keeper's cgroup; empty: there are none here.
+    own_cgroup: str = ""
+    #: Folders of the cgroups that the command enters; all that lives in the first one is the command's.
+    cgroups: list[str] = field(default_factory=list)
 
 
-def take_name(start: Start, title: str) -> None:
-    """Let `ps` and /proc show the title and the command's environment, which marks all that belongs to a job.
+def take_name(title: str, environment: Mapping[str, str]) -> None:
+    """Let `ps` and /proc show the title and the environment, which marks all that belongs to a job.
 
     The kernel reads both from where they lay when the program was started, so they are written there; the fork server
     was started with room for them (`room_for`).
     """
-    block = _block(start.environment)
+    block = _block(environment)
     where = _stat()
     room = where[_ENVIRONMENT_END] - where[_ENVIRONMENT_START]
     ctypes.memmove(where[_ENVIRONMENT_START], block.ljust(room, b"\0"), room)
@@ -70,12 +74,12 @@ def room_for() -> int:
     return where[_ENVIRONMENT_END] - where[_ENVIRONMENT_START]
 
 
-def size_of(environment: dict[str, str]) -> int:
+def size_of(environment: Mapping[str, str]) -> int:
     """Bytes that an environment takes in memory."""
     return len(_block(environment))
 
 
-def _block(environment: dict[str, str]) -> bytes:
+def _block(environment: Mapping[str, str]) -> bytes:
     return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from remora import channel
 from trainers.supervisor.code import work_root
 from trainers.supervisor.fork_server import ROOM_VARIABLE, SINGLE_THREADED
-from trainers.supervisor.fork_server_rules import Form, form_of
+from trainers.supervisor.fork_server_rules import Form, form_of, marks_of
 
 log = logging.getLogger(__name__)
 
@@ -41,35 +41,64 @@ _MARKS = ("REMORA_MACHINE", "REMORA_NODE_ID")
 
 @dataclass(frozen=True)
 class Keeper:
-    """The keeper of a command; a child of this process when it was started, not when it was forked."""
+    """The keeper of a command, which is no child of this process."""
 
     pid: int
     _pidfd: int
-    _process: subprocess.Popen[bytes] | None = None
     #: Closes when this process ends, and then the keeper ends the command.
-    _life_line: socket.socket | None = None
-
-    @property
-    def is_forked(self) -> bool:
-        """True when the fork server made it."""
-        return self._life_line is not None
+    _life_line: socket.socket
+    #: True when the fork server made it.
+    is_forked: bool
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal; fine when it is gone."""
+        """Send it a signal, which it takes also when somebody has stopped it; fine when it is gone."""
         with contextlib.suppress(ProcessLookupError, OSError):
             signal.pidfd_send_signal(self._pidfd, number)
+            signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
 
     def wait(self) -> None:
         """Return when it is gone."""
         _wait_readable(self._pidfd, None)
-        if self._process is not None:
-            self._process.wait()
 
     def close(self) -> None:
         """Forget it; to be called once, when it is gone."""
         os.close(self._pidfd)
-        if self._life_line is not None:
-            self._life_line.close()
+        self._life_line.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """One command that is to run under a keeper."""
+
+    command: list[str]
+    #: Working directory.
+    folder: Path
+    #: All that the command shall see.
+    environment: Mapping[str, str]
+    grace_s: float
+    #: Folder of the keeper's cgroup; empty where there are none.
+    own_cgroup: str = ""
+    #: Folders of the cgroups that the command enters; all that lives in the first one is the command's.
+    cgroups: tuple[str, ...] = ()
+
+    def request(self) -> dict[str, object]:
+        """What the keeper has to know, beside descriptors."""
+        return {
+            "environment": dict(self.environment),
+            "grace_s": self.grace_s,
+            "supervisor": os.getpid(),
+            "own_cgroup": self.own_cgroup,
+            "cgroups": list(self.cgroups),
+        }
+
+
+def take_keeper(life_line: socket.socket, *, is_forked: bool) -> Keeper:
+    """The keeper that announces itself on its life line.  Raises OSError, with its words, when none does."""
+    received, descriptors, _, _ = socket.recv_fds(life_line, 1 << 16, 1)
+    answer = json.loads(received or b'{"refused": "it is gone"}')
+    if not descriptors:
+        raise OSError(str(answer.get("refused")))
+    return Keeper(answer["pid"], descriptors[0], life_line, is_forked)
 
 
 class ForkServer:
@@ -85,26 +114,16 @@ class ForkServer:
         """Return when it is warm.  Raises OSError when it cannot be, or TimeoutError."""
         self._connect().close()
 
-    def fork(
-        self,
-        command: list[str],
-        form: Form,
-        folder: Path,
-        environment: Mapping[str, str],
-        grace_s: float,
-        descriptors: list[int],
-    ) -> Keeper | None:
+    def fork(self, order: Order, form: Form, descriptors: list[int]) -> Keeper | None:
         """Start a command; None when it has to be started in another way, and why is in the log.
 
         `descriptors`: standard output, standard error, the script's channel, the keeper's status.
         """
         request: dict[str, object] = {
-            "command": command,
+            **order.request(),
+            "command": order.command,
             "form": dataclasses.asdict(form),
-            "environment": dict(environment),
-            "folder": str(folder),
-            "grace_s": grace_s,
-            "supervisor": os.getpid(),
+            "folder": str(order.folder),
             "channel_variable": channel.FD_VARIABLE,
         }
         line = json.dumps(request).encode() + b"\n"
@@ -118,16 +137,12 @@ class ForkServer:
         try:
             connection.settimeout(_FORK_S)
             socket.send_fds(connection, [line], descriptors)
-            received, descriptors_back, _, _ = socket.recv_fds(connection, 1 << 16, 1)
-            answer = json.loads(received or b'{"refused": "it is gone"}')
+            return take_keeper(connection, is_forked=True)
         except (OSError, ValueError) as error:
             # Closing the life line ends what may have been forked all the same.
-            answer, descriptors_back = {"refused": str(error)}, []
-        if not descriptors_back:
             connection.close()
-            log.info("no warm start: %s", answer.get("refused"))
+            log.info("no warm start: %s", error)
             return None
-        return Keeper(answer["pid"], descriptors_back[0], None, connection)
 
     def _connect(self) -> socket.socket:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -182,10 +197,18 @@ def _wait_readable(descriptor: int, timeout_s: float | None) -> bool:
 
 def server_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment of the fork server: the machine's own, one thread, and room to write another one over it."""
-    kept = {
+    return {**_own(inherited), **SINGLE_THREADED, ROOM_VARIABLE: "x" * _ROOM_BYTES}
+
+
+def _own(inherited: Mapping[str, str]) -> dict[str, str]:
+    return {
         name: value for name, value in inherited.items() if name in _MARKS or not name.startswith(_HIDDEN)
     }
-    return {**kept, **SINGLE_THREADED, ROOM_VARIABLE: "x" * _ROOM_BYTES}
+
+
+def keeper_environment(inherited: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a keeper that is started: the machine's own, and our words about its command."""
+    return {**_own(inherited), **marks_of(environment)}
 
 
 def form_of_command(command: list[str], environment: Mapping[str, str]) -> Form | None:

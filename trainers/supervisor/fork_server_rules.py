@@ -16,6 +16,8 @@ _READ_AT_START = (
 _FOLLOWED = ("PYTHONUNBUFFERED", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 #: Read by torch's rendezvous when it is made, not before.
 _READ_LATE = "TORCHELASTIC_"
+#: What a keeper carries of a command's environment: our words about which worker it belongs to, none of the job's.
+_MARKS, _MARK_PREFIX = ("RANK", "LOCAL_RANK", "WORLD_SIZE"), "REMORA_"
 _MODULE_ENDINGS = (".py", ".pyc", ".so")
 
 
@@ -70,6 +72,13 @@ def needs_fresh_start(environment: Mapping[str, str], warm: Mapping[str, str]) -
         if environment.get(name) != warm.get(name):
             return name
     return None
+
+
+def marks_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """What of a command's environment its keeper shows, for whoever looks for the processes of a worker."""
+    return {
+        name: value for name, value in environment.items() if name in _MARKS or name.startswith(_MARK_PREFIX)
+    }
 
 
 def hidden_module(

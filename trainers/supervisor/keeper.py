@@ -2,23 +2,33 @@
 
 Run as a file by the supervisor's interpreter with `-S -E`, standard library only, so that it starts in milliseconds:
 
-    python -S -E keeper.py STATUS_FD GRACE_S -- COMMAND ARG...
+    python -S -E keeper.py REQUEST_FD -- COMMAND ARG...
+
+REQUEST_FD is a file with one marshalled dictionary (see `main`).  The keeper detaches itself, so that what ends the
+children of the supervisor does not end it too: its life line is a socket, on which it sends `{"pid": n}` with a pidfd
+of its own, and whose other end closes when the supervisor dies.  The job's environment is the command's alone.
 
 It makes itself the reaper of all its descendants (`PR_SET_CHILD_SUBREAPER`), so that a process that detached itself
-with `setsid` or a double fork still belongs to it, and asks the kernel to be told when the supervisor dies
-(`PR_SET_PDEATHSIG`).  It writes one JSON object to STATUS_FD when all is over: `{"exit_code": n}`, `{"signal": n}` or
-`{"start_failed": "why"}`, and `"outlived": n` when it had to end n processes that the command left behind.
+with `setsid` or a double fork still belongs to it.  Where there are control groups, the command and all that it starts
+stand in one, which the keeper kills whole, and the supervisor when the keeper is gone; where there are none, a second
+process stands above the keeper and ends what that one cannot any more.  When all is over the keeper writes one JSON
+object to its status: `{"exit_code": n}`, `{"signal": n}` or `{"start_failed": "why"}`, and `"outlived": n` when it had
+to end n processes that the command left behind.
 
 SIGTERM: pass it on, and after GRACE_S seconds kill everything.  SIGUSR1: kill everything at once.
 
-Source: prctl(2), and the kernel's page on Yama.
+Source: prctl(2), cgroups(7), and the kernel's page on Yama.
 """
 
 from __future__ import annotations
 
+import _socket
 import ctypes
-import json
+import errno
+import fcntl
+import marshal
 import os
+import select
 import signal
 import sys
 import time
@@ -32,40 +42,143 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 #: Seconds in which what a command left behind may end by itself, as Python's own trackers of semaphores do.
 _LAST_WORDS_S = 0.2
 
+#: The kernel's stamp of a file may be so much older than the clock.
+_TICK_S = 0.02
+#: Where Linux keeps files in memory, and those of them that are ours.
+_SHARED, _SNAPSHOTS = b"/dev/shm/", b"/dev/shm/remora-"
+
 
 def main(arguments: list[str]) -> None:
-    """Run the command and end with it."""
-    status_fd, grace_s = int(arguments[0]), float(arguments[1])
-    command = arguments[3:]
-    supervisor = os.getppid()
-    reap_descendants()
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)
-    if os.getppid() != supervisor:
-        return
+    """Run the command and end with it.
+
+    The request: `status`, `life_line` (descriptors), `grace_s`, `supervisor` (a pid), `environment` (of the command),
+    `cgroups` (folders of those that the command enters: all that lives in the first one is the command's; [] for none),
+    `own_cgroup` (folder of the keeper's).
+    """
+    with open(int(arguments[0]), "rb") as file:
+        request = marshal.load(file)  # noqa: S302 - the supervisor has written it
+    command = arguments[2:]
+    if os.fork() != 0:
+        os._exit(0)
+    os.setsid()
+    status_fd, cgroups = request["status"], request["cgroups"]
     os.set_inheritable(status_fd, False)
+    os.set_inheritable(request["life_line"], False)
+    # Kept open until the end.
+    life_line = _socket.socket(fileno=request["life_line"])
+    began_at = announce(life_line, are_two=not cgroups)
     errors_read, errors_write = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(errors_read)
-        _become(command, supervisor, errors_write)
+        try:
+            leave_keeper(request["supervisor"], cgroups)
+            _become(command, request["environment"])
+        except OSError as error:
+            os.write(errors_write, f"{command[0]}: {_why(error)}".encode())
+        os._exit(127)
     os.close(errors_write)
     with os.fdopen(errors_read, "rb") as errors:
         start_failed = errors.read().decode(errors="replace")
-    keep(child, status_fd, grace_s, start_failed)
+    own = request["own_cgroup"]
+    keep(child, status_fd, request["grace_s"], kept_in(cgroups, own), began_at, start_failed)
 
 
-def reap_descendants() -> None:
+def announce(life_line: _socket.socket, *, are_two: bool) -> float:
+    """Be the keeper that the other end of the life line asked for, and end when that closes; returns the time of day.
+
+    With `are_two`, for want of cgroups, a second process stands above this one.
+
+    Returns in the keeper itself.
+    """
+    began_at = time.time()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _reap_descendants()
+    _end_with(life_line)
+    mine = os.pidfd_open(os.getpid())
+    carried = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, mine.to_bytes(4, sys.byteorder))
+    life_line.sendmsg([b'{"pid": %d}\n' % os.getpid()], [carried])
+    os.close(mine)
+    if are_two:
+        _stand_above()
+    return began_at
+
+
+def _end_with(life_line: _socket.socket) -> None:
+    """Have the kernel say SIGUSR1 to this process when the other end of the life line closes."""
+    life_line.setblocking(False)
+    fcntl.fcntl(life_line, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life_line, fcntl.F_SETSIG, signal.SIGUSR1)
+    flags = fcntl.fcntl(life_line, fcntl.F_GETFL)
+    fcntl.fcntl(life_line, fcntl.F_SETFL, flags | os.O_ASYNC)
+    if _is_closed(life_line):
+        os._exit(0)
+
+
+def _is_closed(life_line: _socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(life_line, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _reap_descendants() -> None:
     """Make this process the reaper of all that will descend from it, and let signals wait for `keep`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def keep(child: int, status_fd: int, grace_s: float, start_failed: str = "") -> None:
-    """Wait for the command's own process, end what it left behind, and write how it ended."""
-    status = _wait(child, grace_s)
+def _stand_above() -> None:
+    """Without cgroups: let a forked process be the keeper, and end what that one leaves when it is killed.
+
+    Returns in the forked process.  This one hands signals down and has the keeper's place towards the supervisor.
+    """
+    above = os.getpid()
+    below = os.fork()
+    if below == 0:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)
+        if os.getppid() != above:
+            os._exit(1)
+        _reap_descendants()
+        return
+    # What the keeper holds open is the keeper's: its end has to be seen on them.
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    while True:
+        received = signal.sigtimedwait(WATCHED, 3600.0)
+        if received is not None and received.si_signo != signal.SIGCHLD:
+            _kill(below, signal.Signals(received.si_signo))
+            # It may have been stopped.
+            _kill(below, signal.SIGCONT)
+        if _reap(below) is not None:
+            _end_descendants("")
+            os._exit(0)
+
+
+def kept_in(cgroups: list[str], own: str) -> str:
+    """Enter the keeper's own cgroup; returns the one in which all is the command's, "" where there are none."""
+    if not cgroups:
+        return ""
+    # Not before: the kernel may take milliseconds, and the command does not wait for them.
+    _enter(own)
+    return cgroups[0]
+
+
+def keep(
+    child: int, status_fd: int, grace_s: float, kept: str, began_at: float, start_failed: str = ""
+) -> None:
+    """Wait for the command's own process, end what it left behind, and write how it ended.
+
+    All that lives in the cgroup `kept` is the command's.  `began_at` is a time of day before the command began.
+    """
+    # Here, and not at the top: the command does not wait for it.
+    import json
+
+    memory = _Memory(began_at)
+    status = _wait(child, grace_s, kept, memory)
     if "exit_code" in status:
         _let_descendants_end()
-    outlived = _end_descendants()
+    memory.note({*_descendants(), *_in_cgroup(kept)})
+    outlived = _end_descendants(kept)
+    memory.remove_left()
     if start_failed:
         status = {"start_failed": start_failed}
     if outlived:
@@ -73,30 +186,76 @@ def keep(child: int, status_fd: int, grace_s: float, start_failed: str = "") -> 
     os.write(status_fd, json.dumps(status).encode())
 
 
-def leave_keeper(supervisor: int) -> None:
-    """In the forked process: a session of its own, no signal blocked, dead as soon as the keeper is.
+def leave_keeper(supervisor: int, cgroups: list[str]) -> None:
+    """In the forked process: a session and cgroups of its own, no signal blocked, dead as soon as the keeper is.
 
     Where Yama restricts ptrace, the process `supervisor` may read this one's stack all the same.
     """
     os.setsid()
     _LIBC.prctl(_PR_SET_PTRACER, supervisor, 0, 0, 0)
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    for cgroup in cgroups:
+        _enter(cgroup)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
 
 
-def _become(command: list[str], supervisor: int, errors_fd: int) -> None:
-    """Turn the forked process into the command; never returns."""
-    leave_keeper(supervisor)
+def _enter(cgroup: str) -> None:
+    """Move this process into a cgroup.  Raises OSError."""
+    with open(os.path.join(cgroup, "cgroup.procs"), "w") as file:
+        file.write("0")
+
+
+def _become(command: list[str], environment: dict[str, str]) -> None:
+    """Turn the forked process into the command; never returns.  Raises OSError."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-    try:
-        os.execvp(command[0], command)
-    except OSError as error:
-        os.write(errors_fd, f"{command[0]}: {error.strerror}".encode())
-    os._exit(127)
+    os.execvpe(command[0], command, environment)
 
 
-def _wait(child: int, grace_s: float) -> dict[str, object]:
+def _why(error: OSError) -> str:
+    if error.errno == errno.E2BIG:
+        return "its arguments and environment variables are too long"
+    return str(error.strerror)
+
+
+class _Memory:
+    """Files in memory that processes of the command map, and that a process which is killed leaves there for ever."""
+
+    def __init__(self, began_at: float) -> None:
+        self._began_at = began_at
+        self._seen: set[bytes] = set()
+
+    def note(self, pids: set[int]) -> None:
+        """To be called before they are killed."""
+        self._seen |= _mapped(pids)
+
+    def remove_left(self) -> None:
+        """Remove those that were made since the command began and that no process uses any more."""
+        if not self._seen:
+            return
+        others = {int(entry) for entry in os.listdir("/proc") if entry.isdigit()}
+        for path in self._seen - _mapped(others):
+            try:
+                status = os.lstat(path)
+                if status.st_uid == os.getuid() and status.st_ctime >= self._began_at - _TICK_S:
+                    os.unlink(path)
+            except OSError:
+                pass  # gone already, or somebody else's
+
+
+def _mapped(pids: set[int]) -> set[bytes]:
+    """Files in memory that these processes map, but for those of snapshots, which shall outlive them."""
+    found: set[bytes] = set()
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/maps", "rb") as file:
+                found.update(line[line.index(_SHARED) : -1] for line in file if _SHARED in line)
+        except OSError:
+            continue
+    return {path for path in found if not path.startswith(_SNAPSHOTS) and not path.endswith(b" (deleted)")}
+
+
+def _wait(child: int, grace_s: float, kept: str, memory: _Memory) -> dict[str, object]:
     """Wait for the command's own process; returns how it ended."""
     kill_at: float | None = None
     while True:
@@ -104,13 +263,15 @@ def _wait(child: int, grace_s: float) -> dict[str, object]:
         received = signal.sigtimedwait(WATCHED, timeout)
         if received is None:
             if kill_at is not None:
-                _kill_all(signal.SIGKILL)
+                _kill_all(signal.SIGKILL, kept)
         elif received.si_signo == signal.SIGTERM and kill_at is None:
             kill_at = time.monotonic() + grace_s
-            _kill_all(signal.SIGTERM)
+            memory.note(set(_descendants()))
+            _kill_all(signal.SIGTERM, kept)
         elif received.si_signo == signal.SIGUSR1:
+            memory.note(set(_descendants()))
             kill_at = time.monotonic()
-            _kill_all(signal.SIGKILL)
+            _kill_all(signal.SIGKILL, kept)
         ended = _reap(child)
         if ended is not None:
             return ended
@@ -144,23 +305,41 @@ def _let_descendants_end() -> None:
             return
 
 
-def _end_descendants() -> int:
+def _end_descendants(kept: str) -> int:
     """Kill what is left until nothing is; returns how many processes there were."""
     seen: set[int] = set()
     while True:
-        left = _descendants()
+        left = {*_descendants(), *_in_cgroup(kept)}
         if not left:
             return len(seen)
         seen.update(left)
-        for pid in left:
-            _kill(pid, signal.SIGKILL)
+        _kill_all(signal.SIGKILL, kept)
         signal.sigtimedwait((signal.SIGCHLD,), 0.05)
         _reap(-1)
 
 
-def _kill_all(number: signal.Signals) -> None:
+def _kill_all(number: signal.Signals, kept: str) -> None:
+    if kept and number == signal.SIGKILL:
+        # All at once: nothing is forked meanwhile.
+        try:
+            with open(os.path.join(kept, "cgroup.kill"), "w") as file:
+                file.write("1")
+        except OSError:
+            pass
     for pid in _descendants():
         _kill(pid, number)
+
+
+def _in_cgroup(kept: str) -> list[int]:
+    """Every living process in a cgroup or below it; [] without one."""
+    found: list[int] = []
+    for folder, _, _ in os.walk(kept) if kept else ():
+        try:
+            with open(os.path.join(folder, "cgroup.procs")) as file:
+                found.extend(int(line) for line in file)
+        except OSError:
+            pass
+    return found
 
 
 def _kill(pid: int, number: signal.Signals) -> None:

@@ -5,10 +5,13 @@ The working folder belongs to all workers of a node, so what they write below su
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
 
+from trainers.rooms import Room
+from trainers.supervisor.code import open_lock
 from trainers.supervisor.environment import Place
 
 
@@ -29,17 +32,30 @@ def link_outputs(
     Workers that join a group lead themselves: the group's first worker of this node has another folder.
     """
     leader = place.local_rank if is_joining else 0
-    with (folder / "links.lock").open("w") as lock:
+    with open_lock(folder / "links.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for path, name in paths.items():
             link, target = code / path, _outputs_of(folder, leader) / name
             if link.is_symlink() or link.exists():
                 continue
             target.mkdir(parents=True, exist_ok=True)
-            link.parent.mkdir(parents=True, exist_ok=True)
+            if (parent := str(PurePosixPath(path).parent)) != ".":
+                # A script that runs here already may have put a link there.
+                with Room(code) as room:
+                    room.make_folder(parent)
             link.symlink_to(target)
 
 
 def unlinked(code: Path, paths: Iterable[str]) -> list[str]:
     """Paths that are part of the code, and so no outputs."""
     return [path for path in paths if not (code / path).is_symlink()]
+
+
+@contextlib.contextmanager
+def first_of_node(folder: Path, what: str) -> Iterator[bool]:
+    """Hold up the other workers of the node; yields True to the first one that comes through without an error."""
+    with open_lock(folder / f"{what}.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield not lock.read()
+        lock.write("done")
+        lock.flush()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
+
+from trainers.rooms import Room
 
 #: Bytes that are sent at once, and how many such pieces are under way.
 CHUNK_BYTES, CHUNKS_UNDER_WAY = 8 << 20, 3
@@ -31,17 +32,15 @@ class Parcel:
         return f"{self.step}-{self.generation}-{self.rank}"
 
 
-def send(driver: Any, parcel: Parcel, folder: Path) -> bool:
-    """Send every file below `folder` to the driver actor; False when it has no room or does not get them all."""
+def send(driver: Any, parcel: Parcel, folder: Room) -> bool:
+    """Send every file of `folder` to the driver actor; False when it has no room or does not get them all."""
     try:
         if not ray.get(driver.relay_offer.remote(parcel)):
             return False
         under_way: deque[Any] = deque()
-        for path in sorted(folder.rglob("*")):
-            if path.is_symlink() or not path.is_file():
-                continue
-            name, offset = path.relative_to(folder).as_posix(), 0
-            with path.open("rb") as file:
+        for name, _ in folder.files():
+            offset = 0
+            with folder.open_file(name) as file:
                 # An empty file is sent as one empty piece.
                 while (chunk := file.read(CHUNK_BYTES)) or offset == 0:
                     under_way.append(driver.relay_take.remote(parcel, name, offset, chunk))
@@ -56,6 +55,6 @@ def send(driver: Any, parcel: Parcel, folder: Path) -> bool:
         return False
 
 
-def size_of(folder: Path) -> int:
-    """Bytes of all files below a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+def size_of(folder: Room) -> int:
+    """Bytes of all files of a folder.  Raises OSError."""
+    return sum(status.st_size for _, status in folder.files())

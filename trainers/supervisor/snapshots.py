@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.supervisor.code import shared_folder, sweep_folders
+from trainers.supervisor.code import is_private, shared_folder, sweep_folders
 
 #: Where Linux keeps files in memory.
 _MEMORY = Path("/dev/shm")  # noqa: S108 - the folder below it is the owner's only
@@ -41,9 +41,12 @@ def memory_root() -> Path | None:
     if not (_MEMORY.is_dir() and os.access(_MEMORY, os.W_OK)):
         return None
     root = _MEMORY / f"remora-{os.getuid()}"
-    root.mkdir(mode=0o700, exist_ok=True)
-    # Somebody else may have made a folder of this name.
-    return root if root.stat().st_uid == os.getuid() else None
+    try:
+        root.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError:
+        return None
+    # Somebody else may have made a folder of this name, or a link to one of this user.
+    return root if is_private(root) else None
 
 
 @contextlib.contextmanager

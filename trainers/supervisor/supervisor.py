@@ -10,7 +10,6 @@ import dataclasses
 import errno
 import os
 import random
-import shutil
 import signal
 import socket
 import threading
@@ -30,19 +29,22 @@ from trainers.checkpoints.manifest import Manifest
 from trainers.outputs.catalog import OutputsCatalog
 from trainers.outputs.manifest import Changes, OutputFile
 from trainers.plan import AttemptPlan
+from trainers.rooms import Room
 from trainers.storage import Storage, StorageError
 from trainers.supervisor.child import Child
-from trainers.supervisor.code import shared_folder, sweep_folders
+from trainers.supervisor.code import shared_folder
 from trainers.supervisor.collecting import Collecting
 from trainers.supervisor.companion import Beside
 from trainers.supervisor.environment import Place
 from trainers.supervisor.fork_server_client import node_fork_server
-from trainers.supervisor.links import link_outputs, own_outputs, unlinked
+from trainers.supervisor.leftovers import sweep_node
+from trainers.supervisor.links import first_of_node, link_outputs, own_outputs, unlinked
 from trainers.supervisor.outbox import Outbox
 from trainers.supervisor.parcels import Parcel, send, size_of
 from trainers.supervisor.snapshots import SnapshotRoom, snapshot_room
 from trainers.supervisor.stacks import stacks_below
 from trainers.supervisor.start import prepare_start, told_by
+from trainers.supervisor.taking import MAX_UNDER_WAY, Offer, Taken, Taking
 from trainers.supervisor.window import WriteSpeed, fits
 
 #: What a script may tell the driver; `checkpoint` is for the supervisor, and all else it does not know.
@@ -147,6 +149,7 @@ class Supervisor:
         self._place = assignment.place
         self._resume = assignment.resume
         self._is_joining = assignment.is_joining
+        self._slot = assignment.slot
         self._outbox = Outbox(assignment.driver, assignment.place.generation, assignment.slot, self._cut_off)
         self._backend = backend_of(assignment.plan.backend)
         self._child: Child | None = None
@@ -158,10 +161,10 @@ class Supervisor:
         self._stop_is_near = False
         self._driver = assignment.driver
         self._speed = WriteSpeed(assignment.plan.write_bytes_per_s)
-        #: When this job's first machine goes, seconds since 1970; None: none goes.
+        #: When this job's first machine goes, by the monotonic clock; None: none goes.
         self._deadline_at: float | None = None
         self._uploads: list[threading.Thread] = []
-        self._staging: Path | None = None
+        self._taking: Taking | None = None
         self._files = assignment.outputs
         #: Watches the outputs folder; None until the folder is there.
         self._collecting: Collecting | None = None
@@ -184,8 +187,11 @@ class Supervisor:
 
     def _run(self) -> None:
         place = self._place
-        sweep_folders()
+        sweep_node()
         name = f"{place.attempt_id}-{place.generation}"
+        if self._is_joining:
+            # Its ranks are dealt later: until then they may be those of a worker that runs on this node in this group.
+            name += f"-{self._slot}"
         own = f"{name}-{place.rank}-{os.getpid()}"
         with shared_folder(name) as folder, snapshot_room(own, place.local_world_size) as self._room:
             try:
@@ -211,7 +217,9 @@ class Supervisor:
                 self._conclude(child, start)
             finally:
                 if self._companion is not None:
-                    self._companion.stop()
+                    self._companion.end()
+                if self._taking is not None:
+                    self._taking.close()
 
     def _conclude(self, child: Child, start: Start) -> None:
         try:
@@ -236,6 +244,9 @@ class Supervisor:
         if kind == "dump":
             threading.Thread(target=self._dump, name="dump", daemon=True).start()
             return
+        if kind == "look":
+            self._look(message)
+            return
         with self._lock:
             child = self._child
             if kind == "stop":
@@ -247,7 +258,10 @@ class Supervisor:
             elif kind == "release":
                 self._stop_is_near = False
             elif kind == "preemption":
-                self._deadline_at = message.get("deadline_at")
+                deadline_at = message.get("deadline_at")
+                # Measured once, by the clock that it was given by: that one may be set before it comes.
+                left_s = None if deadline_at is None else deadline_at - time.time()
+                self._deadline_at = None if left_s is None else time.monotonic() + left_s
                 if self._collecting is not None:
                     self._collecting.hurry()
             if child is not None and kind != "stop":
@@ -265,6 +279,13 @@ class Supervisor:
         text = "The command was not started yet." if child is None else stacks_below(child.pid)
         self._outbox.put({"type": "stack", "text": text})
 
+    def _look(self, message: channel.Message) -> None:
+        """Look into the outputs folder, once there is one."""
+        with self._lock:
+            collecting = self._collecting
+        if collecting is not None:
+            collecting.look(int(message["round"]))
+
     def _regroup(self, message: channel.Message) -> None:
         """The worker group changed in place: another number, another rank, another rendezvous."""
         names = [field.name for field in dataclasses.fields(Place)]
@@ -279,6 +300,8 @@ class Supervisor:
         Raises CompanionFailed.
         """
         status = child.wait()
+        if self._collecting is not None:
+            self._collecting.note_end()
         with self._lock:
             self._is_over = True
             was_stopped = self._stop_requested
@@ -303,9 +326,14 @@ class Supervisor:
 
     def _start(self, start: Start, folder: Path, collecting: Collecting) -> Child:
         plan, place = self._plan, self._place
-        self._staging = folder / f"staging-{place.rank}"
-        self._staging.mkdir()
+        staging = folder / f"staging-{place.rank}"
+        staging.mkdir()
+        self._taking = Taking(start.scratch, staging, self._room)
         link_outputs(start.code, folder, place, plan.output_paths, is_joining=self._is_joining)
+        if plan.output_files:
+            with first_of_node(folder, "files") as is_first:
+                leads = self._is_joining or place.local_rank == 0
+                collecting.place_files(start.code, is_first=is_first, collects=leads)
         told = told_by(place)
         command = [fill(word, told, str(collecting.folder)) for word in self._backend.command(start)]
         companion = self._backend.companion(start)
@@ -329,6 +357,7 @@ class Supervisor:
                     on_line=self._outbox.put_line,
                     on_message=self._receive,
                     fork_server=node_fork_server(plan.warm_modules),
+                    most_processes=plan.max_processes,
                 )
             except ValueError as error:
                 raise CommandUnusable(str(error)) from error
@@ -353,9 +382,15 @@ class Supervisor:
 
         catalog = OutputsCatalog(Storage(self._plan.checkpoint_url), self._plan.job_id)
         collecting = Collecting(
-            folder, catalog, lambda: self._place, tell, lambda text: self._outbox.put_line("remora", text)
+            folder,
+            catalog,
+            lambda: self._place,
+            tell,
+            lambda text: self._outbox.put_line("remora", text),
+            outputs=self._plan.outputs,
+            paths=self._plan.output_files,
         )
-        collecting.fill(self._files, self._plan.outputs)
+        collecting.fill(self._files)
         self._collecting = collecting
         return collecting
 
@@ -367,74 +402,77 @@ class Supervisor:
             self._refusal = str(message.get("message", ""))[:1000]
         elif message["type"] == "checkpoint":
             try:
-                step, folder = int(message["step"]), Path(message["folder"])
-                generation = int(message.get("generation", self._place.generation))
+                offer = Offer.told_by(message, self._place.generation)
             except (KeyError, TypeError, ValueError, OverflowError) as error:
-                self._outbox.put_line("remora", f"a checkpoint message was not understood: {error!r}"[:500])
+                self._outbox.put_line("remora", f"a checkpoint message was not understood: {error!r}"[:400])
             else:
-                self._take(step, folder, generation, asked=bool(message.get("asked")))
+                self._take(offer)
 
-    def _take(self, step: int, folder: Path, generation: int, *, asked: bool) -> None:
+    def _take(self, offer: Offer) -> None:
         """Take a rank's files of a checkpoint, and let the script go on unless its planned end comes."""
-        assert self._staging is not None
-        room = self._room
-        in_memory = room is not None and folder.is_relative_to(room.folder)
-        staging = room.staging if room is not None and in_memory else self._staging
-        staged = staging / f"{step}-{len(self._uploads)}"
+        assert self._taking is not None
         # Written by the group that it names, which may have changed in place meanwhile: then it is nobody's.
-        place = dataclasses.replace(self._place, generation=generation)
+        place = dataclasses.replace(self._place, generation=offer.generation)
+        self._uploads = [upload for upload in self._uploads if upload.is_alive()]
         try:
-            folder.rename(staged)
+            if len(self._uploads) >= MAX_UNDER_WAY:
+                raise OSError(f"{MAX_UNDER_WAY} checkpoints before it are still on their way to the storage")  # noqa: TRY301
+            taken = self._taking.take(offer)
         except OSError as error:
-            self._outbox.put_line("remora", f"the checkpoint of step {step} could not be taken: {error}")
-            self._outbox.put({"type": "abandoned", "step": step})
+            why = f"the checkpoint of step {offer.step} could not be taken: {error}"
+            self._outbox.put_line("remora", why[:1000])
+            self._outbox.put({"type": "abandoned", "step": offer.step})
         else:
-            upload = threading.Thread(target=self._upload, args=(staged, step, asked, place))
+            upload = threading.Thread(target=self._upload, args=(taken, offer, place))
             self._uploads.append(upload)
             upload.start()
         with self._lock:
             if self._child is not None:
-                park = asked and self._stop_is_near
-                self._child.send({"type": "taken", "step": step, "park": park})
+                park = offer.asked and self._stop_is_near
+                self._child.send({"type": "taken", "step": offer.step, "park": park})
 
-    def _upload(self, staged: Path, step: int, asked: bool, place: Place) -> None:
+    def _upload(self, taken: Taken, offer: Offer, place: Place) -> None:
         """Bring files to the storage, or off this machine where the storage would not have them in time."""
-        size = size_of(staged)
-        with self._lock:
-            speed, ahead = self._speed.bytes_per_s(time.monotonic()), self._speed.waiting_bytes
-            in_time = fits(size + ahead, speed, self._deadline_at, time.time())
-        parcel = Parcel(
-            rank=place.rank,
-            step=step,
-            attempt=place.attempt,
-            generation=place.generation,
-            size_bytes=size,
-            asked=asked,
-        )
         try:
-            if in_time or not send(self._driver, parcel, staged):
-                self._store(staged, parcel)
+            size = size_of(taken.folder)
+            with self._lock:
+                now = time.monotonic()
+                speed, ahead = self._speed.bytes_per_s(now), self._speed.waiting_bytes
+                in_time = fits(size + ahead, speed, self._deadline_at, now)
+            parcel = Parcel(
+                rank=place.rank,
+                step=offer.step,
+                attempt=place.attempt,
+                generation=place.generation,
+                size_bytes=size,
+                asked=offer.asked,
+            )
+            if in_time or not send(self._driver, parcel, taken.folder):
+                self._store(taken.folder, parcel)
+        except OSError as error:
+            self._tell_unstored(offer.step, error)
         finally:
-            shutil.rmtree(staged, ignore_errors=True)
+            taken.discard()
 
-    def _store(self, staged: Path, parcel: Parcel) -> None:
+    def _store(self, folder: Room, parcel: Parcel) -> None:
         with self._lock:
             write = self._speed.begin(parcel.size_bytes, time.monotonic())
         try:
             catalog = Catalog(Storage(self._plan.checkpoint_url), self._plan.job_id)
-            files = catalog.put(staged, parcel.step, parcel.attempt, parcel.generation, parcel.rank)
+            files = catalog.put(folder, parcel.step, parcel.attempt, parcel.generation, parcel.rank)
         except (StorageError, OSError) as error:
             with self._lock:
                 self._speed.drop(write)
-            self._outbox.put_line(
-                "remora", f"the checkpoint of step {parcel.step} could not be stored: {error}"
-            )
-            self._outbox.put({"type": "abandoned", "step": parcel.step})
+            self._tell_unstored(parcel.step, error)
             return
         with self._lock:
             self._speed.end(write, time.monotonic())
         shard = {"type": "shard", "step": parcel.step, "files": files, "asked": parcel.asked}
         self._outbox.put({**shard, "generation": parcel.generation})
+
+    def _tell_unstored(self, step: int, error: Exception) -> None:
+        self._outbox.put_line("remora", f"the checkpoint of step {step} could not be stored: {error}"[:1000])
+        self._outbox.put({"type": "abandoned", "step": step})
 
     def _finish(self, status: dict[str, object]) -> None:
         if status.get("signal") == signal.SIGKILL and not self._stop_requested:
@@ -443,7 +481,8 @@ class Supervisor:
         for upload in self._uploads:
             upload.join()
         if self._collecting is not None:
-            self._collecting.finish(was_killed="exit_code" not in status)
+            code = status.get("exit_code")
+            self._collecting.finish(end="killed" if code is None else "failed" if code else "clean")
         outlived = status.pop("outlived", 0)
         if self._refusal is not None and status.get("exit_code") not in (None, 0):
             status = {"start_failed": self._refusal}

@@ -7,7 +7,7 @@ MARGIN_S = 5.0
 
 
 def fits(size_bytes: int, bytes_per_s: float, deadline_at: float | None, now: float) -> bool:
-    """True when so many bytes are in the storage before the deadline (seconds since 1970; None: there is none)."""
+    """True when so many bytes are in the storage before the deadline (by the clock of `now`; None: none)."""
     return deadline_at is None or now + size_bytes / bytes_per_s <= deadline_at - MARGIN_S
 
 

@@ -18,6 +18,7 @@ from cluster.azure.catalogue import BY_NAME
 from cluster.azure.emulator.disks import check_disk
 from cluster.azure.emulator.door import COMPUTE, Door, Endpoint, is_forced, iso
 from cluster.azure.emulator.faults import Place
+from cluster.azure.emulator.security import check_security
 from cluster.azure.emulator.state import SUCCEEDED, Json, Machine, Refused
 
 _CUSTOM_DATA_BYTES = 65_535
@@ -100,6 +101,7 @@ class _Arm:
         if name not in BY_NAME:
             raise Refused(400, "InvalidParameter", f"The value {name} provided for the VM size is not valid.")
         check_disk(BY_NAME[name], properties)
+        check_security(self._cloud, properties)
         return BY_NAME[name]
 
     async def get_machine(self, request: Request) -> Response:

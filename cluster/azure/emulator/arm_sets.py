@@ -14,6 +14,7 @@ from cluster.azure.emulator.disks import check_disk
 from cluster.azure.emulator.door import Door, Endpoint, is_forced
 from cluster.azure.emulator.faults import Place
 from cluster.azure.emulator.scale_sets import MOST_INSTANCES, ScaleSet, ScaleSets, number_of
+from cluster.azure.emulator.security import check_security
 from cluster.azure.emulator.state import SUCCEEDED, Json, Machine, Refused
 
 _SETS = (
@@ -139,6 +140,7 @@ class _ArmSets:
             said = f"Required parameter {error} is missing or wrong."
             raise Refused(400, "InvalidParameter", said) from error
         check_disk(size, profile)
+        check_security(self._door.cloud, profile)
         is_one_group = properties.get("singlePlacementGroup") is True
         if body.get("location", "").lower() != self._door.region or not is_uniform or len(prefix) > 58:
             raise Refused(

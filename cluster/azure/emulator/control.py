@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -47,6 +47,8 @@ class Knobs(BaseModel):
     #: Limits of vCPUs by quota name.
     limits: dict[str, int] = Field(default_factory=dict)
     room: list[Room] = Field(default_factory=list)
+    #: Features that the subscription is registered for from now on.
+    features: list[str] = Field(default_factory=list)
     #: Every token that was given out becomes invalid.
     forget_tokens: bool = False
 
@@ -58,6 +60,10 @@ class MachineFailure(BaseModel):
 
     code: str = "OSProvisioningTimedOut"
     message: str = "OS Provisioning did not finish in the allotted time."
+
+
+class Tags(RootModel[dict[str, str]]):
+    """All tags that a resource shall have."""
 
 
 class Control:
@@ -79,6 +85,7 @@ class Control:
             Route("/control/machines/{name}/notice", self._notice, methods=["POST"]),
             Route("/control/machines/{name}/evict", self._evict, methods=["POST"]),
             Route("/control/machines/{name}/fail", self._fail, methods=["POST"]),
+            Route("/control/tags/{name}", self._replace_tags, methods=["POST"]),
         ]
 
     async def _state(self, _request: Request) -> Response:
@@ -148,6 +155,7 @@ class Control:
             self._clock.skew_s = knobs.skew_s
         if knobs.forget_tokens:
             self._tokens.forget()
+        self._cloud.features.update(knobs.features)
         self._cloud.limits.update(knobs.limits)
         self._cloud.room.update({(one.size, one.zone, one.capacity): one.machines for one in knobs.room})
         return Response(status_code=204)
@@ -174,6 +182,22 @@ class Control:
         if isinstance(wish, Response):
             return wish
         self._cloud.fail(name, wish.code, wish.message, self._clock())
+        return Response(status_code=204)
+
+    async def _replace_tags(self, request: Request) -> Response:
+        """Give a machine with its parts, or a scale set, other tags, as a policy of the subscription may."""
+        name, tags = request.path_params["name"], _parsed(Tags, await request.json())
+        if isinstance(tags, Response):
+            return tags
+        machine, one = self._cloud.machines.get(name.lower()), self._sets.all.get(name.lower())
+        if machine is None and one is None:
+            return _unknown(name)
+        for owner in (machine, one):
+            if owner is not None:
+                owner.body = {**owner.body, "tags": dict(tags.root)}
+        for part in (*self._cloud.interfaces.values(), *self._cloud.disks.values()):
+            if part["name"].lower().startswith(name.lower()):
+                part["tags"] = dict(tags.root)
         return Response(status_code=204)
 
 

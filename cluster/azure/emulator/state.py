@@ -123,6 +123,8 @@ class Cloud:
         self.room: dict[Key, int] = {}
         #: Limits of vCPUs by quota name; what is not named is not limited.
         self.limits: dict[str, int] = {}
+        #: Features that the subscription is registered for, as `Microsoft.Compute/UseStandardSecurityType`.
+        self.features: set[str] = set()
         #: Seconds from the request to the end of its operation.
         self.create_s = 0.0
         self.delete_s = 0.0

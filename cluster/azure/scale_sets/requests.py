@@ -8,7 +8,7 @@ from typing import Any
 
 from cluster.azure.arm import Arm
 from cluster.azure.asking import Asking, gathered
-from cluster.azure.body import CLUSTER_TAG
+from cluster.azure.body import is_set_name
 from cluster.azure.memory import Group
 from cluster.azure.scale_sets.domain import WAITS_TAG, Decision, SeenInstance, SeenSet, Waiting, waiting_tags
 from cluster.azure.scale_sets.memory import SetMemory, claim_tags
@@ -89,5 +89,5 @@ class SetRequests:
             self._memory.going[(name, one)] = self._clock()
 
     def is_ours(self, seen: SeenSet) -> bool:
-        """It is of this cluster."""
-        return seen.tags.get(CLUSTER_TAG) == self._cluster
+        """It is of this cluster, by its name: its tags may have been replaced."""
+        return is_set_name(self._cluster, seen.name)

@@ -148,6 +148,10 @@ class AzureRig:
         """Settings of the emulator."""
         self.control("knobs", more)
 
+    def replace_tags(self, name: str, **tags: str) -> None:
+        """Give a machine with its parts, or a scale set, other tags, as a policy of the subscription may."""
+        self.control(f"tags/{name}", tags)
+
     def notice(self, node_id: str) -> float:
         """The cloud says that it will take the machine; when, seconds since 1970."""
         answer = self.control(f"machines/{self.machine_of(node_id)}/notice", {})

@@ -142,6 +142,18 @@ def test_sets_of_other_clusters_are_left_alone(rig: AzureRig) -> None:
     assert [node.node_id for node in other.list()] == ["node_a"]
 
 
+def test_a_set_whose_tags_were_replaced_is_still_ours_after_a_restart(rig: AzureRig) -> None:
+    rig.create(wish())
+    rig.settle()
+    ((name, _),) = rig.state()["sets"].items()
+    rig.replace_tags(name, owner="finance")
+    after = rig.another()
+    assert [one.node_id for one in after.list()] == ["node_a"]
+    after.delete("node_a")
+    assert after.list() == []
+    assert machines(rig) == {}
+
+
 def test_nodes_that_come_after_the_head_has_moved_are_made_to_join_the_new_one(rig: AzureRig) -> None:
     rig.create(wish("node_a"))
     rig.settle()

@@ -6,11 +6,12 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from cluster.azure import catalogue
-from cluster.azure.body import machine_name
+from cluster.azure.body import machine_body, machine_name
 from cluster.azure.emulator.faults import Fault, Place
 from cluster.azure.emulator.server import REGION
 from cluster.azure.rehearsal import AzureRehearsal
@@ -30,6 +31,8 @@ from tests.contracts.cluster.azure_rig import A100, CLUSTER, CPU_SIZE, AzureRig
 
 SPOT = f"{A100}/1/spot"
 ON_DEMAND = f"{A100}/1/on-demand"
+#: A node id as the service makes them.
+NODE = "node_01M7Y8NRHRW6ZK2C8GF7JR4CXR"
 
 
 @pytest.fixture
@@ -266,17 +269,49 @@ def test_a_retry_after_on_a_refusal_is_not_slept_in_the_call(rig: AzureRig) -> N
     assert rig.fired() == [1]
 
 
-def test_a_provider_that_is_not_registered_is_not_registered_by_us(rig: AzureRig) -> None:
-    rig.fault(
-        "create",
-        status=409,
-        code="MissingSubscriptionRegistration",
-        message="The subscription is not registered to use namespace 'Microsoft.Compute'.",
-    )
+OPERATORS = {
+    "MissingSubscriptionRegistration": "az provider register",
+    "SubscriptionNotRegistered": "az provider register",
+    "ScopeLocked": "lock",
+    "ReadOnlyDisabledSubscription": "enable it again",
+}
+
+
+@pytest.mark.parametrize("code", OPERATORS)
+def test_what_an_operator_has_to_change_closes_everything_and_says_what_to_do(
+    rig: AzureRig, code: str
+) -> None:
+    rig.fault("create", status=409, code=code, message="Azure's own words.")
     error = refusal(rig)
     assert type(error) is InvalidRequest
-    assert "az provider register" in str(error)
-    assert rig.fired() == [1]
+    assert OPERATORS[code] in str(error)
+    assert set(error.closes) == {one.id for one in rig.offerings}
+    assert rig.fired() == [1], "a provider is registered by people, and nothing is tried again in the call"
+
+
+def test_a_lock_keeps_a_machine_from_being_deleted_and_it_stays_listed(rig: AzureRig) -> None:
+    rig.create(wish())
+    rig.fault("delete", status=409, code="ScopeLocked", message="The scope is locked.")
+    with pytest.raises(InvalidRequest, match="take it away"):
+        rig.delete("node_a")
+    assert only(rig.list()).node_id == "node_a"
+
+
+def test_ordinary_subscriptions_refuse_the_security_type_standard(
+    rig: AzureRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asks_for_it(*arguments: Any) -> dict[str, Any]:
+        body = machine_body(*arguments)
+        body["properties"]["securityProfile"] = {"securityType": "Standard"}
+        return body
+
+    rig.create(wish("node_plain"))
+    monkeypatch.setattr("cluster.azure.provider.machine_body", asks_for_it)
+    error = refusal(rig)
+    assert "Microsoft.Compute/UseStandardSecurityType" in str(error)
+    rig.knobs(features=["Microsoft.Compute/UseStandardSecurityType"])
+    rig.create(wish())
+    assert len(rig.list()) == 2
 
 
 def test_a_missing_role_says_what_to_do(rig: AzureRig) -> None:
@@ -627,6 +662,55 @@ def test_a_clock_that_is_wrong_does_not_age_machines(rig: AzureRig) -> None:
     rig.knobs(skew_s=7200.0)
     rig.create(wish())
     assert only(rig.list()).created_at == pytest.approx(rig.clock(), abs=60)
+
+
+# Names and tags.
+
+
+def test_a_machine_whose_tags_were_replaced_is_still_its_node(rig: AzureRig) -> None:
+    for node_id in ("node_a", NODE):
+        rig.create(wish(node_id))
+        rig.list()
+        rig.replace_tags(machine_name(CLUSTER, node_id), owner="finance")
+    assert {one.node_id: one.pool for one in rig.list()} == {"node_a": "gpu", NODE: "gpu"}
+
+
+def test_after_a_restart_a_machine_whose_tags_were_replaced_is_found_by_its_name_and_deleted(
+    rig: AzureRig,
+) -> None:
+    rig.create(wish(NODE))
+    rig.replace_tags(machine_name(CLUSTER, NODE), owner="finance")
+    after = rig.another()
+    assert [one.node_id for one in after.list()] == [NODE]
+    after.delete(NODE)
+    assert after.list() == []
+    assert rig.left() == 0
+
+
+def test_what_a_machine_without_its_tags_left_behind_is_swept(rig: AzureRig) -> None:
+    rig.create(wish(NODE))
+    rig.replace_tags(machine_name(CLUSTER, NODE), owner="finance")
+    rig.fault("delete", effect="leak")
+    rig.delete(NODE)
+    rig.list()
+    rig.azure.sweep()
+    rig.clock.passed_s = 301.0
+    assert len(rig.azure.sweep()) == 1
+    assert rig.left() == 0
+
+
+def test_another_clusters_machine_with_our_tags_is_left_alone_and_told_of_once(
+    rig: AzureRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.another(cluster="rig-b").create(wish(NODE))
+    theirs = machine_name("rig-b", NODE)
+    tags = {"remora:cluster": CLUSTER, "remora:node": "node_01M7Y8NRHRW6ZK2C8GF7JR4CXS"}
+    rig.replace_tags(theirs, **tags)
+    for _ in range(2):
+        assert rig.list() == []
+    told = [one for one in caplog.messages if theirs in one]
+    assert len(told) == 1
+    assert "delete it, or take the tag remora:cluster from it" in told[0]
 
 
 # Rehearsals.

@@ -343,6 +343,8 @@ class TestLocalOnly:
         provider.create(request())
         first = only(provider.list())
         (process,) = provider.processes("node_a")
+        while process.cmdline()[1:3] == ["-S", "-E"]:
+            pass  # it enters its cgroup
         assert process.cmdline()[1:3] == ["-P", "-c"], "it waits"
         while "ray.scripts.scripts" not in process.cmdline():
             pass  # half a second

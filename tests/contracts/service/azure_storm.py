@@ -20,7 +20,8 @@ from cluster.azure.supply import AzureSupply
 from cluster.policy_documents import digest_of
 from remora.spec import JobSpec
 from remora.states import NodeState
-from service.controller import Cluster, Controller
+from service.connecting import Cluster
+from service.controller import Controller
 from service.fixed_pool import fixed_pool
 from service.queue import lifecycle
 from service.queue.policy_versions import PolicyWish, follow
@@ -99,6 +100,8 @@ class Storm:
         """A process of a controller that knows nothing yet."""
         skew_s, self.life = self._skew_s, Life()
         self._acting = self.life
+        #: Seconds for which its machine was suspended, which no clock of the process counts.
+        asleep = self._asleep = [0.0]
 
         def clock() -> float:
             return self.rig.clock() + skew_s
@@ -124,7 +127,7 @@ class Storm:
             follows_policies=True,
         )
         database: Any = MortalDatabase(self.database, self.life)
-        self.controller = Controller(database, self.settings, cluster)
+        self.controller = Controller(database, self.settings, cluster, lambda: self.rig.clock() - sum(asleep))
 
     def follow(self, max_nodes: int, usd: float = PLENTY, pace: float = 60.0) -> None:
         """What the operators want from now on."""
@@ -206,13 +209,15 @@ class Storm:
     def stand_still(self) -> None:
         """While the controller stands still in the middle of a turn another one takes over."""
         self.weather.struck["a controller that stands still"] += 1
-        stands = self.life
+        stands, asleep, began = self.life, self._asleep, self.rig.clock()
         self._knew = stands.knows_quotas = False
-        self.pass_by(LEASE_S + 1.0)
         self._begin()
+        self.controller.tick(self.clock())
+        self.pass_by(LEASE_S + 1.0)
         for _ in range(2):
             self.controller.tick(self.clock())
             self.pass_by(1.0)
+        asleep.append(self.rig.clock() - began)
         self._acting = stands
 
     def take(self, machines: list[Machine]) -> None:

@@ -70,7 +70,7 @@ class Crew:
         elif group.workers:
             self._save(driver, group, now)
         group.workers = {at: n for at, n in group.workers.items() if at not in lost | drained}
-        if sum(group.workers.values()) >= driver.plan.min_workers:
+        if sum(group.workers.values()) >= driver.plan.sizes.min:
             self._tell_group(driver, group, now)
             return
         group.step, group.workers = group.saved, {}
@@ -86,14 +86,14 @@ class Crew:
         for attempt_id in self._launcher.drivers:
             if (other := self._groups.get(attempt_id)) is not None:
                 used.update(other.workers)
-        wanted = driver.plan.max_workers - sum(group.workers.values())
+        wanted = driver.plan.sizes.max - sum(group.workers.values())
         found = dict(group.workers)
         for address in sorted(open_at):
             more = min(wanted, WORKERS_PER_NODE - used[address])
             if more > 0:
                 found[address] = found.get(address, 0) + more
                 wanted -= more
-        if found != group.workers and sum(found.values()) >= driver.plan.min_workers:
+        if found != group.workers and sum(found.values()) >= driver.plan.sizes.min:
             begins = {} if group.workers else {"resumed_from_step": group.step}
             group.workers = found
             self._tell_group(driver, group, now, **begins)

@@ -138,8 +138,8 @@ class MortalLauncher:
         self._launcher = launcher
         self._life = life
 
-    def start(self, plan: AttemptPlan) -> None:
-        self._life.call(lambda: self._launcher.start(plan))
+    def start(self, plan: AttemptPlan) -> bool | DriverGone:
+        return self._life.call(lambda: self._launcher.start(plan))
 
     def prepare(self) -> None:
         self._launcher.prepare()
@@ -150,8 +150,13 @@ class MortalLauncher:
     def stop(self, attempt_id: str, reason: Any) -> None:
         self._life.call(lambda: self._launcher.stop(attempt_id, reason))
 
-    def kill(self, attempt_id: str) -> None:
-        self._life.call(lambda: self._launcher.kill(attempt_id))
+    def kill(self, attempt_id: str) -> bool:
+        return self._life.call(lambda: self._launcher.kill(attempt_id))
+
+    def close(self, attempt_id: str, *, job_id: str, storage_url: str) -> bool:
+        return self._life.call(
+            lambda: self._launcher.close(attempt_id, job_id=job_id, storage_url=storage_url)
+        )
 
 
 class Hands:

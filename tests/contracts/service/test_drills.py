@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from remora.states import DrillState, NodeState
 from remora.views import Drill, NodeEvent, Page, Problem
 from service.api.app import create_app
-from service.controller import Cluster
+from service.connecting import Cluster
 from service.loops.drill import drill as drill_loop
 from service.loops.turn import Turn
 from service.queue.drills import QUIET_S
@@ -139,8 +139,7 @@ def test_a_controller_that_dies_in_the_middle_is_followed_by_one_that_goes_on(
     with pytest.raises(KeyboardInterrupt):
         world.tick(9)
     world.cluster.take = take  # type: ignore[method-assign]
-    world.now += 10.0
-    world.controller = world.new_controller()
+    world.succeed()
     world.tick(2)
     assert now(client, drill).state is DrillState.ENDED
 

@@ -22,7 +22,7 @@ from service.fixed_pool import fixed_pool
 from service.queue.policy_versions import PolicyWish, follow
 from service.queue.rows import NodeRow
 from service.settings import Settings
-from service.store import policies
+from service.store import policies, spending
 from service.store.database import Database
 from tests.service_fakes import World
 
@@ -151,6 +151,56 @@ def test_a_pool_tells_why_its_warm_node_is_not_bought_until_it_is(world: World, 
     assert pools(client)[0].nodes == {NodeState.READY: 1}
 
 
+def test_refusals_in_a_row_are_shown_with_their_dates_and_taken_back_by_a_command(
+    world: World, client: TestClient
+) -> None:
+    app: Any = client.app
+    app.state.remora = replace(app.state.remora, clock=lambda: world.now)
+    follow_policies(world, f"pools: {{cpu: {{{POOL}, max_nodes: 3, warm_nodes: 1}}}}")
+
+    def refuse() -> None:
+        day_s = 86_400.0
+        world.cluster.refusals = [
+            InsufficientCapacity("none left", offering=SPOT.id, until=world.now + day_s)
+        ]
+
+    for tries, closed_s in ((1, 180.0), (2, 360.0), (3, 720.0)):
+        refuse()
+        world.tick(4)
+        ((one,),) = [pool.refused for pool in pools(client)]
+        assert world.cluster.refusals == [], "it was asked for"
+        assert (one.offering, one.tries, one.until - one.at) == (SPOT.id, tries, closed_s)
+        assert one.reason == "none left"
+        world.now = one.until
+    refuse()
+    world.tick(2)
+    reopened = client.post("/v1/pools/cpu/reopen")
+    assert reopened.status_code == 200
+    assert Pool.model_validate_json(reopened.content).refused == []
+    world.tick(3)
+    (pool,) = pools(client)
+    assert (pool.nodes, pool.refused) == ({NodeState.READY: 1}, [])
+    (known,) = world.database.query(lambda connection: spending.known_refusals(connection, 0.0))
+    assert known.tries == 0, "the next refusal is a first one"
+
+
+def test_a_refusal_is_shown_to_the_pools_that_could_buy_the_offering_and_to_no_other(
+    world: World, client: TestClient
+) -> None:
+    app: Any = client.app
+    app.state.remora = replace(app.state.remora, clock=lambda: world.now)
+    other = POOL.replace("zones: [1]", "zones: [2]")
+    follow_policies(world, f"pools: {{cpu: {{{POOL}, max_nodes: 3, warm_nodes: 1}}, other: {{{other}}}}}")
+    world.cluster.refusals = [InsufficientCapacity("none", offering=SPOT.id, until=world.now + 900.0)]
+    world.tick(2)
+    assert {pool.name: len(pool.refused) for pool in pools(client)} == {"cpu": 1, "other": 0}
+
+
+def test_a_pool_that_is_not_there_cannot_be_reopened(client: TestClient) -> None:
+    answer = client.post("/v1/pools/no%20such/reopen")
+    assert (answer.status_code, answer.json()["code"]) == (404, "pool_not_found")
+
+
 def test_a_node_tells_why_it_stays_and_says_nothing_while_it_works(world: World, client: TestClient) -> None:
     follow_policies(world, f"pools: {{cpu: {{{POOL}, max_nodes: 3, idle_s: 40}}}}")
     job_id = train(world, 1)
@@ -159,7 +209,7 @@ def test_a_node_tells_why_it_stays_and_says_nothing_while_it_works(world: World,
     world.launcher.driver_of(job_id).tell("ended", end_reason="completed", message="", exit_code=0)
     world.tick(3)
     shown = node(client, one.id)
-    assert shown.reason == "it is unused, and goes at 00:17:21 UTC if it still is"
+    assert shown.reason == "it is unused, and goes at 1970-01-01 00:17:21 UTC if it still is"
     assert shown.reason_since == world.now - 0.25
     world.now += 40.0
     world.tick(3)

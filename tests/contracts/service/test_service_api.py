@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -22,16 +23,18 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from remora.views import Job, Page, Problem
+from remora.views import ClusterLedger, Job, Page, Problem
 from service.api.app import create_app
 from service.queue import lifecycle
 from service.queue.ledger import Entries, UseRow
+from service.queue.lifecycle import NodeDecision
+from service.queue.rows import NodeRow
 from service.settings import Settings
-from service.store import jobs, leases, ledger
+from service.store import jobs, leases, ledger, nodes
 from service.store.database import Database
 from service.store.ids import new_id
 from service.store.ingest import ingest
-from tests.service_fakes import records
+from tests.service_fakes import hold_lease, records
 
 SPEC = {"command": "python train.py", "workers": {"min": 1, "max": 3}}
 
@@ -69,14 +72,18 @@ def problem(answer: Any, status: int, code: str) -> Problem:
     return found
 
 
+def stored_at(tmp_path: Path, name: str) -> Path:
+    """A folder of a job in the service's own storage."""
+    return tmp_path / "home/storage/jobs" / name
+
+
 def run_attempt(database: Database, job_id: str, *kinds_and_bodies: tuple[str, dict[str, Any]]) -> None:
     """What the controller does when a driver tells these records."""
 
     def work(connection: sa.Connection) -> None:
-        lease = leases.acquire(connection, "controller", "test", 1000.0, 5.0)
+        lease = hold_lease(connection)
         job = jobs.lock_job(connection, job_id)
         assert job is not None
-        assert lease is not None
         decision = lifecycle.start_attempt(job, new_id("att", 1000.0), 1000.0)
         jobs.save(connection, job, decision)
         assert decision.attempt is not None
@@ -280,6 +287,56 @@ class TestBadPaths:
         problem(client.get("/v1/jobs", headers={"Host": "evil.example"}), 421, "unknown_host")
         foreign = {"Origin": "https://evil.example"}
         problem(client.post("/v1/jobs", json=SPEC, headers=foreign), 403, "foreign_origin")
+        problem(client.get("/v1/jobs", headers={"Origin": "null"}), 403, "foreign_origin")
+        # Another port of this machine may be anybody's.
+        neighbour = {"Host": "127.0.0.1:7265", "Origin": "http://127.0.0.1:8888"}
+        problem(client.post("/v1/jobs", json=SPEC, headers=neighbour), 403, "foreign_origin")
+        for site in ("cross-site", "same-site"):
+            problem(
+                client.post("/v1/jobs", json=SPEC, headers={"Sec-Fetch-Site": site}), 403, "foreign_origin"
+            )
+            problem(client.get("/v1/jobs", headers={"Sec-Fetch-Site": site}), 403, "foreign_origin")
+            link = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+            assert client.get("/v1/jobs", headers=link).status_code == 200
+            problem(client.post("/v1/jobs", json=SPEC, headers=link), 403, "foreign_origin")
+
+    def test_pages_of_the_service_itself_are_answered(self, client: TestClient) -> None:
+        own = {"Host": "LocalHost:7265", "Origin": "http://localhost:7265", "Sec-Fetch-Site": "same-origin"}
+        assert client.post("/v1/jobs", json=SPEC, headers=own).status_code == 201
+        assert client.get("/v1/jobs", headers={"Sec-Fetch-Site": "none"}).status_code == 200
+
+    @pytest.mark.parametrize("name", ["Host", "Origin", "Sec-Fetch-Site"])
+    def test_a_request_addresses_one_host(self, client: TestClient, name: str) -> None:
+        own = {"Host": "127.0.0.1", "Origin": "http://127.0.0.1", "Sec-Fetch-Site": "same-origin"}
+        headers = [*own.items(), (name, own[name])]
+        found = problem(client.post("/v1/jobs", json=SPEC, headers=headers), 400, "bad_request")
+        assert found.detail == f"the request has the header {name} more than once"
+
+    def test_open_streams_have_a_bound(self, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("service.api.sse.MOST_STREAMS", 4)
+        job = submit(client)
+        assert client.post(f"/v1/jobs/{job.id}/cancel").status_code == 202
+        streams = client.app.state.remora.streams  # type: ignore[attr-defined]
+        headers = {"Accept": "text/event-stream"}
+        with contextlib.ExitStack() as others:
+            for _ in range(4):
+                others.enter_context(streams.one())
+            for kind in ("events", "logs"):
+                answer = client.get(f"/v1/jobs/{job.id}/{kind}", headers=headers)
+                problem(answer, 429, "too_many_streams")
+        for _ in range(5):  # each that has ended is no longer counted
+            streams.check()
+            assert client.get(f"/v1/jobs/{job.id}/events", headers=headers).status_code == 200
+
+    def test_parameters_have_bounds(self, client: TestClient) -> None:
+        found = problem(client.get("/v1/jobs?" + "&".join(map(str, range(2000)))), 414, "query_too_long")
+        assert found.detail == "the parameters have more than 8192 bytes"
+        found = problem(client.get("/v1/jobs?" + "&".join(map(str, range(1000)))), 422, "invalid_parameter")
+        assert len(found.errors) == 50
+        found = problem(client.get(f"/v1/jobs?state={'x,' * 1000}"), 422, "invalid_parameter")
+        assert [one.message for one in found.errors] == ["Value error, write at most 50 of them"]
+
+    def test_every_loopback_address_is_known(self, client: TestClient) -> None:
         assert client.get("/healthz", headers={"Host": "localhost:7265"}).status_code == 200
         assert client.get("/healthz", headers={"Host": "[::1]:7265"}).status_code == 200
 
@@ -363,8 +420,20 @@ class TestReading:
         assert client.get("/healthz").json()["status"] == "ok"
         waiting = client.get("/readyz")
         assert (waiting.status_code, waiting.json()["controller_age_s"]) == (503, None)
-        database.transact(lambda c: leases.acquire(c, "controller", "test", time.time(), 5.0))
+        database.transact(lambda c: leases.take(c, None, "controller", "test", time.time()))
         assert client.get("/readyz").status_code == 200
+
+    def test_a_dead_controller_whose_clock_was_ahead_does_not_look_alive_for_long(
+        self, client: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lease = database.transact(lambda c: leases.take(c, None, "controller", "test", time.time() + 3600.0))
+        assert lease is not None
+        assert client.get("/readyz").status_code == 200
+        running = time.monotonic()
+        monkeypatch.setattr("service.api.cluster.time.monotonic", lambda: running + 16.0)
+        assert client.get("/readyz").status_code == 503
+        assert database.transact(lambda c: leases.renew(c, lease, 0.0))
+        assert client.get("/readyz").status_code == 200, "it is renewed, whatever the time of day"
 
     def test_metrics_for_the_operator(self, client: TestClient) -> None:
         submit(client)
@@ -489,6 +558,113 @@ class TestLedger:
         assert lines == [("D4", "1", "spot", 2, 7200.0), ("D4", None, "on-demand", 1, 3600.0)]
         assert found["cost"] == pytest.approx(0.3)
 
+    def test_the_ledger_of_the_cluster_names_who_pays_for_every_second(
+        self, client: TestClient, database: Database
+    ) -> None:
+        job = submit(client)
+        node = NodeRow(
+            id="node_01M7Y8NRHRW6ZK2C8GF7JR4CXR", pool="cpu", created_at=0.0, price_per_hour=3.6,
+            offering="D4/1/spot", bought_for=job.id, launched_at=100.0, ready_at=200.0, ended_at=1100.0,
+        )  # fmt: skip
+        use = UseRow(
+            job_id=job.id, node_id=node.id, attempt=1, workers=1, pool="cpu", offering="D4/1/spot",
+            part=0.5, price_per_hour=3.6, began_at=200.0, ended_at=1100.0,
+        )  # fmt: skip
+        database.transact(lambda connection: nodes.insert_node(connection, NodeDecision(node, ())))
+        database.transact(lambda connection: ledger.write(connection, Entries(begun=(use,))))
+        found = ClusterLedger.model_validate_json(client.get("/v1/ledger?since=0&until=5000").content)
+        told = {(one.payer, one.name, one.purpose): round(one.cost, 6) for one in found.lines}
+        assert told == {
+            ("job", job.id, "work"): 0.45,
+            ("project", job.project, "idle"): 0.45,
+            ("job", job.id, "start_up"): 0.1,
+        }
+        assert (round(found.cost, 6), found.node_s, found.since, found.until) == (1.0, 1000.0, 0.0, 5000.0)
+        of_job = client.get(f"/v1/jobs/{job.id}/ledger").json()
+        assert (of_job["start_up_s"], round(of_job["start_up_cost"], 6)) == (100.0, 0.1)
+        assert client.get("/v1/ledger").json()["lines"] == [], "of the running month"
+        problem(client.get("/v1/ledger?since=9&until=8"), 422, "invalid_parameter")
+
+
+class TestStores:
+    @pytest.fixture
+    def settings(self, database_url: str, tmp_path: Path) -> Settings:
+        stores = {"models": str(tmp_path / "models"), "archive": "memory://archive"}
+        return Settings(home=tmp_path / "home", database_url=database_url, stores=stores)
+
+    def test_a_job_names_a_store(self, client: TestClient) -> None:
+        assert submit(client, checkpoint={"store": "models"}).spec["checkpoint"]["store"] == "models"
+
+    @pytest.mark.parametrize(
+        "store",
+        [
+            *("nothing", "/srv/canary", "file:///srv/canary", "http://127.0.0.1:1/x", "memory://archive"),
+            *("../canary", "models/../..", "MODELS", "a" * 5000),
+        ],
+    )
+    def test_anything_else_is_refused_with_the_names_that_there_are(
+        self, client: TestClient, store: str
+    ) -> None:
+        found = problem(
+            client.post("/v1/jobs", json={**SPEC, "checkpoint": {"store": store}}), 422, "invalid_spec"
+        )
+        assert [one.field for one in found.errors] == ["checkpoint.store"]
+        assert found.detail.endswith("there are: archive, models")
+        assert len(found.detail) < 300
+
+    def test_where_no_store_is_named_it_says_who_can(self, database_url: str, tmp_path: Path) -> None:
+        settings = Settings(home=tmp_path / "home", database_url=database_url)
+        with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
+            answer = client.post("/v1/jobs", json={**SPEC, "checkpoint": {"store": "models"}})
+            assert "there is none yet (REMORA_STORES)" in problem(answer, 422, "invalid_spec").detail
+
+    def test_nothing_is_read_outside_of_the_services_storages(
+        self, client: TestClient, database: Database, tmp_path: Path
+    ) -> None:
+        (tmp_path / "canary").mkdir()
+        (tmp_path / "canary" / "bird").write_text("sings")
+        (tmp_path / "models/jobs").mkdir(parents=True)
+        file = {"size_bytes": 5, "sha256": "0" * 64, "stored": "bird"}
+        for number, location in enumerate(
+            (f"{tmp_path}/canary", f"{tmp_path}/models/jobs/../../canary", "http://127.0.0.1:1/jobs/x")
+        ):
+            job = submit(client, name=f"job-{number}")
+            run_attempt(
+                database,
+                job.id,
+                ("output", {"location": location, "committed_at": 1.0, "files": {"bird": file}}),
+                (
+                    "checkpoint",
+                    {
+                        "step": 4,
+                        "world_size": 1,
+                        "size_bytes": 5,
+                        "location": location,
+                        "files": {"bird": 5},
+                        "committed_at": 1000.0,
+                    },
+                ),
+            )
+            refused = problem(client.get(f"/v1/jobs/{job.id}/outputs/bird"), 404, "output_not_found")
+            assert "no storage that the service knows" in refused.detail
+            answer = client.get(f"/v1/jobs/{job.id}/checkpoints/4/content")
+            assert "no storage" in str(problem(answer, 404, "checkpoint_not_found").hint)
+
+    def test_what_lies_in_a_named_store_is_read(
+        self, client: TestClient, database: Database, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "models/jobs/job_1/outputs"
+        folder.mkdir(parents=True)
+        (folder / "bird").write_text("sings")
+        file = {"size_bytes": 5, "sha256": "0" * 64, "stored": "bird"}
+        job = submit(client)
+        run_attempt(
+            database,
+            job.id,
+            ("output", {"location": str(folder), "committed_at": 1.0, "files": {"bird": file}}),
+        )
+        assert client.get(f"/v1/jobs/{job.id}/outputs/bird").content == b"sings"
+
 
 class TestCheckpoints:
     def commit(self, database: Database, job_id: str, folder: Path, files: dict[str, int]) -> None:
@@ -498,7 +674,7 @@ class TestCheckpoints:
     def test_the_content_is_one_tar_stream(
         self, client: TestClient, database: Database, tmp_path: Path
     ) -> None:
-        folder = tmp_path / "checkpoint"
+        folder = stored_at(tmp_path, "checkpoint")
         long_name = "sub/" + "n" * 150
         written = {"model.pt": b"weights" * 1000, long_name: b"", "opt\u00e9.pt": b"x" * 512}
         for name, content in written.items():
@@ -524,7 +700,7 @@ class TestCheckpoints:
         self, client: TestClient, database: Database, tmp_path: Path
     ) -> None:
         job = submit(client)
-        self.commit(database, job.id, tmp_path / "gone", {"model.pt": 3})
+        self.commit(database, job.id, stored_at(tmp_path, "gone"), {"model.pt": 3})
         answer = client.get(f"/v1/jobs/{job.id}/checkpoints/4/content")
         assert "removed" in str(problem(answer, 404, "checkpoint_not_found").hint)
 
@@ -548,7 +724,7 @@ class TestOutputs:
         job = submit(client)
         assert client.get(f"/v1/jobs/{job.id}/outputs").json()["items"] == []
         written = {"model/opt\u00e9 1.pt": b"x" * 3_000_000, "empty": b"", "a#b?c": b"odd"}
-        self.keep(database, job.id, tmp_path / "kept", written)
+        self.keep(database, job.id, stored_at(tmp_path, "kept"), written)
         listed = client.get(f"/v1/jobs/{job.id}/outputs").json()["items"]
         assert {one["name"]: one["size_bytes"] for one in listed} == {n: len(c) for n, c in written.items()}
         for name, content in written.items():
@@ -559,7 +735,7 @@ class TestOutputs:
     def test_a_long_list_comes_in_pages(self, client: TestClient, database: Database, tmp_path: Path) -> None:
         job = submit(client)
         names = ["a", "b" * 500, "opt\u00e9/1", "opt\u00e9/2", "z"]
-        self.keep(database, job.id, tmp_path / "kept", dict.fromkeys(reversed(names), b"1"))
+        self.keep(database, job.id, stored_at(tmp_path, "kept"), dict.fromkeys(reversed(names), b"1"))
         found, cursor = [], None
         while cursor is not None or not found:
             query = {"limit": 2} | ({"cursor": cursor} if cursor else {})
@@ -576,15 +752,15 @@ class TestOutputs:
         self, client: TestClient, database: Database, tmp_path: Path, name: str
     ) -> None:
         job = submit(client)
-        self.keep(database, job.id, tmp_path / "kept", {"a": b"1"})
+        self.keep(database, job.id, stored_at(tmp_path, "kept"), {"a": b"1"})
         assert client.get(f"/v1/jobs/{job.id}/outputs/{name}").status_code == 404
 
     def test_a_file_that_was_replaced_meanwhile(
         self, client: TestClient, database: Database, tmp_path: Path
     ) -> None:
         job = submit(client)
-        self.keep(database, job.id, tmp_path / "kept", {"a": b"1"})
-        (tmp_path / "kept/v0/file").unlink()
+        self.keep(database, job.id, stored_at(tmp_path, "kept"), {"a": b"1"})
+        (stored_at(tmp_path, "kept") / "v0/file").unlink()
         answer = client.get(f"/v1/jobs/{job.id}/outputs/a")
         assert "replaced" in problem(answer, 404, "output_not_found").detail
 
@@ -596,7 +772,7 @@ class TestOutputs:
             job = submit(client, outputs=wish)
             content = b"weights" * min(number, 2)
             kept = {"final/w.pt": content, "plain/p": b"", "log": b""}
-            self.keep(database, job.id, tmp_path / str(number), kept)
+            self.keep(database, job.id, stored_at(tmp_path, str(number)), kept)
         (newest,) = client.get("/v1/models").json()["items"]
         assert (newest["name"], newest["version"], newest["output"]) == ("digits", 3, "final")
         assert (newest["job_id"], newest["attempt"], newest["command"]) == (job.id, 1, ["python", "train.py"])

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from cluster import installed_rules
 from cluster.agent.beats import Beat, Hearing
@@ -17,11 +18,12 @@ from cluster.provider import InsufficientCapacity, NodeRequest, ProviderError, T
 from remora.spec import JobSpec
 from remora.states import EndReason, JobState, NodeState
 from service.fixed_pool import fixed_pool
+from service.queue.bill import Charge, Payer, Purpose, charges
 from service.queue.ledger import UseRow
 from service.queue.policy_versions import PolicyWish, follow
 from service.queue.rows import NodeRow
 from service.settings import Settings
-from service.store import ledger, policies, telemetry, waits
+from service.store import ledger, policies, spending, telemetry, waits
 from service.store import nodes as node_store
 from service.store.database import Database
 from service.store.history import history_since
@@ -211,6 +213,43 @@ def test_the_ledger_says_what_a_job_has_cost_and_its_budget_ends_it(world: World
     cost = sum(use.cost(world.now) for use in uses())
     world.now += 9999.0
     assert sum(use.cost(world.now) for use in uses()) == cost, "who is gone pays no more"
+
+
+def test_every_second_that_the_cloud_bills_has_a_payer(world: World) -> None:
+    began_at = world.now
+    job_id = world.submit(min_workers=1, max_workers=2)
+    for _ in world.ticks_until("the job starts"):
+        if world.job(job_id).state is JobState.ADMITTED:
+            break
+    train(world, job_id)
+    world.now += 3600.0
+    world.launcher.driver_of(job_id).tell("ended", end_reason="completed", message="", exit_code=0)
+    for _ in world.ticks_until("its nodes were returned"):
+        if not living(world):
+            break
+    nodes = world.nodes()
+    assert len(nodes) == 2
+    billed = sum(
+        one.price_per_hour / 3600.0 * ((one.ended_at or 0.0) - (one.launched_at or 0.0)) for one in nodes
+    )
+
+    def account(connection: sa.Connection) -> list[Charge]:
+        paid = ledger.paid_nodes(connection, began_at, world.now)
+        uses = ledger.uses_between(connection, began_at, world.now)
+        projects = ledger.projects_of(connection, [one.bought_for or "" for one in paid])
+        return charges(paid, uses, projects, began_at, world.now)
+
+    found = world.database.query(account)
+    assert sum(one.cost for one in found) == pytest.approx(billed)
+    payers = {(one.payer, one.name, one.purpose) for one in found}
+    project = world.job(job_id).project
+    assert payers == {
+        (Payer.JOB, job_id, Purpose.START_UP),
+        (Payer.JOB, job_id, Purpose.WORK),
+        (Payer.PROJECT, project, Purpose.IDLE),
+    }
+    (spending_now, _) = world.database.query(lambda connection: spending.spent(connection, world.now))
+    assert spending_now.this_month == pytest.approx(billed), "budgets count what is billed"
 
 
 def test_a_job_that_has_spent_its_budget_does_not_wait_for_another_attempt(world: World) -> None:

@@ -16,20 +16,21 @@ from cluster.planning.health import DRAIN_S
 from cluster.policy_documents import digest_of
 from cluster.provider import InsufficientCapacity, ProviderError, QuotaExceeded
 from cluster.view import ClusterView
+from remora.spec import JobSpec
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.fixed_pool import fixed_pool
-from service.loops import dispatch as dispatch_module
+from service.loops.launching import LAUNCH_TIMEOUT_S, Launching
 from service.loops.turn import Turn
 from service.queue import lifecycle
 from service.queue.policy_versions import PolicyWish, follow
 from service.queue.rows import NodeRow
 from service.settings import Settings
-from service.store import jobs, leases, nodes, policies, telemetry
+from service.store import jobs, nodes, policies, telemetry
 from service.store.database import Database
 from service.store.errors import Fenced
 from service.store.ids import new_id
 from tests.service_fakes import World, records
-from trainers.plan import DriverGone, Record
+from trainers.plan import AttemptPlan, DriverGone, Record
 
 
 @pytest.fixture
@@ -77,6 +78,13 @@ def train_on(world: World, on: list[NodeRow]) -> str:
     run_to(world, job_id, JobState.ADMITTED)
     work_on(world, job_id, on)
     return job_id
+
+
+def a_checkpoint(step: int) -> dict[str, Any]:
+    """What a driver tells of a committed checkpoint."""
+    return {
+        "step": step, "world_size": 1, "size_bytes": 7, "location": "/c", "files": {"a": 7}, "committed_at": 1000.0
+    }  # fmt: skip
 
 
 class Crash(BaseException):
@@ -173,13 +181,61 @@ class TestRetries:
     )
     def test_losses_do_not_count(self, ready: World, reason: str) -> None:
         job_id = ready.submit(retry_limit=0)
-        for _ in range(3):
+        for attempt in range(1, 5):
             run_to(ready, job_id, JobState.ADMITTED)
             driver = ready.launcher.driver_of(job_id)
+            driver.tell("progress", state="running", world_size=1)
+            driver.tell("metric", step=attempt, world_size=1, values={})
             driver.tell("ended", end_reason=reason, message="lost", exit_code=None)
             ready.tick()
             assert ready.job(job_id).state is JobState.QUEUED
-        assert ready.job(job_id).losses == 3
+        assert ready.job(job_id).losses == 4
+
+    @pytest.mark.parametrize("reports", [True, False])
+    @pytest.mark.parametrize("progress", ["", "metric", "checkpoint", "output"])
+    def test_a_job_that_makes_no_progress_ends_with_its_third_loss_on_living_nodes(
+        self, ready: World, progress: str, reports: bool
+    ) -> None:
+        job_id = ready.submit(retry_limit=0)
+        # Every attempt comes as far as the one before; the first one is ended by its node.
+        for attempt, reason in enumerate(["node_lost", *["supervisor_lost"] * 3], start=1):
+            run_to(ready, job_id, JobState.ADMITTED)
+            driver = ready.launcher.driver_of(job_id)
+            driver.tell("progress", state="running", world_size=1)
+            if reports:
+                driver.tell("metric", step=5, world_size=1, values={})
+            if progress == "metric":
+                driver.tell("metric", step=5 + attempt, world_size=1, values={})
+            elif progress == "checkpoint":
+                driver.tell("checkpoint", **a_checkpoint(attempt))
+            elif progress == "output":
+                driver.tell("output", location="/outputs", committed_at=ready.now, files={})
+            driver.tell("ended", end_reason=reason, message="It was lost.", exit_code=None)
+            ready.tick()
+        job = ready.job(job_id)
+        # What a script stores beside the steps that it reports says nothing about how far it is.
+        gets_on = progress in ("metric", "checkpoint") or (progress == "output" and not reports)
+        assert (job.attempt, job.losses) == (4, 4 if gets_on else 3)
+        assert (job.state, job.reason) == (
+            (JobState.QUEUED, "waiting_for_retry") if gets_on else (JobState.FAILED, "no_progress")
+        )
+
+    @pytest.mark.parametrize("trains", [True, False])
+    def test_drivers_that_die_before_they_have_workers_say_nothing_about_the_job(
+        self, ready: World, trains: bool
+    ) -> None:
+        job_id = ready.submit(retry_limit=0)
+        for _ in range(3):
+            run_to(ready, job_id, JobState.ADMITTED)
+            driver = ready.launcher.driver_of(job_id)
+            if trains:
+                driver.tell("progress", state="running", world_size=1)
+                ready.tick()
+            driver.gone = DriverGone(EndReason.DRIVER_LOST, "The driver of this attempt died.")
+            ready.tick()
+        job = ready.job(job_id)
+        assert job.state is (JobState.FAILED if trains else JobState.QUEUED)
+        assert job.reason == ("no_progress" if trains else "waiting_for_retry")
 
     def test_a_dead_driver_ends_its_attempt_and_another_follows(self, ready: World) -> None:
         job_id = ready.submit(retry_limit=0)
@@ -198,7 +254,8 @@ class TestRetries:
         assert (second.plan.attempt, second.plan.previous_step) == (2, 7)
         second.tell("progress", state="running", world_size=1, resumed_from_step=5)
         second.tell("progress", repeated_steps=2)
-        second.tell("metric", step=8, world_size=1, values={}, at=lost_at + 5.0)
+        ready.now = lost_at + 5.0
+        second.tell("metric", step=8, world_size=1, values={}, at=ready.now)
         ready.tick()
         job = ready.job(job_id)
         assert (job.repeated_steps, job.step) == (2, 8)
@@ -215,6 +272,18 @@ class TestRetries:
         del ready.launcher.failing["kill"]
         run_to(ready, job_id, JobState.ADMITTED)
 
+    def test_nor_before_the_driver_that_was_killed_is_seen_to_be_gone(self, ready: World) -> None:
+        """The controller may die with the call that kills it: the next one makes sure of it."""
+        job_id = ready.submit()
+        ready.tick()
+        ready.launcher.driver_of(job_id).tell("ended", end_reason="evicted", message="", exit_code=None)
+        ready.launcher.loses_kills = True
+        ready.tick(20)
+        assert (ready.job(job_id).state, ready.attempts(job_id)[0].released_at) == (JobState.QUEUED, None)
+        ready.succeed()
+        ready.launcher.loses_kills = False
+        run_to(ready, job_id, JobState.ADMITTED)
+
     def test_a_command_that_cannot_be_started_is_not_tried_again(self, ready: World) -> None:
         job_id = ready.submit(retry_limit=5)
         ready.tick()
@@ -222,6 +291,17 @@ class TestRetries:
         driver.tell("ended", end_reason="start_failed", message="python: not found", exit_code=None)
         ready.tick()
         assert ready.job(job_id).state is JobState.FAILED
+
+    def test_a_url_that_an_older_version_accepted_is_not_opened(self, ready: World) -> None:
+        spec = JobSpec.from_mapping(
+            {"command": "python train.py", "checkpoint": {"store": "http://127.0.0.1:1/canary"}}
+        )
+        job_id = ready.submit(retry_limit=5, spec=spec.to_mapping())
+        run_to(ready, job_id, JobState.FAILED)
+        (attempt,) = ready.attempts(job_id)
+        assert attempt.end_reason is EndReason.START_FAILED
+        assert "expected the name of a store" in str(attempt.message)
+        assert ready.launcher.history == []
 
 
 class TestStopping:
@@ -293,12 +373,11 @@ class TestCrashes:
             raise Crash
 
         with monkeypatch.context() as patched:
-            patched.setattr(dispatch_module, "launch", die)
+            patched.setattr(Launching, "launch", die)
             with pytest.raises(Crash):
                 ready.tick()
         assert ready.launcher.drivers == {}
-        ready.controller = ready.new_controller()
-        ready.now += 10.0
+        ready.succeed()
         ready.tick()
         assert ready.launcher.driver_of(job_id).plan.attempt == 1
         assert len(ready.attempts(job_id)) == 1
@@ -309,12 +388,81 @@ class TestCrashes:
         ready.launcher.failing["start"] = ConnectionError("no head")
         job_id = ready.submit()
         ready.tick()
-        ready.now += 61.0
+        ready.now += LAUNCH_TIMEOUT_S + 1.0
         ready.tick()
         assert ready.attempts(job_id)[0].end_reason is EndReason.DRIVER_LOST
         del ready.launcher.failing["start"]
         run_to(ready, job_id, JobState.ADMITTED)
         assert ready.launcher.driver_of(job_id).plan.attempt == 2
+
+    def test_between_the_driver_and_its_plan(self, ready: World) -> None:
+        """What the dead controller had sent was lost with it: the next one sends the plan again."""
+        job_id = ready.submit()
+        ready.launcher.loses_plans = True
+        ready.tick()
+        (attempt,) = ready.attempts(job_id)
+        assert attempt.launched_at is None, "nobody has the plan"
+        ready.launcher.loses_plans = False
+        ready.succeed()
+        ready.now += 2 * LAUNCH_TIMEOUT_S  # it has only begun to try, however long the service was away
+        ready.tick()
+        assert ready.launcher.driver_of(job_id).has_plan
+        (attempt,) = ready.attempts(job_id)
+        assert attempt.launched_at == ready.now
+
+    def test_between_the_answer_of_a_driver_and_its_row(self, ready: World) -> None:
+        job_id = ready.submit()
+        ready.launcher.is_mute = True
+        ready.tick(2)
+        ready.launcher.is_mute = False
+        ready.succeed()
+        ready.launcher.driver_of(job_id).tell("progress", state="running", world_size=1)
+        ready.tick()
+        assert ready.job(job_id).state is JobState.RUNNING
+        assert len(ready.launcher.history) == 1
+
+    def test_a_driver_that_does_not_say_that_it_has_its_plan_is_given_up_after_minutes(
+        self, ready: World
+    ) -> None:
+        job_id = ready.submit()
+        ready.launcher.loses_plans = True
+        for _ in ready.ticks_until("it is given up"):
+            ready.now += 5.0
+            if ready.attempts(job_id) and ready.attempts(job_id)[0].ended_at is not None:
+                break
+        first = ready.attempts(job_id)[0]
+        assert first.end_reason is EndReason.DRIVER_LOST
+        assert first.ended_at is not None
+        assert LAUNCH_TIMEOUT_S < first.ended_at - first.created_at < LAUNCH_TIMEOUT_S + 6.0
+        assert first.id in ready.launcher.killed
+        ready.launcher.loses_plans = False
+        run_to(ready, job_id, JobState.ADMITTED)
+        ready.tick()
+        assert [driver.plan.attempt for driver in ready.launcher.history] == [2]
+
+    def test_before_an_attempt_that_never_had_a_plan_is_closed_no_other_follows(self, ready: World) -> None:
+        """Else its driver, of which nothing has been heard, could begin it beside the next one."""
+        job_id = ready.submit()
+        ready.launcher.loses_plans = True
+        ready.launcher.failing["close"] = ConnectionError("the storage does not answer")
+        for _ in ready.ticks_until("it is given up"):
+            ready.now += 10.0
+            if ready.job(job_id).state is JobState.QUEUED and ready.job(job_id).attempt:
+                break
+        ready.tick(20)
+        assert ready.attempts(job_id)[0].released_at is None
+        assert len(ready.attempts(job_id)) == 1
+        del ready.launcher.failing["close"]
+        ready.launcher.loses_plans = False
+        run_to(ready, job_id, JobState.ADMITTED)
+        assert ready.attempts(job_id)[0].id in ready.launcher.claimed
+
+    def test_a_driver_that_has_no_plan_any_more_is_lost(self, ready: World) -> None:
+        job_id = ready.submit()
+        ready.tick()
+        ready.launcher.driver_of(job_id).has_plan = False
+        ready.tick()
+        assert ready.attempts(job_id)[0].end_reason is EndReason.DRIVER_LOST
 
     def test_while_the_service_is_away_nothing_is_lost_or_doubled(self, ready: World) -> None:
         job_id = ready.submit()
@@ -326,8 +474,7 @@ class TestCrashes:
         ready.tick()
         for number in range(5, 10):
             driver.tell("log", rank=0, stream="stdout", text=str(number))
-        ready.controller = ready.new_controller()
-        ready.now += 10.0
+        ready.succeed()
         ready.tick(2)
         lines = ready.database.query(
             lambda c: telemetry.page_of_logs(c, job_id, telemetry.LogFilter(), 0, 100)
@@ -347,16 +494,16 @@ class TestTwoControllers:
     def test_one_acts_and_the_other_stands_by(self, ready: World) -> None:
         other = ready.new_controller()
         ready.submit()
-        assert not other.tick(ready.now + 0.1)
+        assert not other.tick(ready.now)
         ready.tick()
         assert len(ready.launcher.history) == 1
 
     def test_the_other_takes_over_when_the_first_is_silent(self, ready: World) -> None:
-        other = ready.new_controller()
-        job_id = ready.submit()
-        assert other.tick(ready.now + 6.0)
+        former, job_id = ready.controller, ready.submit()
+        other = ready.succeed()
+        assert other.tick(ready.now)
         assert ready.job(job_id).state is JobState.ADMITTED
-        assert not ready.controller.tick(ready.now + 6.5)
+        assert not former.tick(ready.now)
 
     def test_one_that_sleeps_in_the_middle_of_its_work_is_fenced_when_it_wakes(self, ready: World) -> None:
         """It asked the drivers, slept, and stores its answers after another one took over."""
@@ -375,9 +522,11 @@ class TestTwoControllers:
             answers = poll(attempt_ids, after)
             if not slept:
                 slept.append(True)
-                assert other.tick(ready.now + 20.0), "the lease had run out, so the other one acts"
+                assert not other.tick(ready.now)
+                ready.now += 20.0
+                assert other.tick(ready.now), "the lease had run out, so the other one acts"
                 driver.tell("log", rank=0, stream="stdout", text="twice")
-                assert other.tick(ready.now + 20.25)
+                assert other.tick(ready.now)
             return answers
 
         ready.launcher.poll = poll_and_sleep  # type: ignore[method-assign]
@@ -389,13 +538,46 @@ class TestTwoControllers:
         )
         assert [line.text for line in lines] == ["once", "twice"]
 
+    @pytest.mark.parametrize("end", ["it succeeds", "its owner cancels it"])
+    def test_one_that_was_stopped_before_it_started_a_driver_starts_nothing_that_has_ended(
+        self, ready: World, end: str
+    ) -> None:
+        """It wrote the attempt's row and was stopped; when it goes on another one has ended the attempt long ago."""
+        other = ready.new_controller()
+        start = ready.launcher.start
+        answers: list[bool | DriverGone] = []
+
+        def stopped_before(plan: AttemptPlan) -> bool | DriverGone:
+            if answers:
+                return start(plan)
+            answers.append(False)
+            if end == "its owner cancels it":
+                ready.cancel(plan.job_id)
+            assert not other.tick(ready.now), "it has to be sure that nobody else acts"
+            for _ in range(3):
+                ready.now += 10.0
+                assert other.tick(ready.now)
+                for driver in ready.launcher.drivers.values():
+                    driver.tell("ended", end_reason="completed", message="", exit_code=0)
+            assert ready.job(plan.job_id).state.is_terminal
+            answers.append(start(plan))
+            return answers[-1]
+
+        ready.launcher.start = stopped_before  # type: ignore[method-assign]
+        job_id = ready.submit()
+        assert not ready.controller.tick(ready.now), "it was fenced"
+        assert isinstance(answers[-1], DriverGone)
+        ran = 1 if end == "it succeeds" else 0
+        assert len(ready.launcher.history) == ran, "whatever is made now does not get the attempt"
+        assert ready.job(job_id).state is (JobState.SUCCEEDED if ran else JobState.CANCELLED)
+        assert len(ready.attempts(job_id)) == 1
+
     @pytest.mark.parametrize("what", ["job", "node"])
     def test_no_write_of_a_former_leader_is_possible(self, ready: World, what: str) -> None:
         assert ready.controller.lease is not None
         former = Turn(ready.database, ready.settings, ready.controller.lease, ready.now)
         job_id = ready.submit()
-        other = ready.new_controller()
-        assert other.tick(ready.now + 6.0)
+        assert ready.succeed().tick(ready.now)
         before = (ready.job(job_id), ready.nodes())
 
         def write_job(connection: sa.Connection) -> None:
@@ -413,8 +595,9 @@ class TestTwoControllers:
 
     def test_a_leader_that_resigns_lets_the_next_one_in_at_once(self, ready: World) -> None:
         other = ready.new_controller()
+        assert not other.tick(ready.now)
         ready.controller.resign()
-        assert other.tick(ready.now + 0.1)
+        assert other.tick(ready.now)
 
 
 class TestNodes:
@@ -552,8 +735,7 @@ class TestNodes:
         rows = world.nodes()
         assert [row.state for row in rows] == [NodeState.REQUESTED] * 3
         world.cluster.create = create  # type: ignore[method-assign]
-        world.controller = world.new_controller()
-        world.now += 60.0
+        world.succeed()
         world.tick()
         assert world.cluster.machines.keys() == {row.id for row in rows}, "whenever the next one comes"
 
@@ -568,8 +750,7 @@ class TestNodes:
         with pytest.raises(Crash):
             world.tick()
         world.cluster.create = create  # type: ignore[method-assign]
-        world.controller = world.new_controller()
-        world.now += 6.0
+        world.succeed()
         world.tick(3)
         assert len(world.cluster.created) == 3
 
@@ -604,9 +785,7 @@ def test_any_order_of_repeated_records_leaves_one_copy(ready: World) -> None:
     job_id = ready.submit()
     ready.tick()
     (attempt,) = ready.attempts(job_id)
-    lease = ready.database.transact(
-        lambda c: leases.acquire(c, "controller", ready.controller.owner, ready.now, 5.0)
-    )
+    lease = ready.controller.lease
     assert lease is not None
     from service.store.ingest import ingest
 

@@ -66,6 +66,17 @@ def test_two_policies_are_compared(client: TestClient) -> None:
     assert client.get(f"/v1/plans/{plan.id}").json()["reports"] == [r.model_dump() for r in plan.reports]
 
 
+def test_a_question_that_takes_too_long_to_read_is_refused(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("service.api.replays.QUESTION_S", 0.001)
+        said = refused(client.post("/v1/plans", json=body("prefer-spot.yaml")), 422, "invalid_plan")
+        assert said == "the question could not be read within 0 s: ask about fewer jobs"
+    # Nothing of it stands in the way of the next one.
+    assert client.post("/v1/plans", json=body("prefer-spot.yaml")).status_code == 202
+
+
 def test_a_second_replay_waits_for_the_first(client: TestClient) -> None:
     first = client.post("/v1/plans", json=body("prefer-spot.yaml"))
     refused(client.post("/v1/plans", json=body("prefer-spot.yaml")), 429, "too_many_plans")

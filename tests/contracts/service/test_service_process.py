@@ -27,7 +27,8 @@ from service.api.context import Context
 from service.api.feed import Feed
 from service.api.sse import PING
 from service.api.telemetry import Telemetry
-from service.controller import Cluster, Process
+from service.connecting import Cluster
+from service.controller import Process
 from service.fixed_pool import LocalSupply
 from service.queue import lifecycle
 from service.settings import Settings
@@ -36,7 +37,7 @@ from service.store.database import Database
 from service.store.ids import new_id
 from service.store.ingest import ingest
 from service.store.migrate import migrate
-from tests.service_fakes import FakeCluster, FakeLauncher, job_row, records
+from tests.service_fakes import FakeCluster, FakeLauncher, hold_lease, job_row, records
 from trainers.storage import Storage
 
 ROOT = Path(__file__).parents[3]
@@ -122,6 +123,33 @@ def controller_side(home: Path, api: Api) -> Iterator[Database]:
     database.close()
 
 
+def test_a_home_is_its_own_users(home: Path) -> None:
+    """Also what an earlier version made readable for all, and what SQLite puts beside its file."""
+    (home / "logs").mkdir(parents=True)
+    Database(Settings(home=home).database).close()
+    for folder in (home, home / "logs"):
+        folder.chmod(0o755)
+    for file in (home / "remora.db", home / "logs" / "api.log", home / "ray.address"):
+        file.touch()
+        file.chmod(0o644)
+    elsewhere = home.with_name("elsewhere")
+    elsewhere.mkdir()
+    elsewhere.chmod(0o755)
+    (home / "storage").symlink_to(elsewhere)
+    with running_api(home) as api:
+        submit(api)
+        modes = {str(path.relative_to(home)): path.lstat().st_mode for path in home.rglob("*")}
+        assert {"remora.db", "remora.db-wal", "remora.db-shm", "logs/api.log", "ray.address"} <= modes.keys()
+        open_to_others = {name for name, mode in modes.items() if mode & 0o077} - {
+            "storage",
+            "api.url",
+            "api.log",
+        }
+        assert not open_to_others
+        assert home.stat().st_mode & 0o777 == 0o700
+    assert elsewhere.stat().st_mode & 0o777 == 0o755
+
+
 def submit(api: Api) -> str:
     answer = httpx2.post(f"{api.url}/v1/jobs", json=SPEC)
     assert answer.status_code == 201
@@ -147,9 +175,13 @@ class Attempt:
 
     def tell(self, *kinds_and_bodies: tuple[str, dict[str, Any]]) -> None:
         def work(connection: sa.Connection) -> None:
-            lease = leases.acquire(connection, "controller", "test", 1000.0, 5.0)
-            assert lease is not None
-            ingest(connection, lease, self._id, records(*kinds_and_bodies, first=self._seq + 1), 1002.0)
+            ingest(
+                connection,
+                hold_lease(connection),
+                self._id,
+                records(*kinds_and_bodies, first=self._seq + 1),
+                1002.0,
+            )
 
         self._database.transact(work)
         self._seq += len(kinds_and_bodies)
@@ -482,8 +514,7 @@ class TestControllerProcess:
             process.stopping.set()
             thread.join(20)
         assert closed == ["first:1", "second:2"]
-        assert database.query(lambda c: leases.age_s(c, "controller", time.time())) is not None
-        assert (
-            database.transact(lambda c: leases.acquire(c, "controller", "next", time.time(), 5.0)) is not None
-        )
+        lease = database.query(lambda connection: leases.get(connection, "controller"))
+        assert lease is not None
+        assert (lease.is_free, lease.token) == (True, 1), "the next one is let in at once"
         database.close()

@@ -31,7 +31,7 @@ from service.store.migrate import migrate
 from service.store.tables import metadata
 from service.store.telemetry import LogFilter
 from tests.postgres import PostgresServer
-from tests.service_fakes import job_row, records
+from tests.service_fakes import hold_lease, job_row, records
 from trainers.plan import Record
 
 T = TypeVar("T")
@@ -41,10 +41,8 @@ LINE = ("log", {"rank": 0, "stream": "stdout", "text": "hello"})
 DONE = ("ended", {"end_reason": "completed", "message": "done", "exit_code": 0})
 
 
-def take_lease(database: Database, owner: str = "me", now: float = 1000.0) -> Lease:
-    lease = database.transact(lambda connection: leases.acquire(connection, "controller", owner, now, 5.0))
-    assert lease is not None
-    return lease
+def take_lease(database: Database, owner: str = "me") -> Lease:
+    return database.transact(lambda connection: hold_lease(connection, owner))
 
 
 def submit(database: Database, **fields: Any) -> JobRow:
@@ -147,25 +145,26 @@ def test_processes_that_start_at_once_migrate_once(
 
 
 class TestLeases:
-    def test_one_owner_at_a_time_and_a_token_that_grows(self, database: Database) -> None:
-        def acquire(owner: str, now: float) -> Lease | None:
-            return database.transact(lambda c: leases.acquire(c, "controller", owner, now, 5.0))
-
-        first = acquire("a", 1000.0)
-        assert first is not None
+    def test_a_token_grows_with_every_owner_and_renewals_with_every_renewal(self, database: Database) -> None:
+        first = take_lease(database, "a")
         assert first.token == 1
-        assert acquire("b", 1004.0) is None
-        assert acquire("a", 1004.0) == first
-        assert acquire("b", 1008.0) is None
-        second = acquire("b", 1009.5)
-        assert second is not None
-        assert second.token == 2
-        assert acquire("a", 1010.0) is None
+        assert database.transact(lambda connection: leases.renew(connection, first, 1004.0))
+        row = database.query(lambda connection: leases.get(connection, "controller"))
+        assert row is not None
+        assert (row.owner, row.token, row.renewals, row.renewed_at) == ("a", 1, 2, 1004.0)
+        assert take_lease(database, "b").token == 2
+        assert not database.transact(lambda connection: leases.renew(connection, first, 1010.0))
+
+    def test_one_that_was_renewed_meanwhile_is_not_taken(self, database: Database) -> None:
+        lease = take_lease(database, "a")
+        seen = database.query(lambda connection: leases.get(connection, "controller"))
+        assert database.transact(lambda connection: leases.renew(connection, lease, 1000.0))
+        assert database.transact(lambda c: leases.take(c, seen, "controller", "b", 1000.0)) is None
 
     def test_a_former_owner_is_fenced_and_nothing_of_it_is_written(self, database: Database) -> None:
         job = submit(database)
-        old = take_lease(database, "a", 1000.0)
-        take_lease(database, "b", 1010.0)
+        old = take_lease(database, "a")
+        take_lease(database, "b")
 
         def work(connection: sa.Connection) -> None:
             connection.exec_driver_sql("UPDATE jobs SET message='written by the former owner'")
@@ -175,17 +174,28 @@ class TestLeases:
             database.transact(work)
         assert job_of(database, job.id).message != "written by the former owner"
 
-    def test_giving_up_lets_the_next_one_in_at_once(self, database: Database) -> None:
-        lease = take_lease(database, "a", 1000.0)
+    def test_giving_up_frees_it_and_a_former_owner_can_do_neither(self, database: Database) -> None:
+        lease = take_lease(database, "a")
         database.transact(lambda connection: leases.give_up(connection, lease))
-        assert take_lease(database, "b", 1000.1).token == 2
+        row = database.query(lambda connection: leases.get(connection, "controller"))
+        assert row is not None
+        assert row.is_free
+        assert not database.transact(lambda connection: leases.renew(connection, lease, 1000.0))
+        assert take_lease(database, "b").token == 2
+        database.transact(lambda connection: leases.give_up(connection, lease))
+        assert take_lease(database, "b").token == 2
 
-    def test_many_rivals_have_one_winner(self, database: Database) -> None:
-        def acquire(owner: int) -> Lease | None:
-            return database.transact(lambda c: leases.acquire(c, "controller", str(owner), 1000.0, 5.0))
+    @pytest.mark.parametrize("is_new", [True, False])
+    def test_many_rivals_have_one_winner(self, database: Database, is_new: bool) -> None:
+        if not is_new:
+            take_lease(database, "gone")
+        seen = database.query(lambda connection: leases.get(connection, "controller"))
+
+        def take(owner: int) -> Lease | None:
+            return database.transact(lambda c: leases.take(c, seen, "controller", str(owner), 1000.0))
 
         with ThreadPoolExecutor(8) as pool:
-            winners = [lease for lease in pool.map(acquire, range(16)) if lease is not None]
+            winners = [lease for lease in pool.map(take, range(16)) if lease is not None]
         assert len(winners) == 1
 
 
@@ -281,9 +291,9 @@ class TestIngest:
         assert job_of(database, job.id).checkpoint_step == 20
 
     def test_a_fenced_controller_stores_nothing(self, database: Database) -> None:
-        job, old = submit(database), take_lease(database, "a", 1000.0)
+        job, old = submit(database), take_lease(database, "a")
         attempt = start(database, job.id)
-        take_lease(database, "b", 1010.0)
+        take_lease(database, "b")
         with pytest.raises(Fenced):
             take_in(database, old, attempt, records(RUNNING, LINE))
         assert job_of(database, job.id).log_seq == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,11 @@ from ray.train.v2._internal.constants import (
     HEALTH_CHECK_INTERVAL_S_ENV_VAR,
     WORKER_GROUP_START_TIMEOUT_S_ENV_VAR,
 )
-from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerHealthCheckFailedError
+from ray.train.v2._internal.exceptions import (
+    WorkerGroupStartupFailedError,
+    WorkerGroupStartupTimeoutError,
+    WorkerHealthCheckFailedError,
+)
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.context import DistributedContext, TrainRunContext
 from ray.train.v2._internal.execution.controller.controller import TrainController
@@ -30,13 +35,19 @@ from ray.train.v2._internal.execution.scaling_policy.autoscaling_coordinator_cli
     TrainAutoscalingCoordinatorClient,
 )
 from ray.train.v2._internal.execution.worker_group import WorkerGroupState
-from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
+from ray.train.v2._internal.execution.worker_group.placement_group_handle import PlacementGroupHandle
+from ray.train.v2._internal.execution.worker_group.state import WorkerGroupStateBuilder, _shutdown_workers
 from ray.train.v2._internal.execution.worker_group.worker import ActorMetadata, RayTrainWorker, Worker
 from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup, WorkerGroupContext
 from ray.train.v2._internal.util import ObjectRefWrapper, bundle_to_remote_args
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+from ray.util.placement_group import (
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import trainers.ray_train.run as ours
@@ -44,7 +55,8 @@ from cluster.drain import drain
 from tests.contracts.trainers.theatre import Theatre, fail, nothing
 from tests.integration.trainers.lab import Lab, open_lab, until
 from trainers.ray_train import draining_nodes
-from trainers.ray_train.starting import StartingWorkers, bundles_of
+from trainers.ray_train.reservations import Reservations
+from trainers.ray_train.starting import StartingWorkers
 
 
 def test_this_is_the_ray_that_everything_was_measured_with() -> None:
@@ -61,9 +73,12 @@ def parameters(function: Callable[..., Any]) -> list[str]:
         (TrainController.__init__, "train_fn_ref train_run_context scaling_policy failure_policy callbacks"),
         (DataParallelTrainer.__init__, "train_loop_per_worker scaling_config run_config"),
         (AcceleratorSetupCallback.__init__, "backend_config scaling_config"),
-        (DefaultPlacementGroupHandle.__init__, "pg"),
+        (WorkerGroupStartupTimeoutError.__init__, "num_workers"),
+        (_shutdown_workers, "workers patience_s"),
         (ObjectRefWrapper.__init__, "obj"),
-        (placement_group, "bundles strategy name bundle_label_selector"),
+        (placement_group, "bundles name bundle_label_selector"),
+        (get_placement_group, "placement_group_name"),
+        (remove_placement_group, "placement_group"),
         (ScalingConfig, "num_workers resources_per_worker use_gpu"),
         (TrainAutoscalingCoordinatorClient.__init__, "requester_id"),
         (coordinator._AutoscalingCoordinatorActor.get_reserved_resources, "requester_id recompute"),
@@ -156,7 +171,6 @@ def test_attributes_that_are_read_and_set_exist() -> None:
         "self._train_run_context",
     ):
         assert name in group, name
-    assert isinstance(DefaultPlacementGroupHandle.placement_group, property)
     assert "_worker_group_state" in inspect.getsource(WorkerGroup.shutdown)
     policy = inspect.getsource(ElasticScalingPolicy)
     for name in ("_latest_reserved_resources_query_time", "_latest_reserved_resources", "_requester_id"):
@@ -166,6 +180,16 @@ def test_attributes_that_are_read_and_set_exist() -> None:
     assert {"RETRY", "RAISE"} <= set(FailureDecision.__members__)
     assert inspect.iscoroutinefunction(TrainController.run)
     assert "health_check_failure" in inspect.getsource(WorkerHealthCheckFailedError)
+
+
+def test_no_more_is_asked_of_the_handle_of_a_placement_group_than_reservations_answer() -> None:
+    source = inspect.getsource(WorkerGroup._start_impl) + inspect.getsource(WorkerGroupState.shutdown)
+    source += inspect.getsource(WorkerGroupStateBuilder)
+    asked = set(re.findall(r"(?:pg_handle|placement_group_handle)\.(\w+)", source))
+    assert asked == {"wait", "shutdown", "placement_group"}
+    for name in asked:
+        assert hasattr(Reservations, name), name
+    assert parameters(Reservations.wait) == parameters(PlacementGroupHandle.wait)
 
 
 def test_policies_of_ours_are_asked_and_their_decisions_obeyed() -> None:
@@ -201,6 +225,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield opened
 
 
+def workers_nodes() -> list[str]:
+    """Ray node ids of the nodes that have a CPU for a worker."""
+    return [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_controller_runs_fails_is_judged_and_ends(lab: Lab, tmp_path: Path) -> None:
@@ -229,14 +258,12 @@ def test_a_controller_runs_fails_is_judged_and_ends(lab: Lab, tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_a_dead_controller_had_reserved_is_found_by_its_name(lab: Lab) -> None:
-    held = placement_group([{"CPU": 1.0}] * 2, name="att_dead")
-    ray.get(held.ready(), timeout=30)
-    entry = placement_group_table(held)
-    assert (entry["name"], entry["state"]) == ("att_dead", "CREATED")
-    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-    assert {int(index) for index in entry["bundles_to_node_id"]} == {0, 1}
-    assert set(entry["bundles_to_node_id"].values()) <= alive
-    waiting = placement_group([{"CPU": 1.0}], name="att_other")
+    held = Reservations("att_dead", {"CPU": 1.0}, {})
+    assert held.are_there(held.ask(workers_nodes()), 30.0)
+    states = [placement_group_table(one.group)["state"] for one in held.held]
+    assert states == ["CREATED", "CREATED"]
+    waits = Reservations("att_other", {"CPU": 1.0}, {})
+    waiting = waits.ask([held.held[0].ray_node_id])
     requester = ours._requester("att_dead")
     client = TrainAutoscalingCoordinatorClient(requester)
     client.send_resource_request(ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1.0}), 2)
@@ -248,10 +275,9 @@ def test_what_a_dead_controller_had_reserved_is_found_by_its_name(lab: Lab) -> N
 
     assert reserved() == 2.0
     ours.free_resources("att_dead")
-    ray.get(waiting.ready(), timeout=30)
+    assert waits.are_there(waiting, 30.0)
     assert reserved() == 0.0
     ours.free_resources("att_dead")
-    assert isinstance(waiting, PlacementGroup)
     ours.free_resources("att_other")
 
 
@@ -259,17 +285,18 @@ def test_what_a_dead_controller_had_reserved_is_found_by_its_name(lab: Lab) -> N
 @pytest.mark.timeout(600)
 def test_no_worker_is_waited_for_on_a_node_that_takes_no_work(lab: Lab) -> None:
     lab.nodes(2)
-    held = placement_group([{"CPU": 1.0}] * 2, strategy="STRICT_SPREAD", name="att_starting")
-    ray.get(held.ready(), timeout=30)
+    room = Reservations("att_starting", {"CPU": 1.0}, {})
+    assert room.are_there(room.ask(workers_nodes()), 30.0)
     actor_type = ray.remote(num_cpus=1)(RayTrainWorker)
-    fine = StartingWorkers(actor_type, held, [0], {"CPU": 1.0})
+    stays, goes = room.held
+    fine = StartingWorkers(actor_type, [stays], {"CPU": 1.0})
     until(fine.are_up, "a worker on a node that works is up")
-    assert [worker.metadata.node_id for worker in fine.workers()] == [bundles_of(held)[0]]
+    assert [worker.metadata.node_id for worker in fine.workers()] == [stays.ray_node_id]
 
-    going = bundles_of(held)[1]
+    going = goes.ray_node_id
     drain(going, "the cloud takes it", time.time() + 600.0)
     until(lambda: going in draining_nodes(), "the node drains")
-    given_up = StartingWorkers(actor_type, held, [1], {"CPU": 1.0})
+    given_up = StartingWorkers(actor_type, [goes], {"CPU": 1.0})
     with pytest.raises(WorkerGroupStartupFailedError, match=f"the node {going} takes no work any more"):
         until(given_up.are_up, "it is given up")
     fine.end()

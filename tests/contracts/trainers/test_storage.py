@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,12 +51,55 @@ def test_nothing_is_an_empty_file_too(storage: Storage) -> None:
     assert (storage.read_bytes("empty"), storage.size("empty")) == (b"", 0)
 
 
+def test_of_many_who_create_a_file_one_is_first(storage: Storage) -> None:
+    together, first = threading.Barrier(8), list[str]()
+
+    def create(name: str) -> None:
+        together.wait()
+        if storage.create_bytes("claims/one", name.encode()):
+            first.append(name)
+
+    writers = [threading.Thread(target=create, args=(str(number),)) for number in range(8)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [storage.read_bytes("claims/one").decode()] == first
+    assert storage.names("claims") == ["one"]
+    assert not storage.create_bytes("claims/one", b"later")
+
+
 @pytest.mark.parametrize("move", [True, False])
 def test_files_are_put(storage: Storage, source: Path, move: bool) -> None:
     storage.write_bytes("x/file", b"older and longer content")
     storage.write_file("x/file", source, move=move)
     assert storage.read_bytes("x/file") == b"content"
     assert source.exists() is not move
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_an_open_file_is_put_whatever_has_its_name_by_now(
+    storage: Storage, source: Path, share: bool
+) -> None:
+    storage.write_bytes("x/file", b"older and longer content")
+    with source.open("rb") as opened:
+        source.rename(source.with_name("elsewhere"))
+        source.symlink_to("/dev/null")
+        storage.write_open("x/file", opened, share=share)
+
+        assert storage.read_bytes("x/file") == b"content"
+        assert storage.names("x") == ["file"]
+        if storage.local_root is not None:
+            stored = Path(storage.path("x/file")).lstat()
+            assert (stored.st_ino == os.fstat(opened.fileno()).st_ino) is share
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_an_open_file_that_has_no_name_any_more_is_put(storage: Storage, source: Path, share: bool) -> None:
+    with source.open("rb") as opened:
+        source.unlink()
+        storage.write_open("x/file", opened, share=share)
+    assert storage.read_bytes("x/file") == b"content"
 
 
 def test_names_are_those_directly_below(storage: Storage) -> None:

@@ -35,7 +35,8 @@ from cluster.provider import NodeRequest
 from cluster.view import LEAVING
 from remora import Client
 from remora.views import Job
-from service.controller import Controller, connect
+from service.connecting import connect
+from service.controller import Controller
 from service.emulated_azure import emulated_place, write_place
 from service.queue.rows import NodeRow
 from service.settings import Settings

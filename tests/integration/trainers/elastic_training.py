@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ray.util.placement_group import placement_group_table
+
 from cluster.membership import RayMembership
 from tests.integration.trainers.elastic_script import ELASTIC
 from tests.integration.trainers.lab import Lab, Running
@@ -42,6 +44,30 @@ class Training:
         members = RayMembership().observe()
         wanted = {members[node].address: 1 for node in nodes}
         self.run.until(lambda: self.run.progress["workers"] == wanted, f"one worker each on {nodes}")
+
+    def holds_no_more_than_its_workers(self, *nodes: str) -> None:
+        """Wait until there is room reserved on each of these nodes and nowhere else; Ray tries no placement again."""
+        members = RayMembership().observe()
+        wanted = sorted(members[node].ray_node_id for node in nodes)
+        self.run.until(
+            lambda: sorted(self._places()) == wanted, f"nothing but {nodes} is held: {self._places()}"
+        )
+        before = self._scheduling_attempts()
+        after = self.run.step
+        self.run.until(lambda: self.run.step >= after + 10, "the others do steps meanwhile")
+        assert self._scheduling_attempts() == before, "no place that was lost is looked for again and again"
+
+    def _groups(self) -> list[dict[str, Any]]:
+        name = self.run.plan.attempt_id
+        found = [one for one in placement_group_table().values() if one["name"].startswith(name)]
+        return [one for one in found if one["state"] != "REMOVED"]
+
+    def _places(self) -> list[str]:
+        """Ray node id of each bundle, "" where it has none."""
+        return [node for one in self._groups() for node in one["bundles_to_node_id"].values()]
+
+    def _scheduling_attempts(self) -> int:
+        return sum(one["stats"]["scheduling_attempt"] for one in self._groups())
 
     @property
     def leader(self) -> str:

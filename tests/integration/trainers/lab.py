@@ -24,6 +24,7 @@ from cluster.placement import CAPACITY_LABEL, FABRIC_LABEL
 from cluster.provider import NodeRequest
 from remora.bundle import pack
 from remora.states import EndReason
+from tests.attempt_plans import plan_of
 from trainers.launch import RayLauncher
 from trainers.plan import AttemptPlan, DriverGone, Record
 
@@ -128,18 +129,28 @@ class Running:
 
     def keepers(self) -> dict[int, psutil.Process]:
         """Keeper of each rank."""
-        found = [one for one in processes_of(self.plan.attempt_id) if "keeper.py" in " ".join(one.cmdline())]
-        # What stands beside a command has a keeper, but no rank.
-        return {int(one.environ()["RANK"]): one for one in found if "RANK" in one.environ()}
+        found: dict[int, psutil.Process] = {}
+        for one in processes_of(self.plan.attempt_id):
+            # The first process of a keeper goes once it has detached itself.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                # What stands beside a command has a keeper, but no rank.
+                if "keeper.py" in " ".join(one.cmdline()) and "RANK" in one.environ():
+                    found[int(one.environ()["RANK"])] = one
+        return found
 
     def child(self, rank: int) -> psutil.Process:
         """The user's own process of a rank."""
-        child: psutil.Process = until(lambda: self.keepers()[rank].children(), f"rank {rank} runs")[0]
+        child: psutil.Process = until(lambda: self._keeper(rank).children(), f"rank {rank} runs")[0]
         return child
+
+    def _keeper(self, rank: int) -> psutil.Process:
+        # A keeper detaches itself at its start: for a moment its first process is gone and the next one not seen yet.
+        keeper: psutil.Process = until(lambda: self.keepers().get(rank), f"rank {rank} has a keeper")
+        return keeper
 
     def supervisor(self, rank: int) -> psutil.Process:
         """The Ray worker that supervises a rank."""
-        return psutil.Process(int(self.keepers()[rank].environ()["REMORA_SUPERVISOR"]))
+        return psutil.Process(int(self._keeper(rank).environ()["REMORA_SUPERVISOR"]))
 
     def node_of(self, rank: int) -> str:
         """Our node on which a rank runs."""
@@ -225,7 +236,7 @@ class Lab:
             "checkpoint_interval_s": None,
             "regroup_s": 60.0,
         }
-        return AttemptPlan(**{**wanted, **fields})
+        return plan_of(**{**wanted, **fields})
 
     def bundle(self, files: dict[str, str]) -> str:
         with tempfile.TemporaryDirectory(dir=self._folder) as packing:

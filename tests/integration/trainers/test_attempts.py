@@ -5,17 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import uuid
 from pathlib import Path
 
 import psutil
 import pytest
 import ray
 
+from remora import cgroups
 from remora.states import EndReason
 from tests.integration.trainers.lab import Lab, Running, processes_of, until
 from tests.integration.trainers.scripts import COLLECTIVE, DAEMON, ENDLESS, LOCKSTEP, LOUD, ROUNDED
+from tests.unit.trainers.test_escapes import KILLS_EVERYBODY, marked
+from trainers import launch
+from trainers.claims import Claims
 from trainers.launch import NAMESPACE, RayLauncher
 from trainers.plan import DriverGone
+from trainers.storage import Storage
 from trainers.supervisor.device import devices_of_node
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -69,7 +75,10 @@ def test_an_attempt_gets_the_driver_that_waits_and_nobody_else_does(
     assert drivers() == {f"driver-{second.plan.attempt_id}"}
     # Who comes after a controller does not trust the driver that this one has left waiting.
     launcher.prepare()
+    # Another one died when it had taken a driver, and had not written down for whom.
+    launch._driver("driver-spare-taken")
     left = drivers()
+    assert "driver-spare-taken" in left
     RayLauncher().prepare()
     left.discard(f"driver-{second.plan.attempt_id}")
     until(lambda: not drivers() & left, "the old one is gone")
@@ -96,9 +105,57 @@ def test_a_driver_that_cannot_take_its_attempt_is_told_of(lab: Lab, monkeypatch:
 
     (gone,) = until(gone_drivers, "it is told")
     assert f"has {first.attempt_id} already" in gone.message
+    assert launcher.kill(second.attempt_id)
     assert f"driver-{first.attempt_id}" in drivers(), "the one that has it keeps it"
     lab.stop(has_it, EndReason.CANCELLED)
     assert has_it.end()["end_reason"] == "cancelled"
+
+
+def test_a_driver_without_a_plan_is_told_from_one_without_news_and_is_sent_it_again(lab: Lab) -> None:
+    """As after a controller that died when it had made the driver, and whose next call was lost with it."""
+    lab.nodes(1)
+    plan = lab.plan({"train.py": "print('done')"}, "python", "train.py", min_workers=1, max_workers=1)
+    launch._write(launch._key(plan.attempt_id), f"driver-{plan.attempt_id}")
+    launch._driver(f"driver-{plan.attempt_id}")
+    launcher = RayLauncher()
+    gone = until(lambda: launcher.poll([plan.attempt_id], {}).get(plan.attempt_id), "it answers")
+    assert isinstance(gone, DriverGone)
+    assert "has lost its plan" in gone.message
+    until(lambda: launcher.start(plan), "it says that it has the plan")
+    run = lab.start(plan)
+    assert run.end()["end_reason"] == "completed"
+    assert run.text("stdout") == "done"
+
+
+@pytest.mark.parametrize("end", ["it has run", "it was closed"])
+def test_an_attempt_that_is_over_gets_no_second_driver(lab: Lab, tmp_path: Path, end: str) -> None:
+    """As from a controller that was stopped before it started the driver, and goes on when the job has ended."""
+    lab.nodes(1)
+    mark = tmp_path / "mark"
+    script = {"train.py": f"print('ran', file=open({str(mark)!r}, 'a'))"}
+    plan = lab.plan(script, "python", "train.py", min_workers=1, max_workers=1)
+    if end == "it has run":
+        run = lab.start(plan)
+        assert run.end()["end_reason"] == "completed"
+        until(lambda: run.launcher.kill(plan.attempt_id), "its driver is gone")
+        assert f"driver-{plan.attempt_id}" not in drivers()
+    else:
+        place = {"job_id": plan.job_id, "storage_url": plan.storage_url}
+        other = RayLauncher()
+        until(lambda: other.close(plan.attempt_id, **place), "it is closed")
+    stopped = RayLauncher()
+    gone = until(lambda: stopped.start(plan), "it is answered")
+    assert isinstance(gone, DriverGone), "nothing was begun"
+    assert not mark.exists() or mark.read_text() == "ran\n"
+    assert mark.exists() is (end == "it has run")
+    until(lambda: f"driver-{plan.attempt_id}" not in drivers(), "no driver is left")
+
+
+def test_a_driver_that_was_refused_ends_though_nobody_hears_it(lab: Lab) -> None:
+    plan = lab.plan({"train.py": ""}, "python", "train.py", min_workers=1, max_workers=1)
+    Claims(Storage(plan.storage_url), plan.job_id).close(plan.attempt_id)
+    RayLauncher().start(plan)
+    until(lambda: f"driver-{plan.attempt_id}" not in drivers(), "it has ended by itself")
 
 
 def drivers() -> set[str]:
@@ -173,12 +230,31 @@ def test_a_killed_process_is_a_signal(lab: Lab) -> None:
 def test_a_killed_supervisor_is_its_own_reason(lab: Lab) -> None:
     lab.nodes(2)
     run = endless(lab)
-    killed = run.supervisor(1)
-    family = killed.children(recursive=True)
-    killed.send_signal(signal.SIGKILL)
+    run.supervisor(1).send_signal(signal.SIGKILL)
     end = run.end()
     assert (end["end_reason"], end["message"]) == ("supervisor_lost", "The supervisor of rank 1 died.")
-    until(lambda: not any(one.is_running() for one in family), "its child ended with it", 10.0)
+    until(lambda: not processes_of(run.plan.attempt_id), "its child ended with it", 10.0)
+
+
+@pytest.mark.skipif(cgroups.walls().folder is None, reason=cgroups.walls().sentence)
+def test_a_script_that_kills_its_keeper_and_its_supervisor_leaves_nothing_behind(
+    lab: Lab, tmp_path: Path
+) -> None:
+    lab.nodes(1)
+    # What it prints dies with its supervisor.
+    script = KILLS_EVERYBODY.replace(
+        'print("up", flush=True)', f"open({str(tmp_path / 'up')!r}, 'w').close()"
+    )
+    mark = f"mark-{uuid.uuid4().hex}"
+    command = ("python", "train.py", mark)
+    run = lab.run({"train.py": script}, *command, min_workers=1, max_workers=1)
+    try:
+        end = run.end()
+        assert ((tmp_path / "up").exists(), end["end_reason"]) == (True, "supervisor_lost")
+        until(lambda: not marked(mark), "its daemon ended, by the hand of its node", 10.0)
+    finally:
+        for process in marked(mark):
+            process.kill()
 
 
 def test_drivers_start_on_the_head_while_all_other_nodes_stand_still(lab: Lab) -> None:

@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 
 import pytest
-from ray.util.placement_group import placement_group_table
 
 from cluster.drain import drain
 from cluster.membership import RayMembership
 from remora.states import EndReason
 from tests.integration.trainers.elastic_training import Training
 from tests.integration.trainers.lab import Lab
+from trainers.ray_train.reservations import Reservations
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -39,6 +39,7 @@ def test_a_group_shrinks_grows_and_leaves_a_node_without_doing_a_step_again(
     training.trains(2)
     nodes.remove(victim)
     training.is_on(*nodes)
+    training.holds_no_more_than_its_workers(*nodes)
 
     lab.provider.delete(victim)
     nodes.add(lab.add_node())
@@ -52,8 +53,10 @@ def test_a_group_shrinks_grows_and_leaves_a_node_without_doing_a_step_again(
     training.trains(2)
     assert time.time() < deadline_at
     training.is_on(*nodes - {leaving})
+    training.holds_no_more_than_its_workers(*nodes - {leaving})
     lab.provider.kill(leaving)
     training.trains(2)
+    training.holds_no_more_than_its_workers(*nodes - {leaving})
     training.finish_without_repetition()
     assert training.regrouped == [("loss", 2), ("grow", 3), ("drain", 2)]
     assert len(training.run.events("node.lost")) == 1, "a node that was left in time is not lost"
@@ -71,9 +74,7 @@ def test_a_group_that_began_small_grows_in_place_and_leaves_nothing_behind(lab: 
     training.trains(1)
     lab.add_node()
     training.trains(2)
-    assert {one["state"] for one in placement_group_table().values()} <= {"CREATED", "REMOVED"}, (
-        "no node is asked for in vain"
-    )
+    training.holds_no_more_than_its_workers(training.run.node_of(0), training.run.node_of(1))
     # The driver dies, and nobody but the launcher can free what the worker group had.
     lab.driver().kill()
     training.run.until(lambda: training.run.gone, "the driver is found dead")
@@ -86,12 +87,17 @@ def test_a_node_that_drains_for_long_keeps_nobody_from_growing(lab: Lab, tmp_pat
     training = Training(lab, tmp_path, min_workers=1, max_workers=3)
     training.trains(2)
     leaving = training.run.node_of(1)
-    drain(RayMembership().observe()[leaving].ray_node_id, "it was turned away", time.time() + 3600.0)
+    ray_node_id = RayMembership().observe()[leaving].ray_node_id
+    # A node that drains ends when nothing is left on it.
+    other = Reservations("att_other", {"memory": 1e6}, {})
+    assert other.are_there(other.ask([ray_node_id]), 60.0)
+    drain(ray_node_id, "it was turned away", time.time() + 3600.0)
     training.trains(1)
     lab.add_node()
     lab.add_node()
     training.trains(3)
     assert RayMembership().observe()[leaving].is_alive, "it was there all the time"
+    other.shutdown()
     training.finish_without_repetition()
 
 
@@ -123,6 +129,7 @@ def test_a_script_that_is_killed_alone_is_replaced_where_it_was(
     took(training, record_property)
     training.trains(2)
     assert training.run.node_of(1) == node
+    training.holds_no_more_than_its_workers(training.run.node_of(0), node)
     training.kill_script(0)
     took(training, record_property)
     training.trains(2)

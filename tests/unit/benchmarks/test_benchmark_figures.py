@@ -14,6 +14,7 @@ from benchmarks.yardstick import Yardstick
 GOOD: dict[str, Any] = {
     "silent_death": {
         "remora_s": 0.5, "stock_s": 35.0, "remora_repeated_steps": 0, "stock_repeated_steps": 3,
+        "remora_gcs_core_share": 0.03,
     },
     "notice": {"repeated_steps": 0, "samples_lost": 0, "samples_doubled": 0, "stock_repeated_steps": 4},
     "grow": {"remora_pause_s": 0.1, "stock_pause_s": None},
@@ -30,12 +31,14 @@ def verdicts(**changed: Any) -> list[bool]:
 
 def test_a_good_document_reaches_every_target() -> None:
     assert all(verdicts())
-    assert len(verdicts()) == 10
+    assert len(verdicts()) == 11
 
 
 def test_what_is_missed_or_was_not_measured_is_not_reached() -> None:
     slow = {**GOOD["silent_death"], "stock_s": 4.0}
     assert verdicts(silent_death=slow).count(False) == 1
+    spins = {**GOOD["silent_death"], "remora_gcs_core_share": 0.7}
+    assert verdicts(silent_death=spins).count(False) == 1
     assert verdicts(bitwise_ratio=1.3).count(False) == 1
     assert verdicts(stall={}).count(False) == 1
     assert verdicts(notice={**GOOD["notice"], "samples_doubled": 2}).count(False) == 1

@@ -22,6 +22,7 @@ from cluster.policies import (
 )
 from cluster.view import ENDED, ClusterView, JobDemand, NodeView, Refusal, Spending
 from remora.states import NodeState
+from remora.worker_sizes import WorkerSizes
 
 #: A Monday at 13:46:40 UTC.
 NOW = 1_000_000.0
@@ -80,10 +81,10 @@ def node(name: str = "n", **changes: object) -> NodeView:
 def job(name: str = "j", workers: int | tuple[int, int] = 1, **changes: object) -> JobDemand:
     """A job of workers with one GPU each."""
     least, most = (workers, workers) if isinstance(workers, int) else workers
+    multiple_of, dealt = changes.pop("multiple_of", 1), changes.pop("dealt", None)
     fields = {
         "id": name,
-        "min_workers": least,
-        "max_workers": most,
+        "sizes": WorkerSizes(least, most, multiple_of, dealt),  # type: ignore[arg-type]
         "worker_resources": {"GPU": 1.0},
         "created_at": NOW,
         **changes,

@@ -13,6 +13,7 @@ from cluster.simulator.doors import FreeRoom
 from cluster.traces.trace import TraceJob
 from cluster.view import ClusterView
 from remora.states import NodeState
+from remora.worker_sizes import WorkerSizes
 
 SPOT = Offering(
     size="gpu4", zone="1", capacity=CapacityType.SPOT, resources={"CPU": 16.0, "GPU": 4.0}, price_per_hour=3.6
@@ -37,19 +38,18 @@ def job(
     least: int | None = None,
     work_s: float = 4000.0,
     multiple_of: int = 1,
+    dealt: int | None = None,
     budget: float | None = None,
 ) -> TraceJob:
     return TraceJob(
         id=name,
         at_s=at_s,
-        min_workers=least or workers,
-        max_workers=workers,
+        sizes=WorkerSizes(least or workers, workers, multiple_of, dealt),
         resources={"GPU": 1.0, "CPU": 4.0},
         work_s=work_s,
         checkpoint_s=100.0,
         resume_s=10.0,
         resize_s=5.0,
-        multiple_of=multiple_of,
         budget=budget,
     )
 

@@ -88,6 +88,16 @@ def test_work_that_stays_is_never_given_away_by_an_answer(
     assert watcher.look(event, after_s=601, is_empty=True) == [Acknowledge(event_id="e1")]
 
 
+def test_an_event_that_names_several_machines_is_acknowledged_by_none_of_them() -> None:
+    """One answer lets the cloud take all of them, and the others may still have work."""
+    watcher = Watcher()
+    several = replace(PREEMPT, resources=("w0", "w1"))
+    watcher.accept(watcher.look(several))
+    assert watcher.look(several, after_s=1, is_empty=True) == []
+    same_twice = replace(PREEMPT, resources=("w0", "W0"))
+    assert watcher.look(same_twice, after_s=2, is_empty=True) == [Acknowledge(event_id="e1")]
+
+
 def test_an_empty_node_that_was_not_drained_is_not_safe() -> None:
     watcher = Watcher()
     assert watcher.look(PREEMPT, is_empty=True) == [DRAIN], "work may still be sent there"

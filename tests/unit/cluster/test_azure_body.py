@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.azure.body import DISK_PLACEMENT_LABEL, machine_body, machine_name, set_body, set_name
+from cluster.azure.body import (
+    DISK_PLACEMENT_LABEL,
+    is_set_name,
+    machine_body,
+    machine_name,
+    node_named,
+    node_of,
+    set_body,
+    set_name,
+)
 from cluster.azure.settings import AzureSettings
 from cluster.offerings import CapacityType, Offering
 from cluster.provider import InvalidRequest, NodeRequest
@@ -71,7 +80,6 @@ def test_the_body_of_a_spot_machine() -> None:
             "evictionPolicy": "Delete",
             "billingProfile": {"maxPrice": -1.0},
             "hardwareProfile": {"vmSize": SIZE},
-            "securityProfile": {"securityType": "Standard"},
             "storageProfile": {
                 "imageReference": {"id": SETTINGS.image},
                 "osDisk": {
@@ -178,6 +186,32 @@ def test_names_differ_even_where_azure_would_not_see_the_difference() -> None:
     assert not [name for name in names if not name.replace("-", "").isalnum() or name.endswith("-")]
 
 
+ULID = "01M7Y8NRHRW6ZK2C8GF7JR4CXR"
+
+
+@pytest.mark.parametrize("cluster", ["c", "a-b", "c" * 20])
+def test_the_name_of_a_machine_says_which_node_it_is(cluster: str) -> None:
+    name = machine_name(cluster, f"node_{ULID}")
+    assert len(name) <= 64
+    assert node_named(cluster, name) == node_named(cluster, name.upper()) == f"node_{ULID}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "remora-a", f"remora-a-b-{ULID}", f"remora-{ULID}", f"vm-remora-a-{ULID}", f"remora-a-{ULID}0"],
+)
+def test_names_that_are_nearly_ours_are_not(name: str) -> None:
+    assert node_named("a", name) is None
+
+
+def test_a_tag_says_which_node_a_machine_is_only_together_with_its_name() -> None:
+    tags = {"remora:cluster": "a", "remora:node": "node_x"}
+    assert node_of("a", machine_name("a", "node_x"), tags) == "node_x"
+    assert node_of("a", machine_name("a", "node_y"), tags) is None
+    assert node_of("a", machine_name("a", "node_x"), {}) is None
+    assert node_of("a", machine_name("a", f"node_{ULID}"), tags) == f"node_{ULID}"
+
+
 def scale_set(offered: Offering | None = None, domain: str = "a100-job_7") -> dict[str, Any]:
     wish = replace(WISH, fabric=domain)
     return set_body(
@@ -194,7 +228,7 @@ def test_the_body_of_a_scale_set_of_spot_machines() -> None:
     assert (node["node"], node["pool"], node["head"]) == (None, "a100", "10.1.0.4:6379")
     single = body(offering(**{DISK_PLACEMENT_LABEL: "ResourceDisk"}))["properties"]
     ssh = single["osProfile"]["linuxConfiguration"]
-    name = "remora-c1-a100-job-7-fbf92eb638"
+    name = "remora-c1-a100-job-7-fbf92eb6383a55"
     assert len(made["tags"].pop("remora:model")) == 10
     assert made == {
         "location": "eastus",
@@ -218,7 +252,6 @@ def test_the_body_of_a_scale_set_of_spot_machines() -> None:
                 "priority": "Spot",
                 "evictionPolicy": "Delete",
                 "billingProfile": {"maxPrice": -1.0},
-                "securityProfile": {"securityType": "Standard"},
                 "storageProfile": {
                     "imageReference": {"id": SETTINGS.image},
                     "osDisk": {
@@ -229,7 +262,7 @@ def test_the_body_of_a_scale_set_of_spot_machines() -> None:
                     },
                 },
                 "osProfile": {
-                    "computerNamePrefix": "remora-fbf92eb638-",
+                    "computerNamePrefix": "remora-fbf92eb6383a55-",
                     "adminUsername": "remora",
                     "linuxConfiguration": ssh,
                 },
@@ -281,3 +314,13 @@ def test_a_set_is_of_one_domain_and_one_offering() -> None:
     }
     assert len(names) == 8
     assert max(len(name) for name in names) <= 64
+    assert all(is_set_name("c1", name.upper()) for name in names)
+
+
+def test_a_set_of_another_cluster_is_not_ours_however_alike_the_names_are() -> None:
+    theirs = set_name("a-b", "gpu-job_1", "s/1/spot")
+    assert is_set_name("a-b", theirs)
+    assert not is_set_name("a", theirs)
+    assert not any(
+        is_set_name("a", name) for name in ("", "remora-a", "remora-a-", "remora-a-web", theirs[:-1])
+    )

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from cluster.azure.catalogue import BY_NAME, SIZES, offerings, read_skus
+from cluster.azure.catalogue import BY_NAME, SIZES, memory_for_workers, offerings, read_skus
+from cluster.joining import join_flags
 from cluster.offerings import CapacityType, Offering
+from cluster.provider import NodeRequest
 
 A100 = "Standard_NC24ads_A100_v4"
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
@@ -49,7 +51,7 @@ def test_the_table_alone_offers_every_size_in_each_zone_and_without_one() -> Non
 
 def test_an_offering_of_the_table() -> None:
     (one,) = [one for one in offerings("eastus") if one.id == f"{A100}/1/spot"]
-    assert one.resources == {"CPU": 24.0, "GPU": 1.0}
+    assert one.resources == {"CPU": 24.0, "GPU": 1.0, "memory": memory_for_workers(220)}
     assert (one.price_per_hour, one.quota, one.quota_units) == (0.444, "lowPriorityCores", 24)
     assert 0 < one.evictions_per_hour < 1
 
@@ -152,3 +154,12 @@ def test_prices_and_evictions_that_azure_tells_replace_the_tables() -> None:
 
 def test_no_retired_size_is_in_the_table() -> None:
     assert not [one.name for one in SIZES if one.name.endswith("_v3") and "T4" not in one.name]
+
+
+def test_memory_is_what_the_system_and_ray_leave_and_a_node_announces_the_very_number() -> None:
+    """16 GiB leave what Ray measures on such a machine, or less; the object store takes 200 GB at most."""
+    assert memory_for_workers(16) / 2**30 == pytest.approx(10.16, abs=0.01)
+    assert memory_for_workers(1900) == pytest.approx(1900 * 2**30 * 0.97 - 2**30 - 200e9, abs=1.0)
+    for offering in offerings("eastus"):
+        request = NodeRequest(node_id="node_1", pool="p", resources=dict(offering.resources))
+        assert f"--memory={int(offering.resources['memory'])}" in join_flags(request, "10.0.0.1:6379")

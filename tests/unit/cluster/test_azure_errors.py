@@ -70,7 +70,7 @@ def failure(
     ("failed", "capacity", "error", "scope", "memory_s"),
     [
         (failure("SkuNotAvailable", NOT_AVAILABLE), SPOT, InsufficientCapacity, Scope.OFFERING, 3600),
-        (failure("SkuNotAvailable", NOT_AVAILABLE), ON_DEMAND, InsufficientCapacity, Scope.OFFERING, 82_800),
+        (failure("SkuNotAvailable", NOT_AVAILABLE), ON_DEMAND, InsufficientCapacity, Scope.OFFERING, 14_400),
         (failure("OperationNotAllowed", SPOT_QUOTA), SPOT, QuotaExceeded, Scope.SPOT, 600),
         (failure("QuotaExceeded", SPOT_QUOTA), SPOT, QuotaExceeded, Scope.SPOT, 600),
         (failure("OperationNotAllowed", FAMILY_QUOTA), ON_DEMAND, QuotaExceeded, Scope.FAMILY, 600),
@@ -137,6 +137,9 @@ MEANINGS: dict[
     "ResourceGroupNotFound": (InvalidRequest, Scope.EVERYTHING, 3600),
     "SubscriptionNotFound": (InvalidRequest, Scope.EVERYTHING, 3600),
     "MissingSubscriptionRegistration": (InvalidRequest, Scope.EVERYTHING, 3600),
+    "SubscriptionNotRegistered": (InvalidRequest, Scope.EVERYTHING, 3600),
+    "ScopeLocked": (InvalidRequest, Scope.EVERYTHING, 3600),
+    "ReadOnlyDisabledSubscription": (InvalidRequest, Scope.EVERYTHING, 3600),
     "AzureSpotFeatureNotEnabledForSubscription": (InvalidRequest, Scope.SPOT, 3600),
     "AzureSpotIsNotSupportedForThisVMSize": (InvalidRequest, Scope.OFFERING, 86_400),
     "AzureSpotVMNotSupportedInAvailabilitySet": (InvalidRequest, Scope.OFFERING, 86_400),

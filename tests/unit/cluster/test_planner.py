@@ -87,6 +87,26 @@ def test_a_deadline_that_comes_near_is_not_left_to_spot() -> None:
     assert bought(plan(view([replace(urgent, deadline_at=NOW + 9000)]), rules(), NOW)) == [SPOT.id]
 
 
+def test_a_deadline_that_comes_near_is_not_left_to_spot_by_a_mixed_pool_either() -> None:
+    mixed = rules(capacity="mixed", on_demand_core=0)
+    urgent = job(workers=2, deadline_at=NOW + 1000, work_left_s=900)
+    assert bought(plan(view([urgent]), mixed, NOW)) == [ON_DEMAND.id] * 2
+    assert bought(plan(view([replace(urgent, deadline_at=NOW + 9000)]), mixed, NOW)) == [SPOT.id] * 2
+
+
+def test_the_work_since_a_checkpoint_belongs_to_what_a_loss_may_cost_a_deadline() -> None:
+    near = job(deadline_at=NOW + 3000, work_left_s=2000)
+    assert bought(plan(view([near]), rules(), NOW)) == [SPOT.id]
+    assert bought(plan(view([replace(near, saves_every_s=600.0)]), rules(), NOW)) == [ON_DEMAND.id]
+
+
+def test_a_job_on_several_spot_nodes_may_lose_each_of_them_before_its_deadline() -> None:
+    there = [node(f"n{at}", offering=SPOT.id, jobs={"j": 1}) for at in range(3)]
+    grown = job(workers=(3, 4), is_running=True, deadline_at=NOW + 2500, work_left_s=1000)
+    assert bought(plan(view([grown], there), rules(), NOW)) == [ON_DEMAND.id]
+    assert bought(plan(view([grown], there[:1]), rules(), NOW)) == [SPOT.id] * 3
+
+
 def test_a_group_is_bought_whole_or_not_at_all() -> None:
     actions = plan(view([job("large", 4), job("small", 2, created_at=NOW + 1)]), rules(max_nodes=3), NOW)
     assert bought(actions) == [SPOT.id] * 2, "the smaller one overtakes"
@@ -292,6 +312,16 @@ def test_a_job_for_which_there_is_no_infiniband_holds_up_nobody() -> None:
     assert "InfiniBand" in said_to(actions, "a")
 
 
+@pytest.mark.parametrize(("slack_s", "is_exchanged"), [(900.0, False), (1300.0, True)])
+def test_a_job_goes_back_to_spot_only_if_it_may_lose_a_node_there_and_still_be_in_time(
+    slack_s: float, is_exchanged: bool
+) -> None:
+    policy = rules(capacity="prefer-spot", return_to_spot_s=60.0, max_nodes=9)
+    there = [node(f"n{at}", offering=ON_DEMAND.id, jobs={"j": 1}) for at in range(2)]
+    timely = job(workers=2, is_running=True, deadline_at=NOW + 1000 + slack_s, work_left_s=1000)
+    assert bool(acts(plan(view([timely], there), policy, NOW))) is is_exchanged
+
+
 def test_a_domain_is_not_exchanged_for_spot_node_by_node() -> None:
     stand_in, spot = (
         offering("a", "1", CapacityType.ON_DEMAND, has_fabric=True),
@@ -306,10 +336,23 @@ def test_a_domain_is_not_exchanged_for_spot_node_by_node() -> None:
 
 def test_a_mixed_pool_begins_with_its_core() -> None:
     mixed = rules(capacity="mixed", on_demand_core=1)
-    assert bought(plan(view([job(workers=3)]), mixed, NOW)) == [ON_DEMAND.id, SPOT.id, SPOT.id]
+    assert bought(plan(view([job(workers=(1, 3))]), mixed, NOW)) == [ON_DEMAND.id, SPOT.id, SPOT.id]
     refused = view([job(workers=3)], refusals=(Refusal(offering=ON_DEMAND.id, until=NOW + 60),))
     assert bought(plan(refused, mixed, NOW)) == []
     assert "its on-demand core comes before any spot node" in said_to(plan(refused, mixed, NOW))
+
+
+def test_the_core_of_a_group_is_bought_once_its_spot_nodes_are_on_their_way() -> None:
+    """Else each try for spot that the cloud refuses would buy a core that stands idle."""
+    mixed, waits = rules(capacity="mixed", on_demand_core=1), job(workers=3)
+    assert bought(plan(view([waits]), mixed, NOW)) == [SPOT.id, SPOT.id]
+    coming = [node(f"n{at}", offering=SPOT.id, state=NodeState.LAUNCHED) for at in range(2)]
+    assert bought(plan(view([waits], coming), mixed, NOW)) == [ON_DEMAND.id]
+    refusals = [Refusal(offering=one.id, until=NOW + 60) for one in (SPOT, SPOT_2)]
+    assert bought(plan(view([waits], coming[:1], refusals=refusals), mixed, NOW)) == []
+    lost_one = job(workers=3, is_running=True)
+    there = [node("n0", offering=SPOT.id, jobs={"j": 1})]
+    assert bought(plan(view([lost_one], there), mixed, NOW)) == [ON_DEMAND.id, SPOT.id], "it works already"
 
 
 def test_a_pool_keeps_its_minimum_and_its_warm_nodes() -> None:
@@ -375,9 +418,9 @@ def test_a_schedule_changes_the_limits_and_maintenance_keeps_everything_as_it_is
     assert bought(plan(view(), scheduled, night + 3600)) == []
     resting = plan(view(), rules(min_nodes=3, maintenance=[window]), night)
     assert [type(action) for action in resting] == [Wait]
-    assert "before the maintenance ends at 03:00:00 UTC" in resting[0].reason  # type: ignore[union-attr]
+    assert "before the maintenance ends at 2026-11-22 03:00:00 UTC" in resting[0].reason  # type: ignore[union-attr]
     waits = plan(view([job(workers=3)]), rules(maintenance=[window]), night)
-    why = "nothing is launched before the maintenance ends at 03:00:00 UTC"
+    why = "nothing is launched before the maintenance ends at 2026-11-22 03:00:00 UTC"
     assert said_to(waits) == f"nodes for it are launched later: {why}"
 
 
@@ -451,7 +494,7 @@ def test_in_maintenance_what_is_too_much_or_unused_stays_and_what_a_budget_step_
         waits = [one for one in resting if isinstance(one, Wait) and one.job_id is None]
         waits = [one for one in waits if "the budget has reached" not in one.reason]
         assert [(one.pool, one.node_id) for one in waits] == [("p", None), (None, "unused")]
-        assert all("until the maintenance ends at 14:00:00 UTC" in one.reason for one in waits)
+        assert all("until the maintenance ends at 1970-01-12 14:00:00 UTC" in one.reason for one in waits)
         (end,) = acts(plan(seen, rules(**limits), NOW))
         assert isinstance(end, Drain), "without maintenance it goes"
         assert end.node_id == "unused"
@@ -465,7 +508,7 @@ def said_of(actions: Plan) -> list[tuple[str | None, str]]:
 
 def test_a_pool_says_why_it_has_not_all_its_nodes_of_its_own() -> None:
     refused = Refusal(offering=SPOT.id, until=NOW + 60)
-    why = "spot a in zone 1 is refused until 13:47:40 UTC"
+    why = "spot a in zone 1 is refused until 1970-01-12 13:47:40 UTC"
     warm = plan(view(sold=[SPOT, ON_DEMAND], refusals=[refused]), rules(warm_nodes=2), NOW)
     assert said_of(warm) == [("p", f"2 nodes of its own cannot be had: {why}")]
     least = view([], [node("n", jobs={"j": 1})], sold=[SPOT], refusals=[refused])
@@ -508,7 +551,7 @@ def test_a_stand_in_says_why_it_is_not_exchanged_yet() -> None:
         assert told[0] == "n"
         return told[1].removeprefix("it stands in for spot, and ")
 
-    assert said(since) == "is exchanged from 13:51:40 UTC on if spot is to be had"
+    assert said(since) == "is exchanged from 1970-01-12 13:51:40 UTC on if spot is to be had"
     assert said(capacity=CapacityRule.ON_DEMAND) == "stays, as what runs on it may not move to spot"
     assert said() == "waits for its turn: nodes are exchanged one at a time"
 

@@ -316,7 +316,7 @@ def test_worker_groups_are_whole_copies_and_budgets_are_kept_whatever_happens_to
         workers: Counter[str] = Counter()
         for node in view.nodes:
             workers.update(node.jobs)
-        assert all(count % limits[name].multiple_of == 0 for name, count in workers.items())
+        assert all(limits[name].sizes.allows(count) for name, count in workers.items())
     for sim in run.work.sims.values():
         assert sim.spent <= (sim.job.budget or 1e9) + 1e-9
     assert report.useful_s + report.lost_s + report.stalled_s <= run.ledger.capacity_s + 1e-6

@@ -19,6 +19,7 @@ from cluster.traces.lines import read_lines, write_lines
 from cluster.traces.philly import read_philly
 from cluster.traces.skypilot import read_skypilot
 from cluster.traces.trace import Trace, TraceError
+from remora.worker_sizes import WorkerSizes
 
 JOB = {
     "kind": "job",
@@ -122,10 +123,11 @@ def test_a_quota_that_stands_twice_or_that_no_offering_uses_is_refused() -> None
 
 def test_budgets_and_whole_copies_are_the_same_after_they_were_written_and_read() -> None:
     (job,) = read_lines(json.dumps(JOB)).jobs
-    assert (job.budget, job.multiple_of) == (None, 1)
+    assert (job.budget, job.sizes) == (None, WorkerSizes(1, 4))
     for least, most in ((2, 8), (4, 4)):
-        paid = replace(job, min_workers=least, max_workers=most, multiple_of=2, budget=12.5)
-        trace = Trace(jobs=(paid, replace(job, id="b")))
+        paid = replace(job, sizes=WorkerSizes(least, most, 2), budget=12.5)
+        deals = replace(job, sizes=WorkerSizes(least, most, dealt=20), id="c")
+        trace = Trace(jobs=(paid, replace(job, id="b"), deals))
         assert read_lines("\n".join(write_lines(trace))) == trace
 
 

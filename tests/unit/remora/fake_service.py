@@ -22,6 +22,7 @@ from remora.states import JobState
 from remora.views import (
     Attempt,
     Checkpoint,
+    ClusterLedger,
     Drill,
     Event,
     Job,
@@ -65,6 +66,9 @@ class FakeService:
     versions: int = 0
     nodes: list[Node] = field(default_factory=list)
     pools: list[Pool] = field(default_factory=list)
+    cluster_ledger: ClusterLedger = field(
+        default_factory=lambda: ClusterLedger(since=0.0, until=1.0, lines=[], node_s=0.0, cost=0.0)
+    )
     node_events: list[NodeEvent] = field(default_factory=list)
     #: How a drill stands, one at each look; the last one stays.
     drills: list[Drill] = field(default_factory=list)
@@ -258,8 +262,13 @@ def _route(state: FakeService, seen: Seen) -> Reply:
     if re.fullmatch(r"/v1/nodes/[^/]+", seen.path):
         (node,) = (one for one in state.nodes if seen.path.endswith(f"/{one.id}"))
         return 200, {}, node.model_dump_json().encode()
+    if seen.path == "/v1/ledger":
+        return 200, {}, state.cluster_ledger.model_dump_json().encode()
     if seen.path == "/v1/pools":
         return _page(state, seen, state.pools)
+    if match := re.fullmatch(r"/v1/pools/([^/]+)/reopen", seen.path):
+        (pool,) = (one for one in state.pools if one.name == match[1])
+        return 200, {}, pool.model_dump_json().encode()
     if seen.path.startswith("/v1/drills/") or seen.path.endswith("/drill"):
         found = state.drills.pop(0) if len(state.drills) > 1 else state.drills[0]
         return 200, {}, found.model_dump_json().encode()

@@ -34,6 +34,15 @@ def test_a_checkpoint_of_another_framework_is_refused(tmp_path: Path) -> None:
         read(tmp_path, "5")
 
 
+@pytest.mark.parametrize("elsewhere", ["/srv/canary", "../canary", "out/../../canary", "", ".", "a\0b", 5])
+def test_a_record_that_names_a_folder_elsewhere_is_refused(tmp_path: Path, elsewhere: Any) -> None:
+    (tmp_path / RECORD.tag).mkdir()
+    for names in ({"folder": elsewhere}, {"tag": elsewhere}):
+        write(replace(RECORD, **names), tmp_path)
+        with pytest.raises(Refused, match="names a folder elsewhere"):
+            read(tmp_path, "5")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -13,8 +13,20 @@ import pytest
 import remora
 from remora import JobState, NodeState
 from remora.cli.exits import HELP, ExitCode
-from remora.cli.output import clock
-from remora.views import Attempt, Checkpoint, MetricPoint, Node, NodeEvent, Pool, PoolWait
+from remora.cli.output import clock, date
+from remora.quantities import format_duration
+from remora.views import (
+    AccountLine,
+    Attempt,
+    Checkpoint,
+    ClusterLedger,
+    MetricPoint,
+    Node,
+    NodeEvent,
+    Pool,
+    PoolWait,
+    RefusedOffering,
+)
 from tests.command_line import ROOT, Cli
 from tests.unit.remora.fake_service import FakeService, problem, tar_of
 
@@ -154,7 +166,11 @@ def test_pools_tell_their_nodes_their_limits_and_what_holds_them_up(cli: Cli, se
     nodes = {NodeState.READY: 2, NodeState.DRAINING: 1}
     service.pools = [
         Pool(name="cpu", min_nodes=1, max_nodes=4, warm_nodes=1, nodes=nodes, waits=waits),
-        Pool(name="gpu", max_nodes=2),
+        Pool(
+            name="gpu",
+            max_nodes=2,
+            refused=[RefusedOffering(offering="a100/1/spot", at=7.0, until=99.0, tries=3, reason="sold out")],
+        ),
     ]
     assert cli("pools") == ExitCode.OK
     table = [re.split(r" {2,}", line) for line in cli.out.splitlines()]
@@ -162,10 +178,19 @@ def test_pools_tell_their_nodes_their_limits_and_what_holds_them_up(cli: Cli, se
         ["POOL", "NODES", "LIMITS", "SINCE", "WHAT HOLDS IT UP"],
         ["cpu", "2 ready, 1 draining", "1 to 4, 1 warm", clock(5.0), "spot is sold out"],
         ["", clock(9.0), "1 node goes later"],
-        ["gpu", "none", "0 to 2"],
+        [
+            "gpu",
+            "none",
+            "0 to 2",
+            clock(7.0),
+            f"a100/1/spot is not asked for before {date(99.0)}, refused 3 times in a row: sold out",
+        ],
     ]
     assert cli("pools", "--json") == ExitCode.OK
     assert cli.json[0]["waits"][0] == {"reason": "spot is sold out", "since": 5.0}
+    assert cli("pools", "reopen", "gpu") == ExitCode.OK
+    assert cli.out == "gpu asks again at the next turn for all that it may buy.\n"
+    assert (service.requests[-1].method, service.requests[-1].path) == ("POST", "/v1/pools/gpu/reopen")
 
 
 def test_a_running_job_tells_why_it_has_not_more_workers(cli: Cli, service: FakeService) -> None:
@@ -203,6 +228,28 @@ def test_metrics_as_table_json_and_csv(cli: Cli, service: FakeService, tmp_path:
     assert cli.out.startswith("step,at,attempt,world_size,loss,accuracy")
     assert cli("metrics", "last", "-o", str(tmp_path / "no" / "m.csv")) == ExitCode.ERROR
     assert cli.err.count("\n") == 1
+
+
+def test_the_ledger_of_the_cluster_names_every_payer_and_the_sum(cli: Cli, service: FakeService) -> None:
+    assert cli("ledger") == ExitCode.OK
+    assert cli.err == f"No node has cost money since {date(0.0)}.\n"
+    line = AccountLine(payer="job", name="job_1", purpose="work", nodes=2, node_s=7200.0, cost=1.5)
+    others = AccountLine(payer="job", name="", purpose="start_up", nodes=1, node_s=60.0, cost=0.01)
+    own = AccountLine(payer="cluster", name="", purpose="failed", nodes=1, node_s=60.0, cost=0.01)
+    service.cluster_ledger = ClusterLedger(
+        since=0.0, until=9.0, lines=[line, others, own], node_s=7320.0, cost=1.52
+    )
+    assert cli("ledger") == ExitCode.OK
+    table = [re.split(r" {2,}", row) for row in cli.out.splitlines()]
+    assert table == [
+        ["PAYER", "NAME", "FOR", "NODES", "NODE TIME", "USD"],
+        ["job", "job_1", "work", "2", format_duration(7200.0), "1.5000"],
+        ["job", "others", "start_up", "1", format_duration(60.0), "0.0100"],
+        ["cluster", "-", "failed", "1", format_duration(60.0), "0.0100"],
+        ["total", format_duration(7320.0), "1.5200"],
+    ]
+    assert cli("ledger", "--json") == ExitCode.OK
+    assert cli.json["cost"] == 1.52
 
 
 def test_cancel(cli: Cli, service: FakeService) -> None:

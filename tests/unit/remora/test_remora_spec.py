@@ -66,7 +66,7 @@ def test_every_field_is_read() -> None:
         resources: {{gpus: 0.5, cpus: 2, memory: 32GiB}}
         environment: {{variables: {{LR: "0.1"}}}}
         elastic: {{exactness: bitwise, global_batch: 96, shards: 12}}
-        checkpoint: {{interval: 5m, keep: 1, best: {{metric: acc, mode: max}}, store: "abfs://box/models"}}
+        checkpoint: {{interval: 5m, keep: 1, best: {{metric: acc, mode: max}}, store: models}}
         priority: 0
         retry: {{limit: 0, backoff: 1h30m}}
         limits: {{run_time: 24h, wait_time: 90}}
@@ -263,14 +263,14 @@ def test_what_comes_later_is_refused_by_name_and_never_ignored(field: str) -> No
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a: b: c", "is not YAML: mapping values are not allowed here (line 1, column 5)"),
+        ("a: b: c", "is not YAML: mapping values are not allowed in this context (line 1, column 5)"),
         ("[", "is not YAML"),
         ("- x", "a job specification is a mapping"),
         ("", "a job specification is a mapping"),
         ("command: x\ncommand: y", "the key 'command' is there twice (line 2, column 1)"),
-        ("command: &a [*a]", "command.0: [[...]] given"),
+        ("command: &a [*a]", "the alias 'a' stands inside what it means (line 1, column 14)"),
         ("x: 2024-13-45", "a value that YAML cannot mean: month must be in 1..12"),
-        ("priority: " + "1" * 5000, "a value that YAML cannot mean"),
+        ("priority: " + "1" * 5000, "a number of more than 400 characters (line 1, column 11)"),
         ("[" * 100_000, "nested too deeply"),
         ("!!python/object/apply:os.system [x]", "is not YAML: could not determine a constructor"),
         ("\x00", "is not YAML"),
@@ -379,15 +379,39 @@ def test_outputs_are_folders_by_name_that_may_become_models() -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "kept", "is_file"),
+    [
+        ("snapshot.pt", "snapshot.pt", True),
+        ("./saved//last.ckpt", "saved/last.ckpt", True),
+        ("runs", "runs", False),
+        ("runs/", "runs", False),
+        ("v1.2", "v1.2", False),
+        ("conf.d/", "conf.d/", False),
+        (".cache", ".cache", False),
+    ],
+)
+def test_a_path_that_ends_like_a_file_is_one(path: str, kept: str, is_file: bool) -> None:
+    raw = {"command": "x", "outputs": {"a": {"path": path, "commit": "trainer_state.json"}}}
+    output = JobSpec.from_mapping(raw).outputs["a"]
+    assert (output.path, output.is_file, output.commit) == (kept, is_file, "trainer_state.json")
+    assert JobSpec.from_mapping(JobSpec.from_mapping(raw).to_mapping()).outputs["a"] == output
+
+
+@pytest.mark.parametrize(
     ("raw", "said"),
     [
         ({"outputs": {"a/b": {}}}, "outputs: 'a/b' is no name of an output"),
         ({"outputs": {"..": {}}}, "outputs: '..' is no name of an output"),
         ({"outputs": {"a": {"model": "x"}, "b": {"model": "x"}}}, "outputs: two outputs become the model x"),
         ({"outputs": {"a": {"modell": "x"}}}, "outputs.a.modell: unknown key"),
-        ({"outputs": {"a": {"path": "../x"}}}, "outputs.a.path: '../x' is no folder below"),
-        ({"outputs": {"a": {"path": "/x"}}}, "outputs.a.path: '/x' is no folder below"),
-        ({"outputs": {"a": {"path": "./"}}}, "outputs.a.path: './' is no folder below"),
+        ({"outputs": {"a": {"path": "../x"}}}, "outputs.a.path: '../x' is no file or folder below"),
+        ({"outputs": {"a": {"path": "/x"}}}, "outputs.a.path: '/x' is no file or folder below"),
+        (
+            {"outputs": {"a": {"commit": "../x"}}},
+            "outputs.a.commit: '../x' is no name of a file in the output",
+        ),
+        ({"outputs": {"a": {"commit": "x/"}}}, "outputs.a.commit: 'x/' is no name of a file in the output"),
+        ({"outputs": {"a": {"path": "./"}}}, "outputs.a.path: './' is no file or folder below"),
         (
             {"outputs": {"a": {"path": "x"}, "b": {"path": "x/y"}}},
             "outputs: the folders x and x/y of two outputs",

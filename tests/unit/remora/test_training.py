@@ -205,8 +205,8 @@ def test_files_are_handed_over_before_the_script_goes_on(supervisor: Supervisor,
     supervisor.hear("hello")
     assert supervisor.hear("saving")["step"] == 5
     message = supervisor.hear("checkpoint")
-    folder = Path(message["folder"])
-    assert (message["step"], message["asked"]) == (5, False)
+    assert (message["step"], message["asked"], message["room"]) == (5, False, "scratch")
+    folder = tmp_path / message["folder"]
     assert (folder.parent, (folder / "state").read_text()) == (tmp_path, "x")
     assert not done.is_set(), "the files are the supervisor's until it says so"
     folder.rename(tmp_path / "taken")

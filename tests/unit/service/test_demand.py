@@ -19,5 +19,5 @@ from tests.service_fakes import job_row
 )
 def test_how_many_workers_hold_a_model_together(spec: dict[str, object], multiple_of: int) -> None:
     demand = demand_of(job_row(spec=spec, min_workers=2, max_workers=4), None, None, 0.0)
-    assert demand.multiple_of == multiple_of
+    assert demand.sizes.multiple_of == multiple_of
     assert (demand.min_workers, demand.max_workers) == (2, 4)

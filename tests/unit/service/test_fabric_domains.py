@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cluster.offerings import CapacityType, Offering
 from remora.states import NodeState
+from remora.worker_sizes import WorkerSizes
 from service.queue.admission import Admission, Claim, PoolSize, admit
 from service.queue.demand import demand_of, placement_in, placement_of
 from service.queue.domains import is_lost
@@ -77,7 +78,7 @@ class TestTheChoice:
     def test_what_runs_keeps_room_to_grow_in_its_own_domain_only(self) -> None:
         running = job(least=1, most=3)
         placement = replace(placement_of(running.spec), fabric="a")
-        claim = Claim(3, GPU, placement, at={"a-0": 1})
+        claim = Claim(WorkerSizes(3, 3), GPU, placement, at={"a-0": 1})
         waiting = job(least=2, most=2)
         rooms = [*domain("a", 3), *domain("b", 2)]
         assert decide([waiting], rooms, claim).fabrics == {waiting.id: "b"}

@@ -51,6 +51,24 @@ def test_a_job_pays_for_the_part_of_a_node_that_it_holds_while_it_holds_it() -> 
     assert round(sum(use.cost(9999.0) for use in uses), 9) == 1.05
 
 
+def test_jobs_that_hold_most_of_different_resources_do_not_pay_for_more_than_the_node() -> None:
+    def job(name: str, **needs: float) -> tuple[JobRow, AttemptRow]:
+        row = job_row(id=name, worker_resources=needs)
+        attempt = AttemptRow(
+            id=f"att_{name}", job_id=name, attempt=1, created_at=0.0, started_at=10.0, workers={"10.0.0.1": 1}
+        )
+        return row, attempt
+
+    of_gpus, of_cpus = job("job_a", GPU=2.0), job("job_b", CPU=6.0)
+    uses = apply([], entries([], [of_gpus], [NODE], 100.0))
+    assert [use.part for use in opened(uses)] == [1.0]
+    uses = apply(uses, entries(opened(uses), [of_gpus, of_cpus], [NODE], 200.0))
+    assert {use.job_id: round(use.part, 4) for use in opened(uses)} == {"job_a": 0.5714, "job_b": 0.4286}
+    assert entries(opened(uses), [of_gpus, of_cpus], [NODE], 300.0) == Entries()
+    uses = apply(uses, entries(opened(uses), [of_gpus], [NODE], 400.0))
+    assert [use.part for use in opened(uses)] == [1.0]
+
+
 def test_another_attempt_on_the_same_node_is_another_use() -> None:
     job, attempt = running({"10.0.0.1": 1})
     uses = apply([], entries([], [(job, attempt)], [NODE], 100.0))

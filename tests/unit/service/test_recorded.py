@@ -171,7 +171,7 @@ def test_budgets_and_whole_copies_are_written_and_read_again() -> None:
         (ended(created_at=1000.0, min_workers=2, max_workers=4, spec=copies), told),
         (ended(created_at=1001.0, spec={"workers": 3, "limits": {"budget": None}}), told),
     )
-    assert [(job.multiple_of, job.budget) for job in trace.jobs] == [(2, 7.5), (1, None)]
+    assert [(job.sizes.multiple_of, job.budget) for job in trace.jobs] == [(2, 7.5), (1, None)]
     assert read_lines("\n".join(write_lines(trace))) == trace
 
 

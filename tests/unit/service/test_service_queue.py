@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.offerings import CapacityType
+from cluster.offerings import CapacityType, Offering
+from cluster.planning.fitting import slots
+from cluster.policies import Policies
 from remora.states import EndReason, JobState
+from remora.worker_sizes import WorkerSizes
 from service.queue import admission, intake, retry
 from service.queue.admission import Claim, PoolSize, admit
 from service.queue.ordering import in_order
+from service.queue.pools import complete_pools
 from service.queue.records import MAX_ADDRESSES, Progress, Unreadable, clean_json, clean_text, read
-from service.queue.rooms import Room, fits, place
-from service.queue.rows import JobRow
+from service.queue.rooms import Room, place
+from service.queue.rows import AttemptRow, JobRow
 from tests.service_fakes import job_row
 from trainers.plan import Record
 
@@ -24,6 +30,11 @@ LOSSES = [one for one in EndReason if not one.is_users and not one.is_final]
 
 def rooms(count: int, resources: dict[str, float] | None = None) -> list[Room]:
     return [Room(f"node_{number}", "local", resources or CPU) for number in range(count)]
+
+
+def launched() -> AttemptRow:
+    """An attempt whose driver had its plan."""
+    return AttemptRow(id="att_1", job_id="job_1", attempt=1, created_at=0.0, launched_at=1.0)
 
 
 class TestOrdering:
@@ -45,13 +56,13 @@ class TestAdmission:
         assert admit([job], [], rooms(2), [POOL]).starts == (job.id,)
 
     def test_what_a_running_attempt_may_grow_to_is_kept_for_it(self) -> None:
-        decision = admit([job_row()], [Claim(3, CPU)], rooms(3), [POOL])
+        decision = admit([job_row()], [Claim(WorkerSizes(3, 3), CPU)], rooms(3), [POOL])
         assert decision.starts == ()
         assert decision.waits[0].reason == "waiting_for_turn"
 
     def test_nobody_overtakes_a_job_that_could_start_later(self) -> None:
         large, small = job_row(min_workers=3, max_workers=3), job_row()
-        decision = admit([large, small], [Claim(1, CPU)], rooms(3), [POOL])
+        decision = admit([large, small], [Claim(WorkerSizes(1, 1), CPU)], rooms(3), [POOL])
         assert decision.starts == ()
         assert [wait.job_id for wait in decision.waits] == [large.id, small.id]
 
@@ -72,11 +83,39 @@ class TestAdmission:
         (wait,) = admit([job_row(worker_resources=worker)], [], rooms(3), [POOL]).waits
         assert said in wait.message
 
-    def test_memory_is_unknown_until_the_first_node_is_there(self) -> None:
-        job = job_row(worker_resources={"CPU": 1.0, "memory": 8.0 * 2**30})
-        assert "waits for nodes" in admit([job], [], [], [POOL]).waits[0].message
-        small = rooms(3, {"CPU": 1.0, "memory": 4.0 * 2**30})
-        assert "8.0 GiB memory" in admit([job], [], small, [POOL]).waits[0].message
+    def test_a_worker_that_fits_on_no_single_size_is_hopeless_and_stops_nobody(self) -> None:
+        """One size has the processors, and another one the GPU: no node has both."""
+        sold = [
+            Offering(
+                size=size, zone=None, capacity=CapacityType.SPOT, resources=resources, price_per_hour=1.0
+            )
+            for size, resources in (("wide", {"CPU": 16.0}), ("quick", {"CPU": 4.0, "GPU": 1.0}))
+        ]
+        policies = Policies.model_validate({"pools": {"p": {"sizes": ["wide", "quick"], "zones": ["any"]}}})
+        pools = complete_pools(policies, sold, lambda pool: pool.max_nodes)
+        both, small = job_row(worker_resources={"CPU": 8.0, "GPU": 1.0}), job_row()
+        decision = admit([both, small], [], [Room("n", "p", {"CPU": 4.0, "GPU": 1.0})], pools)
+        assert decision.starts == (small.id,)
+        assert [wait.is_hopeless for wait in decision.waits] == [True]
+
+    def test_a_job_starts_with_a_size_that_is_possible_and_leaves_the_rest_to_others(self) -> None:
+        """With two or four workers it leaves a third node alone, before it starts and while it runs."""
+        spec = {"backend": "deepspeed", "elastic": {"global_batch": 4}}
+        pair = job_row(min_workers=2, max_workers=4, spec=spec)
+        other = job_row(min_workers=1, max_workers=1)
+        assert admit([pair, other], [], rooms(3), [POOL]).starts == (pair.id, other.id)
+        runs = Claim(pair.sizes, CPU, at={"node_0": 1, "node_1": 1})
+        assert admit([other], [runs], rooms(3), [POOL]).starts == (other.id,)
+        assert admit([other], [runs], rooms(4), [POOL]).starts == ()
+
+    def test_a_least_size_that_is_not_possible_counts_as_the_next_one(self) -> None:
+        """A job that can use 4 or 8 and says at least 3 waits for 4."""
+        spec = {"backend": "deepspeed", "elastic": {"global_batch": 8}}
+        job = job_row(min_workers=3, max_workers=8, spec=spec)
+        (wait,) = admit([job], [], rooms(3), [PoolSize("local", 4, CPU)]).waits
+        assert "it needs 4 workers" in wait.message
+        (wait,) = admit([job], [], rooms(3), [POOL]).waits
+        assert wait.is_hopeless
 
     def test_a_job_starts_on_nodes_that_it_accepts_and_leaves_the_others_to_others(self) -> None:
         picky = job_row(min_workers=1, max_workers=8, spec={"placement": {"pools": ["b"]}})
@@ -102,8 +141,10 @@ class TestAdmission:
         nodes = [*rooms(1), Room("node_b", "b", CPU)]
         picky = job_row(spec={"placement": {"pools": ["b"]}})
         pools = [POOL, PoolSize("b", 1, CPU)]
-        assert admit([picky], [Claim(1, CPU, at={"node_0": 1})], nodes, pools).starts == (picky.id,)
-        (wait,) = admit([picky], [Claim(1, CPU, at={"node_b": 1})], nodes, pools).waits
+        assert admit([picky], [Claim(WorkerSizes(1, 1), CPU, at={"node_0": 1})], nodes, pools).starts == (
+            picky.id,
+        )
+        (wait,) = admit([picky], [Claim(WorkerSizes(1, 1), CPU, at={"node_b": 1})], nodes, pools).waits
         assert wait.reason == "waiting_for_turn"
 
     @pytest.mark.parametrize(
@@ -142,7 +183,7 @@ class TestAdmission:
         assert all(free["CPU"] >= -1e-9 for free in after)
         used = sum(before["CPU"] - left["CPU"] for before, left in zip(nodes, after, strict=True))
         assert used == pytest.approx(placed * worker["CPU"])
-        assert placed == workers or all(fits(free, worker) == 0 for free in after)
+        assert placed == workers or all(slots(free, worker) == 0 for free in after)
 
     demand = st.tuples(st.integers(1, 4), st.integers(0, 4), worker)
 
@@ -159,7 +200,7 @@ class TestAdmission:
             for low, more, worker in queue
         ]
         nodes = rooms(count, {"CPU": 2.0})
-        claims = [Claim(low, worker) for low, _, worker in held]
+        claims = [Claim(WorkerSizes(low, low), worker) for low, _, worker in held]
         decision = admit(jobs, claims, nodes, [PoolSize("local", 5, {"CPU": 2.0})])
         told = [wait.job_id for wait in decision.waits]
         assert sorted([*decision.starts, *told]) == sorted(job.id for job in jobs)
@@ -167,7 +208,7 @@ class TestAdmission:
         # What starts finds room together, beside what is held.
         free = [dict(node.resources) for node in nodes]
         for claim in claims:
-            _, free = place(free, claim.workers, claim.resources)
+            _, free = place(free, claim.sizes.max, claim.resources)
         for job in jobs:
             if job.id in decision.starts:
                 placed, free = place(free, job.max_workers, job.worker_resources)
@@ -185,7 +226,7 @@ class TestRetry:
         ],
     )
     def test_these_are_final(self, reason: EndReason, state: JobState) -> None:
-        decision = retry.after(job_row(), reason, "over", 0.0)
+        decision = retry.after(job_row(), launched(), reason, "over", 0.0, by_driver=True)
         assert isinstance(decision, retry.Finish)
         assert decision.state is state
 
@@ -193,23 +234,64 @@ class TestRetry:
         "reason", [one for one in EndReason if one.is_users and one is not EndReason.START_FAILED]
     )
     def test_the_users_failures_count(self, reason: EndReason) -> None:
-        again = retry.after(job_row(retry_limit=2, user_failures=1), reason, "over", 0.0)
+        again = retry.after(
+            job_row(retry_limit=2, user_failures=1), launched(), reason, "over", 0.0, by_driver=True
+        )
         assert isinstance(again, retry.Again)
         assert again.user_failures == 2
         assert isinstance(
-            retry.after(job_row(retry_limit=2, user_failures=2), reason, "over", 0.0), retry.Finish
+            retry.after(
+                job_row(retry_limit=2, user_failures=2), launched(), reason, "over", 0.0, by_driver=True
+            ),
+            retry.Finish,
         )
 
     @pytest.mark.parametrize("reason", LOSSES)
     def test_losses_do_not_count_but_are_bounded(self, reason: EndReason) -> None:
-        again = retry.after(job_row(retry_limit=0, losses=99), reason, "over", 0.0)
+        again = retry.after(
+            job_row(retry_limit=0, losses=99), launched(), reason, "over", 0.0, by_driver=True
+        )
         assert isinstance(again, retry.Again)
         assert (again.user_failures, again.losses) == (0, 100)
-        assert isinstance(retry.after(job_row(losses=100), reason, "over", 0.0), retry.Finish)
+        assert isinstance(
+            retry.after(job_row(losses=100), launched(), reason, "over", 0.0, by_driver=True), retry.Finish
+        )
+
+    @pytest.mark.parametrize("reason", [EndReason.SUPERVISOR_LOST, EndReason.DRIVER_LOST])
+    def test_the_third_loss_in_a_row_on_living_nodes_ends_a_job_without_progress(
+        self, reason: EndReason
+    ) -> None:
+        job = job_row(retry_limit=0)
+        for count in (1, 2):
+            again = retry.after(job, launched(), reason, "over", 0.0, by_driver=True)
+            assert isinstance(again, retry.Again)
+            assert again.fruitless == count
+            job = replace(job, losses=again.losses, fruitless=again.fruitless)
+        end = retry.after(job, launched(), reason, "The driver died.", 0.0, by_driver=True)
+        assert isinstance(end, retry.Finish)
+        assert (end.state, end.reason) == (JobState.FAILED, "no_progress")
+        assert end.message.startswith("The driver died; 3 attempts in a row were lost")
+
+    @pytest.mark.parametrize("reason", [EndReason.NODE_LOST, EndReason.HEAD_LOST, EndReason.EVICTED])
+    def test_what_takes_nodes_away_never_ends_a_job_for_want_of_progress(self, reason: EndReason) -> None:
+        again = retry.after(job_row(fruitless=2), launched(), reason, "over", 0.0, by_driver=True)
+        assert isinstance(again, retry.Again)
+        assert again.fruitless == 2, "nor does it hide the losses before"
+
+    def test_nor_does_a_driver_that_died_before_it_had_workers(self) -> None:
+        job, attempt = job_row(fruitless=2), launched()
+        again = retry.after(job, attempt, EndReason.DRIVER_LOST, "over", 0.0, by_driver=False)
+        assert isinstance(again, retry.Again)
+        assert again.fruitless == 2
+        trained = replace(attempt, started_at=2.0)
+        end = retry.after(job, trained, EndReason.DRIVER_LOST, "over", 0.0, by_driver=False)
+        assert isinstance(end, retry.Finish), "what it ran may have killed it"
 
     def test_a_cancelled_job_never_goes_on(self) -> None:
         for reason in set(EndReason) - {EndReason.COMPLETED}:
-            decision = retry.after(job_row(cancel_requested_at=1.0), reason, "over", 0.0)
+            decision = retry.after(
+                job_row(cancel_requested_at=1.0), launched(), reason, "over", 0.0, by_driver=True
+            )
             assert isinstance(decision, retry.Finish)
             assert decision.state is JobState.CANCELLED
 
@@ -222,7 +304,7 @@ class TestRetry:
             job: JobRow = job_row(
                 retry_limit=1000, user_failures=failures, losses=min(losses, 99), loss_streak=streak
             )
-            decision = retry.after(job, reason, "over", 0.0)
+            decision = retry.after(job, launched(), reason, "over", 0.0, by_driver=True)
             return decision.not_before if isinstance(decision, retry.Again) else 0.0
 
         assert 0.0 <= pause(streak, failures) <= 300.0

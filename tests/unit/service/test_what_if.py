@@ -22,6 +22,7 @@ from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.generator import Cluster, Wish, generated
 from cluster.traces.trace import MarketChange, Trace, TraceJob
+from remora.worker_sizes import WorkerSizes
 from service.queue.admission import Claim, PoolSize, admit
 from service.queue.ordering import in_order
 from service.queue.rooms import Room
@@ -74,7 +75,7 @@ def test_turns_and_starts_are_those_of_the_queue(seed: int) -> None:
     taken = [FreeRoom("n0", "gpu", {"CPU": 16.0 - claim, "GPU": 4.0 - claim})]
     taken += [FreeRoom(room.node_id, "gpu", room.resources) for room in rooms[1:]]
     sizes = [PoolSize("gpu", 8, {"CPU": 16.0, "GPU": 4.0})]
-    claims = [Claim(claim, {"CPU": 1.0, "GPU": 1.0})]
+    claims = [Claim(WorkerSizes(claim, claim), {"CPU": 1.0, "GPU": 1.0})]
     decided = admit([row_of(job) for job in in_turn], claims, rooms, sizes)
     assert tuple(queue.starts(in_turn, taken)) == decided.starts
 
@@ -162,9 +163,7 @@ def test_a_planner_that_is_asked_only_after_changes_decides_the_same(
 
 
 def test_a_job_grows_as_quickly_as_the_pace_of_its_pool_allows() -> None:
-    wide = TraceJob(
-        id="wide", at_s=0.0, min_workers=1, max_workers=4, resources={"GPU": 4.0}, work_s=20_000.0
-    )
+    wide = TraceJob(id="wide", at_s=0.0, sizes=WorkerSizes(1, 4), resources={"GPU": 4.0}, work_s=20_000.0)
     replay = replayed(
         Trace(offerings=OFFERINGS, jobs=(wide,)),
         policies(CapacityRule.ON_DEMAND, grow_per_minute=0.5),
@@ -177,8 +176,7 @@ def test_on_demand_is_bought_in_the_minute_in_which_a_deadline_comes_near() -> N
     late = TraceJob(
         id="late",
         at_s=0.0,
-        min_workers=4,
-        max_workers=4,
+        sizes=WorkerSizes(4, 4),
         resources={"GPU": 1.0},
         work_s=4 * 3600.0,
         deadline_s=20_000.0,
@@ -189,8 +187,8 @@ def test_on_demand_is_bought_in_the_minute_in_which_a_deadline_comes_near() -> N
         policies(CapacityRule.PREFER_SPOT, patience_s=100_000),
         Assumptions(),
     )
-    # An hour of work, and twice what a node and a start take, before the deadline: at 15740 s.
-    assert [node.created_s for node in replay.fleet.every] == [15_780.0]
+    # An hour of work, twice what a node and a start take, and the work since a checkpoint before the deadline: 15140 s.
+    assert [node.created_s for node in replay.fleet.every] == [15_180.0]
 
 
 class AlwaysAsking(Replay):

@@ -13,6 +13,7 @@ from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.trace import Trace, TraceJob
 from cluster.view import ClusterView
+from remora.worker_sizes import WorkerSizes
 from service.what_if.answer import replayed
 from service.what_if.turns import ServiceQueue
 
@@ -39,8 +40,7 @@ def job(name: str, at_s: float, workers: int, hours: float = 1.0) -> TraceJob:
     return TraceJob(
         id=name,
         at_s=at_s,
-        min_workers=1,
-        max_workers=workers,
+        sizes=WorkerSizes(1, workers),
         resources={"GPU": 1.0},
         work_s=workers * hours * 3600.0,
     )

@@ -14,6 +14,7 @@ from cluster.simulator.report import report_of
 from cluster.traces.lines import write_lines
 from cluster.traces.trace import Trace, TraceJob
 from remora.states import NodeState
+from remora.worker_sizes import WorkerSizes
 from service.what_if.answer import answer, replayed
 from service.what_if.question import read_question
 
@@ -33,7 +34,7 @@ def policies(capacity: CapacityRule, **join_timeouts: str) -> Policies:
 
 def trace(begins_at: float = 0.0) -> Trace:
     """A job of two workers, for whose nodes one waits ten minutes."""
-    one = TraceJob(id="j", at_s=0.0, min_workers=2, max_workers=2, resources={"GPU": 1.0}, work_s=2 * 3600.0)
+    one = TraceJob(id="j", at_s=0.0, sizes=WorkerSizes(2, 2), resources={"GPU": 1.0}, work_s=2 * 3600.0)
     return Trace(offerings=OFFERINGS, jobs=(one,), provisioning_s=600.0, begins_at=begins_at)
 
 

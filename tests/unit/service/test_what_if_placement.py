@@ -23,6 +23,7 @@ from cluster.simulator.replay import Replay
 from cluster.simulator.report import Report, report_of
 from cluster.traces.trace import MarketChange, Trace, TraceJob
 from cluster.view import ClusterView
+from remora.worker_sizes import WorkerSizes
 from service.queue.admission import admit
 from service.queue.demand import placement_of
 from service.queue.rooms import Room
@@ -71,8 +72,7 @@ def job(
     return TraceJob(
         id=name,
         at_s=at_s,
-        min_workers=least,
-        max_workers=most,
+        sizes=WorkerSizes(least, most),
         resources={"GPU": 1.0},
         placement=placement,
         **{"work_s": 4 * 3600.0, **more},
@@ -378,7 +378,9 @@ def limited(one: TraceJob, random: Random) -> TraceJob:
         one,
         deadline_s=one.at_s + random.uniform(2000, 30_000),
         budget=random.choice([None, random.uniform(1.0, 40.0)]),
-        multiple_of=1 if one.min_workers % 2 or one.max_workers % 2 else 2,
+        sizes=WorkerSizes(
+            one.min_workers, one.max_workers, 1 if one.min_workers % 2 or one.max_workers % 2 else 2
+        ),
     )
 
 

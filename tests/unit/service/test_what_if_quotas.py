@@ -15,6 +15,7 @@ from cluster.simulator.jobs import SimJob
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.trace import Trace, TraceJob
+from remora.worker_sizes import WorkerSizes
 from service.what_if.answer import replayed
 from service.what_if.turns import ServiceQueue
 
@@ -30,8 +31,7 @@ def job(project: str, number: int, at_s: float, workers: int = 1, hours: float =
     return TraceJob(
         id=f"{project}-{number:02d}",
         at_s=at_s,
-        min_workers=workers,
-        max_workers=workers,
+        sizes=WorkerSizes(workers, workers),
         resources={"GPU": 1.0},
         work_s=workers * hours * 3600.0,
         project=project,

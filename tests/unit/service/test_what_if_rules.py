@@ -21,6 +21,7 @@ from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.trace import Trace, TraceJob
 from cluster.view import ClusterView
+from remora.worker_sizes import WorkerSizes
 from service.what_if.answer import answer, replayed
 from service.what_if.question import Question
 
@@ -30,7 +31,7 @@ OFFERING = Offering(
 
 
 def job(name: str, at_s: float) -> TraceJob:
-    return TraceJob(id=name, at_s=at_s, min_workers=1, max_workers=1, resources={"GPU": 1.0}, work_s=20_000.0)
+    return TraceJob(id=name, at_s=at_s, sizes=WorkerSizes(1, 1), resources={"GPU": 1.0}, work_s=20_000.0)
 
 
 TRACE = Trace(offerings=(OFFERING,), jobs=(job("first", 0.0), job("second", 7210.0)))

@@ -16,6 +16,7 @@ from cluster.simulator.doors import Assumptions
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.trace import Trace, TraceJob
+from remora.worker_sizes import WorkerSizes
 from service.loops import line
 from service.queue.ordering import in_order
 from service.queue.shares import shares_of
@@ -33,8 +34,7 @@ def job(project: str, number: int, at_s: float, workers: tuple[int, int] = (4, 4
     return TraceJob(
         id=f"{project}-{number:02d}",
         at_s=at_s,
-        min_workers=workers[0],
-        max_workers=workers[1],
+        sizes=WorkerSizes(workers[0], workers[1]),
         resources={"GPU": 1.0},
         work_s=4 * 3600.0,
         project=project,

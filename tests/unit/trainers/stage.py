@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from tests.attempt_plans import plan_of
 from trainers.driver.account import Account
 from trainers.driver.attempt import Attempt
 from trainers.driver.crew import Crew
@@ -41,9 +42,13 @@ class Stage:
         self.joined: Callable[[], None] = lambda: None
         self._dealt: dict[int, dict[int, dict[str, Any]]] = {}
         self.loop = asyncio.get_running_loop()
-        self.account = Account(1 << 20, self.now)
+        #: Seconds by which somebody has set the clock.
+        self.set_by_s = 0.0
+        self.account = Account(1 << 20, self.clock)
         self.crew = Crew(self)
-        self.attempt = Attempt(_plan(min_workers, max_workers, **plan), self.account, self.crew, self.now)
+        self.attempt = Attempt(
+            _plan(min_workers, max_workers, **plan), self.account, self.crew, self.now, self.clock
+        )
         self.in_place = InPlace(self.attempt)
         self._slots = 0
         self.attempt.open_group(self.new_members(workers), None)
@@ -57,6 +62,10 @@ class Stage:
 
     def now(self) -> float:
         return BEGIN + self.loop.time()
+
+    def clock(self) -> float:
+        """Seconds since 1970, as this machine believes."""
+        return self.now() + self.set_by_s
 
     def new_members(self, count: int) -> list[Member]:
         """Workers on a node each."""
@@ -200,7 +209,7 @@ class Stage:
 
 
 def _plan(min_workers: int, max_workers: int, **fields: Any) -> AttemptPlan:
-    return AttemptPlan(
+    return plan_of(
         job_id="job_1",
         attempt_id="att_1",
         attempt=1,

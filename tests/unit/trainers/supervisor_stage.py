@@ -13,7 +13,7 @@ import pytest
 import ray
 
 from remora.bundle import pack
-from trainers.plan import AttemptPlan
+from tests.attempt_plans import plan_of
 from trainers.storage import Storage
 from trainers.supervisor.environment import Place
 from trainers.supervisor.supervisor import Assignment, ChildFailed, PlannedStop, Supervisor
@@ -80,7 +80,7 @@ class Stage:
         self.supervisor: Supervisor | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self, code: str = "", **fields: Any) -> Supervisor:
+    def start(self, code: str = "", is_joining: bool = False, **fields: Any) -> Supervisor:
         source = self.folder / "code"
         source.mkdir()
         (source / "train.py").write_text(code)
@@ -97,9 +97,16 @@ class Stage:
             job_id="job_1", attempt_id="att_1", attempt=1, generation=1, rank=1, world_size=2, local_rank=0,
             local_world_size=1, node_rank=1, num_nodes=2, master_addr="127.0.0.1", master_port=29500,
         )  # fmt: skip
-        plan = AttemptPlan(**{**wanted, **fields})
+        plan = plan_of(**{**wanted, **fields})
         self.supervisor = Supervisor(
-            Assignment(plan=plan, place=place, driver=self.driver, resume=None, slot=place.rank)
+            Assignment(
+                plan=plan,
+                place=place,
+                driver=self.driver,
+                resume=None,
+                slot=place.rank,
+                is_joining=is_joining,
+            )
         )
         self._thread = threading.Thread(target=self._run)
         self._thread.start()

@@ -10,7 +10,7 @@ import pytest
 from remora.states import EndReason
 from tests.unit.trainers.stage import Stage
 from tests.unit.trainers.virtual_time import play
-from trainers.checkpoints.catalog import Fenced
+from trainers.checkpoints.catalog import Fenced, Retained
 from trainers.checkpoints.manifest import Manifest, ShardFile
 from trainers.ray_train import AttemptEnds
 
@@ -28,9 +28,13 @@ class Shelf:
         self.committed.append(manifest)
         return "on the shelf"
 
-    def retain(self, keep: int, mode: str | None) -> list[Manifest]:
+    def is_fenced(self, attempt: int) -> bool:
+        del attempt
+        return False
+
+    def retain(self, keep: int, mode: str | None) -> Retained:
         self.mode = mode
-        return self.committed[:-keep]
+        return Retained(deleted=tuple(self.committed[:-keep]), kept=tuple(self.committed[-keep:]))
 
 
 def shard(stage: Stage, slot: int, step: int) -> None:
@@ -258,3 +262,31 @@ def test_an_error_of_a_task_beside_is_logged(caplog: pytest.LogCaptureFixture) -
 
     play(scene())
     assert "a task of att_1 failed" in caplog.text
+
+
+def test_a_worker_group_that_starts_again_with_nothing_kept_says_so() -> None:
+    async def scene() -> None:
+        stage = Stage(2)
+        assert stage.events("worker_group.started_over") == [], "the first one begins at the start anyway"
+        assert await stage.attempt.judge(set(), {1}) is True
+        stage.attempt.open_group(stage.new_members(1), None)
+        assert stage.events("worker_group.started_over") == [{"generation": 2}]
+        assert await stage.attempt.judge(set(), set(stage.crew.ranks)) is True
+        resume = Manifest(
+            job_id="job_1", step=5, attempt=1, generation=1, world_size=1, committed_at=0.0, files=()
+        )
+        stage.attempt.open_group(stage.new_members(1), resume)
+        assert len(stage.events("worker_group.started_over")) == 1
+
+    play(scene())
+
+
+def test_a_notice_has_all_workers_look_into_their_outputs() -> None:
+    async def scene() -> None:
+        stage = Stage(2)
+        stage.attempt.request_stop("drain", "A node goes.", stage.now() + 30.0)
+        await stage.after(0.1)
+        assert sorted(stage.messages("look")) == [0, 1]
+        assert [message["round"] for _, message in stage.told if message["type"] == "look"] == [1, 1]
+
+    play(scene())

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from trainers.checkpoints.catalog import Catalog, Fenced
+from trainers.checkpoints.catalog import Catalog, Fenced, Retained
 from trainers.checkpoints.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -17,6 +21,7 @@ from trainers.checkpoints.manifest import (
     folder_name,
     parse_folder_name,
 )
+from trainers.rooms import Room
 from trainers.storage import Storage, StorageError
 
 JOB = "job_1"
@@ -37,7 +42,8 @@ class Shelf:
             (source / "deep").mkdir(parents=True)
             (source / f"rank-{rank}.bin").write_bytes(f"step {step} of rank {rank}".encode())
             (source / "deep" / f"empty-{rank}").touch()
-            files += self.catalog.put(source, step, attempt, generation, rank)
+            with Room(source) as room:
+                files += self.catalog.put(room, step, attempt, generation, rank)
         return files
 
     def save(self, step: int, attempt: int = 1, generation: int = 1) -> str:
@@ -72,7 +78,7 @@ def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shelf]:
 def test_a_job_without_checkpoints_has_none(shelf: Shelf) -> None:
     assert shelf.catalog.newest() == (None, [])
     assert shelf.catalog.manifests() == []
-    assert shelf.catalog.retain(1) == []
+    assert shelf.catalog.retain(1) == Retained()
 
 
 def test_files_without_a_manifest_are_no_checkpoint(shelf: Shelf) -> None:
@@ -103,7 +109,9 @@ def test_steps_and_attempts_are_compared_as_numbers(shelf: Shelf) -> None:
     assert (manifest.attempt, manifest.generation) == (10, 2)
 
 
-@pytest.mark.parametrize("fault", ["torn", "missing", "corrupted", "manifest", "version", "foreign manifest"])
+@pytest.mark.parametrize(
+    "fault", ["torn", "missing", "corrupted", "manifest", "version", "moved", "foreign manifest"]
+)
 def test_a_damaged_checkpoint_is_passed_over_and_named(shelf: Shelf, fault: str) -> None:
     shelf.save(50)
     shelf.save(60)
@@ -123,9 +131,12 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(shelf: Shelf, fault: str)
             shelf.storage.write_bytes(manifest, shelf.storage.read_bytes(manifest)[:-20])
             said = "not a checkpoint manifest"
         case "version":
-            newer = shelf.storage.read_bytes(manifest).replace(b'"version": 1', b'"version": 2')
+            newer = shelf.storage.read_bytes(manifest).replace(b'"version": 2', b'"version": 3')
             shelf.storage.write_bytes(manifest, newer)
-            said = "version 2"
+            said = "its version is 3, which this version cannot read"
+        case "moved":
+            shelf.storage.write_bytes(manifest, shelf.storage.read_bytes(shelf.name(50, MANIFEST_NAME)))
+            said = "its manifest is of another checkpoint"
         case _:
             shelf.storage.write_bytes(manifest, b"[1, 2]")
             said = "not a checkpoint manifest"
@@ -150,9 +161,9 @@ def test_what_else_lies_in_the_folder_is_nobodys_business(shelf: Shelf) -> None:
 def test_retention_keeps_the_last_ones(shelf: Shelf) -> None:
     for step in (10, 20, 30, 40):
         shelf.save(step)
-    assert [one.step for one in shelf.catalog.retain(2)] == [20, 10]
+    assert [one.step for one in shelf.catalog.retain(2).deleted] == [20, 10]
     assert [one.step for one in shelf.catalog.manifests()] == [40, 30]
-    assert shelf.catalog.retain(2) == []
+    assert shelf.catalog.retain(2).deleted == ()
 
 
 def test_retention_never_deletes_what_was_just_written(shelf: Shelf) -> None:
@@ -196,10 +207,129 @@ def test_an_older_attempt_may_not_commit_any_more(shelf: Shelf) -> None:
     assert shelf.newest() == 40
 
 
-def test_a_damaged_fence_is_said_not_ignored(shelf: Shelf) -> None:
-    shelf.storage.write_bytes(f"jobs/{JOB}/fence", b"two")
-    with pytest.raises(StorageError, match="delete it"):
-        shelf.save(10)
+@pytest.mark.parametrize("torn", [b"", b"two", b"\0\0"])
+def test_a_torn_fence_of_before_keeps_nobody_out_for_ever(shelf: Shelf, torn: bytes) -> None:
+    shelf.save(10, attempt=3)
+    shelf.storage.write_bytes(f"jobs/{JOB}/fence", torn)
+    assert shelf.catalog.is_fenced(2), "attempt 3 has written a checkpoint, so it has fenced 2"
+    assert not shelf.catalog.is_fenced(3)
+    shelf.catalog.fence(4)
+    assert shelf.catalog.is_fenced(3)
+    shelf.save(20, attempt=4)
+    assert shelf.newest() == 20
+
+
+def test_a_fence_that_is_torn_later_still_stands(shelf: Shelf) -> None:
+    shelf.catalog.fence(7)
+    shelf.storage.write_bytes(f"jobs/{JOB}/fence", b"")
+    for name in shelf.storage.names(f"jobs/{JOB}/fences"):
+        shelf.storage.write_bytes(f"jobs/{JOB}/fences/{name}", b"torn")
+    assert shelf.catalog.is_fenced(6)
+    shelf.catalog.fence(5)
+    assert shelf.catalog.is_fenced(6)
+    assert not shelf.catalog.is_fenced(7)
+
+
+def test_drivers_of_an_older_version_are_fenced_and_fence(shelf: Shelf) -> None:
+    shelf.catalog.fence(2)
+    assert shelf.storage.read_bytes(f"jobs/{JOB}/fence") == b"2", "they read this file"
+    shelf.storage.write_bytes(f"jobs/{JOB}/fence", b"3")
+    assert shelf.catalog.is_fenced(2), "and write it"
+
+
+def test_a_fence_that_is_half_written_is_no_number(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between any two writes of a fence, it holds or was never there."""
+    writes = shelf.storage.write_bytes
+    for count in range(3):
+        shelf.storage.delete(f"jobs/{JOB}")
+        shelf.catalog.fence(1)
+        left = iter(range(count))
+
+        def write(name: str, content: bytes, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise StorageError("killed")
+            writes(name, content)
+
+        monkeypatch.setattr(shelf.storage, "write_bytes", write)
+        with contextlib.suppress(StorageError):
+            shelf.catalog.fence(2)
+        monkeypatch.setattr(shelf.storage, "write_bytes", writes)
+        assert shelf.catalog.is_fenced(1) is (count > 0)
+        shelf.catalog.fence(2)
+        assert shelf.catalog.is_fenced(1)
+
+
+@pytest.mark.parametrize("fault", ["manifest", "missing", "torn", "flipped"])
+def test_damaged_checkpoints_do_not_count_as_kept(shelf: Shelf, fault: str) -> None:
+    for step in (10, 20, 30, 40, 50):
+        shelf.save(step)
+    for step in (40, 50):
+        name = shelf.name(step, MANIFEST_NAME if fault == "manifest" else "rank-0.bin")
+        content = bytearray(shelf.storage.read_bytes(name))
+        content[len(content) // 2] ^= 1
+        if fault == "missing":
+            shelf.storage.delete(name)
+        else:
+            shelf.storage.write_bytes(name, bytes(content[:-1] if fault == "torn" else content))
+    retained = shelf.catalog.retain(3)
+    assert retained.deleted == ()
+    if fault != "manifest":
+        assert [one.step for one in retained.damaged] == [50, 40]
+    shelf.save(60)
+    assert [one.step for one in shelf.catalog.retain(3).deleted] == [10]
+    shelf.save(70)
+    shelf.save(80)
+    deleted = [one.step for one in shelf.catalog.retain(3).deleted]
+    assert deleted == ([30, 20] if fault == "manifest" else [50, 40, 30, 20])
+    assert shelf.newest() == 80
+
+
+def test_what_was_read_once_is_read_again_only_when_somebody_wrote_to_it(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (10, 20, 30):
+        shelf.save(step)
+    read: list[str] = []
+    open_read = shelf.storage.open_read
+
+    def opened(name: str) -> Any:
+        read.append(name)
+        return open_read(name)
+
+    monkeypatch.setattr(shelf.storage, "open_read", opened)
+    shelf.catalog.retain(2)
+    assert read == [], "what this driver has committed is known"
+    other = Catalog(shelf.storage, JOB)
+    other.retain(1)
+    assert len(read) == 8, "two ranks wrote two files each, of two checkpoints"
+    shelf.save(40)
+    other.retain(1)
+    assert len(read) == 12
+    other.retain(1)
+    assert len(read) == 12
+
+
+def test_what_the_storage_does_not_delete_goes_the_next_time(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (10, 20, 30):
+        shelf.save(step)
+    delete = shelf.storage.delete
+    refused = {shelf.name(10, MANIFEST_NAME), shelf.name(20, "").rstrip("/")}
+
+    def refuse(name: str) -> None:
+        if name in refused:
+            raise StorageError("no")
+        delete(name)
+
+    monkeypatch.setattr(shelf.storage, "delete", refuse)
+    retained = shelf.catalog.retain(1)
+    assert ([one.step for one in retained.deleted], retained.failure) == ([20], "no")
+    assert shelf.newest() == 30
+    refused.clear()
+    retained = shelf.catalog.retain(1)
+    assert ([one.step for one in retained.deleted], retained.failure) == ([10], None)
+    assert shelf.folders() == [folder_name(30, 1, 1)]
 
 
 def test_links_are_not_followed_into_a_checkpoint(shelf: Shelf, tmp_path: Path) -> None:
@@ -209,16 +339,40 @@ def test_links_are_not_followed_into_a_checkpoint(shelf: Shelf, tmp_path: Path) 
     (source / "link").symlink_to(tmp_path / "secret")
     (source / "folder").symlink_to(tmp_path)
     (source / "real").write_text("x")
-    assert [file.name for file in shelf.catalog.put(source, 1, 1, 1, 0)] == ["real"]
+    assert [file.name for file in shelf.catalog.put(Room(source), 1, 1, 1, 0)] == ["real"]
+
+
+MANIFEST = Manifest(
+    job_id=JOB, step=3, attempt=2, generation=4, world_size=5, committed_at=1.5, score=0.25,
+    files=(ShardFile(name="ü/é.bin", size_bytes=7, sha256="ab" * 32, rank=1),),
+)  # fmt: skip
 
 
 def test_a_manifest_survives_storing() -> None:
-    manifest = Manifest(
-        job_id=JOB, step=3, attempt=2, generation=4, world_size=5, committed_at=1.5,
-        files=(ShardFile(name="ü/é.bin", size_bytes=7, sha256="ab", rank=1),),
-    )  # fmt: skip
-    assert Manifest.from_json(manifest.to_json()) == manifest
-    assert parse_folder_name(manifest.folder) == (3, 2, 4)
+    assert Manifest.from_json(MANIFEST.to_json()) == MANIFEST
+    assert parse_folder_name(MANIFEST.folder) == (3, 2, 4)
+
+
+def test_a_manifest_of_before_is_still_read() -> None:
+    before = json.dumps({"version": 1, **asdict(MANIFEST)}, indent=1).encode()
+    assert Manifest.from_json(before) == MANIFEST
+
+
+def test_every_bit_that_flips_in_a_manifest_is_seen() -> None:
+    content = MANIFEST.to_json()
+    for bit in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ValueError, match="not a checkpoint manifest"):
+            Manifest.from_json(bytes(flipped))
+
+
+@pytest.mark.parametrize("name", ["/srv/canary", "../canary", "a/../../canary", "", ".", "a\0", 5, None])
+def test_a_manifest_names_no_file_elsewhere(name: Any) -> None:
+    file = {"name": name, "size_bytes": 1, "sha256": "", "rank": 0}
+    before = json.dumps({"version": 1, **asdict(MANIFEST), "files": [file]}).encode()
+    with pytest.raises(ValueError, match="not a checkpoint manifest"):
+        Manifest.from_json(before)
 
 
 @pytest.mark.parametrize(

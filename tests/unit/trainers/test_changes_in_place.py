@@ -702,10 +702,10 @@ async def test_whatever_happens_nobody_waits_for_ever(seed: int) -> None:
     assert group is not None
     well = stage.crew.present - stage.dead - stage.frozen - stage.hanging
     if stage.attempt.verdict is not None:
-        assert len(well) < stage.attempt.plan.min_workers, "it ends only when there are too few"
+        assert len(well) < stage.attempt.plan.sizes.min, "it ends only when there are too few"
     elif group.is_stopping:
         assert all(stage.steps[slot] < 0 for slot in well), "it goes back only when nobody holds the state"
     else:
-        assert len(stage.crew.present) >= stage.attempt.plan.min_workers
+        assert len(stage.crew.present) >= stage.attempt.plan.sizes.min
         assert all(stage.steps[slot] >= 10 for slot in well), "no step is lost"
     assert stage.log == []

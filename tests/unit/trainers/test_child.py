@@ -83,7 +83,9 @@ class Kennel:
         self.heard = Heard()
         self._children: list[Child] = []
 
-    def start(self, *command: str, grace_s: float = 5.0, **variables: str) -> Child:
+    def start(
+        self, *command: str, grace_s: float = 5.0, most_processes: int | None = None, **variables: str
+    ) -> Child:
         kept = {
             k: v
             for k, v in server_environment(os.environ).items()
@@ -98,6 +100,7 @@ class Kennel:
             on_line=self.heard.line,
             on_message=self.heard.message,
             fork_server=self.fork_server,
+            most_processes=most_processes,
         )
         self._children.append(child)
         return child

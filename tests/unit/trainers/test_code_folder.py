@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from remora.bundle import pack
 from remora.errors import BundleError
 from trainers.storage import Storage
 from trainers.supervisor.code import shared_folder, sweep_folders, unpack_once, work_root
+from trainers.supervisor.snapshots import memory_root, snapshot_room
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +96,69 @@ def test_what_a_killed_supervisor_left_is_swept_and_what_is_in_use_is_not(
         assert sweep_folders() == ["att_1-1"]
         assert sorted(path.name for path in root.iterdir()) == ["att_2-1", "att_2-1.lock"]
         assert ours.exists()
+
+
+def test_a_link_in_place_of_a_lock_leads_to_nothing(root: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("content")
+    work_root()
+    (root / "att_1-1.lock").symlink_to(precious)
+    (root / "att_1-1").mkdir()
+    (root / "att_2-1.lock").mkdir()
+
+    with pytest.raises(OSError, match="att_1-1"), shared_folder("att_1-1"):
+        pass
+
+    assert sweep_folders() == []
+    assert precious.read_text() == "content"
+    assert (root / "att_1-1").exists()
+
+
+def test_folders_that_a_script_has_put_into_each_other_are_removed(root: Path) -> None:
+    with shared_folder("att_1-1") as folder:
+        # Deeper than a call of Python by itself may go, and than a path may be long.
+        subprocess.run(
+            [sys.executable, "-S", "-c", "import os\nfor _ in range(1500): os.mkdir('deep'); os.chdir('deep')"],
+            cwd=folder, check=True, timeout=60,
+        )  # fmt: skip
+    left = list(root.iterdir())
+    # pytest itself cannot remove what a failure leaves.
+    subprocess.run(["/bin/rm", "-rf", str(root)], check=True, timeout=60)
+    assert left == []
+
+
+def test_a_work_folder_that_somebody_else_has_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REMORA_WORK_DIR")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    theirs = tmp_path / f"remora-work-{os.getuid()}"
+    (tmp_path / "home").mkdir(mode=0o700)
+    theirs.symlink_to(tmp_path / "home")
+    with pytest.raises(PermissionError, match="is no folder of this user alone; remove it"):
+        work_root()
+    theirs.unlink()
+    theirs.mkdir()
+    theirs.chmod(0o777)
+    with pytest.raises(PermissionError, match="is no folder of this user alone; remove it"):
+        work_root()
+    theirs.chmod(0o755)
+    assert work_root() == theirs
+
+
+def test_a_folder_in_memory_that_somebody_else_has_made_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setattr("trainers.supervisor.snapshots._MEMORY", tmp_path / "memory")
+    home = tmp_path / "home"
+    (home / "photos").mkdir(parents=True, mode=0o700)
+    (home / "photos.lock").touch()
+    (tmp_path / "memory" / f"remora-{os.getuid()}").symlink_to(home)
+    assert memory_root() is None
+    with snapshot_room("att_1-1", 1) as room:
+        assert room is None
+    assert (home / "photos").is_dir()
 
 
 def test_code_is_unpacked_once(storage: Storage, tmp_path: Path) -> None:

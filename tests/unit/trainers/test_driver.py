@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import asyncio
+import http.server
+import threading
+from collections.abc import Coroutine, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from remora.states import EndReason
+from tests.attempt_plans import plan_of
 from tests.unit.trainers.stage import Stage
 from tests.unit.trainers.virtual_time import play
-from trainers.driver.driver import Driver
+from trainers.checkpoints.catalog import Catalog
+from trainers.claims import Claims, Refused
+from trainers.driver import driver as driver_module
+from trainers.driver.driver import Driver, DriverTaken
+from trainers.plan import AttemptPlan
+from trainers.storage import Storage, StorageError
 
 
 class Desk:
@@ -128,3 +139,126 @@ def test_a_group_grows_in_one_way_only(elastic: bool) -> None:
         assert at.driver.may_grow() is not elastic
 
     play(scene())
+
+
+class Beginner(Driver):
+    """A driver that begins nothing beyond taking its plan."""
+
+    def _begin(self, plan: AttemptPlan) -> None:
+        self.take(plan)
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AttemptPlan:
+    """A plan in a storage of its own; nothing is waited for between two tries to reach it."""
+    monkeypatch.setattr(driver_module, "_CLAIM_PAUSE_S", 0.0)
+    storage = str(tmp_path / "storage")
+    return plan_of(
+        job_id="job_1", attempt_id="att_1", attempt=1, command=["true"], bundle=None, storage_url=storage,
+        checkpoint_url=storage, backend="ddp", min_workers=1, max_workers=1, resources={"CPU": 1.0},
+    )  # fmt: skip
+
+
+def test_of_two_drivers_of_an_attempt_the_first_begins_it(
+    plan: AttemptPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "_REFUSED_S", 1000.0)
+
+    async def scene() -> None:
+        first, second = Beginner(), Beginner()
+        assert await first.poll(0, 10) is None, "it has no plan, which is not the same as no news"
+        await first.start(plan)
+        await first.start(plan)
+        assert await first.poll(0, 10) == []
+        with pytest.raises(Refused, match="belongs to another driver"):
+            await second.start(plan)
+        assert await second.poll(0, 10) is None
+        with pytest.raises(DriverTaken):
+            await first.start(replace(plan, attempt_id="att_other"))
+
+    asyncio.run(scene())
+
+
+def test_an_attempt_that_was_closed_is_begun_by_no_driver(
+    plan: AttemptPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = asyncio.Event()
+    Claims(Storage(plan.storage_url), plan.job_id).close(plan.attempt_id)
+
+    monkeypatch.setattr(driver_module, "_REFUSED_S", 0.0)
+
+    async def scene() -> None:
+        monkeypatch.setattr(driver_module, "end_this_actor", ended.set)
+        with pytest.raises(Refused, match="has ended already"):
+            await Beginner().start(plan)
+        await asyncio.wait_for(ended.wait(), 10.0)
+
+    asyncio.run(scene())
+
+
+def test_closing_takes_no_attempt_from_its_driver(plan: AttemptPlan) -> None:
+    claims = Claims(Storage(plan.storage_url), plan.job_id)
+    claims.take(plan.attempt_id, "first")
+    claims.close(plan.attempt_id)
+    claims.take(plan.attempt_id, "first")
+
+
+def test_a_storage_that_fails_for_a_moment_delays_the_start(
+    plan: AttemptPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [StorageError("it does not answer")] * 2
+
+    def fails_twice(plan: AttemptPlan, name: str) -> None:
+        if failures:
+            raise failures.pop()
+        Claims(Storage(plan.storage_url), plan.job_id).take(plan.attempt_id, name)
+
+    monkeypatch.setattr(driver_module, "claim", fails_twice)
+
+    async def scene() -> None:
+        driver = Beginner()
+        await driver.start(plan)
+        assert await driver.poll(0, 10) == []
+
+    asyncio.run(scene())
+
+
+def test_a_driver_of_an_attempt_that_a_newer_one_has_fenced_begins_nothing(plan: AttemptPlan) -> None:
+    Catalog(Storage(plan.checkpoint_url), plan.job_id).fence(plan.attempt + 1)
+    driver = Driver()
+    driver.take(plan)
+    with pytest.raises(Refused, match="newer attempt"):
+        driver._run_controller()
+
+
+@pytest.fixture
+def read_only() -> Iterator[str]:
+    """The URL of a storage over HTTP, which has nothing and takes nothing."""
+
+    class Nothing(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        do_HEAD = do_GET  # noqa: N815 - the name that the library looks for
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Nothing) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        yield f"http://127.0.0.1:{server.server_port}/store"
+        server.shutdown()
+
+
+def test_an_attempt_whose_checkpoints_cannot_be_stored_is_lost_with_a_sentence(
+    plan: AttemptPlan, read_only: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "_CLAIM_S", 0.0)
+    driver = Driver()
+    driver.take(replace(plan, checkpoint_url=read_only))
+    with pytest.raises(StorageError):
+        driver._run_controller()
+    verdict = driver._attempt.verdict
+    assert verdict is not None
+    assert verdict.end_reason is EndReason.DRIVER_LOST, "a loss that is bounded, see service.queue.retry"
+    assert "storage for checkpoints cannot be used" in verdict.message

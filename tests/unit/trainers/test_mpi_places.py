@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from trainers.backends.mpi import _doors, _hosts
+from tests.unit.trainers.test_child import is_gone
+from trainers.backends import mpi
+from trainers.backends.mpi import _doors, _hosts, _runs
 from trainers.backends.mpi.rank import tell_over
 from trainers.supervisor.supervisor import free_port
 
@@ -133,3 +135,21 @@ def test_rank_0s_node_has_the_name_by_which_mpirun_knows_itself() -> None:
     here = socket.gethostname()
     assert _hosts(peers) == [here, here, "10.0.0.2", "10.0.0.2"]
     assert _doors(peers)["10.0.0.2"] == ("10.0.0.2", 20003)
+
+
+def test_a_trial_of_mpirun_that_does_not_end_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mpi, "_TRY_S", 1.0)
+    told = tmp_path / "pids"
+    program = tmp_path / "mpirun"
+    program.write_text(
+        f"#!/bin/sh\nsetsid sleep 600 & echo $! >> {told}; echo $$ >> {told}; exec sleep 600\n"
+    )
+    program.chmod(0o755)
+    began = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert not _runs(began)
+    for pid in told.read_text().split():
+        assert is_gone(int(pid))
+    program.write_text("#!/bin/sh\nexit 0\n")
+    assert _runs(began)

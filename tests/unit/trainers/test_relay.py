@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +17,10 @@ import ray
 from trainers.checkpoints.catalog import Catalog
 from trainers.driver import relay as module
 from trainers.driver.relay import Relay
+from trainers.rooms import Room
 from trainers.storage import Storage, StorageError
 from trainers.supervisor import parcels
+from trainers.supervisor.code import sweep_folders
 from trainers.supervisor.parcels import Parcel
 
 PARCEL = Parcel(rank=1, step=7, attempt=1, generation=2, size_bytes=11, asked=True)
@@ -38,7 +44,7 @@ class Stage:
         return {path.name: path.read_text() for path in self.storage.rglob("*") if path.is_file()}
 
     def kept(self) -> list[Path]:
-        return [path for path in self.work.rglob("*") if path.is_file()]
+        return [path for path in self.work.rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
 @pytest.fixture
@@ -96,9 +102,34 @@ def test_no_path_leaves_the_folder(stage: Stage) -> None:
     assert stage.kept() == []
 
 
+def test_no_parcel_names_its_folder_on_the_drivers_disk(stage: Stage, tmp_path: Path) -> None:
+    (tmp_path / "canary").mkdir()
+    strange: Any = f"../../../{tmp_path}/canary/x"
+    parcel = replace(PARCEL, step=strange)
+
+    async def scene() -> None:
+        assert stage.relay.offer(parcel)
+        await stage.relay.take(parcel, "part", 0, b"x")
+        stage.relay.close()
+
+    asyncio.run(scene())
+    assert list((tmp_path / "canary").iterdir()) == []
+    assert stage.kept() == []
+
+
+def test_no_more_comes_than_was_offered(stage: Stage) -> None:
+    async def scene() -> None:
+        assert stage.relay.offer(PARCEL)
+        for offset, chunk in ((-1, b"x"), (0, b"x" * 12), (1 << 40, b"x")):
+            with pytest.raises(ValueError, match="than the 11 bytes that were offered"):
+                await stage.relay.take(PARCEL, "part", offset, chunk)
+
+    asyncio.run(scene())
+
+
 def test_a_disk_without_room_refuses(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = SimpleNamespace(free=module._SPARE_BYTES + PARCEL.size_bytes)
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
     assert stage.relay.offer(PARCEL)
     other = Parcel(rank=2, step=7, attempt=1, generation=2, size_bytes=1, asked=True)
     assert not stage.relay.offer(other), "what was promised to the first is not there for the second"
@@ -153,9 +184,32 @@ def test_a_worker_sends_all_its_files_in_pieces(
     )
     monkeypatch.setattr(parcels, "ray", SimpleNamespace(get=get, exceptions=ray.exceptions))
     monkeypatch.setattr(parcels, "CHUNK_BYTES", 4)
-    whole = Parcel(rank=0, step=7, attempt=1, generation=2, size_bytes=parcels.size_of(source), asked=False)
+    whole = Parcel(
+        rank=0, step=7, attempt=1, generation=2, size_bytes=parcels.size_of(Room(source)), asked=False
+    )
     assert whole.size_bytes == 10
-    assert parcels.send(driver, whole, source)
+    assert parcels.send(driver, whole, Room(source))
     loop.run_until_complete(stage.relay.finish())
     loop.close()
     assert stage.stored() == {"long": "0123456789", "empty": ""}
+
+
+KILLED = """
+import os, signal
+from trainers.driver.relay import Relay
+from tests.unit.trainers.test_relay import PARCEL
+relay = Relay(lambda *_: None)
+assert relay.offer(PARCEL)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_driver_kept_is_removed_by_the_next(stage: Stage) -> None:
+    root = Path(__file__).parents[3]
+    killed = subprocess.run([sys.executable, "-c", KILLED], cwd=root, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert stage.relay.offer(PARCEL)
+    assert len([path for path in stage.work.iterdir() if path.is_dir()]) == 2
+    assert len(sweep_folders()) == 1, "that of the living one stays"
+    stage.relay.close()
+    assert list(stage.work.iterdir()) == []

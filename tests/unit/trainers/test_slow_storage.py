@@ -102,11 +102,16 @@ def far(stage: Stage, step: int) -> list[int]:
     return [path.stat().st_size for path in (stage.folder / "far").rglob(f"{step:012d}-1-1/weights")]
 
 
-def test_what_was_measured_decides_who_brings_a_checkpoint_to_the_storage(stage: Stage) -> None:
+@pytest.mark.parametrize("clock_set_by_s", [0.0, 3600.0, -3600.0])
+def test_what_was_measured_decides_who_brings_a_checkpoint_to_the_storage(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, clock_set_by_s: float
+) -> None:
     driver = stage.driver
     running = stage.start(SCRIPT, checkpoint_url=f"slow://{stage.folder}/far", write_bytes_per_s=BELIEVED)
     assert driver.wait_for("shard")["step"] == 1
     running.instruct({"type": "preemption", "deadline_at": time.time() + 60.0})
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + clock_set_by_s)
     (code,) = stage.folder.glob("work/**/train.py")
     (code.parent / "go-on").touch()
 

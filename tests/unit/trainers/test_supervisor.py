@@ -13,9 +13,13 @@ import psutil
 import pytest
 
 from tests.unit.trainers.supervisor_stage import Driver, Stage, without_ray
+from tests.unit.trainers.test_child import is_gone
 from trainers.checkpoints.catalog import Catalog
 from trainers.supervisor import supervisor as module
+from trainers.supervisor.code import shared_folder
+from trainers.supervisor.environment import Place
 from trainers.supervisor.fork_server_client import ForkServer
+from trainers.supervisor.links import first_of_node, link_outputs
 from trainers.supervisor.outbox import Outbox
 from trainers.supervisor.supervisor import ChildFailed, PlannedStop, Supervisor
 
@@ -235,6 +239,86 @@ def test_a_script_cannot_speak_for_its_supervisor(stage: Stage) -> None:
     assert "could not be taken" in said[2]
 
 
+SAY = """
+import json, os, socket
+end = socket.socket(fileno=int(os.environ['REMORA_CHANNEL_FD']))
+def say(**fields): end.sendall(json.dumps(fields).encode() + b'\\n')
+scratch = os.environ['REMORA_SCRATCH_DIR']
+"""
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Path:
+    """A folder of somebody else."""
+    folder = tmp_path / "canary"
+    folder.mkdir()
+    (folder / "bird").write_text("sings")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "offered",
+    [
+        "folder={canary!r}",
+        "folder=os.path.relpath({canary!r})",
+        "folder=os.path.join(scratch, os.path.relpath({canary!r}, scratch))",
+        "folder=os.path.relpath({canary!r}, scratch)",
+        "folder=os.path.relpath({canary!r}, os.environ['REMORA_MEMORY_DIR']), room='memory'",
+        "folder=(os.symlink({canary!r}, scratch + '/link'), 'link')[1]",
+        "folder=(os.symlink({canary!r}, scratch + '/link'), scratch + '/link')[1]",
+        "folder=(os.symlink(os.path.dirname({canary!r}), scratch + '/up'), scratch + '/up/canary')[1]",
+        "folder=scratch",
+        "folder='.'",
+        "folder=''",
+        "folder='x' * 5000",
+        "folder='x/' * 5000 + 'x'",
+        "folder='canary', room={canary!r}",
+        "folder=['canary'], room=['scratch']",
+    ],
+)
+def test_a_script_hands_over_no_folder_but_those_that_it_was_given(
+    stage: Stage, canary: Path, offered: str
+) -> None:
+    stage.start(
+        f"{SAY}\nsay(type='checkpoint', step=1, {offered.format(canary=str(canary))})\n"
+        "os.mkdir(scratch + '/mine')\nopen(scratch + '/mine/part', 'w').write('x')\n"
+        "say(type='checkpoint', step=2, folder=scratch + '/mine')"
+    )
+    assert stage.end()["exit_code"] == 0
+    assert (canary / "bird").read_text() == "sings"
+    assert [message["step"] for message in stage.driver.all("shard")] == [2], "the worker goes on"
+    (said,) = [message["text"] for message in stage.driver.all("log")]
+    assert said.startswith(("the checkpoint of step 1 could not be taken: ", "a checkpoint message was not "))
+    assert len(said) < 500
+    assert "Errno" not in said
+
+
+def test_a_link_in_a_handed_over_folder_is_not_followed(stage: Stage, canary: Path) -> None:
+    stage.start(
+        "import os\nfrom remora import training\n"
+        f"with training.checkpoint(7) as folder:\n"
+        f"    os.symlink({str(canary)!r}, folder / 'link'); os.symlink({str(canary / 'bird')!r}, folder / 'bird')\n"
+        "    (folder / 'part').write_text('x')"
+    )
+    assert stage.end()["exit_code"] == 0
+    (shard,) = stage.driver.all("shard")
+    assert [file.name for file in shard["files"]] == ["part"]
+    assert (canary / "bird").read_text() == "sings"
+
+
+@pytest.mark.parametrize(
+    "fields", ["step=-1", "step=2 ** 60", "step=1, generation=2", "step=1, generation=-1"]
+)
+def test_a_script_stores_nothing_for_steps_and_groups_that_cannot_be(stage: Stage, fields: str) -> None:
+    stage.start(
+        f"{SAY}\nos.mkdir(scratch + '/mine')\nopen(scratch + '/mine/part', 'w').write('x')\n"
+        f"say(type='checkpoint', folder=scratch + '/mine', {fields})"
+    )
+    assert stage.end()["exit_code"] == 0
+    assert stage.storage.names("jobs/job_1/checkpoints") == []
+    assert ["not understood" in message["text"] for message in stage.driver.all("log")] == [True]
+
+
 WAITING = "from remora import training\ntraining.report(1)\nimport signal; signal.pause()"
 
 
@@ -264,7 +348,7 @@ def test_a_child_does_not_outlive_its_driver(driver: Driver, stage: Stage) -> No
     stage.supervisor._outbox.put({"type": "report", "step": 2})
     stage.end()
     assert isinstance(stage.outcome, PlannedStop)
-    assert not keeper.is_running()
+    assert is_gone(keeper.pid)
 
 
 ASKED = """
@@ -316,6 +400,43 @@ sys.exit(3)
 """
 
 
+def test_a_worker_that_joins_leaves_the_folders_of_those_that_run_on_its_node_alone(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """Its ranks are dealt once it has joined: until then they may be a running worker's of the same group."""
+    (tmp_path / "work").mkdir(mode=0o700)
+    with shared_folder("att_1-1", tmp_path / "work") as theirs:
+        (theirs / "scratch-1").mkdir()
+        (theirs / "outputs-0").mkdir()
+        (theirs / "outputs-0" / "model").write_bytes(b"being written")
+        stage.start("print('joined')", is_joining=True, outputs=("final",))
+        assert stage.end()["exit_code"] == 0
+        assert (theirs / "outputs-0" / "model").read_bytes() == b"being written"
+        assert sorted(path.name for path in theirs.iterdir()) == ["outputs-0", "scratch-1"]
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+@pytest.mark.parametrize("lock", ["links.lock", "files.lock"])
+def test_a_link_in_the_place_of_a_lock_empties_nothing(tmp_path: Path, lock: str) -> None:
+    canary = tmp_path / "canary"
+    canary.write_text("precious")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / lock).symlink_to(canary)
+    place = Place(
+        job_id="job_1", attempt_id="att_1", attempt=1, generation=1, rank=1, world_size=2, local_rank=1,
+        local_world_size=2, node_rank=0, num_nodes=1, master_addr="127.0.0.1", master_port=29500,
+    )  # fmt: skip
+
+    def both() -> None:
+        link_outputs(tmp_path, tmp_path / "folder", place, {}, is_joining=False)
+        with first_of_node(tmp_path / "folder", "files"):
+            pass
+
+    with pytest.raises(OSError, match="symbolic"):
+        both()
+    assert canary.read_text() == "precious"
+
+
 def test_outputs_are_stored_before_the_end_is_told(stage: Stage) -> None:
     command = [sys.executable, "train.py", "${{outputs.final}}"]
     stage.start(WRITES, command=command, outputs=("final",))
@@ -345,6 +466,31 @@ def test_a_folder_that_the_script_always_writes_to_is_an_output(stage: Stage) ->
     assert [message["text"] for message in stage.driver.all("log")] == [
         "train.py is in the code, so what is written there is not kept"
     ]
+
+
+#: PyTorch's tutorial on torchrun keeps its snapshot in the working folder.
+SNAPSHOT = """
+import os, pathlib
+assert not os.path.exists("snapshot.pt")
+pathlib.Path("snapshot.new").write_text("epoch 3")
+os.replace("snapshot.new", "snapshot.pt")
+"""
+
+
+def test_a_file_of_the_working_folder_is_an_output(stage: Stage) -> None:
+    stage.start(SNAPSHOT, outputs=("snapshot",), output_files={"snapshot.pt": "snapshot"})
+    assert stage.end()["exit_code"] == 0
+    *_, stored, end = [message["changes"] for message in stage.driver.all("outputs")]
+    assert [(file.name, file.size_bytes) for file in stored.written] == [("snapshot/snapshot.pt", 7)]
+    assert (end.end, end.busy, end.written) == ("clean", frozenset(), ())
+
+
+def test_a_worker_answers_every_round_that_the_driver_asks_it_in(stage: Stage) -> None:
+    supervisor = stage.start("import threading; print('runs', flush=True); threading.Event().wait()")
+    stage.driver.wait_for("log")
+    supervisor.instruct({"type": "look", "round": 7})
+    changes = stage.driver.wait_for("outputs")["changes"]
+    assert (changes.round, changes.busy, changes.written, changes.end) == (7, frozenset(), (), None)
 
 
 def test_a_notice_has_outputs_stored_at_once(stage: Stage) -> None:

@@ -14,6 +14,7 @@ from trainers.driver.group import (
     STOP_PATIENCE_S,
     Commit,
     Count,
+    Deadline,
     Effect,
     Note,
     Tell,
@@ -57,7 +58,8 @@ class Scene:
         return self.said
 
     def stop(self, reason: str, deadline_at: float | None = None) -> list[Effect]:
-        self.said = list(self.group.request_stop(reason, self.now, deadline_at))
+        deadline = None if deadline_at is None else Deadline(at=deadline_at, until=deadline_at)
+        self.said = list(self.group.request_stop(reason, self.now, deadline))
         return self.said
 
     def commit(self, step: int) -> list[Effect]:

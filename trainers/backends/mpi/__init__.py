@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import ClassVar
 
 from remora.launchers import unwrap
 from trainers.backends.backend import Backend, BackendUnusable, Companion, Start
 from trainers.backends.mpi.rank import make_pipes, place_pipe, tell_over
+from trainers.supervisor.child import Child
 
 _HERE = Path(__file__).parent
 #: Folder in which the ranks of a node share memory.
@@ -99,20 +100,25 @@ class Mpi(Backend):
 
 
 def _runs(environment: dict[str, str]) -> bool:
-    """True when mpirun can start one process on this node."""
+    """True when mpirun can start one process on this node; nothing that it started is left."""
     try:
-        ended = subprocess.run(
+        trial = Child(
             ["mpirun", "-n", "1", "true"],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=_TRY_S,
-            check=False,
+            folder=Path("/"),
+            environment=environment,
+            line_bytes=1000,
+            grace_s=0.0,
+            on_line=lambda *_: None,
+            on_message=lambda _: None,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, ValueError):
         return False
-    return ended.returncode == 0
+    late = threading.Timer(_TRY_S, trial.stop, kwargs={"at_once": True})
+    late.start()
+    try:
+        return trial.wait().get("exit_code") == 0
+    finally:
+        late.cancel()
 
 
 def _without_ranks(start: Start) -> dict[str, str]:

@@ -1,0 +1,146 @@
+"""Keeps a lease for a process, apart from the work that is done under it.
+
+The owner renews it several times in the time that it lasts, whatever its loops wait for.  It holds it for as long as
+it lasts after the last renewal that succeeded, by its own monotonic clock; who waits for it counts from a later moment,
+so that two never act at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from service.store import leases
+from service.store.database import Database
+from service.store.leases import Lease, LeaseWatch
+
+log = logging.getLogger(__name__)
+
+#: Renewals in the time that a lease lasts.
+RENEWALS = 5
+#: Seconds after which a process whose work stands still keeps its lease no longer: another one may do better.
+STALLED_S = 60.0
+
+
+@dataclass(frozen=True)
+class _Hold:
+    lease: Lease
+    #: Until when, by the monotonic clock, if it is not renewed.
+    until: float
+
+
+class LeaseKeeper:
+    """One process's right to act; `step` and `resign` are called by one thread at a time, all else by any."""
+
+    def __init__(
+        self,
+        database: Database,
+        name: str,
+        owner: str,
+        lease_s: float,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._name = name
+        self._owner = owner
+        self._lease_s = lease_s
+        self._monotonic = monotonic
+        self._watch = LeaseWatch()
+        #: The newest lease that this process took and has not lost; it may have lapsed.
+        self._taken: Lease | None = None
+        self._hold: _Hold | None = None
+        self._worked_at: float | None = None
+        self._changing = threading.Lock()
+        #: Set when `step` should not wait for its time.
+        self.hurry = threading.Event()
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds until the next `step`, at most."""
+        return self._lease_s / RENEWALS
+
+    def held(self) -> Lease | None:
+        """The lease, while this process may act under it."""
+        hold = self._hold
+        return hold.lease if hold is not None and self._monotonic() < hold.until else None
+
+    def is_held(self, lease: Lease) -> bool:
+        """True while this process may act under that lease."""
+        return self.held() == lease
+
+    def worked(self) -> None:
+        """The work goes on; where neither this nor `rest` is ever called, nobody asks whether it does."""
+        was_resting, self._worked_at = self._worked_at == -math.inf, self._monotonic()
+        if was_resting:
+            self.hurry.set()
+
+    def rest(self) -> None:
+        """Nothing can be done under the lease: until `worked` is called it is watched, but not renewed or taken."""
+        self._worked_at = -math.inf
+
+    def doubt(self, lease: Lease) -> None:
+        """A write under it was refused: nothing is done under it until it was renewed."""
+        with self._changing:
+            if self._hold is not None and self._hold.lease == lease:
+                self._hold = None
+        self.hurry.set()
+
+    def step(self, now: float) -> Lease | None:
+        """Renew the lease, take it when its owner is silent, or look on; the lease where this process holds it.
+
+        `now` is seconds since 1970 and only written down.  Raises DBAPIError when the database does not answer; the
+        lease is then held for as long as it lasts.
+        """
+        began = self._monotonic()
+        may_act = self._may_act(began)
+        if self._taken is not None:
+            if not may_act:
+                return None
+            taken = self._taken
+            if self._database.transact(lambda connection: leases.renew(connection, taken, now)):
+                return self._keep(taken, began)
+            self._lose()
+        row = self._database.query(lambda connection: leases.get(connection, self._name))
+        if row is not None and not row.is_free and self._watch.unchanged_s(row, began) < self._lease_s:
+            return None
+        if not may_act:
+            return None
+        lease = self._database.transact(
+            lambda connection: leases.take(connection, row, self._name, self._owner, now)
+        )
+        return None if lease is None else self._keep(lease, began)
+
+    def resign(self) -> None:
+        """Let another one in at once; nothing may be done under the lease any more."""
+        taken = self._taken
+        self._taken = self._hold = None
+        if taken is not None:
+            self._database.transact(lambda connection: leases.give_up(connection, taken))
+
+    def _may_act(self, now: float) -> bool:
+        """False while the work stands still, and then the lease is not held any more."""
+        if self._worked_at is None or now - self._worked_at < STALLED_S:
+            return True
+        with self._changing:
+            held, self._hold = self._hold, None
+        if held is not None:
+            log.warning("nothing can be done under the lease, so it is not renewed")
+        return False
+
+    def _keep(self, lease: Lease, began: float) -> Lease:
+        if self._taken != lease:
+            log.info("this controller acts now, token %d", lease.token)
+        self._taken = lease
+        with self._changing:
+            self._hold = _Hold(lease, began + self._lease_s)
+        return lease
+
+    def _lose(self) -> None:
+        log.warning("another controller acts now; this one stands by")
+        self._taken = None
+        with self._changing:
+            self._hold = None

@@ -1,0 +1,56 @@
+"""Who may ask for the time of day: a length of time is measured by clocks that nobody can set."""
+
+from __future__ import annotations
+
+import ast
+
+from tests.architecture.repository import sources
+
+#: Modules that may, and what they use it for.
+MAY = {
+    "service/steady_clock.py": "the one place where the service reads the machine's clock",
+    "service/api/app.py": "how old files are, by the time that the machine wrote on them",
+    "trainers/driver/account.py": "when something was told, for people",
+    "trainers/driver/attempt.py": "what is written down, and deadlines that clouds give, once each",
+    "trainers/driver/commits.py": "when a checkpoint was committed, for people",
+    "trainers/driver/outputs.py": "when outputs were committed, for people",
+    "trainers/supervisor/supervisor.py": "deadlines that clouds give, once each",
+    "trainers/supervisor/keeper.py": "how old files are, by the time that the machine wrote on them",
+    "trainers/supervisor/collecting.py": "how old files are, by the time that the machine wrote on them",
+    "cluster/agent/agent.py": "when the cloud takes the machine, as it says it",
+    "cluster/agent/metadata.py": "the same",
+    "cluster/agent/head.py": "when an agent told something, for the eyes of people",
+    "cluster/azure/arm.py": "a default; the service gives its own",
+    "cluster/azure/market.py": "a default; the service gives its own",
+    "cluster/azure/provider.py": "a default; the service gives its own",
+    "cluster/azure/emulator/clock.py": "the emulator plays a cloud, which has a time of day",
+    "cluster/azure/emulator/imds.py": "the same",
+    "cluster/local/head.py": "when a machine was made, for people",
+    "cluster/local/provider.py": "when a machine was made, and until when there is none, as clouds say it",
+}
+_NAMES = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow")}
+
+
+def asks_for_the_time(text: str) -> bool:
+    """True when a module names one of the functions that say the time of day."""
+    return any(
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and (node.value.id, node.attr) in _NAMES
+        for node in ast.walk(ast.parse(text))
+    )
+
+
+def test_the_time_of_day_is_asked_for_where_it_is_no_length_of_time() -> None:
+    asking = {
+        name for name, text in sources("service", "cluster", "trainers").items() if asks_for_the_time(text)
+    }
+    assert asking - MAY.keys() == set(), (
+        "use time.monotonic, or CLOCK of service.steady_clock for what is stored"
+    )
+    assert MAY.keys() - asking == set(), "these do not ask for it any more: take them off the list"
+
+
+def test_who_asks_is_found() -> None:
+    assert asks_for_the_time("import time\nclock = time.time\n")
+    assert not asks_for_the_time("import time\nclock = time.monotonic\n")

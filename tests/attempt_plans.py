@@ -1,0 +1,15 @@
+"""Plans of attempts, with the sizes of their worker groups written as a specification writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from remora.worker_sizes import WorkerSizes
+from trainers.plan import AttemptPlan
+
+
+def plan_of(**fields: Any) -> AttemptPlan:
+    """A plan of these fields; `min_workers`, `max_workers`, `multiple_of` and `dealt` become its `sizes`."""
+    least, most = fields.pop("min_workers"), fields.pop("max_workers")
+    sizes = WorkerSizes(least, most, fields.pop("multiple_of", 1), fields.pop("dealt", None))
+    return AttemptPlan(sizes=sizes, **fields)

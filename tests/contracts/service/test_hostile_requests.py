@@ -1,0 +1,121 @@
+"""While the service is sent hostile requests, its event loop stays free: steps are counted, not seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from starlette.types import Message
+
+from benchmarks.hostile_requests import HostileRequest, hostile_requests
+from service.api.app import create_app
+from service.api.checks import MOST_WAITING
+from service.settings import Settings
+from tests.steps import stopped_after
+
+#: Lines of Python between two turns of the event loop: far more than any request takes, and a few tens of milliseconds.
+MOST_STEPS = 50_000
+#: What a request takes on the event loop however it is checked, with room to spare.
+STEPS_OF_A_REQUEST = 5_000
+
+
+class CountingLoop(asyncio.SelectorEventLoop):
+    """Counts the lines that its thread executes in each of its turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+        self.most = 0
+
+    def _run_once(self) -> None:
+        self.steps = 0
+        super()._run_once()  # type: ignore[misc]
+        self.most = max(self.most, self.steps)
+
+    def trace(self, _frame: FrameType, event: str, _argument: Any) -> Any:
+        """For `sys.settrace`, which is of one thread."""
+        self.steps += event == "line"
+        return self.trace
+
+
+async def ask(app: FastAPI, method: str, path: str, body: bytes = b"") -> tuple[int, dict[str, Any]]:
+    """One request to the application and its answer, a JSON object."""
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+    scope = {
+        "type": "http", "http_version": "1.1", "method": method, "path": path, "raw_path": path.encode(),
+        "query_string": b"", "root_path": "", "scheme": "http", "headers": headers, "state": {},
+        "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1),
+    }  # fmt: skip
+    pieces = [body[begin : begin + 65536] for begin in range(0, len(body), 65536)] or [b""]
+    answered: list[Message] = []
+
+    async def receive() -> Message:
+        if not pieces:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    async def send(message: Message) -> None:
+        answered.append(message)
+
+    await app(scope, receive, send)
+    content = b"".join(message.get("body", b"") for message in answered[1:])
+    return answered[0]["status"], json.loads(content)
+
+
+async def health_during(app: FastAPI, requests: list[HostileRequest]) -> list[int]:
+    """Send them together; `/healthz` is asked all the while.  The statuses of their answers."""
+    sent = [asyncio.create_task(ask(app, "POST", one.path, one.body)) for one in requests]
+    done = asyncio.gather(*sent)
+    while not done.done():
+        status, _ = await ask(app, "GET", "/healthz")
+        assert status == 200
+        await asyncio.wait([done], timeout=0.01)
+    return [status for status, _ in await done]
+
+
+def steps_during(home: Path, requests: list[HostileRequest]) -> tuple[int, list[int]]:
+    """Most steps of one turn of the event loop, and the statuses of the answers."""
+    app = create_app(Settings(home=home))
+
+    async def main() -> list[int]:
+        async with app.router.lifespan_context(app):
+            await ask(app, "GET", "/healthz")  # what is imported and built by the first request only
+            loop.most = loop.steps = 0
+            tracing = sys.gettrace()
+            sys.settrace(loop.trace)
+            try:
+                return await health_during(app, requests)
+            finally:
+                sys.settrace(tracing)
+
+    loop = CountingLoop()
+    try:
+        with stopped_after(120.0):
+            statuses = loop.run_until_complete(main())
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        loop.close()
+    return loop.most, statuses
+
+
+@pytest.mark.parametrize("request_", list(hostile_requests()), ids=lambda one: one.name)
+def test_the_event_loop_is_free_while_a_hostile_request_is_judged(
+    tmp_path: Path, request_: HostileRequest
+) -> None:
+    most, statuses = steps_during(tmp_path / "home", [request_])
+    assert most < MOST_STEPS
+    assert statuses[0] in (200, 400, 413, 422), statuses  # 200: what is wrong with a document that is checked
+
+
+def test_too_many_large_requests_at_once_are_refused(tmp_path: Path) -> None:
+    large = max(hostile_requests(), key=lambda one: len(one.body) if one.path == "/v1/policies/check" else 0)
+    most, statuses = steps_during(tmp_path / "home", [large] * (2 * MOST_WAITING))
+    # All of them come in one turn.
+    assert most < 2 * MOST_WAITING * STEPS_OF_A_REQUEST
+    assert statuses.count(503) >= MOST_WAITING

@@ -1,0 +1,378 @@
+"""Queue, planner and trainers have one answer to what fits: whatever the jobs, the machines and their sizes are.
+
+Jobs go the whole way from their specifications: the queue admits, the planner buys and returns, and a driver takes what
+there is.  Everything that decides is the real thing; only Ray's part is played, which counts what is free on nodes with
+the labels that a plan asks for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.actions import Drain, Launch, Plan, Terminate, Wait
+from cluster.offerings import CapacityType, Offering, zone_and_capacity
+from cluster.placement import FABRIC_LABEL, POOL_LABEL, labels_of
+from cluster.planner import plan
+from cluster.planning.fitting import as_shown
+from cluster.policies import Policies
+from cluster.view import ClusterView
+from remora import JobSpec, SpecError
+from remora.states import AttemptState, NodeState
+from service.loops.launching import attempt_plan
+from service.queue.admission import Admission, Claim, admit
+from service.queue.demand import demand_of, node_view, placement_in, workers_by_node, workers_of_jobs
+from service.queue.pools import complete_pools
+from service.queue.rooms import Room
+from service.queue.rows import AttemptRow, JobRow, NodeRow
+from service.settings import Settings
+from tests.service_fakes import job_row
+from trainers.plan import AttemptPlan
+
+NOW = 1_000_000.0
+GIB = 2.0**30
+SETTINGS = Settings()
+#: Rounds after which nothing may be left to do, and seconds between two of them.
+ROUNDS, ROUND_S = 14, 100.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A size of machine, with the memory that its nodes show, which the catalogue may not know."""
+
+    name: str
+    resources: dict[str, float]
+    memory_gib: float
+    is_known: bool = True
+    has_fabric: bool = False
+
+    @property
+    def sold(self) -> list[Offering]:
+        promised = self.resources | ({"memory": self.memory_gib * GIB} if self.is_known else {})
+        return [
+            Offering(
+                size=self.name,
+                zone=zone,
+                capacity=capacity,
+                resources=promised,
+                price_per_hour=1.0,
+                has_fabric=self.has_fabric,
+            )
+            for zone in ("1", "2")
+            for capacity in CapacityType
+        ]
+
+
+@dataclass
+class World:
+    """A small cloud, the nodes bought of it, and the jobs that came."""
+
+    kinds: list[Kind]
+    policies: Policies
+    jobs: list[JobRow]
+    now: float = NOW
+    nodes: list[NodeRow] = field(default_factory=list)
+    #: Those that were returned: the service remembers for some time what they have shown.
+    ended: list[NodeRow] = field(default_factory=list)
+    attempts: dict[str, AttemptRow] = field(default_factory=dict)
+    plans: dict[str, AttemptPlan] = field(default_factory=dict)
+    launched: int = 0
+
+    @property
+    def offerings(self) -> tuple[Offering, ...]:
+        return as_shown([one for kind in self.kinds for one in kind.sold], [*self.nodes, *self.ended])
+
+    @property
+    def waiting(self) -> list[JobRow]:
+        return [job for job in self.jobs if job.id not in self.attempts]
+
+    def planned(self) -> Plan:
+        demands = [
+            replace(demand_of(job, self.attempts.get(job.id), None, self.now), place=place)
+            for place, job in enumerate(self.jobs)
+        ]
+        on = workers_by_node(self.nodes, self.attempts.values())
+        views = tuple(node_view(node, on.get(node.id, {})) for node in self.nodes)
+        view = ClusterView(
+            now=self.now, jobs=tuple(demands), nodes=views, offerings=self.offerings, in_turns=True
+        )
+        return plan(view, self.policies, self.now)
+
+    def admitted(self) -> Admission:
+        pools = complete_pools(self.policies, self.offerings, lambda pool: pool.max_nodes)
+        at = workers_of_jobs(self.nodes, self.attempts.values())
+        running = [(job, self.attempts[job.id]) for job in self.jobs if job.id in self.attempts]
+        claims = [
+            Claim(job.sizes, job.worker_resources, placement_in(job, one), at.get(job.id, {}))
+            for job, one in running
+        ]
+        rooms = [
+            Room(
+                one.id, one.pool, one.resources, *zone_and_capacity(one.offering), one.fabric, one.bought_for
+            )
+            for one in self.nodes
+        ]
+        return admit(self.waiting, claims, rooms, pools)
+
+    def do(self, actions: Plan) -> bool:
+        """Buy and return at once; True when something was."""
+        gone = {one.node_id for one in actions if isinstance(one, Drain | Terminate)}
+        self.ended += [one for one in self.nodes if one.id in gone]
+        self.nodes = [one for one in self.nodes if one.id not in gone]
+        launches = [one for one in actions if isinstance(one, Launch)]
+        self.nodes += [self._made(launch) for launch in launches]
+        return bool(gone or launches)
+
+    def _made(self, launch: Launch) -> NodeRow:
+        """What was bought joins, with the memory that such machines have."""
+        self.launched += 1
+        kind = next(one for one in self.kinds if one.name == launch.offering.partition("/")[0])
+        promised = dict(launch.resources)
+        return NodeRow(
+            id=f"node_{self.launched:03}",
+            pool=launch.pool,
+            created_at=self.now,
+            state=NodeState.READY,
+            address=f"10.0.0.{self.launched}",
+            resources={"memory": kind.memory_gib * GIB, **promised},
+            offering=launch.offering,
+            fabric=launch.fabric,
+            bought_for=launch.job_id,
+            launched_at=self.now,
+            ready_at=self.now,
+        )
+
+    def start(self, job_id: str, fabric: str | None) -> None:
+        """Its driver starts, and finds room for a worker group that it accepts."""
+        job = next(one for one in self.jobs if one.id == job_id)
+        attempt = AttemptRow(
+            id=f"att_{job_id}",
+            job_id=job_id,
+            attempt=1,
+            created_at=self.now,
+            started_at=self.now,
+            state=AttemptState.RUNNING,
+            fabric=fabric,
+        )
+        self.attempts[job_id] = attempt
+        self.plans[job_id] = attempt_plan(job, attempt, SETTINGS)
+        assert self.grow(job), f"the driver has no possible worker group where {job_id} was admitted"
+
+    def grow(self, job: JobRow) -> bool:
+        """Its driver takes what it finds free on nodes with its labels, in a size that is possible."""
+        attempt, told = self.attempts[job.id], self.plans[job.id]
+        free = {one.address: self._room_on(one, told) for one in self.nodes if _bears(one, told)}
+        held = sum(attempt.workers.values())
+        more = told.sizes.fit(held + sum(free.values())) - held
+        if more <= 0:
+            return False
+        workers = dict(attempt.workers)
+        for address, room in free.items():
+            taken = min(room, more)
+            if address is not None and taken > 0:
+                workers[address] = workers.get(address, 0) + taken
+                more -= taken
+        short = sum(workers.values()) < told.sizes.max
+        self.attempts[job.id] = replace(attempt, workers=workers, short_since=self.now if short else None)
+        return True
+
+    def _room_on(self, node: NodeRow, told: AttemptPlan) -> int:
+        """As Ray counts: a resource that a node does not have is none that it gives."""
+        free = dict(node.resources)
+        for job in self.jobs:
+            if (attempt := self.attempts.get(job.id)) is not None:
+                for name, amount in job.worker_resources.items():
+                    free[name] = free.get(name, 0.0) - amount * attempt.workers.get(node.address or "", 0)
+        return min(int(free.get(name, 0.0) / amount + 1e-9) for name, amount in told.resources.items())
+
+    def look(self) -> bool:
+        """One round of everybody; True when something was done."""
+        before = self.admitted()
+        actions = self.planned()
+        hopeless = {wait.job_id for wait in before.waits if wait.is_hopeless}
+        assert hopeless.isdisjoint(one.job_id for one in actions if isinstance(one, Launch))
+        has_moved = self.do(actions)
+        decided = self.admitted()
+        for job_id in decided.starts:
+            self.start(job_id, decided.fabrics.get(job_id))
+        grown = [self.grow(job) for job in self.jobs if job.id in self.attempts]
+        busy = workers_by_node(self.nodes, self.attempts.values())
+        self.nodes = [
+            replace(one, idle_since=None if one.id in busy else one.idle_since or self.now)
+            for one in self.nodes
+        ]
+        self.now += ROUND_S
+        return has_moved or bool(decided.starts) or any(grown)
+
+
+def _bears(node: NodeRow, told: AttemptPlan) -> bool:
+    """The node has the labels that the plan asks for."""
+    labels = {POOL_LABEL: node.pool, **labels_of(*zone_and_capacity(node.offering))}
+    if node.fabric is not None:
+        labels[FABRIC_LABEL] = node.fabric
+    return all(labels.get(name) in values for name, values in told.labels.items())
+
+
+def row_of(number: int, fields: dict[str, Any]) -> JobRow | None:
+    """The job as the API accepts it, or None where it refuses it."""
+    try:
+        spec = JobSpec(command="train", **fields)
+    except SpecError:
+        return None
+    return job_row(
+        NOW,
+        id=f"job_{number}",
+        spec=spec.to_mapping(),
+        min_workers=spec.min_workers,
+        max_workers=spec.max_workers,
+        worker_resources=spec.ray_resources(),
+    )
+
+
+KINDS = st.tuples(
+    st.builds(Kind, st.just("small"), st.just({"CPU": 8.0}), st.sampled_from([8.0, 16.0]), st.booleans()),
+    st.builds(
+        Kind,
+        st.just("large"),
+        st.sampled_from([{"CPU": 16.0}, {"CPU": 4.0, "GPU": 2.0}]),
+        st.sampled_from([16.0, 64.0]),
+        st.booleans(),
+        st.booleans(),
+    ),
+).map(list)
+POOLS = st.fixed_dictionaries(
+    {
+        "sizes": st.sampled_from([["small"], ["large"], ["small", "large"], ["large", "small"]]),
+        "zones": st.sampled_from([["1"], ["2", "1"]]),
+        "capacity": st.sampled_from(["spot", "on-demand", "prefer-spot"]),
+        "max_nodes": st.integers(1, 6),
+        "idle_s": st.just(0.0),
+        "grow_per_minute": st.just(1000.0),
+        "shrink_per_minute": st.just(1000.0),
+    }
+)
+POLICIES = st.fixed_dictionaries({"p": POOLS}, optional={"q": POOLS}).map(
+    lambda pools: Policies.model_validate({"pools": pools})
+)
+WORKERS = st.tuples(st.integers(1, 4), st.integers(0, 5), st.sampled_from([1, 1, 2])).map(
+    lambda one: {"min": one[0] * one[2], "max": (one[0] + one[1]) * one[2], "multiple_of": one[2]}
+)
+RESOURCES = st.sampled_from(
+    [
+        *({"cpus": cpus} for cpus in (4, 6, 8)),
+        *({"cpus": cpus, "gpus": 1} for cpus in (1, 4, 6)),
+        *({"cpus": 4, "memory": memory} for memory in ("2GiB", "12GiB", "32GiB")),
+    ]
+)
+BATCHES = st.sampled_from(
+    [{}, *({"backend": "deepspeed", "elastic": {"global_batch": batch}} for batch in (4, 8, 12, 20))]
+)
+PLACES = st.sampled_from(
+    [
+        *({} for _ in range(6)),
+        *({"pools": pools} for pools in (["p"], ["q", "p"], ["none"])),
+        *({"capacity": capacity} for capacity in ("spot", "on-demand")),
+        *({"fabric": "infiniband", **more} for more in ({}, {"zones": ["1"]})),
+    ]
+)
+JOBS = st.builds(
+    lambda workers, resources, batch, place: {
+        "workers": workers,
+        "resources": resources,
+        "placement": place,
+        **batch,
+    },
+    WORKERS,
+    RESOURCES,
+    BATCHES,
+    PLACES,
+)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(KINDS, POLICIES, st.lists(JOBS, min_size=1, max_size=4))
+def test_what_is_hopeless_buys_nothing_and_what_has_room_starts(
+    kinds: list[Kind], policies: Policies, wanted: list[dict[str, Any]]
+) -> None:
+    rows = [row for number, fields in enumerate(wanted) if (row := row_of(number, fields)) is not None]
+    world = World(kinds, policies, rows)
+    rounds = 0
+    while world.look():
+        rounds += 1
+        assert rounds < ROUNDS, "nodes are bought and returned for ever"
+    # What runs has a size that is possible, and what waits is given no room that nobody starts it in.
+    for job in rows:
+        if (attempt := world.attempts.get(job.id)) is not None:
+            assert job.sizes.allows(sum(attempt.workers.values()))
+    room = "there is room for it on nodes that are ready"
+    told = {one.job_id for one in world.planned() if isinstance(one, Wait) and one.reason == room}
+    assert told == set()
+    # Every node that is left has work.
+    assert {one.id for one in world.nodes} == workers_by_node(world.nodes, world.attempts.values()).keys()
+
+
+def world_of(kind: Kind, most: int, **job: Any) -> World:
+    """One job and one pool of machines of one kind."""
+    pool = {"sizes": [kind.name], "zones": ["1"], "capacity": "on-demand", "max_nodes": most, "idle_s": 0.0}
+    row = row_of(0, job)
+    assert row is not None
+    return World([kind], Policies.model_validate({"pools": {"p": pool}}), [row])
+
+
+@pytest.mark.parametrize(("is_known", "machines"), [(True, 0), (False, 1)])
+def test_one_machine_at_most_shows_that_its_kind_has_too_little_memory(is_known: bool, machines: int) -> None:
+    """A worker of 32 GiB on machines of 16 GiB: nothing is bought where that is known, and one where it is not."""
+    kind = Kind("small", {"CPU": 4.0}, 16.0, is_known=is_known)
+    world = world_of(kind, 30, workers=1, resources={"cpus": 1, "memory": "32GiB"})
+    for _ in range(ROUNDS):
+        world.look()
+    assert (world.launched, world.attempts) == (machines, {})
+    (wait,) = world.admitted().waits
+    assert wait.is_hopeless is True
+    assert wait.message.startswith("no node of the pools has 1 CPU, 32.0 GiB memory for a worker: ")
+
+
+@pytest.mark.parametrize(
+    ("workers", "batch", "most", "size"),
+    [
+        ({"min": 2, "max": 8}, 20, 8, 5),
+        ({"min": 2, "max": 8}, 20, 3, 2),
+        ({"min": 3, "max": 8}, 8, 6, 4),
+        ({"min": 3, "max": 8}, 8, 3, 0),
+    ],
+)
+def test_as_many_machines_are_bought_as_a_possible_worker_group_uses(
+    workers: dict[str, int], batch: int, most: int, size: int
+) -> None:
+    """With a batch of 20 there can be 2, 4 or 5 workers, with one of 8 there can be 4 or 8."""
+    world = world_of(
+        Kind("small", {"CPU": 4.0}, 16.0),
+        most,
+        workers=workers,
+        resources={"cpus": 4},
+        backend="deepspeed",
+        elastic={"global_batch": batch},
+    )
+    for _ in range(ROUNDS):
+        world.look()
+    assert world.launched == size
+    assert [sum(one.workers.values()) for one in world.attempts.values()] == ([size] if size else [])
+
+
+def test_a_node_that_no_possible_group_uses_is_for_the_next_job() -> None:
+    """Of three nodes a job that can have two or four workers leaves one to the job behind it."""
+    kind = Kind("small", {"CPU": 4.0}, 16.0)
+    pair = {"workers": {"min": 2, "max": 4}, "backend": "deepspeed", "elastic": {"global_batch": 4}}
+    world = world_of(kind, 3, resources={"cpus": 4}, **pair)
+    while world.look():
+        pass
+    behind = row_of(1, {"workers": 1, "resources": {"cpus": 4}})
+    assert behind is not None
+    world.jobs.append(behind)
+    while world.look():
+        pass
+    assert [sum(one.workers.values()) for one in world.attempts.values()] == [2, 1]

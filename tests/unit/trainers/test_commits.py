@@ -1,0 +1,163 @@
+"""A committed checkpoint is told as one, whatever becomes of the older ones; what cannot be deleted is tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.trainers.stage import Stage
+from tests.unit.trainers.virtual_time import play
+from trainers.checkpoints.catalog import Catalog
+from trainers.checkpoints.manifest import MANIFEST_NAME, ShardFile
+from trainers.driver.commits import Commits
+from trainers.rooms import Room
+from trainers.storage import Storage, StorageError
+
+
+@pytest.fixture(autouse=True)
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storage is called at once: virtual time knows no threads."""
+
+    async def at_once(function: Any, *arguments: Any) -> Any:
+        return function(*arguments)
+
+    monkeypatch.setattr("trainers.driver.commits.asyncio.to_thread", at_once)
+
+
+class Job:
+    """One worker whose checkpoints go into a real storage, which refuses to delete when it is told so."""
+
+    def __init__(self, folder: Path, stage: Stage) -> None:
+        self.stage = stage
+        self.storage = Storage(folder / "storage")
+        self.plan = stage.attempt.plan
+        self.catalog = Catalog(self.storage, self.plan.job_id)
+        self.commits = Commits(self.plan, stage.account, stage.now, stage.loop.time)
+        self.commits.catalog = self.catalog
+        stage.attempt.commits = self.commits
+        self._scratch = folder / "scratch"
+        self._scratch.mkdir()
+        self.refuses = False
+        self._delete = self.storage.delete
+        self.storage.delete = self.delete  # type: ignore[method-assign]
+
+    def delete(self, name: str) -> None:
+        if self.refuses:
+            raise StorageError(f"{name} is locked")
+        self._delete(name)
+
+    async def save(self, step: int) -> None:
+        (self._scratch / "part").write_text(f"state {step}")
+        with Room(self._scratch) as room:
+            files: tuple[ShardFile, ...] = self.catalog.put(room, step, self.plan.attempt, 1, 0)
+        message: dict[str, Any] = {"type": "shard", "step": step, "files": files, "asked": False}
+        self.stage.attempt.receive(0, message)
+        await self.commits.finish()
+
+    @property
+    def told(self) -> list[tuple[int, bool]]:
+        """Steps of checkpoints that were told, and whether as deleted ones."""
+        records = [one for one in self.stage.account.records(0, 10_000) if one.kind == "checkpoint"]
+        return [(one.body["step"], one.body.get("deleted", False)) for one in records]
+
+    @property
+    def steps(self) -> list[int]:
+        return [one.step for one in self.catalog.manifests()]
+
+
+def test_a_retention_that_fails_refuses_no_commit_and_is_tried_again(tmp_path: Path) -> None:
+    async def scene() -> None:
+        job = Job(tmp_path, Stage(1, checkpoint_keep=2))
+        for step in (11, 12):
+            await job.save(step)
+        job.refuses = True
+        await job.save(13)
+        assert job.told == [(11, False), (12, False), (13, False)]
+        assert job.stage.events("checkpoint.refused") == []
+        assert job.stage.events("checkpoint.not_deleted") == [{}]
+        await job.stage.after(30.0)
+        assert job.stage.events("checkpoint.not_deleted") == [{}], "it is told once"
+        assert job.steps == [13, 12, 11]
+        job.refuses = False
+        await job.stage.after(60.0)
+        await job.commits.finish()
+        assert job.steps == [13, 12]
+        assert job.told[3:] == [(11, True)]
+
+    play(scene())
+
+
+def test_a_storage_that_cannot_be_listed_is_tried_again_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        job = Job(tmp_path, Stage(1, checkpoint_keep=1))
+        await job.save(11)
+        answers: Iterator[Any] = iter([StorageError("busy"), StorageError("busy")])
+        manifests = job.catalog.manifests
+
+        def listed() -> Any:
+            if (error := next(answers, None)) is not None:
+                raise error
+            return manifests()
+
+        monkeypatch.setattr(job.catalog, "manifests", listed)
+        await job.save(12)
+        assert job.told == [(11, False), (12, False)]
+        await job.stage.after(60.0)
+        assert job.told == [(11, False), (12, False), (11, True)]
+
+    play(scene())
+
+
+def test_a_damaged_checkpoint_is_told_once_and_does_not_count(tmp_path: Path) -> None:
+    async def scene() -> None:
+        job = Job(tmp_path, Stage(1, checkpoint_keep=2))
+        for step in (11, 12):
+            await job.save(step)
+        job.storage.write_bytes(f"jobs/{job.plan.job_id}/checkpoints/000000000012-1-1/part", b"state xx")
+        await job.save(13)
+        assert [one["step"] for one in job.stage.events("checkpoint.damaged")] == [12]
+        assert job.steps == [13, 12, 11]
+        await job.save(14)
+        assert job.steps == [14, 13]
+        assert [one["step"] for one in job.stage.events("checkpoint.damaged")] == [12]
+
+    play(scene())
+
+
+def test_an_attempt_that_was_replaced_deletes_nothing_any_more(tmp_path: Path) -> None:
+    async def scene() -> None:
+        job = Job(tmp_path, Stage(1, checkpoint_keep=1))
+        await job.save(11)
+        job.refuses = True
+        await job.save(12)
+        job.refuses = False
+        Catalog(Storage(tmp_path / "storage"), job.plan.job_id).fence(job.plan.attempt + 1)
+        await job.stage.after(60.0)
+        assert job.steps == [12, 11]
+        await job.save(13)
+        assert job.stage.events("checkpoint.refused") == [{"step": 13}]
+        assert not job.storage.exists(f"jobs/{job.plan.job_id}/checkpoints/000000000013-1-1/{MANIFEST_NAME}")
+
+    play(scene())
+
+
+def test_a_step_that_was_committed_again_is_not_told_as_deleted(tmp_path: Path) -> None:
+    async def scene() -> None:
+        job = Job(tmp_path, Stage(1, checkpoint_keep=1))
+        await job.save(11)
+        assert job.stage.attempt.group is not None
+        job.stage.attempt.group.generation = 2
+        (tmp_path / "scratch" / "part").write_text("state 11")
+        with Room(tmp_path / "scratch") as room:
+            files = job.catalog.put(room, 11, job.plan.attempt, 2, 0)
+        job.stage.attempt.receive(0, {"type": "shard", "step": 11, "files": files, "asked": False})
+        await job.commits.finish()
+        assert [one.generation for one in job.catalog.manifests()] == [2]
+        assert job.told == [(11, False), (11, False)]
+
+    play(scene())

@@ -1,0 +1,28 @@
+"""What killed supervisors left on their node: processes, folders, files in memory."""
+
+from __future__ import annotations
+
+import logging
+
+from remora import cgroups
+from trainers.supervisor.code import sweep_folders
+from trainers.supervisor.snapshots import memory_root
+
+log = logging.getLogger(__name__)
+
+
+def sweep_node() -> None:
+    """End and remove all that belongs to supervisors of this node which live no more."""
+    try:
+        cgroups.sweep()
+    except cgroups.ProcessesRemain as error:
+        log.warning("%s", error)
+    sweep_folders()
+    sweep_memory()
+
+
+def sweep_memory() -> None:
+    """Remove what such supervisors left in the memory of this machine."""
+    root = memory_root()
+    if root is not None:
+        sweep_folders(root)
