@@ -2,9 +2,13 @@
 
     python -S -E first.py CGROUP COMMAND ARG...
 
-CGROUP is a folder of cgroup version 2, which this process enters; where it is empty, there are none, and the process
-becomes the reaper of all its descendants instead, so that those who lose their parents stay below it.  Standard library
-only.
+CGROUP is a folder of cgroup version 2, which this process enters before it becomes the command.  Where it is empty,
+there are none: then the command is a child, and this process stays above it as the reaper of all its descendants, so
+that those who lose their parents stay below it and leave no zombie (`ray start` would reap none of them).  It ends with
+the command, and the command with it; SIGTERM it leaves to the command, since whoever ends a machine signals all of it.
+Standard library only.
+
+Source: prctl(2), wait(2).
 """
 
 from __future__ import annotations
@@ -14,11 +18,13 @@ import os
 import signal
 import sys
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None)
 
 
 def main(arguments: list[str]) -> None:
-    """Enter the cgroup and run the command; never returns."""
+    """Enter the cgroup, or become a reaper, and run the command; never returns."""
     cgroup, *command = arguments
     if cgroup:
         try:
@@ -28,7 +34,13 @@ def main(arguments: list[str]) -> None:
             print(f"this machine is not held in {cgroup}: {error.strerror}", file=sys.stderr, flush=True)
             cgroup = ""
     if not cgroup:
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        first = os.getpid()
+        if child := os.fork():
+            _reap_until(child)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != first:
+            os._exit(1)
     # Python ignores them, and what is ignored stays so for the command.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
@@ -36,6 +48,17 @@ def main(arguments: list[str]) -> None:
         os.execvp(command[0], command)
     except OSError as error:
         sys.exit(f"Error: {command[0]}: {error.strerror}")
+
+
+def _reap_until(child: int) -> None:
+    """Reap whatever ends below this process until the child has; ends with its exit code, or 128 and its signal."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while True:
+        ended, status = os.wait()
+        if ended == child:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -9,8 +10,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+
+import psutil
 
 from cluster import processes
 from cluster.joining import NODE_VARIABLE, ray_start
@@ -190,6 +193,23 @@ def thaw(mark: str) -> None:
 def reap() -> None:
     """Take the exit codes of ended children of this process, so that no zombie stays."""
     _children[:] = [child for child in _children if child.poll() is None]
+
+
+def parents_of(found: Iterable[psutil.Process]) -> set[int]:
+    """Process ids of the parents of these, of those that still live."""
+    parents = set[int]()
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parents.add(process.ppid())
+    return parents
+
+
+def is_reaper(process: psutil.Process) -> bool:
+    """Whether it is what stands above the first process of a machine without a cgroup."""
+    try:
+        return str(_FIRST) in process.cmdline()[:4]
+    except psutil.NoSuchProcess:
+        return False
 
 
 def complaint(log: Path) -> str:

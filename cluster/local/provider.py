@@ -153,8 +153,10 @@ class LocalProvider:
         return tuple(sorted(path.stem for path in self._folders.nodes.glob("*.json")))
 
     def processes(self, node_id: str) -> tuple[psutil.Process, ...]:
-        """All living processes of the node, also those of the user's commands."""
-        return tuple(find_by_environment(MACHINE_VARIABLE, self._folders.mark_of(node_id)))
+        """All living processes of the node, also those of the user's commands; not the reaper above its first one."""
+        found = find_by_environment(MACHINE_VARIABLE, self._folders.mark_of(node_id))
+        parents = machine.parents_of(found)
+        return tuple(one for one in found if one.pid not in parents or not machine.is_reaper(one))
 
     def log(self, node_id: str) -> Path:
         """Where the node's first process writes, and what it starts."""

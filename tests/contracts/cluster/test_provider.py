@@ -199,6 +199,13 @@ def test_the_fake_fails_when_it_is_told_to() -> None:
     assert fake.list() == []
 
 
+def until_first_runs(provider: LocalProvider, argument: str) -> None:
+    """Look until the first process of `node_a` has this argument; a process that is about to run another has none."""
+    deadline = time.monotonic() + 60
+    while not any(argument in one.cmdline()[:5] for one in provider.processes("node_a")):
+        assert time.monotonic() < deadline, f"no process of the node runs {argument}"
+
+
 class TestLocalOnly:
     """What only the local provider can get wrong."""
 
@@ -339,15 +346,12 @@ class TestLocalOnly:
 
     def test_a_machine_that_joins_late_is_a_plain_one_from_then_on(self, home: Path) -> None:
         provider = local_provider(home)
-        (home / "faults.json").write_text('{"join_late": 1, "late_s": 0.5}')
+        (home / "faults.json").write_text('{"join_late": 1, "late_s": 2.0}')
         provider.create(request())
         first = only(provider.list())
-        (process,) = provider.processes("node_a")
-        while process.cmdline()[1:3] == ["-S", "-E"]:
-            pass  # it enters its cgroup
-        assert process.cmdline()[1:3] == ["-P", "-c"], "it waits"
-        while "ray.scripts.scripts" not in process.cmdline():
-            pass  # half a second
+        # It enters its cgroup, waits, and becomes the program that it would have been at once.
+        until_first_runs(provider, "-c")
+        until_first_runs(provider, "ray.scripts.scripts")
         assert only(provider.list()) == first, "it is the same process"
 
     def test_faults_are_used_up_one_after_the_other_and_outlive_the_controller(self, home: Path) -> None:
