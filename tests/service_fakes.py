@@ -103,6 +103,8 @@ class FakeLauncher:
         self.loses_plans = False
         #: True: drivers are asked to die, and do not hear it.
         self.loses_kills = False
+        #: True: drivers are asked to stop, and do not hear it.
+        self.loses_stops = False
         #: True: drivers that have their plan do not say so.
         self.is_mute = False
 
@@ -144,6 +146,8 @@ class FakeLauncher:
     def stop(self, attempt_id: str, reason: EndReason) -> None:
         self._maybe_fail("stop")
         driver = self.drivers[attempt_id]
+        if self.loses_stops:
+            return
         if driver.stop_reason is None and driver.obeys:
             driver.tell("ended", end_reason=reason.value, message="asked to stop", exit_code=None)
         driver.stop_reason = reason

@@ -17,7 +17,7 @@ from remora.states import EndReason
 from trainers.claims import Claims
 from trainers.driver.driver import Driver, DriverTaken
 from trainers.plan import AttemptPlan, DriverGone, Record
-from trainers.ray_train import free_resources
+from trainers.ray_train import forget_reservations, free_resources, names_reserved
 from trainers.ready_processes import ReadyProcesses
 from trainers.storage import Storage
 
@@ -61,6 +61,8 @@ class RayLauncher:
         self._spare: str | None = None
         #: What drivers that were sent their plan have not answered yet.
         self._starting: dict[str, Any] = {}
+        #: What drivers that were asked to stop have not answered yet.
+        self._stopping: dict[str, Any] = {}
         #: Attempts that are being closed.
         self._closing: dict[str, Future[None]] = {}
         self._ready = ReadyProcesses()
@@ -123,6 +125,7 @@ class RayLauncher:
         if now - self._looked_at >= _LOOK_S:
             self._looked_at = now
             self._ready.look(is_quiet=is_quiet)
+            _free_what_is_left()
         if self._spare is not None or not is_quiet:
             return
         for left in _spares_left():
@@ -162,10 +165,25 @@ class RayLauncher:
         return answers
 
     def stop(self, attempt_id: str, reason: EndReason) -> None:
-        """Ask the driver to end the attempt; it answers with its last record."""
+        """Ask the driver to end the attempt; it answers with its last record.
+
+        To be called until it has: the call is lost with this process.  A driver that was asked is not asked again,
+        unless that failed.
+        """
         handle = self._handle(attempt_id)
-        if handle is not None:
-            handle.stop.remote(reason)
+        if handle is not None and not self._is_stopping(attempt_id):
+            self._stopping[attempt_id] = handle.stop.remote(reason)
+
+    def _is_stopping(self, attempt_id: str) -> bool:
+        sent = self._stopping.get(attempt_id)
+        if sent is None:
+            return False
+        if ray.wait([sent], timeout=0)[0]:
+            try:
+                ray.get(sent)
+            except ray.exceptions.RayError:
+                return False
+        return True
 
     def kill(self, attempt_id: str) -> bool:
         """End the driver and all its workers at once; fine when it is gone.
@@ -229,6 +247,7 @@ class RayLauncher:
         self._handles.pop(attempt_id, None)
         self._asked.pop(attempt_id, None)
         self._starting.pop(attempt_id, None)
+        self._stopping.pop(attempt_id, None)
         free_resources(attempt_id)
 
     def _handle(self, attempt_id: str) -> Any:
@@ -285,6 +304,17 @@ def _end_driver(name: str) -> None:
     """End a driver that waits and that nobody wants; fine when there is none."""
     with contextlib.suppress(ValueError, ray.exceptions.RayError):
         ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+
+
+def _free_what_is_left() -> None:
+    """Free what was reserved for attempts that have no driver any more.
+
+    A driver that is killed may have asked for room a moment before its end, after all that it had was freed.
+    """
+    for attempt_id in names_reserved():
+        if _read(_key(attempt_id)) is None:
+            free_resources(attempt_id)
+            forget_reservations(attempt_id)
 
 
 def _spares_left() -> list[str]:

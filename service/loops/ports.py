@@ -43,7 +43,7 @@ class Launcher(Protocol):
         ...
 
     def stop(self, attempt_id: str, reason: EndReason) -> None:
-        """Ask the driver to end the attempt; it then tells an `ended` record.  Fine when asked again."""
+        """Ask the driver to end the attempt; called until it tells an `ended` record."""
         ...
 
     def kill(self, attempt_id: str) -> bool:

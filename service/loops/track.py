@@ -109,9 +109,10 @@ def _stop(turn: Turn, launcher: Launcher, job: JobRow, attempt: AttemptRow, reas
         return
     overdue = attempt.stop_requested_at is not None and turn.now - attempt.stop_requested_at > STOP_GRACE_S
     try:
-        if attempt.stop_requested_at is None:
+        if not overdue:
+            # Also when that was written down already: who sent it may have died before it was gone.
             launcher.stop(attempt.id, reason)
-        elif overdue:
+        else:
             log.warning("attempt %s did not end within %g s and is killed", attempt.id, STOP_GRACE_S)
             launcher.kill(attempt.id)
     except Exception as error:

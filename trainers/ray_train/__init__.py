@@ -7,6 +7,7 @@ why, with measurements: `docs/decisions/0001-ray-train-inside-the-driver.md`.
 from trainers.ray_train.deaths import find_dead
 from trainers.ray_train.nodes import answering_nodes, draining_nodes, nodes_with
 from trainers.ray_train.owner import AttemptEnds, Member, Owner
+from trainers.ray_train.reservations import forget_reservations, names_reserved
 from trainers.ray_train.run import free_resources, run_to_end
 
 __all__ = [
@@ -16,7 +17,9 @@ __all__ = [
     "answering_nodes",
     "draining_nodes",
     "find_dead",
+    "forget_reservations",
     "free_resources",
+    "names_reserved",
     "nodes_with",
     "run_to_end",
 ]

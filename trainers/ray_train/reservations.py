@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _NODE_ID_LABEL = "ray.io/node-id"
 #: Where Ray's internal store keeps how many numbers the placement groups of an attempt have had.
 _KV_NAMESPACE = b"remora"
+_PREFIX = "reservations:"
 #: Seconds between two looks at the nodes on which room is waited for.
 _NODES_S = 0.5
 _random = random.SystemRandom()
@@ -145,12 +146,24 @@ def free_reservations(name: str) -> None:
             remove_placement_group(get_placement_group(_group_name(name, number)))
 
 
+def names_reserved() -> list[str]:
+    """Every name under which anything was reserved and that was not forgotten since."""
+    keys = internal_kv._internal_kv_list(_PREFIX, namespace=_KV_NAMESPACE)
+    return [key.decode().removeprefix(_PREFIX) for key in keys]
+
+
+def forget_reservations(name: str) -> None:
+    """Give back what is reserved under that name, and forget the name; for one that nothing reserves under any more."""
+    free_reservations(name)
+    internal_kv._internal_kv_del(_key(name), namespace=_KV_NAMESPACE)
+
+
 def _group_name(name: str, number: int) -> str:
     return f"{name}+{number}"
 
 
 def _key(name: str) -> bytes:
-    return f"reservations:{name}".encode()
+    return f"{_PREFIX}{name}".encode()
 
 
 def _read_count(name: str) -> int:

@@ -410,6 +410,22 @@ class TestCrashes:
         (attempt,) = ready.attempts(job_id)
         assert attempt.launched_at == ready.now
 
+    def test_between_the_request_to_stop_and_its_way_to_the_driver(self, ready: World) -> None:
+        """What the dead controller had sent was lost with it: the next one asks again, before anything is killed."""
+        job_id = ready.submit()
+        ready.tick(2)
+        ready.cancel(job_id)
+        ready.launcher.loses_stops = True
+        ready.tick()
+        (attempt,) = ready.attempts(job_id)
+        assert attempt.stop_requested_at is not None, "it is written that the driver was asked"
+        ready.launcher.loses_stops = False
+        ready.succeed()
+        ready.tick()
+        assert ready.launcher.driver_of(job_id).stop_reason is EndReason.CANCELLED
+        ready.tick()
+        assert ready.job(job_id).state is JobState.CANCELLED
+
     def test_between_the_answer_of_a_driver_and_its_row(self, ready: World) -> None:
         job_id = ready.submit()
         ready.launcher.is_mute = True

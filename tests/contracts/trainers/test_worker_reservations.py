@@ -20,7 +20,9 @@ from ray.util.placement_group import (
 from cluster.drain import drain
 from cluster.membership import NODE_LABEL
 from tests.integration.trainers.lab import Lab, open_lab, until
-from trainers.ray_train import draining_nodes
+from trainers import launch
+from trainers.launch import RayLauncher
+from trainers.ray_train import draining_nodes, names_reserved
 from trainers.ray_train.reservations import Reservation, Reservations, free_reservations
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -105,6 +107,24 @@ def test_room_on_a_node_that_is_lost_or_drained_is_not_looked_for_elsewhere(lab:
     assert sorted(one["state"] for one in named("att_lost")) == ["CREATED", "PENDING"]
     free_reservations("att_lost")
     assert named("att_lost") == []
+
+
+def test_what_a_driver_asked_for_while_it_was_killed_is_freed_a_moment_later(lab: Lab) -> None:
+    lab.nodes(1)
+    (node,) = ray_nodes()
+    late, living = Reservations("att_late", CPU, {}), Reservations("att_living", CPU, {})
+    for room in (late, living):
+        room.ask([node])
+    launch._write(launch._key("att_living"), "driver-att_living")
+    launcher = RayLauncher()
+    launcher.prepare()
+    assert named("att_late") == []
+    assert len(named("att_living")) == 1, "its attempt has a driver"
+    assert names_reserved() == ["att_living"]
+    assert launcher.kill("att_living")
+    RayLauncher().prepare()
+    assert named("att_living") == []
+    assert names_reserved() == []
 
 
 def places(*reservations: Reservation) -> list[str]:
