@@ -92,11 +92,19 @@ class Queue:
             assert not thread.is_alive(), "a submission was not answered"
         assert self._errors == []
         with Client(self._url, retry_s=PATIENCE_S) as client:
-            until(
-                lambda: all(client.job(one).terminal for one in self.acknowledged),
-                "every job ends",
-                PATIENCE_S + 10.0 * len(self.acknowledged),
-            )
+            try:
+                until(
+                    lambda: all(client.job(one).terminal for one in self.acknowledged),
+                    "every job ends",
+                    PATIENCE_S + 10.0 * len(self.acknowledged),
+                )
+            except AssertionError as error:
+                jobs = [client.job(one) for one in self.acknowledged]
+                for job in jobs:
+                    if not job.terminal:
+                        attempts = [str(one) for one in client.attempts(job.id)]
+                        error.add_note(f"{job.id} {job.state}: {job.message}; {attempts}")
+                raise
 
     def marks(self) -> list[Mark]:
         """What the commands left."""
