@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from tests.e2e.processes import PATIENCE_S, is_alive, kill, processes_with, unti
 
 #: Seconds that a second controller may take to act when the first is silent, and how often it may have no chance to.
 _TAKE_OVER_S, _TRIES = 40.0, 5
+#: Blows to drivers and supervisors that may all have met the same job.
+_ENDURED = 2
 
 
 class StandBy:
@@ -57,6 +60,8 @@ class Blows:
         self._service = service
         self._stand_by = stand_by
         self._jobs = jobs
+        #: How often a driver or supervisor was struck while the job was on nodes, and so may have been its own.
+        self._endured: Counter[str] = Counter()
         #: What was struck, for whoever has to find out why a run failed.
         self.told: list[str] = []
 
@@ -79,6 +84,10 @@ class Blows:
 
     def _kill(self, blow: Round, find: Callable[[], list[psutil.Process]]) -> None:
         while True:
+            if blow.victim in ("driver", "supervisor"):
+                # Three losses of those without progress end a job, as they should (decision 0075).
+                until(lambda: not self._at_their_limit(), "jobs that may have lost two attempts end")
+                self._endured.update(self._on_nodes())
             found = until(find, f"there is a {blow.victim} to be killed")
             victim = found[blow.choice % len(found)]
             # It may end by itself in this very moment: then another one is found.
@@ -140,14 +149,21 @@ class Blows:
                 victim.send_signal(signal.SIGCONT)
         raise AssertionError(f"in {_TRIES} tries no other controller took over from one that was stopped")
 
+    def _at_their_limit(self) -> list[str]:
+        return [job for job in self._on_nodes() if self._endured[job] >= _ENDURED]
+
+    def _on_nodes(self) -> list[str]:
+        """Jobs that have an attempt or are about to."""
+        return [job for (job,) in self._rows("SELECT id FROM jobs WHERE state IN ('admitted', 'running')")]
+
+    def _rows(self, query: str) -> list[tuple[str]]:
+        path = f"file:{self._service.home}/remora.db?mode=ro"
+        with contextlib.closing(sqlite3.connect(path, uri=True)) as db:
+            return db.execute(query).fetchall()
+
     def _acting(self) -> str | None:
         """Owner of the controller's lease whose process lives."""
-        with contextlib.closing(
-            sqlite3.connect(f"file:{self._service.home}/remora.db?mode=ro", uri=True)
-        ) as db:
-            rows: list[tuple[str]] = db.execute(
-                "SELECT owner FROM leases WHERE name = 'controller'"
-            ).fetchall()
+        rows = self._rows("SELECT owner FROM leases WHERE name = 'controller'")
         for (owner,) in rows:
             with contextlib.suppress(psutil.NoSuchProcess, IndexError, ValueError):
                 if is_alive(psutil.Process(int(owner.rsplit(":", 2)[1]))):

@@ -93,11 +93,12 @@ class Queue:
         assert self._errors == []
         with Client(self._url, retry_s=PATIENCE_S) as client:
             try:
-                until(
-                    lambda: all(client.job(one).terminal for one in self.acknowledged),
-                    "every job ends",
-                    PATIENCE_S + 10.0 * len(self.acknowledged),
-                )
+                while waiting := [one for one in self.acknowledged if not client.job(one).terminal]:
+                    # However slow the machine is: one after the other they end.
+                    until(
+                        lambda: any(client.job(one).terminal for one in waiting),
+                        f"one of {len(waiting)} jobs ends",
+                    )
             except AssertionError as error:
                 jobs = [client.job(one) for one in self.acknowledged]
                 for job in jobs:
