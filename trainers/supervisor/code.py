@@ -100,8 +100,11 @@ def _remove_unused(folder: Path, lock: IO[str]) -> bool:
         return False
     if not _is_same(folder.with_name(f"{folder.name}.lock"), lock):
         return False
-    with contextlib.suppress(OSError):
+    try:
         remove_tree(folder)
+    except OSError:
+        # Something may still write there for a moment: without its lock nobody would find it again.
+        return False
     folder.with_name(f"{folder.name}.lock").unlink(missing_ok=True)
     return True
 

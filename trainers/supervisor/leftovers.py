@@ -7,6 +7,7 @@ import logging
 from remora import cgroups
 from trainers.supervisor.code import sweep_folders
 from trainers.supervisor.snapshots import memory_root
+from trainers.supervisor.temporary import temporary_root
 
 log = logging.getLogger(__name__)
 
@@ -18,11 +19,15 @@ def sweep_node() -> None:
     except cgroups.ProcessesRemain as error:
         log.warning("%s", error)
     sweep_folders()
-    sweep_memory()
+    sweep_machine()
 
 
-def sweep_memory() -> None:
-    """Remove what such supervisors left in the memory of this machine."""
+def sweep_machine() -> None:
+    """Remove what such supervisors left outside of their node's own folder: temporary files, and files in memory."""
+    try:
+        sweep_folders(temporary_root())
+    except PermissionError as error:
+        log.warning("%s", error)
     root = memory_root()
     if root is not None:
         sweep_folders(root)

@@ -45,6 +45,7 @@ from trainers.supervisor.snapshots import SnapshotRoom, snapshot_room
 from trainers.supervisor.stacks import stacks_below
 from trainers.supervisor.start import prepare_start, told_by
 from trainers.supervisor.taking import MAX_UNDER_WAY, Offer, Taken, Taking
+from trainers.supervisor.temporary import temporary_folder
 from trainers.supervisor.window import WriteSpeed, fits
 
 #: What a script may tell the driver; `checkpoint` is for the supervisor, and all else it does not know.
@@ -193,7 +194,11 @@ class Supervisor:
             # Its ranks are dealt later: until then they may be those of a worker that runs on this node in this group.
             name += f"-{self._slot}"
         own = f"{name}-{place.rank}-{os.getpid()}"
-        with shared_folder(name) as folder, snapshot_room(own, place.local_world_size) as self._room:
+        with (
+            temporary_folder() as temporary,
+            shared_folder(name) as folder,
+            snapshot_room(own, place.local_world_size) as self._room,
+        ):
             try:
                 collecting = self._fill_outputs(own_outputs(folder, place))
                 start = prepare_start(
@@ -203,6 +208,7 @@ class Supervisor:
                     resume=self._resume,
                     outputs=collecting.folder,
                     room=self._room,
+                    temporary=temporary,
                     is_joining=self._is_joining,
                 )
                 child = self._start(start, folder, collecting)

@@ -516,19 +516,76 @@ def test_variables_are_told_what_only_the_worker_knows(stage: Stage) -> None:
     assert stage.driver.all("log")[0]["text"] == "job_1/1 127.0.0.1:29500"
 
 
-@pytest.mark.parametrize("asked", [{}, {"TMPDIR": "/tmp/of-${{job.id}}"}])
-def test_what_tensorflow_leaves_in_its_temporary_folder_goes_with_the_worker(
-    stage: Stage, asked: dict[str, str]
+LEAVES = """
+import os, signal, sys, tempfile
+from remora import training
+folder = tempfile.mkdtemp()
+open(folder + "/left", "w").write("x")
+os.symlink(sys.argv[1], folder + "/link")
+os.symlink(sys.argv[1] + "/bird", folder + "/bird")
+os.chmod(folder, 0o500)
+print(os.environ["TMPDIR"], folder, oct(os.stat(os.environ["TMPDIR"]).st_mode & 0o777), flush=True)
+training.report(1)
+if sys.argv[2] != "return":
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("way", ["return", "its keeper is killed", "its driver ends it"])
+def test_temporary_files_of_a_command_go_with_its_worker_and_no_link_in_them_is_followed(
+    stage: Stage, canary: Path, way: str
 ) -> None:
-    says = "import os; print(os.environ['TMPDIR'], os.path.isdir(os.environ['TMPDIR']))"
-    stage.start(says, backend="tensorflow", variables=asked)
+    running = stage.start(LEAVES, command=[sys.executable, "train.py", str(canary), way.split()[0]])
+    stage.driver.wait_for("report")
+    if way == "its keeper is killed":
+        psutil.Process(stage.driver.all("started")[0]["pid"]).kill()
+    elif way != "return":
+        running.instruct({"type": "stop", "at_once": True})
     stage.end()
-    folder, is_there = stage.driver.all("log")[0]["text"].split()
-    if asked:
-        assert folder == "/tmp/of-job_1"
-    else:
-        assert Path(folder).is_relative_to(stage.folder / "work")
-        assert is_there == "True"
+    variable, folder, mode = stage.driver.all("log")[0]["text"].split()
+    assert Path(folder).parent == Path(variable)
+    assert Path(variable).parent == stage.temporary
+    assert mode == "0o700"
+    assert list(stage.temporary.iterdir()) == []
+    assert (canary / "bird").read_text() == "sings"
+
+
+def test_a_forked_command_has_its_own_temporary_folder(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    warm = ForkServer(tmp_path / "fork-server", os.getpid(), ["tempfile"])
+    monkeypatch.setattr(module, "node_fork_server", lambda _: warm)
+    stage.start("import os, tempfile; print(tempfile.gettempdir(), os.environ['TMPDIR'])", variables={})
+    assert stage.end()["exit_code"] == 0
+    assert stage.driver.all("started")[0]["is_warm"] is True
+    (found, variable) = stage.driver.all("log")[0]["text"].split()
+    assert found == variable
+    assert Path(found).parent == stage.temporary
+
+
+def test_a_job_may_say_where_its_temporary_files_lie(stage: Stage) -> None:
+    asked = {"TMPDIR": "/tmp/of-${{job.id}}", "TORCHINDUCTOR_CACHE_DIR": "/tmp/compiled"}
+    stage.start(
+        "import os; print(*(os.environ[name] for name in " + repr(list(asked)) + "))", variables=asked
+    )
+    stage.end()
+    assert stage.driver.all("log")[0]["text"] == "/tmp/of-job_1 /tmp/compiled"
+
+
+def test_what_torch_compiles_is_kept_for_the_next_worker_of_the_node(stage: Stage) -> None:
+    stage.start("import os; print(os.environ['TORCHINDUCTOR_CACHE_DIR'])")
+    stage.end()
+    assert stage.driver.all("log")[0]["text"] == str(stage.folder / "work" / "torchinductor")
+
+
+def test_temporary_files_of_a_killed_supervisor_are_removed_by_the_next_one(stage: Stage) -> None:
+    left = stage.temporary / "0123abcd"
+    left.mkdir(parents=True)
+    (left / "file").touch()
+    left.with_name("0123abcd.lock").touch()
+    stage.start(WAITING)
+    stage.driver.wait_for("report")
+    assert not left.exists()
 
 
 def test_what_a_launcher_exports_is_told_the_same(stage: Stage) -> None:
