@@ -395,6 +395,7 @@ class Supervisor:
             lambda text: self._outbox.put_line("remora", text),
             outputs=self._plan.outputs,
             paths=self._plan.output_files,
+            most_bytes=self._plan.max_output_bytes,
         )
         collecting.fill(self._files)
         self._collecting = collecting
