@@ -6,7 +6,7 @@ import logging
 
 from remora import cgroups
 from trainers.supervisor.code import sweep_folders
-from trainers.supervisor.snapshots import memory_root
+from trainers.supervisor.snapshots import sweep_memory
 from trainers.supervisor.temporary import temporary_root
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,4 @@ def sweep_machine() -> None:
         sweep_folders(temporary_root())
     except PermissionError as error:
         log.warning("%s", error)
-    root = memory_root()
-    if root is not None:
-        sweep_folders(root)
+    sweep_memory()

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.unit.trainers.supervisor_stage import Driver, Stage, without_ray
-from tests.unit.trainers.test_child import is_gone
+from tests.unit.trainers.supervisor_stage import ROOT, Driver, Stage, without_ray
+from tests.unit.trainers.test_child import is_gone, wait_until_gone
 from trainers.checkpoints.catalog import Catalog
 from trainers.supervisor import supervisor as module
 from trainers.supervisor.code import shared_folder
 from trainers.supervisor.environment import Place
 from trainers.supervisor.fork_server_client import ForkServer
+from trainers.supervisor.leftovers import sweep_node
 from trainers.supervisor.links import first_of_node, link_outputs
+from trainers.supervisor.memory_files import write_record
 from trainers.supervisor.outbox import Outbox
 from trainers.supervisor.supervisor import ChildFailed, PlannedStop, Supervisor
 
@@ -317,6 +323,152 @@ def test_a_script_stores_nothing_for_steps_and_groups_that_cannot_be(stage: Stag
     assert stage.end()["exit_code"] == 0
     assert stage.storage.names("jobs/job_1/checkpoints") == []
     assert ["not understood" in message["text"] for message in stage.driver.all("log")] == [True]
+
+
+#: Files in memory: one that stays open, one that it closes, one that it maps alone; a child of it has them, too.
+SHARES = """
+import mmap, os, signal, sys, time
+from remora import training
+opened, closed, mapped = (f"{sys.argv[1]}/{end}" for end in ("opened", "closed", "mapped"))
+files = [open(path, "w+b") for path in (opened, closed, mapped)]
+for file in files:
+    file.write(b"x" * 4096); file.flush()
+view = mmap.mmap(files[2].fileno(), 4096)
+if os.fork() == 0:
+    signal.pause()
+training.report(1)
+while not os.path.exists(sys.argv[2]): time.sleep(0.01)
+files[1].close(); files[2].close()
+training.report(2)
+if sys.argv[3] != "return":
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in this machine's memory that passes for all of it: tests that run beside this one sweep, too."""
+    memory = Path(f"/dev/shm/remora-test-{uuid.uuid4().hex[:12]}")
+    memory.mkdir()
+    monkeypatch.setattr("trainers.supervisor.snapshots._MEMORY", memory)
+    yield memory
+    shutil.rmtree(memory)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Wait until a watch has put down so many files."""
+    changed, counts = threading.Condition(), [0]
+
+    def write(record: Path, names: Mapping[int, str]) -> None:
+        write_record(record, names)
+        with changed:
+            counts.append(len(names))
+            changed.notify_all()
+
+    def wait(count: int) -> None:
+        with changed:
+            assert changed.wait_for(lambda: counts[-1] == count, 20.0), counts
+
+    monkeypatch.setattr("trainers.supervisor.memory_watch.write_record", write)
+    return wait
+
+
+@pytest.mark.parametrize("way", ["return", "its keeper is killed", "its driver ends it", "it is killed"])
+def test_what_a_command_made_in_memory_goes_with_its_worker(
+    stage: Stage, in_memory: Path, recorded: Callable[[int], None], tmp_path: Path, way: str
+) -> None:
+    go = tmp_path / "go"
+    running = stage.start(
+        SHARES, command=[sys.executable, "train.py", str(in_memory), str(go), way.split()[0]]
+    )
+    stage.driver.wait_for("report")
+    recorded(3)
+    go.touch()
+    stage.driver.wait_for("report", 2)
+    keeper = psutil.Process(stage.driver.all("started")[0]["pid"])
+    if way == "its keeper is killed":
+        keeper.kill()
+    elif way == "it is killed":
+        max(keeper.children(recursive=True), key=lambda one: -one.create_time()).kill()
+    elif way != "return":
+        running.instruct({"type": "stop", "at_once": True})
+    stage.end()
+    assert left_in(in_memory) == []
+
+
+def left_in(memory: Path) -> list[Path]:
+    """All that lies there but for the folder of this user."""
+    own = memory / f"remora-{os.getuid()}"
+    return [path for path in memory.rglob("*") if path != own]
+
+
+def test_a_command_that_fills_the_memory_of_its_machine_is_ended_with_a_sentence(
+    stage: Stage, in_memory: Path
+) -> None:
+    fills = (
+        "import signal, sys\n"
+        "with open(f'{sys.argv[1]}/a', 'wb') as file:\n"
+        "    file.write(b'x' * 8_192_000); file.flush(); signal.pause()\n"
+    )
+    stage.start(fills, command=[sys.executable, "train.py", str(in_memory)], max_shm_bytes=4_096_000)
+    end = stage.end()
+    why = end.pop("excess")
+    assert end == {"type": "exit", "stopped": False, "signal": 9}
+    assert re.fullmatch(
+        r"its files in /dev/shm have \d\.\d MiB \(\d{7} bytes\), and those of one worker may have 3\.9 MiB"
+        r" \(4096000 bytes, REMORA_MAX_SHM_BYTES\); let it keep less there, or have operators allow more",
+        why,
+    )
+    assert stage.driver.all("killed") == [], "the others cannot go on without it: it would do the same again"
+    assert [line["text"] for line in stage.driver.all("log")] == [f"the command is ended: {why}"]
+
+
+KILLED_SUPERVISOR = """
+import signal, sys, threading
+from pathlib import Path
+from trainers.supervisor.child import Child
+from trainers.supervisor.memory_watch import MemoryWatch
+from trainers.supervisor.snapshots import snapshot_room
+from trainers.supervisor import memory_watch, snapshots
+
+snapshots._MEMORY = Path(sys.argv[1])
+
+def write(record, names, write=memory_watch.write_record):
+    write(record, names)
+    print("recorded", flush=True)
+
+memory_watch.write_record = write
+with snapshot_room("att_1-1-0-1", 1) as room:
+    watch = MemoryWatch(room.memory, room.own, room.record, 1 << 30, print)
+    code = f"import signal; f = open('{sys.argv[1]}/a', 'wb'); f.write(b'x'); f.flush(); signal.pause()"
+    child = Child(
+        [sys.executable, "-c", code], folder=Path("/"), environment={}, line_bytes=100, grace_s=1.0,
+        on_line=print, on_message=print,
+    )
+    watch.start(child.processes)
+    print(child.pid, flush=True)
+    signal.pause()
+"""
+
+
+def test_what_a_command_made_in_memory_is_swept_when_its_supervisor_was_killed(in_memory: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED_SUPERVISOR, str(in_memory)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as supervisor:
+        assert supervisor.stdout is not None
+        said = [supervisor.stdout.readline().strip() for _ in range(2)]
+        assert "recorded" in said
+        supervisor.kill()
+    (pid,) = (int(word) for word in said if word.isdigit())
+    wait_until_gone(pid)
+    assert (in_memory / "a").exists()
+    # Ends what may still be in its cgroup first.
+    sweep_node()
+    assert left_in(in_memory) == []
 
 
 WAITING = "from remora import training\ntraining.report(1)\nimport signal; signal.pause()"
