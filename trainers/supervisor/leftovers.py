@@ -7,7 +7,7 @@ import logging
 from remora import cgroups
 from trainers.supervisor.code import sweep_folders
 from trainers.supervisor.snapshots import sweep_memory
-from trainers.supervisor.temporary import temporary_root
+from trainers.supervisor.temporary import sweep_temporary
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +24,5 @@ def sweep_node() -> None:
 
 def sweep_machine() -> None:
     """Remove what such supervisors left outside of their node's own folder: temporary files, and files in memory."""
-    try:
-        sweep_folders(temporary_root())
-    except PermissionError as error:
-        log.warning("%s", error)
+    sweep_temporary()
     sweep_memory()

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainers.supervisor.code import is_private, shared_folder
+from trainers.supervisor.code import is_private, shared_folder, sweep_folders
 
 #: Bytes that the path of such a folder may have: Ray needs 68 below the one that it takes for itself.
 _PATH_BYTES = 39
@@ -26,14 +26,25 @@ def temporary_root() -> Path:
 
     Raises PermissionError when somebody else has made it.
     """
-    name = f"remora-tmp-{os.getuid()}"
-    system = tempfile.gettempdir()
-    longest = len(os.fsencode(system)) + len(f"/{name}/") + _DIGITS
-    root = Path(system if longest <= _PATH_BYTES else "/tmp") / name  # noqa: S108 - private below it
+    root = _root()
     root.mkdir(exist_ok=True, mode=0o700)
     if not is_private(root):
         raise PermissionError(f"{root} is no folder of this user alone; remove it")
     return root
+
+
+def _root() -> Path:
+    name = f"remora-tmp-{os.getuid()}"
+    system = tempfile.gettempdir()
+    longest = len(os.fsencode(system)) + len(f"/{name}/") + _DIGITS
+    return Path(system if longest <= _PATH_BYTES else "/tmp") / name  # noqa: S108 - private below it
+
+
+def sweep_temporary() -> None:
+    """Remove what killed processes left there; makes nothing."""
+    root = _root()
+    if root.exists() and is_private(root):
+        sweep_folders(root)
 
 
 @contextlib.contextmanager

@@ -45,6 +45,8 @@ def test_a_folder_that_others_may_write_to_is_refused(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("trainers.supervisor.temporary._PATH_BYTES", 4096)
+    sweep_machine()
+    assert list(tmp_path.iterdir()) == [], "a sweep makes nothing"
     (tmp_path / f"remora-tmp-{os.getuid()}").mkdir()
     (tmp_path / f"remora-tmp-{os.getuid()}").chmod(0o777)
     with pytest.raises(PermissionError, match="is no folder of this user alone"), temporary_folder():
