@@ -86,7 +86,7 @@ class EndReason(StrEnum):
     COMPLETED = "completed"
     #: The command of some rank returned another exit code.
     EXIT_CODE = "exit_code"
-    #: The process of some rank was ended by a signal (a crash, the kernel's OOM killer, a kill by hand).
+    #: The process of some rank was ended by a signal (a crash, the kernel's OOM killer, a kill by hand, our limit).
     SIGNAL = "signal"
     #: The command could not be started at all: not found, not executable, or the code bundle is unusable; or its ranks
     #: wait for one that has ended well.

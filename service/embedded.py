@@ -195,7 +195,7 @@ def end_cluster(home: Path) -> int:
     count = end_nodes(home) + int(head.stop_head(home, grace_s=0)) + _end_unrecorded(folders)
     folders.remove_temporary(recorded.parent if recorded else None)
     (home / "api.url").unlink(missing_ok=True)
-    _sweep_memory()
+    _sweep_machine()
     return count
 
 
@@ -210,12 +210,12 @@ def _end_unrecorded(folders: ClusterFolders) -> int:
     return count + sum(machine.end_cgroup(cgroup) for cgroup in folders.cgroups())
 
 
-def _sweep_memory() -> None:
-    """Remove checkpoints that killed workers left in the memory of this machine."""
+def _sweep_machine() -> None:
+    """Remove what killed workers left in the memory and the temporary folder of this machine."""
     # Nothing else here needs what it imports.
-    from trainers.supervisor.leftovers import sweep_memory
+    from trainers.supervisor.leftovers import sweep_machine
 
-    sweep_memory()
+    sweep_machine()
 
 
 def nodes_ready(url: str, home: Path, ray_address: str) -> int:

@@ -90,6 +90,10 @@ class Settings(BaseSettings):
     max_log_bytes: int = Field(default=64 * 2**20, gt=0)
     #: Processes and threads that one worker's command may have, where the node can count them.
     max_processes: int = Field(default=16_384, ge=64)
+    #: Bytes of the files that one worker's command makes in /dev/shm; 0: half of what fits there.
+    max_shm_bytes: int = Field(default=0, ge=0)
+    #: Bytes of a job's outputs in one version.
+    max_output_bytes: int = Field(default=2**40, gt=0)
 
     @property
     def database(self) -> str:

@@ -78,6 +78,10 @@ class AttemptPlan:
     log_line_bytes: int = 16 * 2**10
     #: Processes and threads that one worker's command may have, where its node can count them.
     max_processes: int = 16_384
+    #: Bytes of the files that one worker's command makes in its machine's memory (/dev/shm); 0: half of that memory.
+    max_shm_bytes: int = 0
+    #: Bytes of the job's outputs in one version.
+    max_output_bytes: int = 2**40
     #: Newest step that an earlier attempt reported, to count what has to be done again; None before the first.
     previous_step: int | None = None
     #: Modules that every node imports once, so that Python commands are forked from there; none: all are started.

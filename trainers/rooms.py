@@ -124,6 +124,11 @@ class Room:
         with contextlib.suppress(FileNotFoundError), self._above(name) as (folder, last):
             _remove(folder, last)
 
+    def remove_empty(self, name: str) -> None:
+        """Remove a folder of this room in which nothing is; fine when it is gone already."""
+        with contextlib.suppress(FileNotFoundError), self._above(name) as (folder, last):
+            os.rmdir(last, dir_fd=folder)
+
     @contextlib.contextmanager
     def _above(self, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
         """Descriptor of the folder in which a name lies, and the last part of the name."""

@@ -66,6 +66,8 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         best_mode=best.mode if best is not None else "min",
         log_limit_bytes=settings.max_log_bytes,
         max_processes=settings.max_processes,
+        max_shm_bytes=settings.max_shm_bytes,
+        max_output_bytes=settings.max_output_bytes,
         warm_modules=settings.warm,
         previous_step=job.max_step,
         step_time_s=spec.limits.step_time_s,

@@ -54,7 +54,7 @@ _REASONS: Mapping[EndReason, str] = {
     EndReason.COMPLETED: "every rank returned 0",
     EndReason.EXIT_CODE: "some rank returned another exit code",
     EndReason.SIGNAL: "some rank was ended by a signal; for a script that uses `remora.torch` a single SIGKILL is no"
-    " end, as long as others hold the state",
+    " end, as long as others hold the state; or its files in `/dev/shm` had more than `REMORA_MAX_SHM_BYTES`",
     EndReason.START_FAILED: "the command could not be started, the code bundle is unusable, or a rank ended with exit"
     " code 0 while all others wait for it in PyTorch's rendezvous",
     EndReason.SUPERVISOR_LOST: "the supervisor of some rank died while its node lived, or something that it needs"

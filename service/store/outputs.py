@@ -78,7 +78,7 @@ def _not_registered(job: JobRow, model: NewModel, now: float, *, is_complete: bo
         return NewEvent(
             at=now,
             kind="job.model_refused",
-            message=f"the newest outputs, {model.output} among them, or their list could not be stored, {effect}",
+            message=f"the newest outputs, {model.output} among them, or their list were not stored, {effect}",
             attempt=job.attempt,
             data={"model": model.name, "output": model.output},
         )

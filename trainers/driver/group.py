@@ -340,6 +340,7 @@ class WorkerGroup:
             exit_code=message.get("exit_code"),
             signal=message.get("signal"),
             start_failed=message.get("start_failed"),
+            excess=message.get("excess"),
             last_words=self._last_words.get(rank, ""),
         )
 

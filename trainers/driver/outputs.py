@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from remora.quantities import format_size
 from trainers.checkpoints.catalog import Catalog
 from trainers.driver.account import Account
 from trainers.outputs.catalog import OutputsCatalog, OutputsDamaged
 from trainers.outputs.manifest import Changes, OutputFile
-from trainers.outputs.rounds import Rounds
+from trainers.outputs.rounds import Agreed, Rounds
 from trainers.outputs.versions import Kept, Version, is_save
 from trainers.plan import AttemptPlan
 from trainers.storage import StorageError
@@ -77,6 +78,8 @@ class Outputs:
         self._under_way: asyncio.Task[None] | None = None
         self._removal: asyncio.Task[None] | None = None
         self._is_refused = False
+        #: True once it was told that the outputs are too large, until they are not.
+        self._is_excess_told = False
         self._is_fenced = False
         self._is_ending = False
 
@@ -116,7 +119,13 @@ class Outputs:
     @property
     def is_complete(self) -> bool:
         """True when everything that the newest worker group wrote is in the list that is committed."""
-        return self._is_committed and not self._rounds.has_pending and not self._misses_some
+        return (
+            self._is_committed
+            and not self._rounds.has_pending
+            and not self._misses_some
+            and not self._is_too_large
+            and self._rounds.excess is None
+        )
 
     @property
     def _misses_some(self) -> bool:
@@ -158,11 +167,21 @@ class Outputs:
     def agree(self) -> None:
         """Make a version of what has become one state of an output, and begin to commit it."""
         self._has_news, self._agreed_at = False, self._clock()
+        if (excess := self._rounds.excess) is not None:
+            # Of a rank's folder only what is gone would be told, not what replaced it.
+            self._wants_another = False
+            self._tell_excess(f"Rank {excess[0]} has", excess[1])
+            return
         agreed = self._rounds.agree(self._present, self._agreed_at)
         # Asked once for all that is heard: it costs a look at every file that waits.
         self._wants_another = self._rounds.wants_another
         if agreed is None:
+            self._is_excess_told = self._is_excess_told and self._is_too_large
             return
+        if _size_of(agreed.files) > self._plan.max_output_bytes:
+            self._put_off(agreed)
+            return
+        self._is_excess_told = False
         saves = is_save(self._present, agreed.files, self._plan.output_commits)
         before, self._present = self._kept, agreed.files
         self._loose |= agreed.loose
@@ -176,6 +195,36 @@ class Outputs:
         self._rounds.know(self._present)
         self._loose |= before.folders - self._kept.folders
         self._begin_commit()
+
+    @property
+    def _is_too_large(self) -> bool:
+        return _size_of(self._present) > self._plan.max_output_bytes
+
+    def _put_off(self, agreed: Agreed) -> None:
+        """Publish nothing of outputs that are too large; when some of it is gone, the rest becomes the next version."""
+        before, self._present = self._present, agreed.files
+        needed = self._kept.folders | {file.folder for file in agreed.files.values()}
+        self._loose |= agreed.loose | ({file.folder for file in before.values()} - needed)
+        self._rounds.know(self._present)
+        self._tell_excess(f"{len(agreed.files)} files of the outputs have", _size_of(agreed.files))
+        if self._is_committed and self._loose:
+            # No new list will be told, after which they would go.
+            self._tell(self._kept, frozenset(self._loose))
+            self._loose.clear()
+
+    def _tell_excess(self, who_has: str, size_bytes: int) -> None:
+        # The start from what was there has not failed.
+        self._has_saved = True
+        if self._is_excess_told:
+            return
+        self._is_excess_told = True
+        limit = self._plan.max_output_bytes
+        text = (
+            f"{who_has} {format_size(size_bytes)} ({size_bytes} bytes), and the outputs of a job may have"
+            f" {format_size(limit)} ({limit} bytes, REMORA_MAX_OUTPUT_BYTES): the job goes on and keeps the version"
+            " before, until files are removed from REMORA_OUTPUTS_DIR or operators allow more."
+        )
+        self._account.event("attempt.outputs_too_large", text, size_bytes=size_bytes, limit_bytes=limit)
 
     def _ask_for_a_look(self) -> None:
         self._asked_at = self._clock()
@@ -302,3 +351,8 @@ class Outputs:
         # What lists before this one left out may go when this one is stored: those may never be.
         loose = without.union(*(folders for _, folders in self._replaced))
         self._replaced = [(seq, loose)] if loose else []
+
+
+def _size_of(files: Mapping[str, OutputFile]) -> int:
+    """Bytes of these files."""
+    return sum(file.size_bytes for file in files.values())

@@ -27,6 +27,8 @@ class ChildExit:
     exit_code: int | None = None
     signal: int | None = None
     start_failed: str | None = None
+    #: What it had too much of, when it was ended for that.
+    excess: str | None = None
     #: The last line that it wrote to its standard error, which for Python names the error.
     last_words: str = ""
 
@@ -97,10 +99,11 @@ def _judge_exit(first: ChildExit) -> Verdict:
             message=f"The command could not be started on rank {first.rank}: {first.start_failed}",
         )
     if first.signal is not None:
+        why = f": {first.excess}" if first.excess is not None else ""
         return Verdict(
             goes_on=False,
             end_reason=EndReason.SIGNAL,
-            message=f"The command of rank {first.rank} was ended by {_signal_name(first.signal)}.",
+            message=f"The command of rank {first.rank} was ended by {_signal_name(first.signal)}{why}.",
         )
     why = f": {first.last_words}" if first.last_words else "; its log says why."
     if _ABSENT_MODULE.match(first.last_words):

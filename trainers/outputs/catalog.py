@@ -67,7 +67,9 @@ class OutputsCatalog:
         self, opened: IO[bytes], stored: str, place: Place, before: OutputFile | None
     ) -> OutputFile | None:
         status = os.fstat(opened.fileno())
-        digest, is_grown = _digest(opened, before)
+        digest, is_grown = _digest(opened, status.st_size, before)
+        if _trace(status) != _trace(os.fstat(opened.fileno())):
+            return None
         self._storage.write_open(f"{self._folder}/{stored}", opened)
         if _trace(status) != _trace(os.fstat(opened.fileno())):
             return None
@@ -151,16 +153,20 @@ def _trace(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _digest(opened: IO[bytes], before: OutputFile | None) -> tuple[str, bool]:
-    """SHA-256 of a file, and whether it begins with all of an older version of it and is longer."""
-    digest, is_grown = hashlib.sha256(), False
-    if before is not None and before.size_bytes:
-        left = before.size_bytes
-        while left and (chunk := opened.read(min(left, _CHUNK))):
-            digest.update(chunk)
-            left -= len(chunk)
-        is_grown = not left and digest.hexdigest() == before.sha256
-    size = opened.tell()
-    while chunk := opened.read(_CHUNK):
+def _digest(opened: IO[bytes], size: int, before: OutputFile | None) -> tuple[str, bool]:
+    """SHA-256 of so many bytes of a file, and whether they begin with all of an older version of it and are more."""
+    digest, is_grown, at = hashlib.sha256(), False, 0
+    if before is not None and 0 < before.size_bytes <= size:
+        at = _feed(digest, opened, before.size_bytes)
+        is_grown = at == before.size_bytes and digest.hexdigest() == before.sha256
+    _feed(digest, opened, size - at)
+    return digest.hexdigest(), is_grown and size > at
+
+
+def _feed(digest: hashlib._Hash, opened: IO[bytes], count: int) -> int:
+    """Let a digest have so many bytes of a file, which somebody may write to for ever; returns how many there were."""
+    left = count
+    while left and (chunk := opened.read(min(left, _CHUNK))):
         digest.update(chunk)
-    return digest.hexdigest(), is_grown and opened.tell() > size
+        left -= len(chunk)
+    return count - left

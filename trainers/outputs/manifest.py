@@ -79,6 +79,8 @@ class Changes:
     turns: Mapping[str, int] = field(default_factory=dict)
     #: Outputs in which something is being written, or was not stored yet.
     busy: frozenset[str] = frozenset()
+    #: Bytes of its folder when they are more than the job may keep, so that nothing new of it was stored; else 0.
+    excess_bytes: int = 0
     #: None while its command runs.
     end: End | None = None
 

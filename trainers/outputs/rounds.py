@@ -82,6 +82,8 @@ class _Worker:
     #: Outputs that it said were at rest before the newest round began, with how often they had changed by then.
     rested: dict[str, int] = field(default_factory=dict)
     end: End | None = None
+    #: Bytes of its folder when they are more than the job may keep, else 0.
+    excess_bytes: int = 0
     pending: dict[str, _Pending] = field(default_factory=dict)
     #: Outputs whose state was shared with a worker that was lost, as often as they had changed by then.
     spoilt: dict[str, int] = field(default_factory=dict)
@@ -130,6 +132,18 @@ class Rounds:
     def has_pending(self) -> bool:
         """True while some worker of the group has told something that is in no version."""
         return any(self._workers[slot].pending for slot in self._ranks)
+
+    @property
+    def excess(self) -> tuple[int, int] | None:
+        """The lowest rank that stores nothing new, because its folder has more bytes than allowed, and how many."""
+        return min(
+            (
+                (rank, self._workers[slot].excess_bytes)
+                for slot, rank in self._ranks.items()
+                if self._workers[slot].excess_bytes
+            ),
+            default=None,
+        )
 
     @property
     def is_waiting(self) -> bool:
@@ -211,7 +225,7 @@ class Rounds:
         worker.group = changes.group
         worker.round = max(worker.round, changes.round)
         worker.turns, worker.busy = dict(changes.turns), changes.busy
-        worker.end = changes.end
+        worker.end, worker.excess_bytes = changes.end, changes.excess_bytes
         for output in changes.busy:
             self._late_since.pop(output, None)
         replaced: set[str | None] = set()

@@ -122,6 +122,15 @@ class Child:
         """True when it was forked from the warm interpreter."""
         return self._keeper.is_forked
 
+    def processes(self) -> list[int]:
+        """Process ids of all that belongs to the command."""
+        if self._cgroup is not None:
+            return Cgroup(self._cgroup.path / _KEPT_CGROUP).processes()
+        try:
+            return [process.pid for process in psutil.Process(self.pid).children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
     def send(self, message: channel.Message) -> None:
         """Say something to the script; lost when it is gone."""
         with self._sending, contextlib.suppress(OSError):

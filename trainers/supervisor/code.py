@@ -10,13 +10,16 @@ import fcntl
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
 from remora.bundle import unpack
 from trainers.rooms import remove_tree
 from trainers.storage import Storage
+
+#: Removes what belongs to a folder and lies elsewhere; False when some of it is still used.  Raises OSError.
+Clear = Callable[[Path], bool]
 
 
 def work_root() -> Path:
@@ -43,8 +46,11 @@ def is_private(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def shared_folder(name: str, root: Path | None = None) -> Iterator[Path]:
-    """A folder below a root (the work root), shared by all who ask for it; the last one removes it."""
+def shared_folder(name: str, root: Path | None = None, clear: Clear | None = None) -> Iterator[Path]:
+    """A folder below a root (the work root), shared by all who ask for it; the last one removes it.
+
+    `clear` is asked before, and may put that off until `sweep_folders` comes.
+    """
     root = root or work_root()
     folder = root / name
     with _locked(root / f"{name}.lock") as lock:
@@ -52,19 +58,19 @@ def shared_folder(name: str, root: Path | None = None) -> Iterator[Path]:
         try:
             yield folder
         finally:
-            _remove_unused(folder, lock)
+            _remove_unused(folder, lock, clear)
 
 
-def sweep_folders(root: Path | None = None) -> list[str]:
+def sweep_folders(root: Path | None = None, clear: Clear | None = None) -> list[str]:
     """Remove what killed supervisors left below a root (the work root); returns the names.
 
-    Folders in use are not touched.
+    Folders in use are not touched, nor those of which `clear` says that they have to stay.
     """
     removed: list[str] = []
     for path in sorted((root or work_root()).glob("*.lock")):
         # What is no file of ours is nobody's lock, and what it names is left alone.
         with contextlib.suppress(OSError), open_lock(path, make=False) as lock:
-            if _remove_unused(path.with_suffix(""), lock):
+            if _remove_unused(path.with_suffix(""), lock, clear):
                 removed.append(path.stem)
     return removed
 
@@ -93,15 +99,20 @@ def _is_same(path: Path, opened: IO[str]) -> bool:
         return False
 
 
-def _remove_unused(folder: Path, lock: IO[str]) -> bool:
+def _remove_unused(folder: Path, lock: IO[str], clear: Clear | None) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     if not _is_same(folder.with_name(f"{folder.name}.lock"), lock):
         return False
-    with contextlib.suppress(OSError):
+    try:
+        if clear is not None and not clear(folder):
+            return False
         remove_tree(folder)
+    except OSError:
+        # Something may still write there for a moment: without its lock nobody would find it again.
+        return False
     folder.with_name(f"{folder.name}.lock").unlink(missing_ok=True)
     return True
 

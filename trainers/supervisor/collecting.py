@@ -15,7 +15,7 @@ from typing import Any
 
 from trainers.outputs.catalog import OutputsCatalog, OutputsDamaged
 from trainers.outputs.manifest import Changes, End, OutputFile, folders_of, is_log, output_of
-from trainers.rooms import Room
+from trainers.rooms import MAX_DEPTH, Room
 from trainers.storage import StorageError
 from trainers.supervisor.environment import Place
 
@@ -29,7 +29,7 @@ _SETTLED_S = 2.0
 _PAUSES_S = (0.5, 2.0)
 #: Files of one rank; more of them belong into an archive.
 MAX_FILES = 5_000
-#: Names that are looked at in one look, however many more there are.
+#: Names of files, and folders, that are looked at in one look, however many more there are.
 _MAX_SEEN = 4 * MAX_FILES
 #: Bytes stored in one look while the script runs; what is left follows in the next one.
 _LOOK_BYTES = 8 << 30
@@ -56,10 +56,12 @@ class Collecting:
         *,
         outputs: tuple[str, ...] = (),
         paths: Mapping[str, str] | None = None,
+        most_bytes: int | None = None,
     ) -> None:
         """`tell` hears what is stored, `complain` one sentence on what cannot be; both from another thread.
 
         `outputs` are the names of the job's outputs; `paths` those that are one file of the working folder, by path.
+        While the folder has more than `most_bytes` nothing new of it is stored.
         """
         self.folder = folder
         self._catalog = catalog
@@ -68,6 +70,9 @@ class Collecting:
         self._complain = complain
         self._outputs = outputs
         #: Paths below the working folder, by the name of the file among the outputs.
+        self._most_bytes = most_bytes
+        #: Bytes in the folder when these are more than that, in the newest look that found something new; else 0.
+        self._excess_bytes = 0
         self._paths = {f"{name}/{PurePosixPath(path).name}": path for path, name in (paths or {}).items()}
         #: The working folder, when this rank collects for its node what lies there.
         self._code: Path | None = None
@@ -221,6 +226,11 @@ class Collecting:
             for name, _, trace in fresh
             if settled_s and not self._is_log(name, trace, now) and not self._is_settled(name, trace, now)
         }
+        # Before a byte is copied: what is too large stays here, whole or in part.
+        size = sum(trace[1] for _, _, trace in found)
+        self._excess_bytes = size if fresh and self._most_bytes is not None and size > self._most_bytes else 0
+        if self._excess_bytes:
+            busy.update(output_of(name, self._outputs) for name, _, _ in fresh)
         written = self._store(fresh, busy, place, now, is_last=not settled_s or self._ended_at is not None)
         # Not seen is not gone: the walk may have been cut, or a folder not readable for a moment.
         removed = tuple(sorted(name for name in self._known if _is_gone(self._path(name))))
@@ -317,6 +327,7 @@ class Collecting:
             round=self._round if number is None else number,
             turns=dict(self._turns),
             busy=self._busy,
+            excess_bytes=self._excess_bytes,
             **names,
         )
 
@@ -351,20 +362,30 @@ class Collecting:
 
     def _walk(self) -> Iterator[tuple[str, Path, _Trace]]:
         """What is there; a folder or file that vanishes meanwhile is passed over."""
-        for folder, folders, names in os.walk(self.folder):
-            if len(folder) - len(str(self.folder)) > _NAME_LENGTH:
+        for count, (folder, folders, names) in enumerate(os.walk(self.folder)):
+            if count >= _MAX_SEEN:
+                self._complain_once(
+                    f"more than {_MAX_SEEN} folders are in the outputs folder: not all are kept"
+                )
+                return
+            above = folder[len(str(self.folder)) :]
+            if len(above) > _NAME_LENGTH or above.count("/") >= MAX_DEPTH:
                 folders.clear()
             for path in (Path(folder, name) for name in names):
                 name = path.relative_to(self.folder).as_posix()
                 trace = _trace(path)
                 if trace is None:
                     continue
-                if name.isprintable() and len(name) <= _NAME_LENGTH:
-                    yield name, path, trace
-                else:
+                if not name.isprintable() or len(name) > _NAME_LENGTH:
                     self._complain_once(
                         f"the output {name[:100]!a} is not kept: its name has to be short and printable"
                     )
+                elif name.count("/") >= MAX_DEPTH:
+                    self._complain_once(
+                        f"the output {name[:100]!a} is not kept: it lies in {MAX_DEPTH} folders or more"
+                    )
+                else:
+                    yield name, path, trace
 
     def _complain_once(self, sentence: str) -> None:
         if sentence not in self._complained:

@@ -8,12 +8,16 @@ from typing import Literal
 
 #: Beginnings of the variables that an interpreter, its libraries or the framework read once, when they are loaded.
 _READ_AT_START = (
-    *("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "TZ", "TMPDIR"),
+    *("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "TZ"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NPY_", "NUMPY_", "DNNL_", "ONEDNN_"),
     *("TORCH", "PYTORCH_", "ATEN_", "C10_", "CUDA_", "CUBLAS_", "KINETO_", "TRITON_"),
 )
 #: Those of them that the forked process follows all the same.
-_FOLLOWED = ("PYTHONUNBUFFERED", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+_FOLLOWED = (
+    *("PYTHONUNBUFFERED", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
+    # Python forgets the one that it has found (`fork_server_child`), torch asks for its own when it compiles.
+    *("TMPDIR", "TORCHINDUCTOR_CACHE_DIR"),
+)
 #: Read by torch's rendezvous when it is made, not before.
 _READ_LATE = "TORCHELASTIC_"
 #: What a keeper carries of a command's environment: our words about which worker it belongs to, none of the job's.

@@ -6,7 +6,8 @@ import logging
 
 from remora import cgroups
 from trainers.supervisor.code import sweep_folders
-from trainers.supervisor.snapshots import memory_root
+from trainers.supervisor.snapshots import sweep_memory
+from trainers.supervisor.temporary import sweep_temporary
 
 log = logging.getLogger(__name__)
 
@@ -18,11 +19,10 @@ def sweep_node() -> None:
     except cgroups.ProcessesRemain as error:
         log.warning("%s", error)
     sweep_folders()
+    sweep_machine()
+
+
+def sweep_machine() -> None:
+    """Remove what such supervisors left outside of their node's own folder: temporary files, and files in memory."""
+    sweep_temporary()
     sweep_memory()
-
-
-def sweep_memory() -> None:
-    """Remove what such supervisors left in the memory of this machine."""
-    root = memory_root()
-    if root is not None:
-        sweep_folders(root)

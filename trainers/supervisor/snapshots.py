@@ -1,7 +1,8 @@
 """Memory of a node that holds checkpoints between a script and the storage; it outlives the script.
 
-A snapshot is a folder of files on a file system in memory.  A folder of each supervisor's own is removed with it; what
-a killed one left behind is swept by the next one on the machine.
+A snapshot is a folder of files on a file system in memory.  A folder of each supervisor's own is removed with it, and
+with that what its command made in that memory by itself; what a killed one left behind is swept by the next one on the
+machine.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainers.rooms import remove_tree
 from trainers.supervisor.code import is_private, shared_folder, sweep_folders
+from trainers.supervisor.memory_files import remove_recorded
 
 #: Where Linux keeps files in memory.
 _MEMORY = Path("/dev/shm")  # noqa: S108 - the folder below it is the owner's only
-#: Share of that memory that the snapshots of all workers of a machine may fill.
+#: Share of that memory that the snapshots of all workers of a machine may fill, and that the files of one command may.
 _MOST_SHARE = 0.5
+#: What the command has made in that memory by itself, in the folder of its worker.
+_RECORD = "files"
+_SCRIPT, _TAKEN = "script", "taken"
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,10 @@ class SnapshotRoom:
     #: What the supervisor has taken lies here, on the same file system.
     staging: Path
     limit_bytes: int
+    #: Where all files in memory lie, the name below it of what is this user's for snapshots, and what names others.
+    memory: Path
+    own: str
+    record: Path
 
     def variables(self) -> dict[str, str]:
         """Environment variables that tell the script."""
@@ -56,10 +66,39 @@ def snapshot_room(name: str, workers: int) -> Iterator[SnapshotRoom | None]:
     if root is None:
         yield None
         return
-    sweep_folders(root)
-    with shared_folder(name, root) as folder:
-        limit_bytes = int(shutil.disk_usage(root).total * _MOST_SHARE) // max(1, workers)
-        room = SnapshotRoom(folder / "script", folder / "taken", limit_bytes)
+    sweep_memory()
+    with shared_folder(name, root, _clear) as folder:
+        room = SnapshotRoom(
+            folder / _SCRIPT,
+            folder / _TAKEN,
+            limit_bytes=most_bytes(root) // max(1, workers),
+            memory=_MEMORY.resolve(),
+            own=root.name,
+            record=folder / _RECORD,
+        )
         room.folder.mkdir(exist_ok=True)
         room.staging.mkdir(exist_ok=True)
         yield room
+    # What others left because this worker's command used it.
+    sweep_memory()
+
+
+def most_bytes(folder: Path) -> int:
+    """Bytes that snapshots may fill on the file system of a folder, and that the files of one command may."""
+    return int(shutil.disk_usage(folder).total * _MOST_SHARE)
+
+
+def sweep_memory() -> None:
+    """Remove what killed supervisors left in the memory of this machine, with what their commands made there."""
+    root = memory_root()
+    if root is not None:
+        sweep_folders(root, _clear)
+
+
+def _clear(folder: Path) -> bool:
+    """Remove what the command of a worker's folder made by itself; False while some of that is used."""
+    if remove_recorded(folder / _RECORD, _MEMORY.resolve()):
+        return True
+    for name in (_SCRIPT, _TAKEN):
+        remove_tree(folder / name)
+    return False

@@ -19,7 +19,7 @@ from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
 from trainers.plan import AttemptPlan
 from trainers.storage import Storage
-from trainers.supervisor.code import unpack_once
+from trainers.supervisor.code import unpack_once, work_root
 from trainers.supervisor.device import device_variables, devices_of_node
 from trainers.supervisor.environment import Place, child_environment
 from trainers.supervisor.snapshots import SnapshotRoom
@@ -33,10 +33,12 @@ def prepare_start(
     resume: Manifest | None,
     outputs: Path,
     room: SnapshotRoom | None,
+    temporary: Path,
     is_joining: bool,
 ) -> Start:
     """Fetch what the worker needs into its node's `folder`, and say how its command is to be started.
 
+    The command's temporary files lie in `temporary`, unless the job says where.
     Raises BundleError, StorageError, OSError, and BackendUnusable.
     """
     try:
@@ -63,6 +65,10 @@ def prepare_start(
     environment.update(plan.elastic_variables)
     environment["REMORA_SCRATCH_DIR"] = str(scratch)
     environment["REMORA_OUTPUTS_DIR"] = str(outputs)
+    if "TMPDIR" not in asked:
+        environment["TMPDIR"] = str(temporary)
+    # What torch has compiled serves the next worker of the node as well.
+    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(work_root() / "torchinductor"))
     if "MLFLOW_TRACKING_URI" not in environment:
         # One for each worker group: MLflow writes absolute paths into it.
         group = f"{place.attempt}-{place.generation}"

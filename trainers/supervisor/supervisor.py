@@ -22,6 +22,7 @@ from typing import Any
 from remora import channel
 from remora.errors import BundleError
 from remora.expressions import fill
+from remora.quantities import format_size
 from trainers.backends import backend_of
 from trainers.backends.backend import BackendUnusable, Start
 from trainers.checkpoints.catalog import Catalog
@@ -39,12 +40,14 @@ from trainers.supervisor.environment import Place
 from trainers.supervisor.fork_server_client import node_fork_server
 from trainers.supervisor.leftovers import sweep_node
 from trainers.supervisor.links import first_of_node, link_outputs, own_outputs, unlinked
+from trainers.supervisor.memory_watch import MemoryWatch
 from trainers.supervisor.outbox import Outbox
 from trainers.supervisor.parcels import Parcel, send, size_of
-from trainers.supervisor.snapshots import SnapshotRoom, snapshot_room
+from trainers.supervisor.snapshots import SnapshotRoom, most_bytes, snapshot_room
 from trainers.supervisor.stacks import stacks_below
 from trainers.supervisor.start import prepare_start, told_by
 from trainers.supervisor.taking import MAX_UNDER_WAY, Offer, Taken, Taking
+from trainers.supervisor.temporary import temporary_folder
 from trainers.supervisor.window import WriteSpeed, fits
 
 #: What a script may tell the driver; `checkpoint` is for the supervisor, and all else it does not know.
@@ -170,6 +173,10 @@ class Supervisor:
         self._collecting: Collecting | None = None
         #: Memory for checkpoints on their way; None where this node has none to give.
         self._room: SnapshotRoom | None = None
+        #: Looks after what the command makes in memory by itself.
+        self._watch: MemoryWatch | None = None
+        #: What the command had too much of, so that it was ended.
+        self._excess: str | None = None
         #: What the script said about why it cannot train at all.
         self._refusal: str | None = None
         self._lock = threading.Lock()
@@ -193,7 +200,11 @@ class Supervisor:
             # Its ranks are dealt later: until then they may be those of a worker that runs on this node in this group.
             name += f"-{self._slot}"
         own = f"{name}-{place.rank}-{os.getpid()}"
-        with shared_folder(name) as folder, snapshot_room(own, place.local_world_size) as self._room:
+        with (
+            temporary_folder() as temporary,
+            shared_folder(name) as folder,
+            snapshot_room(own, place.local_world_size) as self._room,
+        ):
             try:
                 collecting = self._fill_outputs(own_outputs(folder, place))
                 start = prepare_start(
@@ -203,6 +214,7 @@ class Supervisor:
                     resume=self._resume,
                     outputs=collecting.folder,
                     room=self._room,
+                    temporary=temporary,
                     is_joining=self._is_joining,
                 )
                 child = self._start(start, folder, collecting)
@@ -216,6 +228,8 @@ class Supervisor:
             else:
                 self._conclude(child, start)
             finally:
+                if self._watch is not None:
+                    self._watch.close()
                 if self._companion is not None:
                     self._companion.end()
                 if self._taking is not None:
@@ -324,6 +338,20 @@ class Supervisor:
         if child is not None:
             child.stop(at_once=True)
 
+    def _end_for(self, size: int, most: int) -> None:
+        """End a command that fills the memory of its machine."""
+        with self._lock:
+            child = self._child
+            if child is None or self._is_over or self._stop_requested:
+                return
+            self._excess = (
+                f"its files in /dev/shm have {format_size(size)} ({size} bytes), and those of one worker may have"
+                f" {format_size(most)} ({most} bytes, REMORA_MAX_SHM_BYTES); let it keep less there, or have operators"
+                " allow more"
+            )
+        self._outbox.put_line("remora", f"the command is ended: {self._excess}")
+        child.stop(at_once=True)
+
     def _start(self, start: Start, folder: Path, collecting: Collecting) -> Child:
         plan, place = self._plan, self._place
         staging = folder / f"staging-{place.rank}"
@@ -334,6 +362,11 @@ class Supervisor:
             with first_of_node(folder, "files") as is_first:
                 leads = self._is_joining or place.local_rank == 0
                 collecting.place_files(start.code, is_first=is_first, collects=leads)
+        if (room := self._room) is not None:
+            most = plan.max_shm_bytes or most_bytes(room.memory)
+            self._watch = MemoryWatch(
+                room.memory, room.own, room.record, most, lambda size: self._end_for(size, most)
+            )
         told = told_by(place)
         command = [fill(word, told, str(collecting.folder)) for word in self._backend.command(start)]
         companion = self._backend.companion(start)
@@ -367,6 +400,8 @@ class Supervisor:
                 raise CommandUnusable("its arguments and environment variables are too long") from error
             stop_requested = self._stop_requested or self._companion_failure is not None
         collecting.start()
+        if self._watch is not None:
+            self._watch.start(child.processes)
         for path in unlinked(start.code, plan.output_paths):
             self._outbox.put_line("remora", f"{path} is in the code, so what is written there is not kept")
         self._outbox.put({"type": "started", "pid": child.pid, "is_warm": child.is_warm})
@@ -389,6 +424,7 @@ class Supervisor:
             lambda text: self._outbox.put_line("remora", text),
             outputs=self._plan.outputs,
             paths=self._plan.output_files,
+            most_bytes=self._plan.max_output_bytes,
         )
         collecting.fill(self._files)
         self._collecting = collecting
@@ -475,7 +511,9 @@ class Supervisor:
         self._outbox.put({"type": "abandoned", "step": step})
 
     def _finish(self, status: dict[str, object]) -> None:
-        if status.get("signal") == signal.SIGKILL and not self._stop_requested:
+        if self._excess is not None and status.get("signal") == signal.SIGKILL:
+            status = {**status, "excess": self._excess}
+        elif status.get("signal") == signal.SIGKILL and not self._stop_requested:
             # At once: the others may go on without this rank while its files are still being stored.
             self._outbox.put({"type": "killed"})
         for upload in self._uploads:

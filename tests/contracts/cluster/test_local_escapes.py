@@ -158,13 +158,16 @@ def test_down_says_no_more_than_it_knows(
     assert "Nothing that carries the mark" in said
 
 
-def test_down_removes_what_killed_workers_left_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["remora", "remora-tmp"])
+def test_down_removes_what_killed_workers_left_in_memory_and_as_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     memory = tmp_path / "memory"
     memory.mkdir()
     monkeypatch.setattr("trainers.supervisor.snapshots._MEMORY", memory)
-    root = memory / f"remora-{os.getuid()}"
+    monkeypatch.setattr("trainers.supervisor.temporary._PATH_BYTES", 4096)
+    monkeypatch.setattr("tempfile.tempdir", str(memory))
+    root = memory / f"{name}-{os.getuid()}"
     (root / "att_1-1-0-99" / "taken").mkdir(parents=True)
     (root / "att_1-1-0-99" / "taken" / "weights").write_bytes(b"x")
     (root / "att_1-1-0-99.lock").touch()

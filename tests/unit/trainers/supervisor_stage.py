@@ -63,6 +63,9 @@ def without_ray(driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("trainers.supervisor.outbox.ray", fake)
     monkeypatch.setattr("trainers.supervisor.start.ray", fake)
     monkeypatch.setenv("REMORA_WORK_DIR", str(folder / "work"))
+    (folder / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder / "temporary"))
+    monkeypatch.setattr("trainers.supervisor.temporary._PATH_BYTES", 4096)
     (folder / "memory").mkdir()
     monkeypatch.setattr("trainers.supervisor.snapshots._MEMORY", folder / "memory")
 
@@ -76,6 +79,8 @@ class Stage:
         self.storage = Storage(folder / "storage")
         #: Takes the place of the file system in memory.
         self.memory = folder / "memory" / f"remora-{os.getuid()}"
+        #: Where folders of temporary files lie.
+        self.temporary = folder / "temporary" / f"remora-tmp-{os.getuid()}"
         self.outcome: Exception | None = None
         self.supervisor: Supervisor | None = None
         self._thread: threading.Thread | None = None
@@ -132,3 +137,4 @@ class Stage:
             self.driver.is_slow.set()
             self.end()
         assert list((self.folder / "work").iterdir()) == []
+        assert not self.temporary.exists() or list(self.temporary.iterdir()) == []

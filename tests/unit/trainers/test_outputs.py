@@ -22,6 +22,7 @@ from trainers.driver.outputs import Outputs
 from trainers.outputs.catalog import OutputsCatalog
 from trainers.outputs.manifest import Changes, End, OutputFile, merge, without_clashes
 from trainers.outputs.versions import Kept, Version, from_json, to_json
+from trainers.rooms import MAX_DEPTH, Room
 from trainers.storage import Storage, StorageError
 from trainers.supervisor.collecting import MAX_FILES, Collecting
 from trainers.supervisor.environment import Place
@@ -129,6 +130,7 @@ class Worker:
         files: dict[str, OutputFile] | None = None,
         rank: int = 0,
         paths: dict[str, str] | None = None,
+        most_bytes: int | None = None,
     ) -> None:
         self.all_told: list[Changes] = []
         self.complaints: list[str] = []
@@ -143,6 +145,7 @@ class Worker:
             self.complaints.append,
             outputs=("model", *(paths or {}).values()),
             paths=paths,
+            most_bytes=most_bytes,
         )
         self.collecting.fill(files or {})
 
@@ -763,7 +766,8 @@ class Pair:
     def __init__(self, tmp_path: Path, **plan: Any) -> None:
         self.tmp_path = tmp_path
         self.head = Head(tmp_path, ranks=2, outputs=("model",), **plan)
-        self.workers = [Worker(tmp_path, rank=rank) for rank in (0, 1)]
+        most_bytes = plan.get("max_output_bytes")
+        self.workers = [Worker(tmp_path, rank=rank, most_bytes=most_bytes) for rank in (0, 1)]
         self.told = [0, 0]
 
     def write(self, rank: int, name: str, text: str) -> None:
@@ -861,3 +865,157 @@ def test_who_wrote_to_the_newest_version_is_who_is_waited_for(tmp_path: Path) ->
     pair.end(0)
     assert "best/model" in pair.restored()
     assert pair.head.outputs.files["model/best/model"].size_bytes == 1
+
+
+# --- how large outputs may be
+
+
+def too_large(head: Head) -> list[dict[str, Any]]:
+    return [body for body in head.bodies("event") if body["kind"] == "attempt.outputs_too_large"]
+
+
+def test_a_folder_that_is_too_large_is_not_copied_and_the_version_before_stays_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = saved_together(tmp_path, max_output_bytes=1000)
+    copied: list[str] = []
+    store = Storage.write_open
+
+    def count(storage: Storage, name: str, source: IO[bytes], **options: Any) -> None:
+        copied.append(name)
+        store(storage, name, source, **options)
+
+    monkeypatch.setattr(Storage, "write_open", count)
+    shutil.rmtree(pair.workers[0].folder / "model/checkpoint-20")
+    sparse = pair.workers[0].folder / "model/checkpoint-40"
+    pair.write(0, "checkpoint-40/model", "m")
+    os.truncate(sparse / "model", 1 << 42)
+    os.utime(sparse / "model", (1e9, 1e9))
+    pair.rounds()
+    pair.rounds()
+    assert copied == [], "four tebibytes of nothing would be copied for days"
+    assert pair.restored() == WHOLE, "what the script has removed meanwhile is not gone either"
+    (body,) = too_large(pair.head)
+    assert body["message"] == (
+        "Rank 0 has 4.0 TiB (4398046511104 bytes), and the outputs of a job may have 1000 B (1000 bytes,"
+        " REMORA_MAX_OUTPUT_BYTES): the job goes on and keeps the version before, until files are removed from"
+        " REMORA_OUTPUTS_DIR or operators allow more."
+    )
+    assert body["data"] == {"size_bytes": 1 << 42, "limit_bytes": 1000}
+    assert not pair.head.outputs.is_complete, "no model is made of the version before"
+    os.truncate(sparse / "model", 100)
+    os.utime(sparse / "model", (1e9, 1e9))
+    pair.end(0, 1, end="clean")
+    assert pair.restored() == ["checkpoint-40/model"], "once it fits it is published"
+    assert pair.head.outputs.is_complete
+    assert len(too_large(pair.head)) == 1
+
+
+def test_a_folder_that_is_too_large_at_the_end_leaves_the_version_before(tmp_path: Path) -> None:
+    pair = saved_together(tmp_path, max_output_bytes=1000)
+    (pair.workers[0].folder / "model/checkpoint-20/model").unlink()
+    pair.write(0, "checkpoint-40/model", "m" * 2000)
+    pair.end(0, 1, end="clean")
+    assert pair.restored() == WHOLE
+    assert len(too_large(pair.head)) == 1
+    assert not pair.head.outputs.is_complete
+
+
+def test_files_of_several_ranks_are_counted_together(tmp_path: Path) -> None:
+    pair = saved_together(tmp_path, max_output_bytes=1000)
+    for turn in range(5):
+        for rank in (0, 1):
+            pair.write(rank, f"checkpoint-20/random-{rank}", str(turn) * 600)
+        pair.rounds()
+    (body,) = too_large(pair.head)
+    assert body["message"].startswith("3 files of the outputs have 1.2 KiB (1201 bytes), and ")
+    assert not pair.head.outputs.is_complete
+    assert [file.size_bytes for file in pair.head.outputs.files.values()] == [1, 1, 1]
+    pair.head.outputs._is_ending = False
+    pair.head.acknowledge()
+    assert too_large(pair.head) == [], "the service has it"
+    assert len(stored(tmp_path)) == 3 + 2 + 1, "the version before, what waits to fit, and the manifest"
+    for rank in (0, 1):
+        pair.write(rank, f"checkpoint-20/random-{rank}", "y" * 400)
+    pair.rounds()
+    assert pair.head.outputs.is_complete
+    assert sorted(file.size_bytes for file in pair.head.outputs.files.values()) == [1, 400, 400]
+    for rank in (0, 1):
+        pair.write(rank, f"checkpoint-20/random-{rank}", "x" * 600)
+    pair.rounds()
+    assert len(too_large(pair.head)) == 1, "it is told again when it happens again"
+
+
+def test_a_start_whose_outputs_became_too_large_has_not_failed(tmp_path: Path) -> None:
+    saved(tmp_path, 1, "one")
+    head = Head(tmp_path, attempt=2, max_output_bytes=1000)
+    worker = Worker(tmp_path, dict(head.outputs.start.files), most_bytes=1000)
+    worker.write("snapshot", "x" * 1001)
+    worker.collecting.finish(end="failed")
+
+    async def play() -> None:
+        head.outputs.hear(0, replace(worker.all_told[-1], group=(2, 1)))
+        await head.outputs.finish(has_failed=True)
+
+    asyncio.run(play())
+    assert len(too_large(head)) == 1
+    assert Head(tmp_path, attempt=3).outputs.fallen_back is None
+
+
+def test_a_file_that_grows_while_it_is_read_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(tmp_path)
+    worker.write("log", "x" * 1000)
+    copied: list[str] = []
+    monkeypatch.setattr(Storage, "write_open", lambda _, name, __: copied.append(name))
+    path = worker.folder / "log"
+
+    class Growing:
+        """Reads a file to which somebody adds as much as was read."""
+
+        def __init__(self, opened: IO[bytes]) -> None:
+            self.opened = opened
+
+        def fileno(self) -> int:
+            return self.opened.fileno()
+
+        def read(self, count: int) -> bytes:
+            with path.open("ab") as file:
+                file.write(b"x" * 1000)
+            assert path.stat().st_size < 100_000, "it is read for ever"
+            return self.opened.read(min(count, 1000))
+
+        def __enter__(self) -> Growing:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.opened.close()
+
+    open_file = Room.open_file
+    monkeypatch.setattr(Room, "open_file", lambda room, name: Growing(open_file(room, name)))
+    worker.collecting.finish(end="clean")
+    assert copied == []
+    assert worker.written == []
+
+
+def test_what_lies_too_deep_is_left_out_and_holds_nothing_up(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    deepest = "/".join("d" * (MAX_DEPTH - 1))
+    for name in (f"{deepest}/kept", f"{deepest}/d/left"):
+        (worker.folder / name).parent.mkdir(parents=True)
+        (worker.folder / name).write_text("x")
+    worker.collecting.finish(end="clean")
+    assert worker.written == [f"{deepest}/kept"]
+    assert worker.all_told[-1].busy == frozenset()
+    (complaint,) = worker.complaints
+    assert complaint.endswith(f"is not kept: it lies in {MAX_DEPTH} folders or more")
+
+
+def test_more_folders_than_can_be_looked_at_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainers.supervisor.collecting._MAX_SEEN", 50)
+    worker = Worker(tmp_path)
+    for number in range(60):
+        (worker.folder / f"{number}").mkdir()
+    worker.collecting.finish(end="clean")
+    assert worker.complaints == ["more than 50 folders are in the outputs folder: not all are kept"]

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.unit.trainers.supervisor_stage import Driver, Stage, without_ray
-from tests.unit.trainers.test_child import is_gone
+from tests.unit.trainers.supervisor_stage import ROOT, Driver, Stage, without_ray
+from tests.unit.trainers.test_child import is_gone, wait_until_gone
 from trainers.checkpoints.catalog import Catalog
 from trainers.supervisor import supervisor as module
 from trainers.supervisor.code import shared_folder
 from trainers.supervisor.environment import Place
 from trainers.supervisor.fork_server_client import ForkServer
+from trainers.supervisor.leftovers import sweep_node
 from trainers.supervisor.links import first_of_node, link_outputs
+from trainers.supervisor.memory_files import write_record
 from trainers.supervisor.outbox import Outbox
 from trainers.supervisor.supervisor import ChildFailed, PlannedStop, Supervisor
 
@@ -319,6 +325,152 @@ def test_a_script_stores_nothing_for_steps_and_groups_that_cannot_be(stage: Stag
     assert ["not understood" in message["text"] for message in stage.driver.all("log")] == [True]
 
 
+#: Files in memory: one that stays open, one that it closes, one that it maps alone; a child of it has them, too.
+SHARES = """
+import mmap, os, signal, sys, time
+from remora import training
+opened, closed, mapped = (f"{sys.argv[1]}/{end}" for end in ("opened", "closed", "mapped"))
+files = [open(path, "w+b") for path in (opened, closed, mapped)]
+for file in files:
+    file.write(b"x" * 4096); file.flush()
+view = mmap.mmap(files[2].fileno(), 4096)
+if os.fork() == 0:
+    signal.pause()
+training.report(1)
+while not os.path.exists(sys.argv[2]): time.sleep(0.01)
+files[1].close(); files[2].close()
+training.report(2)
+if sys.argv[3] != "return":
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in this machine's memory that passes for all of it: tests that run beside this one sweep, too."""
+    memory = Path(f"/dev/shm/remora-test-{uuid.uuid4().hex[:12]}")
+    memory.mkdir()
+    monkeypatch.setattr("trainers.supervisor.snapshots._MEMORY", memory)
+    yield memory
+    shutil.rmtree(memory)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Wait until a watch has put down so many files."""
+    changed, counts = threading.Condition(), [0]
+
+    def write(record: Path, names: Mapping[int, str]) -> None:
+        write_record(record, names)
+        with changed:
+            counts.append(len(names))
+            changed.notify_all()
+
+    def wait(count: int) -> None:
+        with changed:
+            assert changed.wait_for(lambda: counts[-1] == count, 20.0), counts
+
+    monkeypatch.setattr("trainers.supervisor.memory_watch.write_record", write)
+    return wait
+
+
+@pytest.mark.parametrize("way", ["return", "its keeper is killed", "its driver ends it", "it is killed"])
+def test_what_a_command_made_in_memory_goes_with_its_worker(
+    stage: Stage, in_memory: Path, recorded: Callable[[int], None], tmp_path: Path, way: str
+) -> None:
+    go = tmp_path / "go"
+    running = stage.start(
+        SHARES, command=[sys.executable, "train.py", str(in_memory), str(go), way.split()[0]]
+    )
+    stage.driver.wait_for("report")
+    recorded(3)
+    go.touch()
+    stage.driver.wait_for("report", 2)
+    keeper = psutil.Process(stage.driver.all("started")[0]["pid"])
+    if way == "its keeper is killed":
+        keeper.kill()
+    elif way == "it is killed":
+        max(keeper.children(recursive=True), key=lambda one: -one.create_time()).kill()
+    elif way != "return":
+        running.instruct({"type": "stop", "at_once": True})
+    stage.end()
+    assert left_in(in_memory) == []
+
+
+def left_in(memory: Path) -> list[Path]:
+    """All that lies there but for the folder of this user."""
+    own = memory / f"remora-{os.getuid()}"
+    return [path for path in memory.rglob("*") if path != own]
+
+
+def test_a_command_that_fills_the_memory_of_its_machine_is_ended_with_a_sentence(
+    stage: Stage, in_memory: Path
+) -> None:
+    fills = (
+        "import signal, sys\n"
+        "with open(f'{sys.argv[1]}/a', 'wb') as file:\n"
+        "    file.write(b'x' * 8_192_000); file.flush(); signal.pause()\n"
+    )
+    stage.start(fills, command=[sys.executable, "train.py", str(in_memory)], max_shm_bytes=4_096_000)
+    end = stage.end()
+    why = end.pop("excess")
+    assert end == {"type": "exit", "stopped": False, "signal": 9}
+    assert re.fullmatch(
+        r"its files in /dev/shm have \d\.\d MiB \(\d{7} bytes\), and those of one worker may have 3\.9 MiB"
+        r" \(4096000 bytes, REMORA_MAX_SHM_BYTES\); let it keep less there, or have operators allow more",
+        why,
+    )
+    assert stage.driver.all("killed") == [], "the others cannot go on without it: it would do the same again"
+    assert [line["text"] for line in stage.driver.all("log")] == [f"the command is ended: {why}"]
+
+
+KILLED_SUPERVISOR = """
+import signal, sys, threading
+from pathlib import Path
+from trainers.supervisor.child import Child
+from trainers.supervisor.memory_watch import MemoryWatch
+from trainers.supervisor.snapshots import snapshot_room
+from trainers.supervisor import memory_watch, snapshots
+
+snapshots._MEMORY = Path(sys.argv[1])
+
+def write(record, names, write=memory_watch.write_record):
+    write(record, names)
+    print("recorded", flush=True)
+
+memory_watch.write_record = write
+with snapshot_room("att_1-1-0-1", 1) as room:
+    watch = MemoryWatch(room.memory, room.own, room.record, 1 << 30, print)
+    code = f"import signal; f = open('{sys.argv[1]}/a', 'wb'); f.write(b'x'); f.flush(); signal.pause()"
+    child = Child(
+        [sys.executable, "-c", code], folder=Path("/"), environment={}, line_bytes=100, grace_s=1.0,
+        on_line=print, on_message=print,
+    )
+    watch.start(child.processes)
+    print(child.pid, flush=True)
+    signal.pause()
+"""
+
+
+def test_what_a_command_made_in_memory_is_swept_when_its_supervisor_was_killed(in_memory: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED_SUPERVISOR, str(in_memory)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as supervisor:
+        assert supervisor.stdout is not None
+        said = [supervisor.stdout.readline().strip() for _ in range(2)]
+        assert "recorded" in said
+        supervisor.kill()
+    (pid,) = (int(word) for word in said if word.isdigit())
+    wait_until_gone(pid)
+    assert (in_memory / "a").exists()
+    # Ends what may still be in its cgroup first.
+    sweep_node()
+    assert left_in(in_memory) == []
+
+
 WAITING = "from remora import training\ntraining.report(1)\nimport signal; signal.pause()"
 
 
@@ -516,19 +668,76 @@ def test_variables_are_told_what_only_the_worker_knows(stage: Stage) -> None:
     assert stage.driver.all("log")[0]["text"] == "job_1/1 127.0.0.1:29500"
 
 
-@pytest.mark.parametrize("asked", [{}, {"TMPDIR": "/tmp/of-${{job.id}}"}])
-def test_what_tensorflow_leaves_in_its_temporary_folder_goes_with_the_worker(
-    stage: Stage, asked: dict[str, str]
+LEAVES = """
+import os, signal, sys, tempfile
+from remora import training
+folder = tempfile.mkdtemp()
+open(folder + "/left", "w").write("x")
+os.symlink(sys.argv[1], folder + "/link")
+os.symlink(sys.argv[1] + "/bird", folder + "/bird")
+os.chmod(folder, 0o500)
+print(os.environ["TMPDIR"], folder, oct(os.stat(os.environ["TMPDIR"]).st_mode & 0o777), flush=True)
+training.report(1)
+if sys.argv[2] != "return":
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("way", ["return", "its keeper is killed", "its driver ends it"])
+def test_temporary_files_of_a_command_go_with_its_worker_and_no_link_in_them_is_followed(
+    stage: Stage, canary: Path, way: str
 ) -> None:
-    says = "import os; print(os.environ['TMPDIR'], os.path.isdir(os.environ['TMPDIR']))"
-    stage.start(says, backend="tensorflow", variables=asked)
+    running = stage.start(LEAVES, command=[sys.executable, "train.py", str(canary), way.split()[0]])
+    stage.driver.wait_for("report")
+    if way == "its keeper is killed":
+        psutil.Process(stage.driver.all("started")[0]["pid"]).kill()
+    elif way != "return":
+        running.instruct({"type": "stop", "at_once": True})
     stage.end()
-    folder, is_there = stage.driver.all("log")[0]["text"].split()
-    if asked:
-        assert folder == "/tmp/of-job_1"
-    else:
-        assert Path(folder).is_relative_to(stage.folder / "work")
-        assert is_there == "True"
+    variable, folder, mode = stage.driver.all("log")[0]["text"].split()
+    assert Path(folder).parent == Path(variable)
+    assert Path(variable).parent == stage.temporary
+    assert mode == "0o700"
+    assert list(stage.temporary.iterdir()) == []
+    assert (canary / "bird").read_text() == "sings"
+
+
+def test_a_forked_command_has_its_own_temporary_folder(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    warm = ForkServer(tmp_path / "fork-server", os.getpid(), ["tempfile"])
+    monkeypatch.setattr(module, "node_fork_server", lambda _: warm)
+    stage.start("import os, tempfile; print(tempfile.gettempdir(), os.environ['TMPDIR'])", variables={})
+    assert stage.end()["exit_code"] == 0
+    assert stage.driver.all("started")[0]["is_warm"] is True
+    (found, variable) = stage.driver.all("log")[0]["text"].split()
+    assert found == variable
+    assert Path(found).parent == stage.temporary
+
+
+def test_a_job_may_say_where_its_temporary_files_lie(stage: Stage) -> None:
+    asked = {"TMPDIR": "/tmp/of-${{job.id}}", "TORCHINDUCTOR_CACHE_DIR": "/tmp/compiled"}
+    stage.start(
+        "import os; print(*(os.environ[name] for name in " + repr(list(asked)) + "))", variables=asked
+    )
+    stage.end()
+    assert stage.driver.all("log")[0]["text"] == "/tmp/of-job_1 /tmp/compiled"
+
+
+def test_what_torch_compiles_is_kept_for_the_next_worker_of_the_node(stage: Stage) -> None:
+    stage.start("import os; print(os.environ['TORCHINDUCTOR_CACHE_DIR'])")
+    stage.end()
+    assert stage.driver.all("log")[0]["text"] == str(stage.folder / "work" / "torchinductor")
+
+
+def test_temporary_files_of_a_killed_supervisor_are_removed_by_the_next_one(stage: Stage) -> None:
+    left = stage.temporary / "0123abcd"
+    left.mkdir(parents=True)
+    (left / "file").touch()
+    left.with_name("0123abcd.lock").touch()
+    stage.start(WAITING)
+    stage.driver.wait_for("report")
+    assert not left.exists()
 
 
 def test_what_a_launcher_exports_is_told_the_same(stage: Stage) -> None:

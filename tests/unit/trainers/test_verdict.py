@@ -36,6 +36,14 @@ ABSENT = left(1, 1.0, start_failed="trane: No such file or directory")
         ),
         (GroupFailure(exits=(ERROR, CRASH)), "signal", False, "rank 2 was ended by SIGKILL"),
         (GroupFailure(exits=(left(0, 1.0, signal=40),)), "signal", False, "signal 40"),
+        (
+            GroupFailure(
+                exits=(ERROR, left(0, 1.0, signal=9, excess="its files have 2 B, and may have 1 B"))
+            ),
+            "signal",
+            False,
+            "The command of rank 0 was ended by SIGKILL: its files have 2 B, and may have 1 B.",
+        ),
         (GroupFailure(exits=(ABSENT, ERROR)), "start_failed", False, "rank 1: trane: No such file"),
         (GroupFailure(exits=(left(0, 1.0, exit_code=0), ERROR)), "exit_code", False, "rank 1"),
         (GroupFailure(exits=(ERROR,), lost_nodes=(2,)), "node_lost", True, "The node of rank 2 was lost."),

@@ -423,6 +423,12 @@ def test_ends_that_we_asked_for_are_nobodys_failure(exit_: dict[str, Any], is_no
     assert (1 in scene.group.exits) is is_noted
 
 
+def test_what_a_command_had_too_much_of_is_noted() -> None:
+    scene = Scene()
+    scene.hear(1, type="exit", signal=9, excess="its files are too large")
+    assert scene.group.exits[1].excess == "its files are too large"
+
+
 def test_a_failure_comes_with_the_last_line_of_its_error() -> None:
     scene = Scene()
     for stream, text in [
