@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -47,7 +48,11 @@ class Checks:
         # Counted until it has left the thread: a client that leaves does not take its check away with it.
         loop = asyncio.get_running_loop()
         done.add_done_callback(lambda _: loop.call_soon_threadsafe(self._leave))
-        return await asyncio.wrap_future(done)
+        try:
+            return await asyncio.wrap_future(done)
+        finally:
+            # An error knows this frame, and would keep itself alive through it until the garbage collector comes.
+            del done, work
 
     def _leave(self) -> None:
         self._waiting -= 1
@@ -65,5 +70,21 @@ def _without_collections(work: Callable[[], T]) -> T:
     gc.disable()
     try:
         return work()
+    except Exception as error:
+        _free_frames(error)
+        raise
     finally:
+        # Not before everything is freed: what is new and alive is walked at once.
         gc.enable()
+
+
+def _free_frames(error: BaseException) -> None:
+    """Empty the frames that an error, and those that it was made of, went through; a log still shows their lines."""
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            waiting += [one.__cause__, one.__context__]
