@@ -27,6 +27,9 @@ def hostile_requests() -> Iterator[HostileRequest]:
     for name, document in _documents():
         yield HostileRequest(name, "/v1/policies/check", json.dumps({"document": document}).encode())
     yield HostileRequest("a body of policies with keys", "/v1/policies", _keys(1_900_000).encode())
+    yield HostileRequest(
+        "lists of policies", "/v1/policies", ('{"document":[' + "[]," * 630_000 + "1]}").encode()
+    )
     yield HostileRequest("a drill with keys", "/v1/nodes/node_x/drill", _keys(_JOB).encode())
 
 

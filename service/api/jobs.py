@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from remora.code_checks import check_code, needs_code
 from remora.errors import SpecError, SpecProblem
-from remora.spec import MAX_SPEC_BYTES, JobSpec
+from remora.spec import MAX_SPEC_BYTES, MAX_SPEC_VALUES, JobSpec
 from remora.states import JobState
 from remora.views import Attempt, FieldProblem, Job, Page
 from service.api.bodies import read_object
@@ -52,7 +52,7 @@ async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Respons
     context = context_of(request)
     key = _idempotency_key(request)
     limit = min(context.settings.max_body_bytes, MAX_JOB_BODY_BYTES)
-    spec, body_digest = await read_object(request, limit, context.checks, _read_spec)
+    spec, body_digest = await read_object(request, limit, MAX_SPEC_VALUES, context.checks, _read_spec)
     await _check_bundle(context, spec)
     submission = _Submission(spec, body_digest, key, context.clock())
 

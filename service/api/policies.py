@@ -151,7 +151,7 @@ async def _body(request: Request, context: Context, kind: type[BodyT]) -> BodyT:
     def check(raw: dict[str, Any]) -> BodyT:
         return _checked_body(kind, raw)
 
-    return await read_object(request, context.settings.max_body_bytes, context.checks, check)
+    return await read_object(request, context.settings.max_body_bytes, _MOST_VALUES, context.checks, check)
 
 
 def _checked_body(kind: type[BodyT], raw: dict[str, Any]) -> BodyT:
