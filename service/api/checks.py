@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from service.api.problems import ApiProblem
+from service.collector import without_collections
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class Checks:
                 headers={"Retry-After": "1"},
             )
         self._waiting += 1
-        done = self._thread.submit(_without_collections, work)
+        done = self._thread.submit(_done, work)
         # Counted until it has left the thread: a client that leaves does not take its check away with it.
         loop = asyncio.get_running_loop()
         done.add_done_callback(lambda _: loop.call_soon_threadsafe(self._leave))
@@ -62,20 +62,14 @@ class Checks:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _without_collections(work: Callable[[], T]) -> T:
-    """Do the work without the garbage collector, which would stop all threads to walk what is built meanwhile.
-
-    That is trees, which go without it.  The only thread of `Checks` calls this, so nobody else turns it on again.
-    """
-    gc.disable()
-    try:
-        return work()
-    except Exception as error:
-        _free_frames(error)
-        raise
-    finally:
-        # Not before everything is freed: what is new and alive is walked at once.
-        gc.enable()
+def _done(work: Callable[[], T]) -> T:
+    # Freed before the garbage collector comes back: what is new and alive is walked at once.
+    with without_collections():
+        try:
+            return work()
+        except Exception as error:
+            _free_frames(error)
+            raise
 
 
 def _free_frames(error: BaseException) -> None:
