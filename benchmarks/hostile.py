@@ -1,7 +1,8 @@
 """How long `/healthz` takes while the service is sent hostile requests: `make bench-hostile`.
 
-A service of its own on a free port of this machine; each hostile request is sent by two clients again and again, others
-send headers and bodies byte by byte, hold streams that they do not read, and open more connections than they may.
+A service of its own on a free port of this machine; each hostile request is sent by two clients again and again, large
+requests that are answered by a third one, others send headers and bodies byte by byte, hold streams that they do not
+read, and open more connections than they may.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.hostile_requests import HostileRequest, hostile_requests
+from benchmarks.hostile_requests import HostileRequest, hostile_requests, large_requests
 
 #: Seconds that `/healthz` may take.
 BOUND_S = 0.2
@@ -44,7 +45,7 @@ def run(lasts_s: float = LASTS_S) -> dict[str, Any]:
         over = threading.Event()
         answers: Counter[str] = Counter()
         requests = list(hostile_requests())
-        orders = [requests, requests[7:] + requests[:7]]
+        orders = [requests, requests[7:] + requests[:7], list(large_requests())]
         clients = [threading.Thread(target=_send, args=(port, order, over, answers)) for order in orders]
         clients += [threading.Thread(target=_hold, args=(port, begin, over)) for begin in 20 * _BEGINNINGS]
         for client in clients:
@@ -125,7 +126,9 @@ def _send(port: int, requests: list[HostileRequest], over: threading.Event, answ
                 return
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             try:
-                connection.request("POST", request.path, request.body, {"Content-Type": "application/json"})
+                connection.request(
+                    request.method, request.path, request.body, {"Content-Type": "application/json"}
+                )
                 answer = connection.getresponse()
                 code = json.loads(answer.read()).get("code", "accepted")
                 answers[f"{answer.status} {code}"] += 1

@@ -1,4 +1,7 @@
-"""Requests that were made to cost much: a check that is not linear takes minutes for each of them."""
+"""Requests that cost much: those that were made to, which are refused, and large ones that are answered.
+
+A check that is not linear takes minutes for each of the former.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ class HostileRequest:
 
     name: str
     path: str
-    body: bytes
+    body: bytes = b""
+    method: str = "POST"
 
 
 def hostile_requests() -> Iterator[HostileRequest]:
@@ -27,7 +31,19 @@ def hostile_requests() -> Iterator[HostileRequest]:
     for name, document in _documents():
         yield HostileRequest(name, "/v1/policies/check", json.dumps({"document": document}).encode())
     yield HostileRequest("a body of policies with keys", "/v1/policies", _keys(1_900_000).encode())
+    yield HostileRequest(
+        "lists of policies", "/v1/policies", ('{"document":[' + "[]," * 630_000 + "1]}").encode()
+    )
     yield HostileRequest("a drill with keys", "/v1/nodes/node_x/drill", _keys(_JOB).encode())
+
+
+def large_requests() -> Iterator[HostileRequest]:
+    """Each kind once; the service grants all of them."""
+    words = ["echo", *("y" for _ in range(19_000)), "x" * 100_000]
+    yield HostileRequest("a large job", "/v1/jobs", json.dumps({"command": words}).encode())
+    projects = "projects:\n" + "".join(f"  p{number}: {{share: 2}}\n" for number in range(9_999))
+    yield HostileRequest("many projects", "/v1/policies/check", json.dumps({"document": projects}).encode())
+    yield HostileRequest("a list of jobs", "/v1/jobs?limit=1000", method="GET")
 
 
 def _keys(size: int) -> str:

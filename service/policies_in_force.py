@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from cluster.policies import Policies
 from cluster.policy_documents import read_stored
 from cluster.policy_problems import PoliciesRefused
+from service.collector import without_collections
 from service.fixed_pool import fixed_pool
 from service.queue.policy_versions import PolicyRow
 from service.settings import Settings
@@ -41,7 +42,8 @@ def policies_in_force(connection: sa.Connection, settings: Settings) -> Policies
 @lru_cache(maxsize=_TRIED + 2)
 def _read(row: PolicyRow) -> Policies | None:
     try:
-        policies = read_stored(row.document)
+        with without_collections():
+            policies = read_stored(row.document)
     except PoliciesRefused as error:
         log.error(  # noqa: TRY400 - the sentence says it all
             "version %d of the policies is refused here, an earlier one is followed: %s", row.version, error

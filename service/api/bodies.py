@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import anyio
 from starlette.requests import ClientDisconnect, Request
 
+from remora.bounds import has_more_values
 from service.api.checks import Checks
 from service.api.problems import ApiProblem
 
@@ -45,19 +46,21 @@ async def read_json(request: Request, limit: int) -> bytes:
 
 
 async def read_object(
-    request: Request, limit: int, checks: Checks, check: Callable[[dict[str, Any]], T]
+    request: Request, limit: int, values: int, checks: Checks, check: Callable[[dict[str, Any]], T]
 ) -> T:
-    """What `check` makes of the body, a JSON object of at most `limit` bytes.
+    """What `check` makes of the body, a JSON object of at most `limit` bytes and some `values`.
 
     Both parsing and `check` are done by `checks`, so a large body keeps nobody waiting.
     Raises ApiProblem 400, 413, 415 or 422, and what `check` raises.
     """
     body = await read_json(request, limit)
-    return await checks.run(lambda: check(parse_object(body)), len(body))
+    return await checks.run(lambda: check(parse_object(body, values)), len(body))
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
-    """A JSON object.  Raises ApiProblem 400 or 422."""
+def parse_object(body: bytes, values: int) -> dict[str, Any]:
+    """A JSON object, never parsed when it has more than so many values.  Raises ApiProblem 400 or 422."""
+    if has_more_values(body, values):
+        raise ApiProblem(422, "invalid_spec", f"the body has more than {values} values")
     try:
         text = body.decode()
     except UnicodeDecodeError as error:

@@ -7,11 +7,13 @@ import tarfile
 from collections.abc import Iterator
 from typing import Annotated
 
+import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from remora.views import Checkpoint, Page
 from service.api.context import context_of, job_of
+from service.api.pages import as_json
 from service.api.parameters import MAX_NUMBER, Parameters
 from service.api.problems import ApiProblem
 from service.settings import Settings
@@ -28,15 +30,14 @@ _END = b"\0" * (2 * _BLOCK)
 
 
 @router.get("", operation_id="list_checkpoints", response_model=Page[Checkpoint])
-async def list_checkpoints(
-    request: Request, job_id: str, _: Annotated[Parameters, Query()]
-) -> Page[Checkpoint]:
+async def list_checkpoints(request: Request, job_id: str, _: Annotated[Parameters, Query()]) -> Response:
     """Complete saved states that were not removed yet, oldest first."""
     await job_of(request, job_id)
-    items = await context_of(request).database.read(
-        lambda connection: telemetry.job_checkpoints(connection, job_id)
-    )
-    return Page[Checkpoint](items=items)
+
+    def work(connection: sa.Connection) -> str:
+        return Page[Checkpoint](items=telemetry.job_checkpoints(connection, job_id)).model_dump_json()
+
+    return as_json(await context_of(request).database.read(work))
 
 
 @router.get("/{step}/content", operation_id="download_checkpoint")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from service.api.problems import ApiProblem
+from service.collector import without_collections
 
 T = TypeVar("T")
 
@@ -43,11 +44,15 @@ class Checks:
                 headers={"Retry-After": "1"},
             )
         self._waiting += 1
-        done = self._thread.submit(_without_collections, work)
+        done = self._thread.submit(_done, work)
         # Counted until it has left the thread: a client that leaves does not take its check away with it.
         loop = asyncio.get_running_loop()
         done.add_done_callback(lambda _: loop.call_soon_threadsafe(self._leave))
-        return await asyncio.wrap_future(done)
+        try:
+            return await asyncio.wrap_future(done)
+        finally:
+            # An error knows this frame, and would keep itself alive through it until the garbage collector comes.
+            del done, work
 
     def _leave(self) -> None:
         self._waiting -= 1
@@ -57,13 +62,23 @@ class Checks:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _without_collections(work: Callable[[], T]) -> T:
-    """Do the work without the garbage collector, which would stop all threads to walk what is built meanwhile.
+def _done(work: Callable[[], T]) -> T:
+    # Freed before the garbage collector comes back: what is new and alive is walked at once.
+    with without_collections():
+        try:
+            return work()
+        except Exception as error:
+            _free_frames(error)
+            raise
 
-    That is trees, which go without it.  The only thread of `Checks` calls this, so nobody else turns it on again.
-    """
-    gc.disable()
-    try:
-        return work()
-    finally:
-        gc.enable()
+
+def _free_frames(error: BaseException) -> None:
+    """Empty the frames that an error, and those that it was made of, went through; a log still shows their lines."""
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            waiting += [one.__cause__, one.__context__]

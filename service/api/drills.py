@@ -29,6 +29,8 @@ router = APIRouter(prefix="/v1")
 LONGEST_NOTICE_S = 3600.0
 #: Bytes of a body that asks for a drill.
 MAX_ORDER_BYTES = 16 * 1024
+#: Values in it.
+MAX_ORDER_VALUES = 50
 
 
 class Order(BaseModel):
@@ -85,7 +87,7 @@ async def show_drill(request: Request, drill_id: str, _: Annotated[Parameters, Q
 async def _request(request: Request, chosen: Callable[[sa.Connection], list[str]], none: str) -> Response:
     """Store the wish for the nodes that `chosen` finds; `none` says that it found none."""
     context = context_of(request)
-    order = await read_object(request, MAX_ORDER_BYTES, context.checks, _order)
+    order = await read_object(request, MAX_ORDER_BYTES, MAX_ORDER_VALUES, context.checks, _order)
     now = context.clock()
 
     def work(connection: sa.Connection) -> DrillRow:

@@ -15,13 +15,14 @@ from starlette.responses import Response
 
 from remora.code_checks import check_code, needs_code
 from remora.errors import SpecError, SpecProblem
-from remora.spec import MAX_SPEC_BYTES, JobSpec
+from remora.spec import MAX_SPEC_BYTES, MAX_SPEC_VALUES, JobSpec
 from remora.states import JobState
 from remora.views import Attempt, FieldProblem, Job, Page
 from service.api.bodies import read_object
 from service.api.bundles import bundle_name
 from service.api.context import Context, context_of, job_of
-from service.api.parameters import JobsParameters, Parameters, make_cursor, read_cursor
+from service.api.pages import as_json, write_page
+from service.api.parameters import JobsParameters, Parameters, read_cursor
 from service.api.problems import ApiProblem, job_not_found
 from service.api.views import attempt_view, job_view
 from service.queue import intake, lifecycle
@@ -52,7 +53,7 @@ async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Respons
     context = context_of(request)
     key = _idempotency_key(request)
     limit = min(context.settings.max_body_bytes, MAX_JOB_BODY_BYTES)
-    spec, body_digest = await read_object(request, limit, context.checks, _read_spec)
+    spec, body_digest = await read_object(request, limit, MAX_SPEC_VALUES, context.checks, _read_spec)
     await _check_bundle(context, spec)
     submission = _Submission(spec, body_digest, key, context.clock())
 
@@ -179,15 +180,13 @@ async def list_jobs(request: Request, query: Annotated[JobsParameters, Query()])
     if before is not None and not is_id("job", before):
         raise ApiProblem(422, "invalid_cursor", "the cursor is not one that this list gave")
 
-    def work(connection: sa.Connection) -> list[JobRow]:
-        return store.page_of_jobs(
+    def work(connection: sa.Connection) -> bytes:
+        rows = store.page_of_jobs(
             connection, states=query.state, project=query.project, before=before, limit=query.limit
         )
+        return write_page(rows, job_view, lambda row: row.id, query.limit)
 
-    rows = await context_of(request).database.read(work)
-    cursor = make_cursor(rows[-1].id) if len(rows) == query.limit else None
-    page = Page[Job](items=[job_view(row) for row in rows], next_cursor=cursor)
-    return Response(page.model_dump_json(), media_type="application/json")
+    return as_json(await context_of(request).database.read(work))
 
 
 @router.get("/{job_id}", operation_id="show_job", response_model=Job)

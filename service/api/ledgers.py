@@ -9,10 +9,12 @@ from typing import Annotated
 import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
+from starlette.responses import Response
 
 from cluster.offerings import zone_and_capacity
 from remora.views import AccountLine, ClusterLedger, Ledger, LedgerLine
 from service.api.context import context_of, job_of
+from service.api.pages import as_json
 from service.api.parameters import MAX_NUMBER, Parameters
 from service.api.problems import invalid_parameter
 from service.queue.bill import Charge, Payer, Purpose, charges
@@ -63,9 +65,7 @@ class LedgerParameters(Parameters):
 
 
 @router.get("/v1/ledger", operation_id="show_cluster_ledger", response_model=ClusterLedger)
-async def show_cluster_ledger(
-    request: Request, parameters: Annotated[LedgerParameters, Query()]
-) -> ClusterLedger:
+async def show_cluster_ledger(request: Request, parameters: Annotated[LedgerParameters, Query()]) -> Response:
     """Who pays for what the cloud bills for all nodes: jobs, projects and the cluster."""
     context = context_of(request)
     now = context.clock()
@@ -74,21 +74,22 @@ async def show_cluster_ledger(
     if since > until:
         raise invalid_parameter("since", "it is after until; give an earlier time")
 
-    def work(connection: sa.Connection) -> list[Charge]:
+    def work(connection: sa.Connection) -> str:
         nodes = ledger.paid_nodes(connection, since, until)
         uses = ledger.uses_between(connection, since, until)
         named = [node.bought_for for node in nodes if node.bought_for is not None]
         projects = ledger.projects_of(connection, named)
-        return charges(nodes, uses, projects, since, until)
+        found = charges(nodes, uses, projects, since, until)
+        view = ClusterLedger(
+            since=since,
+            until=until,
+            lines=_account(found),
+            node_s=sum(one.node_s for one in found),
+            cost=sum(one.cost for one in found),
+        )
+        return view.model_dump_json()
 
-    found = await context.database.read(work)
-    return ClusterLedger(
-        since=since,
-        until=until,
-        lines=_account(found),
-        node_s=sum(one.node_s for one in found),
-        cost=sum(one.cost for one in found),
-    )
+    return as_json(await context.database.read(work))
 
 
 def _account(found: Iterable[Charge]) -> list[AccountLine]:

@@ -8,14 +8,15 @@ from typing import Annotated
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
 
 from remora.views import Node, NodeEvent, Page
 from service.api.context import context_of
+from service.api.pages import as_json, write_page
 from service.api.parameters import (
     EventsParameters,
     PageParameters,
     Parameters,
-    make_cursor,
     read_cursor,
     read_number_cursor,
 )
@@ -30,19 +31,20 @@ router = APIRouter(prefix="/v1/nodes")
 
 
 @router.get("", operation_id="list_nodes", response_model=Page[Node])
-async def list_nodes(request: Request, query: Annotated[PageParameters, Query()]) -> Page[Node]:
+async def list_nodes(request: Request, query: Annotated[PageParameters, Query()]) -> Response:
     """Machines of the cluster, newest first, ended ones included."""
     before = read_cursor(query.cursor) if query.cursor is not None else None
     if before is not None and not is_id("node", before):
         raise ApiProblem(422, "invalid_cursor", "the cursor is not one that this list gave")
 
-    def work(connection: sa.Connection) -> tuple[list[NodeRow], Mapping[str, list[WaitRow]]]:
+    def work(connection: sa.Connection) -> bytes:
         rows = store.page_of_nodes(connection, before=before, limit=query.limit)
-        return rows, _waits(connection, [row.id for row in rows if row.ended_at is None])
+        waits = _waits(connection, [row.id for row in rows if row.ended_at is None])
+        return write_page(
+            rows, lambda row: node_view(row, waits.get(row.id, ())), lambda row: row.id, query.limit
+        )
 
-    rows, waits = await context_of(request).database.read(work)
-    cursor = make_cursor(rows[-1].id) if len(rows) == query.limit else None
-    return Page[Node](items=[node_view(row, waits.get(row.id, ())) for row in rows], next_cursor=cursor)
+    return as_json(await context_of(request).database.read(work))
 
 
 @router.get("/{node_id}", operation_id="show_node", response_model=Node)
@@ -56,15 +58,16 @@ async def show_node(request: Request, node_id: str, _: Annotated[Parameters, Que
 @router.get("/{node_id}/events", operation_id="list_node_events", response_model=Page[NodeEvent])
 async def node_events(
     request: Request, node_id: str, query: Annotated[EventsParameters, Query()]
-) -> Page[NodeEvent]:
+) -> Response:
     """What happened to a machine, oldest first."""
     await node_of(request, node_id)
     after = read_number_cursor(query.cursor, query.after)
-    items = await context_of(request).database.read(
-        lambda connection: store.page_of_node_events(connection, node_id, after, query.limit)
-    )
-    cursor = make_cursor(items[-1].seq) if len(items) == query.limit else None
-    return Page[NodeEvent](items=items, next_cursor=cursor)
+
+    def work(connection: sa.Connection) -> bytes:
+        found = store.page_of_node_events(connection, node_id, after, query.limit)
+        return write_page(found, lambda one: one, lambda one: one.seq, query.limit)
+
+    return as_json(await context_of(request).database.read(work))
 
 
 def _waits(connection: sa.Connection, node_ids: Sequence[str]) -> Mapping[str, list[WaitRow]]:

@@ -7,17 +7,18 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 from urllib.parse import quote
 
+import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from remora.views import ModelVersion, OutputFile, Page
 from service.api.context import context_of, job_of
+from service.api.pages import as_json, write_page
 from service.api.parameters import (
     MAX_NUMBER,
     OutputsParameters,
     PageParameters,
     Parameters,
-    make_cursor,
     read_cursor,
     read_number_cursor,
 )
@@ -35,15 +36,18 @@ _CHUNK = 2**20
 @router.get("/jobs/{job_id}/outputs", operation_id="list_outputs", response_model=Page[OutputFile])
 async def list_outputs(
     request: Request, job_id: str, query: Annotated[OutputsParameters, Query()]
-) -> Page[OutputFile]:
+) -> Response:
     """Files that the job's script wrote into its outputs folder, by name; they are there while it runs, too."""
     after = read_cursor(query.cursor) if query.cursor is not None else ""
     await job_of(request, job_id)
-    row = await context_of(request).database.read(lambda connection: store.get_outputs(connection, job_id))
-    later = {} if row is None else {name: file for name, file in row.files.items() if name > after}
-    items = _files(later)
-    cursor = make_cursor(items[query.limit - 1].name) if len(items) > query.limit else None
-    return Page[OutputFile](items=items[: query.limit], next_cursor=cursor)
+
+    def work(connection: sa.Connection) -> bytes:
+        row = store.get_outputs(connection, job_id)
+        files = {} if row is None else row.files
+        later = sorted(name for name in files if name > after)
+        return write_page(later, lambda name: _file(name, files[name]), lambda name: name, query.limit)
+
+    return as_json(await context_of(request).database.read(work))
 
 
 @router.get("/jobs/{job_id}/outputs/{name:path}", operation_id="download_output")
@@ -59,27 +63,29 @@ async def output(request: Request, job_id: str, name: str, _: Annotated[Paramete
 
 
 @router.get("/models", operation_id="list_models", response_model=Page[ModelVersion])
-async def list_models(request: Request, query: Annotated[PageParameters, Query()]) -> Page[ModelVersion]:
+async def list_models(request: Request, query: Annotated[PageParameters, Query()]) -> Response:
     """The newest version of every model, by name."""
     after = read_cursor(query.cursor) if query.cursor is not None else ""
-    rows = await context_of(request).database.read(
-        lambda connection: store.page_of_models(connection, after, query.limit)
-    )
-    cursor = make_cursor(rows[-1].name) if len(rows) == query.limit else None
-    return Page[ModelVersion](items=[_view(row) for row in rows], next_cursor=cursor)
+
+    def work(connection: sa.Connection) -> bytes:
+        rows = store.page_of_models(connection, after, query.limit)
+        return write_page(rows, _view, lambda row: row.name, query.limit)
+
+    return as_json(await context_of(request).database.read(work))
 
 
 @router.get("/models/{name}/versions", operation_id="list_model_versions", response_model=Page[ModelVersion])
-async def list_versions(
-    request: Request, name: str, query: Annotated[PageParameters, Query()]
-) -> Page[ModelVersion]:
+async def list_versions(request: Request, name: str, query: Annotated[PageParameters, Query()]) -> Response:
     """Versions of a model, newest first."""
     before = read_number_cursor(query.cursor, MAX_NUMBER)
-    rows = await _versions(request, name, before, query.limit)
-    if not rows and query.cursor is None:
-        raise _model_not_found(name)
-    cursor = make_cursor(rows[-1].version) if len(rows) == query.limit else None
-    return Page[ModelVersion](items=[_view(row) for row in rows], next_cursor=cursor)
+
+    def work(connection: sa.Connection) -> bytes:
+        rows = _versions(connection, name, before, query.limit)
+        if not rows and query.cursor is None:
+            raise _model_not_found(name)
+        return write_page(rows, _view, lambda row: row.version, query.limit)
+
+    return as_json(await context_of(request).database.read(work))
 
 
 @router.get("/models/{name}/versions/{version}/files/{file:path}", operation_id="download_model_file")
@@ -88,7 +94,9 @@ async def model_file(
 ) -> Response:
     """The content of one file of a model."""
     number = int(version) if version.isascii() and version.isdecimal() and len(version) < 10 else 0
-    rows = await _versions(request, name, number + 1, 1)
+    rows = await context_of(request).database.read(
+        lambda connection: _versions(connection, name, number + 1, 1)
+    )
     if not rows or rows[0].version != number:
         raise _model_not_found(f"{name[:100]}:{version[:20]}")
     if file not in rows[0].files:
@@ -96,14 +104,11 @@ async def model_file(
     return await _content(request, rows[0].location, file, rows[0].files[file])
 
 
-async def _versions(request: Request, name: str, before: int, limit: int) -> list[ModelRow]:
+def _versions(connection: sa.Connection, name: str, before: int, limit: int) -> list[ModelRow]:
     if "\0" in name:
         return []
     # The column is a 32-bit one.
-    bound = min(before, 2**31 - 1)
-    return await context_of(request).database.read(
-        lambda connection: store.page_of_versions(connection, name, bound, limit)
-    )
+    return store.page_of_versions(connection, name, min(before, 2**31 - 1), limit)
 
 
 def _model_not_found(name: str) -> ApiProblem:
@@ -111,11 +116,8 @@ def _model_not_found(name: str) -> ApiProblem:
     return ApiProblem(404, "model_not_found", text, hint="remora models lists them")
 
 
-def _files(files: Mapping[str, Mapping[str, Any]]) -> list[OutputFile]:
-    return [
-        OutputFile(name=name, size_bytes=file["size_bytes"], sha256=file["sha256"])
-        for name, file in sorted(files.items())
-    ]
+def _file(name: str, file: Mapping[str, Any]) -> OutputFile:
+    return OutputFile(name=name, size_bytes=file["size_bytes"], sha256=file["sha256"])
 
 
 def _view(row: ModelRow) -> ModelVersion:
@@ -130,7 +132,7 @@ def _view(row: ModelRow) -> ModelVersion:
         code=row.code,
         command=row.command,
         created_at=row.created_at,
-        files=_files(row.files),
+        files=[_file(name, file) for name, file in sorted(row.files.items())],
     )
 
 

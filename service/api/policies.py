@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
@@ -18,6 +19,7 @@ from remora.bounds import exceeds
 from remora.views import ClusterEvent, FieldProblem, Page, Policy, PolicyCheck, PolicyVersion
 from service.api.bodies import read_object
 from service.api.context import Context, context_of
+from service.api.pages import as_json, write_page
 from service.api.parameters import (
     EventsParameters,
     PageParameters,
@@ -90,7 +92,7 @@ async def apply_policies(request: Request, _: Annotated[Parameters, Query()]) ->
     else:
         document = change.document or ""
     # To look which site rules are installed takes longer than most documents.
-    policies = await context.checks.run(lambda: _checked(context, document), None)
+    policies = await context.checks.run(lambda: _written(_checked(context, document)), None)
     wish = PolicyWish(
         document=document,
         digest=digest_of(document),
@@ -100,58 +102,67 @@ async def apply_policies(request: Request, _: Annotated[Parameters, Query()]) ->
         comment=change.comment,
     )
     decision = await _store(context, wish)
-    view = _policy(decision.row, policies)
+    # Not by the checks, which may have no room: the document is in force.
+    view = await asyncio.to_thread(_policy, decision.row, policies)
     headers = {"Location": f"/v1/policies/{decision.row.version}"}
     status = 200 if decision.event is None else 201
-    return Response(view.model_dump_json(), status, headers, media_type="application/json")
+    return Response(view, status, headers, media_type="application/json")
 
 
 @router.post("/policies/check", operation_id="check_policies", response_model=PolicyCheck)
-async def check_policies(request: Request, _: Annotated[Parameters, Query()]) -> PolicyCheck:
+async def check_policies(request: Request, _: Annotated[Parameters, Query()]) -> Response:
     """What `POST /v1/policies` would say to a document; nothing is stored."""
     context = context_of(request)
     document = (await _body(request, context, _Check)).document
-    try:
-        policies = await context.checks.run(lambda: _read(context, document), None)
-    except PoliciesRefused as error:
-        return PolicyCheck(problems=_field_problems(error))
     newest = await _version(context, NEWEST)
-    return PolicyCheck(
-        policies=policies.model_dump(mode="json"), is_in_force=digest_of(document) == newest.digest
-    )
+
+    def check() -> str:
+        try:
+            policies = _read(context, document)
+        except PoliciesRefused as error:
+            return PolicyCheck(problems=_field_problems(error)).model_dump_json()
+        is_in_force = digest_of(document) == newest.digest
+        return PolicyCheck(policies=_written(policies), is_in_force=is_in_force).model_dump_json()
+
+    return as_json(await context.checks.run(check, None))
 
 
 @router.get("/policies/{version}", operation_id="get_policies", response_model=Policy)
-async def get_policies(request: Request, version: str, _: Annotated[Parameters, Query()]) -> Policy:
+async def get_policies(request: Request, version: str, _: Annotated[Parameters, Query()]) -> Response:
     """One version by its number, or the one in force by `newest`."""
     context = context_of(request)
     row = await _version(context, version)
-    try:
-        stored = await context.checks.run(lambda: read_stored(row.document), len(row.document))
-        return _policy(row, stored)
-    except PoliciesRefused:
-        return _policy(row, None)
+
+    def read() -> str:
+        try:
+            return _policy(row, _written(read_stored(row.document)))
+        except PoliciesRefused:
+            return _policy(row, None)
+
+    return as_json(await context.checks.run(read, len(row.document)))
 
 
 @router.get("/events", operation_id="list_cluster_events", response_model=Page[ClusterEvent])
-async def list_cluster_events(
-    request: Request, query: Annotated[EventsParameters, Query()]
-) -> Page[ClusterEvent]:
+async def list_cluster_events(request: Request, query: Annotated[EventsParameters, Query()]) -> Response:
     """What happened to the cluster as a whole, oldest first."""
     after = read_number_cursor(query.cursor, query.after)
-    rows = await context_of(request).database.read(
-        lambda connection: store.page_of_cluster_events(connection, after=after, limit=query.limit)
-    )
-    cursor = make_cursor(rows[-1].seq) if len(rows) == query.limit else None
-    items = [ClusterEvent.model_validate(row, from_attributes=True) for row in rows]
-    return Page[ClusterEvent](items=items, next_cursor=cursor)
+
+    def work(connection: sa.Connection) -> bytes:
+        rows = store.page_of_cluster_events(connection, after=after, limit=query.limit)
+        return write_page(rows, _event, lambda row: row.seq, query.limit)
+
+    return as_json(await context_of(request).database.read(work))
+
+
+def _event(row: store.ClusterEventRow) -> ClusterEvent:
+    return ClusterEvent.model_validate(row, from_attributes=True)
 
 
 async def _body(request: Request, context: Context, kind: type[BodyT]) -> BodyT:
     def check(raw: dict[str, Any]) -> BodyT:
         return _checked_body(kind, raw)
 
-    return await read_object(request, context.settings.max_body_bytes, context.checks, check)
+    return await read_object(request, context.settings.max_body_bytes, _MOST_VALUES, context.checks, check)
 
 
 def _checked_body(kind: type[BodyT], raw: dict[str, Any]) -> BodyT:
@@ -231,5 +242,9 @@ async def _version(context: Context, version: str) -> PolicyRow:
     return row
 
 
-def _policy(row: PolicyRow, policies: Policies | None) -> Policy:
-    return Policy(**asdict(row), policies=None if policies is None else policies.model_dump(mode="json"))
+def _written(policies: Policies) -> dict[str, Any]:
+    return policies.model_dump(mode="json")
+
+
+def _policy(row: PolicyRow, policies: dict[str, Any] | None) -> str:
+    return Policy(**asdict(row), policies=policies).model_dump_json()

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Annotated, TypeVar
 
+import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from remora.views import Event, LogLine, MetricPoint, Page
 from service.api.context import Context, context_of, job_of
+from service.api.pages import as_json, write_page
 from service.api.parameters import (
     MAX_NUMBER,
     EventsParameters,
     LogsParameters,
     MetricsParameters,
-    make_cursor,
     read_number_cursor,
 )
 from service.api.problems import invalid_parameter
@@ -89,7 +90,12 @@ async def events(request: Request, job_id: str, query: Annotated[EventsParameter
         after = _resume_after(request, after)
         frames = _frames(context, job_id, "event", after, read, lambda position: position.event_seq)
         return EventStream(frames, context.feed.closing, context.streams)
-    return _page(Page[Event], await read(after, query.limit), query.limit)
+
+    def work(connection: sa.Connection) -> bytes:
+        found = telemetry.page_of_events(connection, job_id, after, query.limit)
+        return write_page(found, lambda one: one, lambda one: one.seq, query.limit)
+
+    return as_json(await context.database.read(work))
 
 
 @router.get("/logs", operation_id="list_logs", response_model=Page[LogLine])
@@ -119,7 +125,12 @@ async def logs(request: Request, job_id: str, query: Annotated[LogsParameters, Q
     if _wants(request, "text/plain"):
         request.scope["remora.is_stream"] = True
         return StreamingResponse(_text(after, read), media_type="text/plain; charset=utf-8")
-    return _page(Page[LogLine], await read(after, query.limit), query.limit)
+
+    def work(connection: sa.Connection) -> bytes:
+        found = telemetry.page_of_logs(connection, job_id, wanted, after, query.limit)
+        return write_page(found, lambda line: line, lambda line: line.seq, query.limit)
+
+    return as_json(await context.database.read(work))
 
 
 async def _text(after: int, read: ReadPage[LogLine]) -> AsyncIterator[bytes]:
@@ -128,20 +139,14 @@ async def _text(after: int, read: ReadPage[LogLine]) -> AsyncIterator[bytes]:
         after = page[-1].seq
 
 
-def _page(kind: type[Page[EntryT]], items: Sequence[EntryT], limit: int) -> Response:
-    cursor = make_cursor(items[-1].seq) if len(items) == limit else None
-    body = kind(items=list(items), next_cursor=cursor).model_dump_json()
-    return Response(body, media_type="application/json")
-
-
 @router.get("/metrics", operation_id="list_metrics", response_model=Page[MetricPoint])
 async def metrics(request: Request, job_id: str, query: Annotated[MetricsParameters, Query()]) -> Response:
     """What the script reported, by step."""
     await job_of(request, job_id)
     after = read_number_cursor(query.cursor, query.after_step)
-    items = await context_of(request).database.read(
-        lambda connection: telemetry.page_of_metrics(connection, job_id, after, query.limit)
-    )
-    cursor = make_cursor(items[-1].step) if len(items) == query.limit else None
-    page = Page[MetricPoint](items=items, next_cursor=cursor)
-    return Response(page.model_dump_json(), media_type="application/json")
+
+    def work(connection: sa.Connection) -> bytes:
+        points = telemetry.page_of_metrics(connection, job_id, after, query.limit)
+        return write_page(points, lambda point: point, lambda point: point.step, query.limit)
+
+    return as_json(await context_of(request).database.read(work))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
+import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
+from starlette.responses import Response
 
 from cluster.traces.lines import write_lines
 from remora.views import RecordedTrace
 from service.api.context import context_of
+from service.api.pages import as_json
 from service.api.parameters import Parameters
+from service.collector import without_collections
 from service.fixed_pool import known, local_offerings
 from service.settings import Settings
 from service.store.history import history_since
@@ -28,17 +31,21 @@ class SpanParameters(Parameters):
 
 
 @router.get("/v1/trace", operation_id="export_trace", response_model=RecordedTrace)
-async def export_trace(request: Request, query: Annotated[SpanParameters, Query()]) -> RecordedTrace:
+async def export_trace(request: Request, query: Annotated[SpanParameters, Query()]) -> Response:
     """Jobs that were submitted since then with the work that they did, what can be bought, and what was sold out."""
     context = context_of(request)
     now = context.clock()
-    history = await context.database.read(lambda connection: history_since(connection, query.since, now))
-    # Not here: a hundred thousand jobs take a second.
-    return await asyncio.to_thread(_written, history, context.settings)
+
+    def work(connection: sa.Connection) -> str:
+        # A hundred thousand jobs take a second, and are many values.
+        with without_collections():
+            return _written(history_since(connection, query.since, now), context.settings)
+
+    return as_json(await context.database.read(work))
 
 
-def _written(history: History, settings: Settings) -> RecordedTrace:
+def _written(history: History, settings: Settings) -> str:
     catalogue = known(settings).catalogue
     trace, left_out = recorded(history, local_offerings(settings) if catalogue is None else catalogue)
     text = "".join(f"{line}\n" for line in write_lines(trace))
-    return RecordedTrace(text=text, jobs=len(trace.jobs), left_out=left_out)
+    return RecordedTrace(text=text, jobs=len(trace.jobs), left_out=left_out).model_dump_json()

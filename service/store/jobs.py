@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import sqlalchemy as sa
@@ -12,6 +12,9 @@ from service.queue.lifecycle import Decision
 from service.queue.rows import AttemptRow, JobRow, NewEvent
 from service.store.rows import columns, to_row, to_rows
 from service.store.tables import ACTIVE_JOBS, LIVE_ATTEMPTS, UNRELEASED_ATTEMPTS, attempts, events, jobs
+
+#: Jobs that a page reads together.
+_TOGETHER = 10
 
 
 def get_job(connection: sa.Connection, job_id: str) -> JobRow | None:
@@ -161,8 +164,11 @@ def page_of_jobs(
     project: str | None,
     before: str | None,
     limit: int,
-) -> list[JobRow]:
-    """Jobs newest first; `before` is the id of the last job of the page before."""
+) -> Iterator[JobRow]:
+    """Jobs newest first; `before` is the id of the last job of the page before.
+
+    They are read as they are asked for, while the transaction lasts: specifications may be large.
+    """
     statement = sa.select(jobs).order_by(jobs.c.id.desc()).limit(limit)
     if states:
         statement = statement.where(jobs.c.state.in_(states))
@@ -170,4 +176,6 @@ def page_of_jobs(
         statement = statement.where(jobs.c.project == project)
     if before is not None:
         statement = statement.where(jobs.c.id < before)
-    return to_rows(JobRow, connection.execute(statement))
+    with connection.execute(statement.execution_options(yield_per=_TOGETHER)) as found:
+        for row in found:
+            yield to_row(JobRow, row)

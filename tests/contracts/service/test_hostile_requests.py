@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
+import traceback
+import weakref
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -13,14 +16,16 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Message
 
-from benchmarks.hostile_requests import HostileRequest, hostile_requests
+from benchmarks.hostile_requests import HostileRequest, hostile_requests, large_requests
 from service.api.app import create_app
-from service.api.checks import MOST_WAITING
+from service.api.checks import MOST_WAITING, SHORT, Checks
 from service.settings import Settings
 from tests.steps import stopped_after
 
 #: Lines of Python between two turns of the event loop: far more than any request takes, and a few tens of milliseconds.
 MOST_STEPS = 50_000
+#: Values that one request may leave for the garbage collector, which stops all threads while it looks at them.
+MOST_GARBAGE = 1_000
 #: What a request takes on the event loop however it is checked, with room to spare.
 STEPS_OF_A_REQUEST = 5_000
 
@@ -46,10 +51,11 @@ class CountingLoop(asyncio.SelectorEventLoop):
 
 async def ask(app: FastAPI, method: str, path: str, body: bytes = b"") -> tuple[int, dict[str, Any]]:
     """One request to the application and its answer, a JSON object."""
+    path, _, query = path.partition("?")
     headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
     scope = {
         "type": "http", "http_version": "1.1", "method": method, "path": path, "raw_path": path.encode(),
-        "query_string": b"", "root_path": "", "scheme": "http", "headers": headers, "state": {},
+        "query_string": query.encode(), "root_path": "", "scheme": "http", "headers": headers, "state": {},
         "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1),
     }  # fmt: skip
     pieces = [body[begin : begin + 65536] for begin in range(0, len(body), 65536)] or [b""]
@@ -70,7 +76,7 @@ async def ask(app: FastAPI, method: str, path: str, body: bytes = b"") -> tuple[
 
 async def health_during(app: FastAPI, requests: list[HostileRequest]) -> list[int]:
     """Send them together; `/healthz` is asked all the while.  The statuses of their answers."""
-    sent = [asyncio.create_task(ask(app, "POST", one.path, one.body)) for one in requests]
+    sent = [asyncio.create_task(ask(app, one.method, one.path, one.body)) for one in requests]
     done = asyncio.gather(*sent)
     while not done.done():
         status, _ = await ask(app, "GET", "/healthz")
@@ -113,9 +119,83 @@ def test_the_event_loop_is_free_while_a_hostile_request_is_judged(
     assert statuses[0] in (200, 400, 413, 422), statuses  # 200: what is wrong with a document that is checked
 
 
+@pytest.mark.parametrize("request_", list(large_requests()), ids=lambda one: one.name)
+def test_the_event_loop_is_free_while_a_large_request_is_answered(
+    tmp_path: Path, request_: HostileRequest
+) -> None:
+    most, statuses = steps_during(tmp_path / "home", [request_])
+    assert most < MOST_STEPS
+    assert statuses[0] in (200, 201), statuses
+
+
 def test_too_many_large_requests_at_once_are_refused(tmp_path: Path) -> None:
     large = max(hostile_requests(), key=lambda one: len(one.body) if one.path == "/v1/policies/check" else 0)
     most, statuses = steps_during(tmp_path / "home", [large] * (2 * MOST_WAITING))
     # All of them come in one turn.
     assert most < 2 * MOST_WAITING * STEPS_OF_A_REQUEST
     assert statuses.count(503) >= MOST_WAITING
+
+
+def garbage_of(home: Path, request: HostileRequest) -> int:
+    """How many values only the garbage collector frees once the request is answered."""
+    app = create_app(Settings(home=home))
+
+    async def main() -> int:
+        async with app.router.lifespan_context(app):
+            await ask(app, "GET", "/healthz")
+            gc.collect()
+            await ask(app, request.method, request.path, request.body)
+            # Behind it in the same thread, which has then let go of the check.
+            await app.state.remora.checks.run(lambda: None, None)
+            return gc.collect()
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(0)  # never by itself
+    try:
+        return asyncio.run(main())
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+@pytest.mark.parametrize("request_", [*hostile_requests(), *large_requests()], ids=lambda one: one.name)
+def test_a_request_leaves_nothing_for_the_garbage_collector(tmp_path: Path, request_: HostileRequest) -> None:
+    assert garbage_of(tmp_path / "home", request_) < MOST_GARBAGE
+
+
+class Tree:
+    """Stands for what a check builds."""
+
+
+def test_what_a_failed_check_built_is_freed_while_its_error_is_known() -> None:
+    built: list[weakref.ref[Tree]] = []
+
+    def parse() -> None:
+        tree = Tree()
+        built.append(weakref.ref(tree))
+        raise KeyError("inner")
+
+    def work() -> None:
+        own = Tree()
+        built.append(weakref.ref(own))
+        try:
+            parse()
+        except KeyError:
+            raise ValueError("outer") from None
+
+    async def main() -> ValueError:
+        checks = Checks()
+        try:
+            with pytest.raises(ValueError, match="outer") as caught:
+                await checks.run(work, SHORT + 1)
+            return caught.value
+        finally:
+            checks.close()
+
+    gc.disable()
+    try:
+        error = asyncio.run(main())
+        assert [one() for one in built] == [None, None]
+    finally:
+        gc.enable()
+    # The log still shows where it was.
+    assert [frame.name for frame in traceback.extract_tb(error.__traceback__)][-1] == "work"

@@ -362,6 +362,20 @@ class TestReading:
             cursor = f"&cursor={page.next_cursor}"
         assert seen == made[::-1]
 
+    def test_pages_of_large_jobs_end_early(self, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("service.api.pages.PAGE_BYTES", 40_000)
+        made = [submit(client, command=["echo", "x" * 3000]).id for _ in range(18)]
+        pages, cursor = [], ""
+        while True:
+            answer = client.get(f"/v1/jobs?limit=15{cursor}")
+            assert len(answer.content) < 46_000
+            pages.append(Page[Job].model_validate_json(answer.content))
+            if pages[-1].next_cursor is None:
+                break
+            cursor = f"&cursor={pages[-1].next_cursor}"
+        assert [job.id for page in pages for job in page.items] == made[::-1]
+        assert [len(page.items) for page in pages] == [10, 8]
+
     def test_filters(self, client: TestClient) -> None:
         queued, other = submit(client), submit(client, project="vision")
         client.post(f"/v1/jobs/{other.id}/cancel")

@@ -410,8 +410,10 @@ class TestJobs:
         while True:
             page = read(
                 database,
-                lambda connection, before=before: jobs.page_of_jobs(  # type: ignore[misc]
-                    connection, states=[JobState.QUEUED], project="even", before=before, limit=2
+                lambda connection, before=before: list(  # type: ignore[misc]
+                    jobs.page_of_jobs(
+                        connection, states=[JobState.QUEUED], project="even", before=before, limit=2
+                    )
                 ),
             )
             if not page:
@@ -419,6 +421,17 @@ class TestJobs:
             seen += [job.id for job in page]
             before = page[-1].id
         assert seen == ids[::2][::-1]
+
+    def test_a_page_of_jobs_that_is_left_early_frees_its_connection(self, database: Database) -> None:
+        ids = [submit(database).id for _ in range(30)]
+
+        def first(connection: sa.Connection) -> str:
+            page = jobs.page_of_jobs(connection, states=[], project=None, before=None, limit=100)
+            return next(page).id
+
+        # More often than there are connections.
+        assert [read(database, first) for _ in range(20)] == 20 * [ids[-1]]
+        assert submit(database).id != ids[-1]
 
 
 class TestNodes:
@@ -467,7 +480,9 @@ class TestTransactions:
         with ThreadPoolExecutor(10) as pool:
             written = [job_id for job_id in pool.map(write, range(40)) if job_id]
         assert len(written) == 32
-        page = read(database, lambda c: jobs.page_of_jobs(c, states=[], project=None, before=None, limit=100))
+        page = read(
+            database, lambda c: list(jobs.page_of_jobs(c, states=[], project=None, before=None, limit=100))
+        )
         assert {job.id for job in page} == set(written)
 
     def test_two_openings_of_one_database_write_at_the_same_time(self, database: Database) -> None:

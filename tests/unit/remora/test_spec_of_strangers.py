@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from remora.bounds import exceeds
+from remora.bounds import exceeds, has_more_values
 from remora.command_words import words_of
 from remora.errors import MAX_PROBLEMS, SpecError
 from remora.expressions import fill
@@ -178,6 +179,41 @@ def test_a_value_that_holds_itself_is_counted_until_it_is_too_much() -> None:
     endless: list[Any] = []
     endless.append(endless)
     assert exceeds(endless, values=100, characters=10) == "more than 100 values"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [1] * 40,
+        [[]] * 40,
+        [{}] * 40,
+        {"a": {str(number): 1 for number in range(40)}},
+        [[[7, 7]] * 30, "a"],
+        ["a\\", '"', *"b" * 40],
+        ["a" * number for number in range(40)],
+    ],
+)
+def test_values_of_json_are_counted_before_they_are_parsed(data: Any) -> None:
+    text = json.dumps(data).encode()
+    assert has_more_values(text, 20)
+    assert not has_more_values(text, 100)
+
+
+@pytest.mark.parametrize(
+    "text", [",,,,\\", 'a,",",",', '\\",\\\\",', '\\\\\\",' * 9, "[,{,", '\n,\t,"', "é,\u2028,", "", ","]
+)
+def test_commas_in_strings_are_no_values(text: str) -> None:
+    data = {"document": text, text: [text, text]}
+    for is_ascii in (True, False):
+        assert not has_more_values(json.dumps(data, ensure_ascii=is_ascii).encode(), 4)
+        assert has_more_values(json.dumps([data, data], ensure_ascii=is_ascii).encode(), 4)
+
+
+def test_many_strings_are_many_values() -> None:
+    # Whatever stands between them.
+    assert has_more_values(b'"a" ' * 40, 10)
+    assert not has_more_values(json.dumps({str(number): "a" for number in range(11)}).encode(), 11)
+    assert grows_linearly(lambda size: steps_of(lambda: has_more_values(b'"\\",' * size, 10)), 1000)
 
 
 def test_so_many_values_are_wrong_that_none_is_named() -> None:
