@@ -157,7 +157,12 @@ def _checkpoint(batch: _Batch, said: records.Committed | records.Removed, at: fl
             at, "checkpoint.deleted", f"the checkpoint of step {said.step} was removed", {"step": said.step}
         )
         return
-    batch.checkpoints[said.step] = {**said.model_dump(exclude={"step"}), "attempt": batch.attempt.attempt}
+    batch.checkpoints[said.step] = {
+        **said.model_dump(exclude={"step"}),
+        "attempt": batch.attempt.attempt,
+        # The plan reckons from it what a move would lose.
+        "committed_at": _since(batch, said.committed_at),
+    }
     batch.decide(lifecycle.observe_checkpoint(batch.job, batch.attempt, said.step))
     batch.tell(
         at,

@@ -8,6 +8,7 @@ import pytest
 
 from remora.states import EndReason
 from service.settings import Settings
+from service.store import telemetry
 from service.store.database import Database
 from tests.service_fakes import World
 
@@ -103,6 +104,32 @@ def test_a_driver_whose_clock_is_ahead_makes_no_time_lost_that_was_not(world: Wo
     second.tell("metric", at=world.now + 3600.0, step=6, values={}, world_size=1)
     world.tick()
     assert 0.0 < world.job(job_id).lost_s < 1800.0
+
+
+@BOTH_WAYS
+def test_a_checkpoint_is_as_old_as_it_is_whatever_the_clock_of_its_driver_says(
+    world: World, by_s: float
+) -> None:
+    job_id = world.submit()
+    for _ in world.ticks_until("the job's driver runs"):
+        if world.launcher.drivers:
+            break
+    attempt_at = world.attempts(job_id)[-1].created_at
+    driver = world.launcher.driver_of(job_id)
+    driver.tell("progress", state="running", world_size=1)
+    driver.tell(
+        "checkpoint",
+        at=world.now + by_s,
+        step=5,
+        world_size=1,
+        size_bytes=1,
+        location="checkpoints/5",
+        files={"a": 1},
+        committed_at=world.now + by_s,
+    )
+    world.tick()
+    (stored,) = world.database.query(lambda c: telemetry.newest_checkpoints(c, [job_id])).values()
+    assert attempt_at <= stored <= world.now
 
 
 @BOTH_WAYS
