@@ -62,7 +62,9 @@ def move_off_spot(situation: Situation, returns: Returns, usable: Usable) -> Non
             continue
         for node in leaving:
             if returns.may_return(node.pool):
-                returns.give_back_one(node, f"the deadline of {job_id} is near, and it moves to on-demand nodes")
+                returns.give_back_one(
+                    node, f"the deadline of {job_id} is near, and it moves to on-demand nodes"
+                )
 
 
 def _may_be_drained(situation: Situation, node: NodeView, mover: str) -> bool:

@@ -56,6 +56,11 @@ class Packing:
         jobs = self._wanting()
         jobs.sort(key=self._turn if self._situation.urgent else attrgetter("turn"))
         packed, served = self._packed, list[JobDemand]()
+        there, held = self._space.held, self._situation.held
+        # Those whose nodes this plan drains have had their room bought, and are given it like everybody else.
+        movers = {
+            one: n for one, n in self._situation.movers.items() if there.get(one, 0) == held.get(one, 0)
+        }
         for at, job in enumerate(jobs):
             if packed.why_behind and not job.is_running:
                 packed.behind = jobs[at:]  # what runs comes before what waits
@@ -70,7 +75,7 @@ class Packing:
         for job in served:
             self._beyond(job)
             self._space.open(job, unused=True)
-        for job_id, workers in self._situation.movers.items():
+        for job_id, workers in movers.items():
             self._off_spot(self._situation.jobs[job_id], workers)
         return packed
 

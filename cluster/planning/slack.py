@@ -32,7 +32,7 @@ def measured_start_up_s(times: Iterable[tuple[float, float | None]]) -> float:
 
 
 def slack_s(job: JobDemand, now: float) -> float | None:
-    """Seconds to spare if it worked from now on with all its workers; None without a deadline, or where nobody knows."""
+    """Seconds to spare if it worked from now on with all its workers; None without a deadline, or if nobody knows."""
     if job.deadline_at is None or job.work_left_s is None:
         return None
     return job.deadline_at - now - job.work_left_s

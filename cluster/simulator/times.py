@@ -137,4 +137,3 @@ def _first_of(times: list[float], now: float) -> float:
     """The first that has not passed; infinity when all have."""
     passed_s = now - BLUR_S
     return min([at_s for at_s in times if at_s > passed_s], default=math.inf)
-

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from cluster.offerings import CapacityType
 from cluster.placement import ANYWHERE, Placement

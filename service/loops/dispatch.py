@@ -151,12 +151,16 @@ def _end_spent(turn: Turn, job: JobRow) -> None:
     turn.apply(work)
 
 
-def _start(turn: Turn, job_id: str, fabric: str | None, *, on_demand: bool) -> tuple[JobRow, AttemptRow] | None:
+def _start(
+    turn: Turn, job_id: str, fabric: str | None, *, on_demand: bool
+) -> tuple[JobRow, AttemptRow] | None:
     def work(connection: sa.Connection) -> tuple[JobRow, AttemptRow] | None:
         job = store.lock_job(connection, job_id)
         if job is None or job.state is not JobState.QUEUED:
             return None
-        decision = lifecycle.start_attempt(job, new_id("att", turn.now), turn.now, fabric, on_demand=on_demand)
+        decision = lifecycle.start_attempt(
+            job, new_id("att", turn.now), turn.now, fabric, on_demand=on_demand
+        )
         saved = store.save(connection, job, decision)
         return None if decision.attempt is None else (saved, decision.attempt)
 

@@ -73,4 +73,8 @@ def on_demand_only(placement: Placement, pools: Sequence[PoolSize]) -> Placement
     if placement.capacity is CapacityRule.SPOT:
         return None
     safe = replace(placement, capacity=CapacityRule.ON_DEMAND)
-    return safe if any(CapacityType.ON_DEMAND in pool.capacities and pool.may_hold(safe) for pool in pools) else None
+    return (
+        safe
+        if any(CapacityType.ON_DEMAND in pool.capacities and pool.may_hold(safe) for pool in pools)
+        else None
+    )

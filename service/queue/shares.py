@@ -56,9 +56,7 @@ class Shares:
                     heapq.heappush(turns, self._turn(project, line, held))
         return ordered
 
-    def _turn(
-        self, project: str, line: deque[JobRow], held: Mapping[str, float]
-    ) -> tuple[float, Turn, str]:
+    def _turn(self, project: str, line: deque[JobRow], held: Mapping[str, float]) -> tuple[float, Turn, str]:
         return held[project] / self.shares.get(project, 1.0), turn_key(line[0]), project
 
 
