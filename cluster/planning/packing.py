@@ -170,7 +170,8 @@ class Packing:
         """Room on demand for all workers that have to leave spot, or none; they move there once it is ready."""
         looked = None if self._has_spent(job) else self._look_on_demand(job, workers)
         if looked is not None:
-            self._settle(job, looked[0], looked[1], workers)
+            # It has no more workers for it at any time: they leave one place for the other.
+            self._settle(job, looked[0], looked[1], workers, are_more=False)
 
     def _has_spent(self, job: JobDemand) -> bool:
         return job.budget_left is not None and job.budget_left <= 0
@@ -408,10 +409,19 @@ class Packing:
         found: list[tuple[Bin, int]],
         lots: list[tuple[str, Lot, str | None]],
         workers: int,
+        *,
+        are_more: bool = True,
     ) -> None:
-        """Give the job what was found and what was bought for it."""
+        """Give the job what was found and what was bought for it; the workers are more than it has, or move there."""
+
+        def put(bin_: Bin, number: int) -> None:
+            if are_more:
+                self._space.put(job, bin_, number)
+            else:
+                bin_.put(job.worker_resources, number)
+
         for bin_, number in found:
-            self._space.put(job, bin_, number)
+            put(bin_, number)
             workers -= number
             if bin_.node is None or not bin_.node.is_member:
                 self._packed.starting[job.id] = self._packed.starting.get(job.id, 0) + 1
@@ -420,7 +430,7 @@ class Packing:
             for _ in range(lot.nodes):
                 bin_ = self._space.buy(pool, lot.offering, fabric)
                 number = min(workers, slots(bin_.free, job.worker_resources))
-                self._space.put(job, bin_, number)
+                put(bin_, number)
                 workers -= number
                 if not lot.is_held:
                     self._packed.launches.append(launch)
