@@ -1,10 +1,15 @@
 """What each capacity rule costs, and which deadlines it misses, on recorded availability of spot machines.
 
-python -m benchmarks.deadlines --availability FILE [--availability FILE ...] [--windows 3]
+python -m benchmarks.deadlines --availability FILE... [--day 0 --day 3 --day 6] [--seed 0] [--json]
 
-The files are in SkyPilot's published format; each is one zone.  A window is a part of the files, on which forty jobs
-with deadlines arrive.  Printed is one JSON document: for each window and rule the cost, the jobs that were late, the
-launches, and what `on-demand` and a greedy buyer (`prefer-spot` without patience) had there.
+The files are in SkyPilot's published format; each is one zone.  A window begins at a day of the files, and forty jobs
+with deadlines arrive in it.  Printed is a table of windows and rules: the cost, the jobs that were late although they
+were not under `on-demand`, all that were late, and what was bought.
+
+Ends with 1 where a rule other than `spot` is late with a job that `on-demand` had in time, or where a rule costs more
+than `on-demand` or than a greedy buyer (`prefer-spot` without patience).  A core of `mixed` is on demand because its
+operator says so, however much spot there is: against the greedy buyer it may cost what so many nodes cost beyond spot
+for as long as the window lasts, and not more.  Without a core it may cost nothing beyond.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import NamedTuple
 
 from cluster.offerings import CapacityType, Offering
 from cluster.policies import CapacityRule, Policies, PoolPolicy
@@ -31,21 +36,40 @@ ON_DEMAND_USD, SPOT_USD = 3.06, 0.92
 JOBS, NODES = 40, 40
 WINDOW_S = 3 * 86_400.0
 HOUR_S = 3600.0
-RULES = ("on-demand", "greedy", "prefer-spot", "mixed", "spot")
+DAY_S = 86_400.0
+#: Nodes of the on-demand core of `mixed`, by rule.
+CORES = {"mixed, no core": 0, "mixed, core of 1": 1, "mixed, core of 4": 4}
+RULES = ("on-demand", "greedy", "prefer-spot", *CORES, "spot")
+#: May be late, as it buys nothing else.
+CARELESS = "spot"
 
 
-def policies(rule: str) -> Policies:
+class Figures(NamedTuple):
+    """What a rule does on a window."""
+
+    cost_usd: float
+    late: frozenset[str]
+    failed: int
+    launches: int
+    preemptions: int
+    spot_share: float
+    completion_mean_s: float
+    #: What the core that was ordered costs beyond spot.
+    core_usd: float
+
+
+def policies(rule: str, zones: int = 3) -> Policies:
     """One pool under a rule."""
-    is_greedy = rule == "greedy"
+    is_greedy, name = rule == "greedy", rule.split(",")[0]
     pool = PoolPolicy(
         sizes=(SIZE,),
-        zones=("1", "2", "3"),
-        capacity=CapacityRule.PREFER_SPOT if is_greedy else CapacityRule(rule),
+        zones=tuple(str(zone) for zone in range(1, zones + 1)),
+        capacity=CapacityRule.PREFER_SPOT if is_greedy else CapacityRule(name),
         max_nodes=NODES,
         idle_s=600,
         patience_s=0 if is_greedy else 600,
         return_to_spot_s=1800 if rule == "prefer-spot" else None,
-        on_demand_core=4 if rule == "mixed" else 0,
+        on_demand_core=CORES.get(rule, 0),
     )
     return Policies(pools={"gpu": pool})
 
@@ -105,34 +129,76 @@ def window(files: Sequence[Path], begins_s: float, seed: int, count: int = JOBS)
     return Trace(offerings=sold, jobs=jobs(seed, count), changes=tuple(changes))
 
 
-def figures(trace: Trace, rule: str) -> dict[str, Any]:
+def figures(trace: Trace, rule: str) -> Figures:
     """What a rule does on a window."""
-    report = report_of(replayed(trace, policies(rule), Assumptions()))
-    names = (
-        "cost_usd",
-        "deadlines_missed",
-        "failed",
-        "launches",
-        "preemptions",
-        "spot_share",
-        "completion_mean_s",
+    zones = len({offering.zone for offering in trace.offerings})
+    replay = replayed(trace, policies(rule, zones), Assumptions())
+    report = report_of(replay)
+    in_time = {sim.job.id for sim in replay.work.ended if (sim.ended_s or 0.0) <= (sim.job.deadline_s or 0.0)}
+    return Figures(
+        cost_usd=round(report.cost_usd, 2),
+        late=frozenset(job.id for job in trace.jobs) - in_time,
+        failed=report.failed,
+        launches=report.launches,
+        preemptions=report.preemptions,
+        spot_share=round(report.spot_share, 3),
+        completion_mean_s=round(report.completion_mean_s),
+        core_usd=round(CORES.get(rule, 0) * replay.now / HOUR_S * (ON_DEMAND_USD - SPOT_USD), 2),
     )
-    return {name: round(float(getattr(report, name, -1)), 3) for name in names}
+
+
+def broken(found: dict[str, Figures]) -> list[str]:
+    """What of a window is not as it is promised; empty when all is."""
+    safe, greedy = found["on-demand"], found["greedy"]
+    said = []
+    for rule, one in found.items():
+        if rule != CARELESS and (late := one.late - safe.late):
+            said.append(f"{rule} is late with {', '.join(sorted(late))}, which on-demand had in time")
+        if one.cost_usd > safe.cost_usd:
+            said.append(f"{rule} costs {one.cost_usd} USD, and on-demand {safe.cost_usd}")
+        if rule != "on-demand" and one.cost_usd > greedy.cost_usd + one.core_usd:
+            said.append(f"{rule} costs {one.cost_usd} USD, and the greedy buyer {greedy.cost_usd}")
+    return said
+
+
+def row(rule: str, one: Figures, safe: Figures) -> str:
+    """A line of the table."""
+    numbers = f"{len(one.late - safe.late):>8} {len(one.late):>6} {one.launches:>9} {one.preemptions:>12}"
+    return f"  {rule:<18} {one.cost_usd:>9.2f} {numbers} {one.spot_share:>6.2f}"
 
 
 def main(words: Sequence[str]) -> int:
-    """Print the document."""
+    """Print the table, or the document, and what is not as it is promised."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.deadlines", description=__doc__)
-    parser.add_argument("--availability", type=Path, action="append", required=True, metavar="FILE")
-    parser.add_argument("--windows", type=int, default=3)
+    parser.add_argument(
+        "--availability", type=Path, action="extend", nargs="+", required=True, metavar="FILE"
+    )
+    parser.add_argument("--day", type=float, action="append", help="where a window begins; 0, 3 and 6")
+    parser.add_argument("--seed", type=int, default=0, help="of the jobs; the day is added")
+    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(words)
-    found = []
-    for number in range(arguments.windows):
-        begins_s = number * WINDOW_S
-        trace = window(arguments.availability, begins_s, seed=number)
-        found.append({"begins_s": begins_s, "rules": {rule: figures(trace, rule) for rule in RULES}})
-    print(json.dumps(found, indent=1))
-    return 0
+    document, said = [], []
+    for day in arguments.day or [0.0, 3.0, 6.0]:
+        trace = window(arguments.availability, day * DAY_S, seed=arguments.seed + round(day))
+        found = {rule: figures(trace, rule) for rule in RULES}
+        said += [f"day {day:g}: {one}" for one in broken(found)]
+        document.append(
+            {
+                "day": day,
+                "rules": {rule: {**one._asdict(), "late": sorted(one.late)} for rule, one in found.items()},
+            }
+        )
+        if not arguments.json:
+            print(f"day {day:g}, {len(trace.jobs)} jobs")
+            print(
+                f"  {'rule':<18} {'USD':>9} {'late too':>8} {'late':>6} {'launches':>9} {'preemptions':>12} {'spot':>6}"
+            )
+            print("\n".join(row(rule, one, found["on-demand"]) for rule, one in found.items()))
+    if arguments.json:
+        print(json.dumps(document, indent=1))
+    for one in said:
+        print(one, file=sys.stderr)
+    return 1 if said else 0
 
 
 if __name__ == "__main__":

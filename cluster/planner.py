@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from cluster.actions import Drain, Launch, Notice, Plan, Terminate, Wait
 from cluster.planning.domains import Domains
-from cluster.planning.exchange import hand_over, replacements, why_they_stay
+from cluster.planning.exchange import hand_over, move_off_spot, replacements, why_they_stay
 from cluster.planning.health import end_of
 from cluster.planning.market import Ask, Market, why_closed
 from cluster.planning.money import MEANING
@@ -56,6 +56,7 @@ def plan(
     returns.out_of_money(_usable(situation, returns))
     returns.above_limits(_usable(situation, returns))
     before = _usable(situation, returns)
+    move_off_spot(situation, returns, before)
     hand_over(situation, returns, before)
     packed, launches, short = _filled(situation, returns, before)
     paced = within_pace(situation, launches)

@@ -23,6 +23,9 @@ LEAVING = frozenset({NodeState.DRAINING, NodeState.TERMINATING})
 #: States of a node that Ray knew.
 JOINED = frozenset({NodeState.JOINED, NodeState.READY, NodeState.DRAINING})
 
+#: Seconds from the order of a machine to its readiness, where none was measured yet: a VM boots in minutes.
+START_UP_S = 300.0
+
 _set = object.__setattr__
 
 
@@ -67,6 +70,8 @@ class JobDemand:
     saves_every_s: float | None = None
     #: Seconds that it stands still when its workers change.
     resume_s: float = 0.0
+    #: Seconds of training that it does again at most after a stop without a notice, by what was agreed on checkpoints.
+    repeats_s: float = 0.0
     #: The last step of the cluster's budget that its owner was told of.
     told: BudgetStep | None = None
 
@@ -94,6 +99,11 @@ class JobDemand:
         _set(self, "placement", placement)
         _set(self, "turn", turn)
         _set(self, "shape", (resources, self.pools, self.zones, self.capacity, self.needs_fabric))
+
+    @property
+    def waits_since(self) -> float:
+        """Since when it has had fewer workers than it can use."""
+        return self.created_at if self.waiting_since is None else self.waiting_since
 
     def unsaved_s(self, now: float) -> float:
         """Seconds of training that are lost when it is stopped now without a notice."""
@@ -241,6 +251,8 @@ class ClusterView:
     budget_step: BudgetStep | None = None
     #: Nobody overtakes a job that waits for nodes, so nothing is bought for those behind it.
     in_turns: bool = False
+    #: Seconds from the order of a machine to its readiness, as measured lately.
+    start_up_s: float = START_UP_S
 
     @lazy
     def nodes_of(self) -> Mapping[str, list[NodeView]]:

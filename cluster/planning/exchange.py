@@ -13,6 +13,7 @@ from cluster.offerings import CapacityType, Offering
 from cluster.placement import ANYWHERE
 from cluster.planning.domains import Domains
 from cluster.planning.drains import Losses, cheapest
+from cluster.planning.fitting import slots
 from cluster.planning.market import Ask, Market
 from cluster.planning.returns import Returns
 from cluster.planning.situation import Situation
@@ -42,6 +43,35 @@ def hand_over(situation: Situation, returns: Returns, usable: Usable) -> None:
                 returns.give_back_one(
                     node, f"spot has been back for {waited} or more, and it stood in for spot"
                 )
+
+
+def move_off_spot(situation: Situation, returns: Returns, usable: Usable) -> None:
+    """Drain the spot nodes under jobs that may not rely on them any more, once there is room for all of it on demand.
+
+    The room is bought where everybody else's is (`Packing`).  Nodes stay on which another job would be made late.
+    """
+    for job_id, workers in situation.movers.items():
+        job = situation.jobs[job_id]
+        nodes = [node for there in usable.values() for node in returns.staying(there)]
+        ready = (node for node in nodes if node.is_well and not node.jobs and node.bought_for == job_id)
+        safe = situation.paid_as(ready, CapacityType.ON_DEMAND)
+        if sum(slots(node.resources, job.worker_resources) for node in safe) < workers:
+            continue
+        leaving = situation.paid_as((node for node in nodes if job_id in node.jobs), CapacityType.SPOT)
+        if not all(_may_be_drained(situation, node, job_id) for node in leaving):
+            continue
+        for node in leaving:
+            if returns.may_return(node.pool):
+                returns.give_back_one(
+                    node, f"the deadline of {job_id} is near, and it moves to on-demand nodes"
+                )
+
+
+def _may_be_drained(situation: Situation, node: NodeView, mover: str) -> bool:
+    if situation.limits[node.pool].maintenance_until is not None:
+        return False
+    others = (situation.jobs.get(job_id) for job_id in node.jobs if job_id != mover)
+    return all(other is not None and situation.may_return(other) for other in others)
 
 
 def replacements(
@@ -120,7 +150,7 @@ def _may_move(situation: Situation, job_id: str, pool: str, spots: list[Offering
     placement = job.placement
     is_welcome = placement is ANYWHERE or any(placement.allows(pool, o.zone, o.capacity) for o in spots)
     # An exchange costs it a start, and what it goes to may be taken back.
-    return is_welcome and situation.may_lose(job)
+    return is_welcome and situation.may_return(job)
 
 
 def _back(situation: Situation, policy: PoolPolicy, pool: str) -> list[Offering]:

@@ -242,7 +242,9 @@ class Market:
             case CapacityRule.SPOT:
                 return [_SPOT]
             case CapacityRule.ON_DEMAND:
-                return [_ON_DEMAND]
+                is_chosen = policy.capacity is CapacityRule.ON_DEMAND
+                is_hurried = not is_chosen and ask.job is not None and self._situation.is_urgent(ask.job)
+                return [_URGENT if is_hurried else _ON_DEMAND]
             case CapacityRule.MIXED:
                 if ask.job is not None and self._situation.is_urgent(ask.job):
                     return [_URGENT, _SPOT]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from cluster.actions import Launch
@@ -54,8 +54,13 @@ class Packing:
     def pack(self) -> Packed:
         """Room for all jobs in the order of their turns."""
         jobs = self._wanting()
-        jobs.sort(key=attrgetter("turn"))
+        jobs.sort(key=self._turn if self._situation.urgent else attrgetter("turn"))
         packed, served = self._packed, list[JobDemand]()
+        there, held = self._space.held, self._situation.held
+        # Those whose nodes this plan drains have had their room bought, and are given it like everybody else.
+        movers = {
+            one: n for one, n in self._situation.movers.items() if there.get(one, 0) == held.get(one, 0)
+        }
         for at, job in enumerate(jobs):
             if packed.why_behind and not job.is_running:
                 packed.behind = jobs[at:]  # what runs comes before what waits
@@ -70,7 +75,14 @@ class Packing:
         for job in served:
             self._beyond(job)
             self._space.open(job, unused=True)
+        for job_id, workers in movers.items():
+            self._off_spot(self._situation.jobs[job_id], workers)
         return packed
+
+    def _turn(self, job: JobDemand) -> tuple[object, ...]:
+        """Of equal priority, and where no queue has put them in order, urgent jobs come first."""
+        *before, created_at, job_id = job.turn
+        return (*before, job.id not in self._situation.urgent, created_at, job_id)
 
     def _wanting(self) -> list[JobDemand]:
         """All but those that run with all the workers that they can use, which need no turn."""
@@ -154,6 +166,13 @@ class Packing:
         if short is not None:
             self._packed.reasons[job.id] = short
 
+    def _off_spot(self, job: JobDemand, workers: int) -> None:
+        """Room on demand for all workers that have to leave spot, or none; they move there once it is ready."""
+        looked = None if self._has_spent(job) else self._look_on_demand(job, workers)
+        if looked is not None:
+            # It has no more workers for it at any time: they leave one place for the other.
+            self._settle(job, looked[0], looked[1], workers, are_more=False)
+
     def _has_spent(self, job: JobDemand) -> bool:
         return job.budget_left is not None and job.budget_left <= 0
 
@@ -192,7 +211,8 @@ class Packing:
         waited_s = self._situation.waited_s(job)
         policies = self._situation.policies.pools
         patient = tuple(waited_s < policies[pool].patience_s for pool in shape.pools if pool in policies)
-        return (patient, self._situation.is_urgent(job), self._core(job), self._counting.bar(job))
+        hurry = (self._situation.is_urgent(job), self._situation.keeps_off_free_spot(job))
+        return (patient, hurry, self._core(job), self._counting.bar(job))
 
     def _core(self, job: JobDemand) -> int:
         """On-demand nodes that the job is on, where that counts."""
@@ -204,7 +224,17 @@ class Packing:
         """Room on nodes that are there, and what is bought for the rest: (bin, workers), (pool, lot, domain)."""
         if job.needs_fabric:
             return self._look_in_domains(job, shape, wanted)
+        is_urgent = self._situation.is_urgent(job) and self._situation.is_sold_on_demand(job, shape.pools)
+        # What is ready it may still rely on when what is to be bought would come too late for that.
+        if is_urgent and self._situation.keeps_off_free_spot(job):
+            safe = self._look_on_demand(job, wanted)
+            if safe is not None:
+                return safe
         found, short = self._space.find(job, shape, wanted)
+        if short <= 0 and not (is_urgent and _is_any_starting(found)):
+            return found, [], Quote()
+        if is_urgent and (safe := self._look_on_demand(job, wanted)) is not None:
+            return safe
         if short <= 0:
             return found, [], Quote()
         lots, quote = self._shop(job, shape.pools, short)
@@ -214,6 +244,21 @@ class Packing:
             found = [*found, *kept]
             quote.workers_short -= sum(workers for _, workers in kept)
         return found, lots, quote
+
+    def _look_on_demand(
+        self, job: JobDemand, wanted: int
+    ) -> tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote] | None:
+        """Room for all of it on nodes that the cloud does not take back, as if the job had asked for them; or None."""
+        safe = replace(job, capacity=CapacityRule.ON_DEMAND)
+        shape, mark = self._space.shape_of(safe), self._market.mark()
+        found, short = self._space.find(safe, shape, wanted)
+        if short <= 0:
+            return found, [], Quote()
+        lots, quote = self._shop(safe, shape.pools, short)
+        if not quote.workers_short:
+            return found, lots, quote
+        self._market.back(mark)
+        return None
 
     def _shop(
         self, job: JobDemand, pools: Iterable[str], short: int
@@ -364,10 +409,19 @@ class Packing:
         found: list[tuple[Bin, int]],
         lots: list[tuple[str, Lot, str | None]],
         workers: int,
+        *,
+        are_more: bool = True,
     ) -> None:
-        """Give the job what was found and what was bought for it."""
+        """Give the job what was found and what was bought for it; the workers are more than it has, or move there."""
+
+        def put(bin_: Bin, number: int) -> None:
+            if are_more:
+                self._space.put(job, bin_, number)
+            else:
+                bin_.put(job.worker_resources, number)
+
         for bin_, number in found:
-            self._space.put(job, bin_, number)
+            put(bin_, number)
             workers -= number
             if bin_.node is None or not bin_.node.is_member:
                 self._packed.starting[job.id] = self._packed.starting.get(job.id, 0) + 1
@@ -376,12 +430,16 @@ class Packing:
             for _ in range(lot.nodes):
                 bin_ = self._space.buy(pool, lot.offering, fabric)
                 number = min(workers, slots(bin_.free, job.worker_resources))
-                self._space.put(job, bin_, number)
+                put(bin_, number)
                 workers -= number
                 if not lot.is_held:
                     self._packed.launches.append(launch)
                 if fabric is not None:
                     self._domains.add(fabric)
+
+
+def _is_any_starting(found: list[tuple[Bin, int]]) -> bool:
+    return any(bin_.node is None or not bin_.node.is_member for bin_, _ in found)
 
 
 def _short(quote: Quote, short: int) -> str:

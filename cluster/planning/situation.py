@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import chain
 
 from cluster.lazy import lazy
 from cluster.offerings import CapacityType, Offering
 from cluster.planning.drains import workers_on
+from cluster.planning.fitting import slots
 from cluster.planning.health import closed_offerings, silent_zones
 from cluster.planning.limits import Limits, limits_of
 from cluster.planning.money import Money, money_of
-from cluster.policies import Policies
+from cluster.planning.slack import is_urgent, may_rely_on_spot, may_return, should_move
+from cluster.policies import CapacityRule, Policies
 from cluster.view import ClusterView, JobDemand, NodeView
-
-#: Seconds from the wish for a node to its first step, for jobs whose deadline comes near: a VM boots in minutes.
-PROVISION_S = 300.0
 
 
 class Situation:
@@ -171,40 +169,76 @@ class Situation:
 
     def waited_s(self, job: JobDemand) -> float:
         """Seconds that the job has had fewer workers than it can use."""
-        since = job.created_at if job.waiting_since is None else job.waiting_since
-        return max(0.0, self.now - since)
+        return max(0.0, self.now - job.waits_since)
 
     def is_urgent(self, job: JobDemand) -> bool:
-        """Its deadline is so near that only what the cloud does not take back can still meet it."""
-        if job.deadline_at is None or job.work_left_s is None:
+        """Only what the cloud does not take back is bought for it: with spot its deadline could be missed."""
+        if job.deadline_at is None:
             return False
-        slack_s = job.deadline_at - self.now - job.work_left_s
-        margin = margin_s(job.resume_s, job.saves_every_s)
-        # Counted only where it matters: most deadlines are far away.
-        return slack_s <= margin * job.max_workers and slack_s <= margin * max(
-            1, self._on_spot.get(job.id, 0)
-        )
+        return not may_rely_on_spot(job, self.now, self.view.start_up_s, self._ready_in_s(job))
+
+    def is_sold_on_demand(self, job: JobDemand, pools: Iterable[str]) -> bool:
+        """Some of the pools may buy the job what the cloud does not take back."""
+        if job.capacity is CapacityRule.SPOT:
+            return False
+        known = self.policies.pools
+        return any(pool in known and known[pool].capacity is not CapacityRule.SPOT for pool in pools)
 
     @lazy
-    def _on_spot(self) -> Mapping[str, int]:
-        """Spot nodes that each job is on: each of them may be taken back once."""
-        spot = self.paid_as(chain.from_iterable(self.usable.values()), CapacityType.SPOT)
-        return Counter(job_id for node in spot for job_id in node.jobs)
+    def urgent(self) -> frozenset[str]:
+        """Jobs that wait and come before others of their priority, as in the queue."""
+        start_up_s = self.view.start_up_s
+        return frozenset(
+            job.id
+            for job in self.view.jobs
+            if not job.is_running and job.deadline_at is not None and is_urgent(job, self.now, start_up_s)
+        )
 
-    def may_lose(self, job: JobDemand) -> bool:
-        """Its deadline is met also when the next thing that happens to it is a preemption it did not need to risk."""
-        if job.deadline_at is None or job.work_left_s is None:
-            return True
-        slack_s = job.deadline_at - self.now - job.work_left_s
-        return slack_s > 2.0 * margin_s(job.resume_s, job.saves_every_s)
+    def keeps_off_free_spot(self, job: JobDemand) -> bool:
+        """It does not even start on spot nodes that are ready."""
+        return not may_rely_on_spot(job, self.now, self.view.start_up_s, 0.0)
 
+    def _ready_in_s(self, job: JobDemand) -> float:
+        """When the nodes are ready that were bought for it, or would be that are bought now."""
+        own = self._starting_for.get(job.id, ())
+        if sum(slots(node.resources, job.worker_resources) for node in own) < job.min_workers:
+            return self.view.start_up_s
+        return max(max(0.0, node.created_at + self.view.start_up_s - self.now) for node in own)
 
-def margin_s(resume_s: float, saves_every_s: float | None) -> float:
-    """Seconds that the loss of one spot node may cost a job with a deadline.
+    @lazy
+    def _starting_for(self) -> Mapping[str, list[NodeView]]:
+        """Nodes without work that were bought for each job, those that are ready among them."""
+        found: dict[str, list[NodeView]] = {}
+        for node in chain.from_iterable(self.usable.values()):
+            if node.bought_for is not None and not node.jobs:
+                found.setdefault(node.bought_for, []).append(node)
+        return found
 
-    Twice a machine in its place and the start there, as the first try may fail, and the work since a checkpoint.
-    """
-    return 2.0 * (resume_s + PROVISION_S) + (saves_every_s or 0.0)
+    @lazy
+    def movers(self) -> Mapping[str, int]:
+        """Jobs that should move from spot to on-demand nodes, with how many workers; nothing where nobody has to."""
+        jobs = [
+            job
+            for job in self.view.jobs
+            if job.is_running
+            and job.deadline_at is not None
+            and not job.needs_fabric
+            and self.is_sold_on_demand(job, job.pools or self.policies.pools)
+            and should_move(job, self.now, self.view.start_up_s)
+        ]
+        if not jobs:
+            return {}
+        on_spot = workers_on(self.paid_as(chain.from_iterable(self.usable.values()), CapacityType.SPOT))
+        return {
+            job.id: on_spot[job.id]
+            for job in jobs
+            # What cannot be taken away carries its smallest group: it goes on whatever happens to the rest.
+            if on_spot.get(job.id) and self.held.get(job.id, 0) - on_spot[job.id] < job.min_workers
+        }
+
+    def may_return(self, job: JobDemand) -> bool:
+        """It may leave on-demand nodes for spot."""
+        return may_return(job, self.now, self.view.start_up_s)
 
 
 def _percent(offering: Offering) -> str:

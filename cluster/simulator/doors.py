@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -10,7 +10,7 @@ from cluster.actions import Plan
 from cluster.offerings import CapacityType
 from cluster.policies import Policies
 from cluster.traces.trace import TraceJob
-from cluster.view import ClusterView, Spending
+from cluster.view import ClusterView, JobDemand, Spending
 
 Planner = Callable[[ClusterView, Policies, float], Plan]
 Resources = Mapping[str, float]
@@ -38,14 +38,26 @@ class Queue(Protocol):
     #: Projects have quotas, so that the first of those that wait may hold up its own project only.
     has_quotas: bool
 
-    def turn(self, job: TraceJob) -> Any:
+    def turn(self, job: TraceJob, *, is_urgent: bool = False) -> Any:
         """Sort key of the job among those that wait: the smallest one is next."""
         ...
 
     def in_turns(
-        self, waiting: Sequence[TraceJob], running: Sequence[tuple[TraceJob, int]]
+        self,
+        waiting: Sequence[TraceJob],
+        running: Sequence[tuple[TraceJob, int]],
+        urgent: Container[str] = (),
     ) -> Sequence[TraceJob]:
-        """Those that wait, next one first, beside jobs that run with so many workers; where projects count."""
+        """Those that wait, next one first, beside jobs that run with so many workers; where projects count.
+
+        `urgent` are those among them whose deadline is near, by id.
+        """
+        ...
+
+    def keeps_off_spot(
+        self, job: TraceJob, demand: JobDemand, now: float, start_up_s: float, *, is_coming: bool
+    ) -> bool:
+        """The job does not start on spot, as its deadline is near; on-demand nodes for it may be on their way."""
         ...
 
     def can_ever_start(self, job: TraceJob) -> bool:
@@ -58,11 +70,12 @@ class Queue(Protocol):
         rooms: Sequence[FreeRoom],
         running: Sequence[tuple[TraceJob, int]] = (),
         spent: Mapping[str, Spending] | None = None,
+        off_spot: Container[str] = (),
     ) -> Mapping[str, str | None]:
         """Jobs that start now, by id, with the fabric domain that they are bound to; None: none.
 
         `waiting` is in order of turns, workers go on the rooms in their order.  `running` and what each project has
-        `spent` are told where projects have quotas.
+        `spent` are told where projects have quotas.  `off_spot` are jobs that do not start on spot.
         """
         ...
 

@@ -6,7 +6,7 @@ A job does one worker-second of work per worker and second, except while it star
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.placement import Placement
@@ -77,10 +77,10 @@ class SimJob:
             self.saved_s = max(self.saved_s, self.done_s - self.workers * moved_s)
         self.at_s = now
 
-    def start(self, now: float, placed: dict[int, int], fabric: str | None = None) -> None:
-        """Begin an attempt on these nodes, bound to the fabric domain if there is one."""
-        if fabric is not None:
-            self.placement = replace(self.job.placement, fabric=fabric)
+    def start(self, now: float, placed: dict[int, int], placement: Placement | None = None) -> None:
+        """Begin an attempt on these nodes, which is bound to such a placement: a fabric domain, a capacity type."""
+        if placement is not None:
+            self.placement = placement
         self.started_s = now if self.started_s is None else self.started_s
         self.place = 0
         self.at_s = now

@@ -46,7 +46,13 @@ class Replay:
         self._planner = planner
         self._assumptions = assumptions
         self._agenda = Agenda()
-        self.work = Work(lambda: self.fleet, queue, self._agenda)
+        self.work = Work(
+            lambda: self.fleet,
+            queue,
+            self._agenda,
+            begins_at=trace.begins_at,
+            start_up_s=trace.provisioning_s,
+        )
         self.fleet = Fleet(
             trace,
             self._agenda,
@@ -147,7 +153,12 @@ class Replay:
     def _has_news(self, now: float) -> bool:
         """Something has happened since the last look that a plan depends on."""
         return self.fleet.has_changed or (
-            self.work.has_moved and ((self._is_wanting and not self._is_full()) or self._may_exchange(now))
+            self.work.has_moved
+            and (
+                (self._is_wanting and not self._is_full())
+                or self._may_exchange(now)
+                or self.work.is_any_to_move(now)
+            )
         )
 
     def _is_full(self) -> bool:
@@ -201,7 +212,7 @@ class Replay:
             self.fleet.has_changed = True
 
     def _is_at_rest(self, now: float) -> bool:
-        return is_at_rest(
+        return not self.work.is_any_to_move(now) and is_at_rest(
             self.fleet,
             self.policies,
             now,
@@ -238,6 +249,7 @@ class Replay:
             spent=spent,
             budget_step=self._step,
             spent_by_project=self.fleet.spent_by_project(now),
+            start_up_s=self.trace.provisioning_s,
         )
 
     def _do(self, now: float, action: object) -> bool:

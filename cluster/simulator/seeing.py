@@ -29,6 +29,7 @@ def view_of(
     spent: tuple[float, float],
     budget_step: BudgetStep | None,
     spent_by_project: Mapping[str, Spending],
+    start_up_s: float,
 ) -> ClusterView:
     """The frozen view at a time; nodes that ended are among `nodes` as long as they are remembered.
 
@@ -36,7 +37,7 @@ def view_of(
     """
     return ClusterView(
         now=begins_at + now,
-        jobs=tuple([sim.seen or _demand(sim, now, begins_at) for sim in (*waiting, *running)]),
+        jobs=tuple([sim.seen or demand_of(sim, now, begins_at) for sim in (*waiting, *running)]),
         nodes=tuple([node.seen or _node(node, begins_at) for node in nodes]),
         offerings=offerings,
         refusals=tuple(refusals),
@@ -45,10 +46,12 @@ def view_of(
         spent_by_project=spent_by_project,
         budget_step=budget_step,
         in_turns=True,
+        start_up_s=start_up_s,
     )
 
 
-def _demand(sim: SimJob, now: float, begins_at: float) -> JobDemand:
+def demand_of(sim: SimJob, now: float, begins_at: float) -> JobDemand:
+    """What the job would use, as the planner sees it."""
     job = sim.job
     demand = JobDemand(
         id=job.id,
@@ -65,6 +68,7 @@ def _demand(sim: SimJob, now: float, begins_at: float) -> JobDemand:
         saved_at=begins_at + sim.checkpoint_at if sim.workers else None,
         saves_every_s=job.checkpoint_s,
         resume_s=job.resize_s if job.is_elastic else job.resume_s,
+        repeats_s=job.checkpoint_s,
         told=sim.told,
         budget_left=None if job.budget is None else job.budget - sim.spent_at(now),
     )

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cluster.planning.health import closed_offerings, launch_not_before
 from cluster.planning.limits import next_at, window_of
-from cluster.planning.situation import margin_s
+from cluster.planning.slack import changes_at
 from cluster.policies import CapacityRule, Policies, PoolPolicy
 from cluster.simulator.fleet import BLUR_S, Fleet
 from cluster.simulator.jobs import SimJob
 from cluster.simulator.nodes import SimNode
+from cluster.simulator.seeing import demand_of
 from cluster.traces.trace import Trace
 from cluster.view import ClusterView
 from remora.states import NodeState
@@ -24,6 +25,7 @@ class Times:
         self._pools = policies.pools
         self._fleet = fleet
         self._begins_at = trace.begins_at
+        self._start_up_s = trace.provisioning_s
         #: When pools may buy again what they do not buy now, as nodes of theirs failed.
         self._held_until: list[float] = []
         self._has_deadlines = any(job.deadline_s is not None for job in trace.jobs)
@@ -85,7 +87,15 @@ class Times:
                 min([s.short_since for s in line if s.short_since > passed_s], default=math.inf) + patience_s
             )
         if self._has_deadlines:
-            yield _first_of([at_s for sim in line for at_s in _urgent_s(sim, now)], now)
+            yield _first_of([at_s for sim in line for at_s in self._urgent_s(sim, now)], now)
+
+    def _urgent_s(self, sim: SimJob, now: float) -> list[float]:
+        """When the planner may think otherwise of the job, as its deadline comes nearer."""
+        if sim.job.deadline_s is None:
+            return []
+        demand = sim.seen or demand_of(sim, now, self._begins_at)
+        changes = changes_at(demand, self._begins_at + now, self._start_up_s)
+        return [at - self._begins_at for at in changes]
 
     def _stood_in(self) -> Mapping[str, list[SimNode]]:
         """On-demand nodes by pool that are exchanged for spot."""
@@ -127,17 +137,3 @@ def _first_of(times: list[float], now: float) -> float:
     """The first that has not passed; infinity when all have."""
     passed_s = now - BLUR_S
     return min([at_s for at_s in times if at_s > passed_s], default=math.inf)
-
-
-def _urgent_s(sim: SimJob, now: float) -> list[float]:
-    """When the job's deadline may be so near that on-demand is bought for it, by how many spot nodes it is on.
-
-    Later, if it works meanwhile.
-    """
-    job = sim.job
-    if job.deadline_s is None:
-        return []
-    left_s = (job.work_s - sim.done_at(now)) / job.max_workers
-    resume_s = job.resize_s if job.is_elastic else job.resume_s
-    margin, last_s = margin_s(resume_s, job.checkpoint_s), job.deadline_s - left_s
-    return [last_s - margin * nodes for nodes in range(1, job.max_workers + 1)]

@@ -8,14 +8,18 @@ from dataclasses import replace
 from cluster.offerings import CapacityType
 from cluster.placement import ANYWHERE, Placement
 from cluster.planning.fitting import slots
+from cluster.planning.slack import changes_at, is_urgent, should_move
+from cluster.policies import CapacityRule
 from cluster.simulator.agenda import Agenda
 from cluster.simulator.doors import FreeRoom, Queue
-from cluster.simulator.fleet import Fleet
+from cluster.simulator.fleet import BLUR_S, Fleet
 from cluster.simulator.jobs import SimJob
 from cluster.simulator.line import Line, SharedLine
 from cluster.simulator.nodes import SimNode
+from cluster.simulator.seeing import demand_of
 from cluster.traces.trace import TraceJob
-from cluster.view import ENDED
+from cluster.view import ENDED, START_UP_S
+from remora.states import NodeState
 from remora.worker_sizes import WorkerSizes
 
 #: Jobs that the queue is asked about at first; as long as all of them start, twice as many.
@@ -25,7 +29,15 @@ FIRST_LOOK = 4
 class Work:
     """All jobs that have come and have not ended."""
 
-    def __init__(self, fleet: Callable[[], Fleet], queue: Queue, agenda: Agenda) -> None:
+    def __init__(
+        self,
+        fleet: Callable[[], Fleet],
+        queue: Queue,
+        agenda: Agenda,
+        *,
+        begins_at: float = 0.0,
+        start_up_s: float = START_UP_S,
+    ) -> None:
         self.waiting = SharedLine(self._in_turns) if queue.counts_projects else Line()
         self.running: dict[str, SimJob] = {}
         #: All that have come, by id.
@@ -46,6 +58,8 @@ class Work:
         self._fleet = fleet
         self._queue = queue
         self._agenda = agenda
+        self._begins_at = begins_at
+        self._start_up_s = start_up_s
         #: Who was next when all had started or grown that could: nothing more does before there is more room, or
         #: another job is next.  None: that is not known.
         self._settled: list[SimJob] | None = None
@@ -54,6 +68,12 @@ class Work:
         self._is_line_new = False
         #: Some job that has come asks for certain nodes, so that the queue has to know where each of them stands.
         self._is_anybody_choosy = False
+        #: Some job that has come has a deadline.
+        self._has_deadlines = False
+        #: Of those that wait, whose deadline is near.
+        self._urgent: set[str] = set()
+        #: Somebody was kept off spot when starts were sought last.
+        self._is_any_off_spot = False
 
     @property
     def is_done(self) -> bool:
@@ -70,10 +90,75 @@ class Work:
             self.impossible += 1
             return
         sim = self.sims[job.id] = SimJob(job, self._queue.turn(job), at_s=now, short_since=now)
-        self.waiting.add(sim.turn, sim)
-        self.has_moved = self._is_line_new = True
+        self._has_deadlines = self._has_deadlines or job.deadline_s is not None
+        self._wait(now, sim)
         if job.placement is not ANYWHERE:
             self._is_anybody_choosy = True
+
+    def _wait(self, now: float, sim: SimJob) -> None:
+        """Put a job in its place among those that wait, which is another one once its deadline is near."""
+        if sim.job.deadline_s is not None:
+            demand = demand_of(sim, now, self._begins_at)
+            self._see_urgency(now, sim)
+            for at in changes_at(demand, self._begins_at + now, self._start_up_s):
+                if (at_s := at - self._begins_at + BLUR_S) > now:
+                    self._agenda.add(at_s, self._hurry, (sim, sim.version))
+        self.waiting.add(sim.turn, sim)
+        self.has_moved = self._is_line_new = True
+
+    def _see_urgency(self, now: float, sim: SimJob) -> None:
+        """Its turn among those that wait, by how near its deadline is now."""
+        demand = demand_of(sim, now, self._begins_at)
+        self._urgent.discard(sim.job.id)
+        if is_urgent(demand, self._begins_at + now, self._start_up_s):
+            self._urgent.add(sim.job.id)
+        sim.turn = self._queue.turn(sim.job, is_urgent=sim.job.id in self._urgent)
+
+    def _hurry(self, now: float, waiting: tuple[SimJob, int]) -> None:
+        """A time has come at which the job's deadline may count for more, or for nothing any more."""
+        sim, version = waiting
+        if sim.version != version:
+            return
+        self.waiting.remove(sim.turn)
+        self._see_urgency(now, sim)
+        self.waiting.add(sim.turn, sim)
+        self._settled = None  # it may start on other nodes than before
+        self.has_moved = self._is_line_new = True
+
+    def is_any_to_move(self, now: float) -> bool:
+        """Some job on spot may have to move to nodes that the cloud does not take back."""
+        if not self._has_deadlines:
+            return False
+        at, every = self._begins_at + now, self._fleet().every
+        return any(
+            sim.job.deadline_s is not None
+            and any(every[number - 1].stock.offering.capacity is CapacityType.SPOT for number in sim.placed)
+            and should_move(demand_of(sim, now, self._begins_at), at, self._start_up_s)
+            for sim in self.running.values()
+        )
+
+    def _off_spot(self, now: float, waiting: list[SimJob]) -> frozenset[str]:
+        """Those of them that do not start on spot nodes."""
+        if not self._has_deadlines:
+            return frozenset()
+        coming = {
+            node.bought_for
+            for node in self._fleet().changing.values()
+            if node.state is NodeState.LAUNCHED and node.stock.offering.capacity is CapacityType.ON_DEMAND
+        }
+        at = self._begins_at + now
+        return frozenset(
+            sim.job.id
+            for sim in waiting
+            if sim.job.deadline_s is not None
+            and self._queue.keeps_off_spot(
+                sim.job,
+                sim.seen or demand_of(sim, now, self._begins_at),
+                at,
+                self._start_up_s,
+                is_coming=sim.job.id in coming,
+            )
+        )
 
     def dispatch(self, now: float) -> None:
         """Let elastic jobs grow into what is free, then start whose turn it is, as the service does."""
@@ -83,6 +168,7 @@ class Work:
         if self._is_settled(now):
             return
         self._settled, fleet.has_room = None, False
+        self._is_any_off_spot = False
         rooms = sorted(fleet.roomy.values(), key=_preference)
         for sim in self.short.first(len(self.short)):
             self._grow(now, sim, rooms)
@@ -91,17 +177,20 @@ class Work:
         has_quotas = self._queue.has_quotas
         spent = fleet.spent_by_project(now) if has_quotas else {}
         while waiting := self.waiting.first(look):
+            off_spot = self._off_spot(now, waiting)
+            self._is_any_off_spot = self._is_any_off_spot or bool(off_spot)
             if not has_quotas and not _may_fit(waiting[0].job, rooms):
                 break
-            if self._is_anybody_choosy or has_quotas:
+            if self._is_anybody_choosy or has_quotas or off_spot:
                 free = [_described(node) for node in rooms]
             else:
                 free = [FreeRoom(node.id, node.pool, node.free) for node in rooms]
             running = self._running() if has_quotas else ()
-            chosen = self._queue.starts([sim.job for sim in waiting], free, running, spent)
+            chosen = self._queue.starts([sim.job for sim in waiting], free, running, spent, off_spot)
             for sim in waiting:
                 if sim.job.id in chosen:
-                    self._start(now, sim, rooms, chosen[sim.job.id])
+                    fabric = chosen[sim.job.id]
+                    self._start(now, sim, rooms, fabric, is_off_spot=sim.job.id in off_spot)
             if len(chosen) < len(waiting):
                 break
             look *= 2
@@ -114,13 +203,13 @@ class Work:
         Where projects have quotas, others than the first may start, and all of them anew when a day begins.
         """
         fleet = self._fleet()
-        if fleet.has_room or self.waiting.first(1) != self._settled:
+        if fleet.has_room or self._is_any_off_spot or self.waiting.first(1) != self._settled:
             return False
         return not (self._queue.has_quotas and (self._is_line_new or fleet.day_of(now) != self._settled_day))
 
     def _in_turns(self, waiting: list[SimJob]) -> list[SimJob]:
         """The same jobs in the order that the queue gives them, beside those that run."""
-        in_turns = self._queue.in_turns([sim.job for sim in waiting], self._running())
+        in_turns = self._queue.in_turns([sim.job for sim in waiting], self._running(), self._urgent)
         return [self.sims[job.id] for job in in_turns]
 
     def _running(self) -> list[tuple[TraceJob, int]]:
@@ -145,14 +234,21 @@ class Work:
             self.short.remove(sim.turn)
         self._foresee(sim)
 
-    def _start(self, now: float, sim: SimJob, rooms: list[SimNode], fabric: str | None) -> None:
+    def _start(
+        self, now: float, sim: SimJob, rooms: list[SimNode], fabric: str | None, *, is_off_spot: bool
+    ) -> None:
         job = sim.job
-        if job.placement is not ANYWHERE:
-            rooms = _allowed(rooms, replace(job.placement, fabric=fabric))
+        placement = job.placement
+        if fabric is not None:
+            placement = replace(placement, fabric=fabric)
+        if is_off_spot:
+            placement = replace(placement, capacity=CapacityRule.ON_DEMAND)
+        if placement is not ANYWHERE:
+            rooms = _allowed(rooms, placement)
         self.waiting.remove(sim.turn)
         found = _whole(_places(rooms, job.max_workers, job.resources), 0, job.sizes)
         self._put(job, found)
-        sim.start(now, {node.number: workers for node, workers in found}, fabric)
+        sim.start(now, {node.number: workers for node, workers in found}, placement)
         self.running[job.id] = sim
         self.waiting.others_changed()
         if sim.workers < job.max_workers:
@@ -256,10 +352,9 @@ class Work:
         self.resting += 1
         self._agenda.add(max(now, again_s), self._wait_again, sim)
 
-    def _wait_again(self, now: float, sim: SimJob) -> None:  # noqa: ARG002 - as every entry of an agenda
+    def _wait_again(self, now: float, sim: SimJob) -> None:
         self.resting -= 1
-        self.has_moved = self._is_line_new = True
-        self.waiting.add(sim.turn, sim)
+        self._wait(now, sim)
 
 
 def _preference(node: SimNode) -> tuple[bool, float, bool, int]:

@@ -21,6 +21,7 @@ from service.policies_in_force import policies_in_force
 from service.queue import lifecycle
 from service.queue.admission import Claim, PoolSize, Wait, admit
 from service.queue.demand import placement_in, workers_of_jobs
+from service.queue.hurry import jobs_off_spot, start_up_s
 from service.queue.limits import budget_of
 from service.queue.quotas import Quotas, quotas_of
 from service.queue.rooms import Room
@@ -39,6 +40,8 @@ class _Snapshot:
     rooms: list[Room]
     pools: list[PoolSize]
     quotas: Quotas | None
+    #: Jobs that do not start on spot, by id.
+    off_spot: frozenset[str]
 
 
 def dispatch(
@@ -67,11 +70,15 @@ def _decide(turn: Turn, supply: Supply, why_short: Mapping[str, str]) -> Sequenc
         return ()
     # 2. Decide.
     pools, quotas = snapshot.pools, snapshot.quotas
-    admission = admit(snapshot.queue, snapshot.claims, snapshot.rooms, pools, quotas=quotas)
+    admission = admit(
+        snapshot.queue, snapshot.claims, snapshot.rooms, pools, quotas=quotas, off_spot=snapshot.off_spot
+    )
     # 3. Apply: rows first, so that a crash before the driver runs is found and healed by `track`.
-    fabrics = admission.fabrics
+    fabrics, on_demand = admission.fabrics, admission.on_demand
     started = [
-        pair for job_id in admission.starts if (pair := _start(turn, job_id, fabrics.get(job_id))) is not None
+        pair
+        for job_id in admission.starts
+        if (pair := _start(turn, job_id, fabrics.get(job_id), on_demand=job_id in on_demand)) is not None
     ]
     _tell(turn, snapshot.queue, [_explained(wait, why_short) for wait in admission.waits])
     return started
@@ -91,9 +98,10 @@ def _load(
     live = store.live_attempts(connection)
     nodes = remembered_nodes(connection, policies, now)
     pools = pool_sizes(policies, as_shown(offerings, nodes), now)
-    queue = line(connection, policies, pools, live, now)
+    takes_s = start_up_s(nodes)
+    queue = line(connection, policies, pools, live, now, takes_s)
     if not queue:
-        return _Snapshot([], [], [], [], pools, None)
+        return _Snapshot([], [], [], [], pools, None, frozenset())
     # Something of an ended attempt may still run: its job does not start again before that is over.
     unreleased = {attempt.job_id for attempt in store.unreleased_attempts(connection)}
     at = workers_of_jobs(nodes, [attempt for _, attempt in live])
@@ -116,7 +124,8 @@ def _load(
     spent = _have_spent(connection, queue, now)
     out = unreleased | {job.id for job in spent}
     queue = [job for job in queue if job.id not in out]
-    return _Snapshot(queue, spent, claims, rooms, pools, _quotas(connection, policies, live, now))
+    off_spot = jobs_off_spot(queue, nodes, pools, now, takes_s)
+    return _Snapshot(queue, spent, claims, rooms, pools, _quotas(connection, policies, live, now), off_spot)
 
 
 def _quotas(
@@ -142,12 +151,16 @@ def _end_spent(turn: Turn, job: JobRow) -> None:
     turn.apply(work)
 
 
-def _start(turn: Turn, job_id: str, fabric: str | None) -> tuple[JobRow, AttemptRow] | None:
+def _start(
+    turn: Turn, job_id: str, fabric: str | None, *, on_demand: bool
+) -> tuple[JobRow, AttemptRow] | None:
     def work(connection: sa.Connection) -> tuple[JobRow, AttemptRow] | None:
         job = store.lock_job(connection, job_id)
         if job is None or job.state is not JobState.QUEUED:
             return None
-        decision = lifecycle.start_attempt(job, new_id("att", turn.now), turn.now, fabric)
+        decision = lifecycle.start_attempt(
+            job, new_id("att", turn.now), turn.now, fabric, on_demand=on_demand
+        )
         saved = store.save(connection, job, decision)
         return None if decision.attempt is None else (saved, decision.attempt)
 

@@ -11,6 +11,7 @@ from cluster.planning.limits import limits_of
 from cluster.planning.quotas import has_quotas
 from cluster.policies import Policies
 from service.queue.admission import PoolSize
+from service.queue.hurry import urgent_jobs
 from service.queue.ordering import in_order
 from service.queue.pools import complete_pools
 from service.queue.rows import AttemptRow, JobRow
@@ -29,12 +30,17 @@ def line(
     pools: Sequence[PoolSize],
     running: Sequence[tuple[JobRow, AttemptRow]],
     now: float,
+    start_up_s: float,
 ) -> list[JobRow]:
-    """The first jobs that may start now, next one first."""
+    """The first jobs that may start now, next one first; machines take `start_up_s` to start."""
+
+    def ordered(waiting: list[JobRow]) -> list[JobRow]:
+        return in_order(waiting, now, urgent_jobs(waiting, now, start_up_s))
+
     shares = shares_of(policies, pools, [(job, attempt.world_size) for job, attempt in running])
     if shares is None and not has_quotas(policies):
-        return in_order(jobs.queued_jobs(connection, now, WINDOW), now)
-    queue = in_order(jobs.queued_jobs_of_each(connection, now, WINDOW_OF_EACH), now)
+        return ordered(jobs.queued_jobs(connection, now, WINDOW))
+    queue = ordered(jobs.queued_jobs_of_each(connection, now, WINDOW_OF_EACH))
     return queue if shares is None else shares.order(queue)
 
 

@@ -12,12 +12,13 @@ from cluster.planning.health import remembered_s
 from cluster.planning.quotas import counts_money
 from cluster.policies import Policies
 from cluster.provider import ProvidedNode
-from cluster.view import ClusterView, JobDemand, NodeView
+from cluster.view import START_UP_S, ClusterView, JobDemand, NodeView
 from remora.states import NodeState
 from service.loops.line import line, pool_sizes
 from service.loops.ports import Member, Supply
 from service.loops.turn import Turn
 from service.queue.demand import demand_of, node_view
+from service.queue.hurry import start_up_s
 from service.queue.limits import budget_of
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from service.store import jobs as job_store
@@ -46,6 +47,8 @@ class Load:
     checkpoint_at: Mapping[str, float] | None = None
     #: USD that jobs with a budget have spent, by job id.
     spent: Mapping[str, float] = field(default_factory=dict)
+    #: Seconds that machines take to start, as measured lately.
+    start_up_s: float = START_UP_S
 
     def demands(self, now: float) -> tuple[JobDemand, ...]:
         """What they would use."""
@@ -65,9 +68,11 @@ def load_jobs(connection: sa.Connection, policies: Policies, supply: Supply, now
     """The jobs that wait and may start, and those that run."""
     running = job_store.live_attempts(connection)
     # As `dispatch` has them: else projects with shares would have another order there.
-    offerings = as_shown(supply.offerings(), remembered_nodes(connection, policies, now))
-    queue = line(connection, policies, pool_sizes(policies, offerings, now), running, now)
-    return _load(connection, queue, running, now)
+    nodes = remembered_nodes(connection, policies, now)
+    pools = pool_sizes(policies, as_shown(supply.offerings(), nodes), now)
+    takes_s = start_up_s(nodes)
+    queue = line(connection, policies, pools, running, now, takes_s)
+    return replace(_load(connection, queue, running, now), start_up_s=takes_s)
 
 
 def load_running(connection: sa.Connection, now: float) -> Load:
@@ -134,6 +139,7 @@ def bought_view(
         quota_left=_left_beyond(nodes, supply),
         paused_until=paused_until,
         in_turns=True,
+        start_up_s=jobs.start_up_s,
     )
     if not _counts_money(policies):
         return view

@@ -10,12 +10,13 @@ A job that asks for InfiniBand is bound to one fabric domain when it starts, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from cluster.offerings import CapacityType, Offering
 from cluster.placement import ANYWHERE, Placement
 from cluster.planning.fitting import most_workers, slots
+from cluster.policies import CapacityRule
 from remora.worker_sizes import WorkerSizes
 from service.queue.demand import placement_of
 from service.queue.domains import Seats, seats_in_a_domain
@@ -85,6 +86,8 @@ class Admission:
     waits: tuple[Wait, ...]
     #: Fabric domains to which jobs that start are bound, by job id; without those that asked for none.
     fabrics: Mapping[str, str] = field(default_factory=dict)
+    #: Those of the starts that are bound to on-demand nodes, as their deadline is near.
+    on_demand: frozenset[str] = frozenset()
 
 
 def admit(
@@ -94,21 +97,25 @@ def admit(
     pools: Sequence[PoolSize],
     *,
     quotas: Quotas | None = None,
+    off_spot: Container[str] = (),
     tells_jobs: bool = True,
 ) -> Admission:
     """Decide about `queue`, which is in order of turns and holds only jobs that may start now.
 
+    Those in `off_spot` start on nodes that the cloud does not take back, by id: their deadline is near.
     With `tells_jobs` false nobody is going to read why the others wait, so that it is left out.
     """
     free = _beside(claims, rooms)
     starts: list[str] = []
     fabrics: dict[str, str] = {}
+    on_demand: set[str] = set()
     waits: list[Wait] = []
     counting = Counting(quotas, (room.bought_for for room in rooms))
     ahead = 0
     for job in queue:
         placement = placement_of(job.spec)
-        allowed = _allowed(rooms, placement)
+        safe = replace(placement, capacity=CapacityRule.ON_DEMAND) if job.id in off_spot else placement
+        allowed = _allowed(rooms, safe)
         seats = _seats(job, job.sizes, placement, rooms, free, allowed)
         has_room = seats.workers >= job.sizes.min
         # Nodes that are there may be larger than what is bought now.
@@ -123,6 +130,8 @@ def admit(
             continue
         if ahead == 0 and has_room:
             starts.append(job.id)
+            if safe is not placement:
+                on_demand.add(job.id)
             if seats.fabric is not None:
                 fabrics[job.id] = seats.fabric
             counting.start(job)
@@ -133,9 +142,9 @@ def admit(
             continue
         if not tells_jobs:
             break  # nobody starts behind a job that waits
-        waits.append(_wait(job, placement, ahead, rooms, allowed, seats.workers))
+        waits.append(_wait(job, safe, ahead, rooms, allowed, seats.workers))
         ahead += 1
-    return Admission(tuple(starts), tuple(waits), fabrics)
+    return Admission(tuple(starts), tuple(waits), fabrics, frozenset(on_demand))
 
 
 def _beside(claims: Iterable[Claim], rooms: Sequence[Room]) -> list[Resources]:

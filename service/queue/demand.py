@@ -10,7 +10,7 @@ from cluster.placement import ANYWHERE, Placement
 from cluster.policies import CapacityRule
 from cluster.view import JOINED, JobDemand, NodeView
 from remora.states import NodeState
-from service.queue.limits import budget_of, deadline_of, work_left_s
+from service.queue.limits import budget_of, deadline_of, repeats_s, work_left_s
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 
 #: Seconds that a worker group stands still when its workers change; a start from a checkpoint takes about so long.
@@ -26,7 +26,8 @@ def demand_of(
 
     A job that waits again after a loss has waited since the loss.
     """
-    placement, budget = placement_of(job.spec), budget_of(job.spec)
+    placement = placement_of(job.spec) if attempt is None else placement_in(job, attempt)
+    budget = budget_of(job.spec)
     demand = JobDemand(
         id=job.id,
         project=job.project,
@@ -35,12 +36,13 @@ def demand_of(
         zones=placement.zones,
         capacity=placement.capacity,
         needs_fabric=placement.needs_fabric,
-        fabric=None if attempt is None else attempt.fabric,
+        fabric=placement.fabric,
         worker_resources=job.worker_resources,
         priority=job.priority,
         created_at=job.created_at,
         waiting_since=job.lost_since,
         resume_s=RESUME_S,
+        repeats_s=repeats_s(job.spec),
         told=job.budget_step,
         deadline_at=deadline_of(job.spec),
         work_left_s=work_left_s(job, attempt, now),
@@ -71,8 +73,9 @@ def placement_of(spec: Mapping[str, Any]) -> Placement:
 
 
 def placement_in(job: JobRow, attempt: AttemptRow) -> Placement:
-    """Which nodes an attempt of the job accepts: those of its fabric domain, where it was bound to one."""
-    return replace(placement_of(job.spec), fabric=attempt.fabric)
+    """Which nodes an attempt of the job accepts: those of its fabric domain, or on demand, where it was bound so."""
+    placement = replace(placement_of(job.spec), fabric=attempt.fabric)
+    return replace(placement, capacity=CapacityRule.ON_DEMAND) if attempt.on_demand else placement
 
 
 def _short_since(attempt: AttemptRow, now: float) -> float:

@@ -148,8 +148,13 @@ def tell_short(job: JobRow, why: str | None) -> Decision:
     return Decision(replace(job, why_short=why), None)
 
 
-def start_attempt(job: JobRow, attempt_id: str, now: float, fabric: str | None = None) -> Decision:
-    """The job is admitted and gets its next attempt, bound to a fabric domain where it asked for one."""
+def start_attempt(
+    job: JobRow, attempt_id: str, now: float, fabric: str | None = None, *, on_demand: bool = False
+) -> Decision:
+    """The job is admitted and gets its next attempt, bound to a fabric domain where it asked for one.
+
+    `on_demand` binds it to nodes that the cloud does not take back, as its deadline is near.
+    """
     number = job.attempt + 1
     admitted = replace(
         _job_to(job, JobState.ADMITTED),
@@ -160,7 +165,9 @@ def start_attempt(job: JobRow, attempt_id: str, now: float, fabric: str | None =
         world_size=0,
     )
     attempt = AttemptRow(id=attempt_id, job_id=job.id, attempt=number, created_at=now, fabric=fabric)
+    attempt = replace(attempt, on_demand=on_demand)
     where = "" if fabric is None else f" in the fabric domain {fabric}"
+    where += ", all of them on demand, as its deadline is near" if on_demand else ""
     events = (
         _event(attempt, now, "job.admitted", f"nodes for its smallest worker group are free{where}"),
         _event(attempt, now, "attempt.created", f"attempt {number} was created", fabric=fabric),

@@ -18,6 +18,16 @@ def deadline_of(spec: Mapping[str, Any]) -> float | None:
     return _number(spec, "deadline")
 
 
+def repeats_s(spec: Mapping[str, Any]) -> float:
+    """Seconds between two checkpoints that the job is asked for; 0 where nobody fixed them.
+
+    What has not been saved yet is counted besides, so that it is right also where checkpoints cost more than thought.
+    """
+    policy = spec.get("checkpoint")
+    interval = policy.get("interval") if isinstance(policy, Mapping) else None
+    return float(interval) if isinstance(interval, int | float) else 0.0
+
+
 def _number(spec: Mapping[str, Any], name: str) -> float | None:
     limits = spec.get("limits")
     value = limits.get(name) if isinstance(limits, Mapping) else None

@@ -98,6 +98,8 @@ class AttemptRow:
     world_size: int = 0
     #: Fabric domain in which all of its workers are; None: wherever they may be.
     fabric: str | None = None
+    #: True when all of its workers are on on-demand nodes, as the deadline of its job was near when it began.
+    on_demand: bool = False
     #: Workers by the address of their node, as the driver told last.
     workers: dict[str, int] = field(default_factory=dict)
     #: Since when it has had fewer workers than `max_workers`; None while it has all, and once it has ended.

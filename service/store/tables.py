@@ -109,6 +109,7 @@ attempts = sa.Table(
     sa.Column("message", sa.Text),
     sa.Column("exit_code", sa.BigInteger),
     sa.Column("fabric", sa.Text),
+    sa.Column("on_demand", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("world_size", sa.BigInteger, nullable=False),
     sa.Column("workers", sa.JSON, nullable=False, server_default="{}"),
     sa.Column("short_since", sa.Double),

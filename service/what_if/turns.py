@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Container, Mapping, Sequence
 
 from cluster.offerings import Offering
 from cluster.placement import ANYWHERE
@@ -11,11 +12,12 @@ from cluster.policies import Policies, PoolPolicy
 from cluster.simulator.doors import FreeRoom
 from cluster.traces.lines import asked_by
 from cluster.traces.trace import TraceJob
-from cluster.view import Spending
+from cluster.view import JobDemand, Spending
 from remora.worker_sizes import spec_of
 from service.queue import retry
 from service.queue.admission import PoolSize, admit
-from service.queue.ordering import turn_key
+from service.queue.hurry import stays_off_spot
+from service.queue.ordering import Turn, in_order, turn_key
 from service.queue.pools import complete_pools
 from service.queue.quotas import quotas_of
 from service.queue.rooms import Room
@@ -34,19 +36,28 @@ class ServiceQueue:
         self._rows: dict[str, JobRow] = {}
         self._possible: dict[tuple[object, ...], bool] = {}
 
-    def turn(self, job: TraceJob) -> tuple[int, float, str]:
+    def turn(self, job: TraceJob, *, is_urgent: bool = False) -> Turn:
         """As `service.queue.ordering` sorts."""
-        return turn_key(self._row(job))
+        return turn_key(self._row(job), is_urgent=is_urgent)
+
+    def keeps_off_spot(
+        self, job: TraceJob, demand: JobDemand, now: float, start_up_s: float, *, is_coming: bool
+    ) -> bool:
+        """As `service.queue.hurry` decides."""
+        return stays_off_spot(demand, self._pools, now, start_up_s, (job.id,) if is_coming else ())
 
     def in_turns(
-        self, waiting: Sequence[TraceJob], running: Sequence[tuple[TraceJob, int]]
+        self,
+        waiting: Sequence[TraceJob],
+        running: Sequence[tuple[TraceJob, int]],
+        urgent: Container[str] = (),
     ) -> Sequence[TraceJob]:
         """As `service.queue.shares` decides."""
         shares = shares_of(
             self._policies, self._pools, [(self._row(job), workers) for job, workers in running]
         )
         jobs = {job.id: job for job in waiting}
-        rows = sorted(map(self._row, waiting), key=turn_key)
+        rows = in_order(map(self._row, waiting), math.inf, urgent)
         return [jobs[row.id] for row in (rows if shares is None else shares.order(rows))]
 
     def can_ever_start(self, job: TraceJob) -> bool:
@@ -64,6 +75,7 @@ class ServiceQueue:
         rooms: Sequence[FreeRoom],
         running: Sequence[tuple[TraceJob, int]] = (),
         spent: Mapping[str, Spending] | None = None,
+        off_spot: Container[str] = (),
     ) -> Mapping[str, str | None]:
         """As `service.queue.admission` decides; the rooms hold what is free, so that nobody has a claim on them."""
         rows = [self._row(job) for job in waiting]
@@ -74,6 +86,7 @@ class ServiceQueue:
             [Room(*room) for room in rooms],
             self._pools,
             quotas=quotas_of(self._policies, held, spent or {}) if self.has_quotas else None,
+            off_spot=off_spot,
             tells_jobs=False,
         )
         return {job_id: decided.fabrics.get(job_id) for job_id in decided.starts}

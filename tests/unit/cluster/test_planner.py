@@ -97,14 +97,69 @@ def test_a_deadline_that_comes_near_is_not_left_to_spot_by_a_mixed_pool_either()
 def test_the_work_since_a_checkpoint_belongs_to_what_a_loss_may_cost_a_deadline() -> None:
     near = job(deadline_at=NOW + 3000, work_left_s=2000)
     assert bought(plan(view([near]), rules(), NOW)) == [SPOT.id]
-    assert bought(plan(view([replace(near, saves_every_s=600.0)]), rules(), NOW)) == [ON_DEMAND.id]
+    assert bought(plan(view([replace(near, repeats_s=600.0)]), rules(), NOW)) == [ON_DEMAND.id]
 
 
-def test_a_job_on_several_spot_nodes_may_lose_each_of_them_before_its_deadline() -> None:
-    there = [node(f"n{at}", offering=SPOT.id, jobs={"j": 1}) for at in range(3)]
-    grown = job(workers=(3, 4), is_running=True, deadline_at=NOW + 2500, work_left_s=1000)
-    assert bought(plan(view([grown], there), rules(), NOW)) == [ON_DEMAND.id]
-    assert bought(plan(view([grown], there[:1]), rules(), NOW)) == [SPOT.id] * 3
+def test_what_machines_take_to_start_belongs_to_it_as_it_was_measured() -> None:
+    near, mixed = job(deadline_at=NOW + 3000, work_left_s=2000), rules(capacity="mixed", on_demand_core=0)
+    assert bought(plan(view([near]), mixed, NOW)) == [SPOT.id]
+    assert bought(plan(view([near], start_up_s=400.0), mixed, NOW)) == [ON_DEMAND.id]
+
+
+def test_an_urgent_job_is_given_no_spot_node_that_is_free_unless_nothing_else_is_to_be_had() -> None:
+    mixed = rules(capacity="mixed", on_demand_core=0)
+    free, urgent = [node("n", offering=SPOT.id)], job(deadline_at=NOW + 1400, work_left_s=900)
+    assert bought(plan(view([urgent], free), mixed, NOW)) == [ON_DEMAND.id]
+    assert bought(plan(view([urgent], free, sold=[SPOT]), mixed, NOW)) == []
+    # Too late for spot that is to be bought, and not for spot that is there.
+    assert bought(plan(view([replace(urgent, deadline_at=NOW + 1600)], free), mixed, NOW)) == []
+    assert bought(plan(view([replace(urgent, deadline_at=NOW + 1600)]), mixed, NOW)) == [ON_DEMAND.id]
+
+
+def test_an_urgent_job_does_not_wait_behind_one_that_waits_for_spot() -> None:
+    mixed = rules(capacity="mixed", on_demand_core=0)
+    first = job("first", created_at=NOW - 900)
+    urgent = job("urgent", created_at=NOW - 100, deadline_at=NOW + 1400, work_left_s=900)
+    sold = [ON_DEMAND]
+    assert bought(plan(view([first, urgent], sold=sold, in_turns=True), mixed, NOW)) == [ON_DEMAND.id]
+    late = replace(urgent, deadline_at=NOW + 800)
+    assert bought(plan(view([first, late], sold=sold, in_turns=True), mixed, NOW)) == []
+    important = replace(first, priority=90)
+    assert bought(plan(view([important, urgent], sold=sold, in_turns=True), mixed, NOW)) == []
+
+
+def test_a_running_job_that_may_not_lose_its_spot_nodes_moves_once_there_is_room_on_demand() -> None:
+    mixed = rules(capacity="mixed", on_demand_core=0, max_nodes=9)
+    spot = [node(f"s{at}", offering=SPOT.id, jobs={"j": 1}) for at in range(2)]
+    urgent = job(workers=2, is_running=True, deadline_at=NOW + 1500, work_left_s=1000)
+    assert acts(plan(view([replace(urgent, deadline_at=NOW + 1700)], spot), mixed, NOW)) == []
+    assert bought(plan(view([urgent], spot), mixed, NOW)) == [ON_DEMAND.id] * 2
+    one = [*spot, node("d0", offering=ON_DEMAND.id, bought_for="j")]
+    assert bought(plan(view([urgent], one), mixed, NOW)) == [ON_DEMAND.id]
+    two = [*one, node("d1", offering=ON_DEMAND.id, bought_for="j")]
+    drains = acts(plan(view([urgent], two), mixed, NOW))
+    assert [drain.node_id for drain in drains if isinstance(drain, Drain)] == ["s0", "s1"]
+    assert len(drains) == 2
+    assert all("deadline of j is near" in drain.reason for drain in drains if isinstance(drain, Drain))
+    beside = job("other", is_running=True, deadline_at=NOW + 1500, work_left_s=900)
+    shared = [replace(two[0], jobs={"j": 1, "other": 1}), *two[1:]]
+    assert not any(isinstance(act, Drain) for act in plan(view([urgent, beside], shared), mixed, NOW))
+
+
+def test_a_job_moves_only_where_it_helps() -> None:
+    mixed = rules(capacity="mixed", on_demand_core=0, max_nodes=9)
+    spot = [node(f"s{at}", offering=SPOT.id, jobs={"j": 1}) for at in range(2)]
+    urgent = job(workers=2, is_running=True, deadline_at=NOW + 1500, work_left_s=1000)
+    for why in (
+        {"work_left_s": 200.0, "deadline_at": NOW + 700},  # it ends before the machines are there
+        {"repeats_s": 600.0},  # to move could cost what the loss would
+        {"capacity": CapacityRule.SPOT},
+    ):
+        assert bought(plan(view([replace(urgent, **why)], spot), mixed, NOW)) == []
+    mostly = [replace(spot[0], offering=ON_DEMAND.id), spot[1]]
+    elastic = job(workers=(1, 2), is_running=True, deadline_at=NOW + 1500, work_left_s=1000)
+    assert bought(plan(view([elastic], mostly), mixed, NOW)) == [], "what stays carries its smallest group"
+    assert bought(plan(view([urgent], spot), rules(capacity="spot", max_nodes=9), NOW)) == []
 
 
 def test_a_group_is_bought_whole_or_not_at_all() -> None:

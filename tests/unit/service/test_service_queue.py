@@ -45,6 +45,12 @@ class TestOrdering:
         )
         assert in_order([low, second, high, first], 10.0) == [high, first, second, low]
 
+    def test_of_equal_priority_a_job_whose_deadline_is_near_comes_first(self) -> None:
+        first, urgent, high = (
+            job_row(priority=priority, now=now) for priority, now in ((50, 1.0), (50, 2.0), (90, 3.0))
+        )
+        assert in_order([first, urgent, high], 10.0, {urgent.id}) == [high, urgent, first]
+
     def test_who_backs_off_is_left_out(self) -> None:
         assert in_order([job_row(not_before=20.0)], 10.0) == []
         assert len(in_order([job_row(not_before=20.0)], 20.0)) == 1
@@ -54,6 +60,17 @@ class TestAdmission:
     def test_a_job_starts_with_its_smallest_group(self) -> None:
         job = job_row(min_workers=2, max_workers=8)
         assert admit([job], [], rooms(2), [POOL]).starts == (job.id,)
+
+    def test_who_keeps_off_spot_starts_on_demand_or_waits(self) -> None:
+        job = job_row()
+        spot = Room("node_s", "local", CPU, None, CapacityType.SPOT)
+        safe = Room("node_d", "local", CPU, None, CapacityType.ON_DEMAND)
+        assert admit([job], [], [spot], [POOL]).starts == (job.id,)
+        waits = admit([job], [], [spot], [POOL], off_spot={job.id})
+        assert waits.starts == ()
+        assert "on-demand" in waits.waits[0].message
+        starts = admit([job], [], [spot, safe], [POOL], off_spot={job.id})
+        assert (starts.starts, starts.on_demand) == ((job.id,), {job.id})
 
     def test_what_a_running_attempt_may_grow_to_is_kept_for_it(self) -> None:
         decision = admit([job_row()], [Claim(WorkerSizes(3, 3), CPU)], rooms(3), [POOL])
