@@ -61,11 +61,13 @@ class Load:
         return (*waiting, *running)
 
 
-def load_jobs(connection: sa.Connection, policies: Policies, supply: Supply, now: float) -> Load:
-    """The jobs that wait and may start, and those that run."""
+def load_jobs(
+    connection: sa.Connection, policies: Policies, supply: Supply, nodes: Sequence[NodeRow], now: float
+) -> Load:
+    """The jobs that wait and may start, and those that run, beside the nodes that are remembered."""
     running = job_store.live_attempts(connection)
     # As `dispatch` has them: else projects with shares would have another order there.
-    offerings = as_shown(supply.offerings(), remembered_nodes(connection, policies, now))
+    offerings = as_shown(supply.offerings(), nodes)
     queue = line(connection, policies, pool_sizes(policies, offerings, now), running, now)
     return _load(connection, queue, running, now)
 

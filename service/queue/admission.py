@@ -65,6 +65,10 @@ class PoolSize:
         return [one for one in self.with_fabric if job.allows(self.name, one.zone, one.capacity)]
 
 
+#: Where a job's room is not looked for.
+_NOWHERE = Seats(0, [])
+
+
 @dataclass(frozen=True)
 class Wait:
     """A job that does not start now, with what its owner is told."""
@@ -109,10 +113,16 @@ def admit(
     for job in queue:
         placement = placement_of(job.spec)
         allowed = _allowed(rooms, placement)
-        seats = _seats(job, job.sizes, placement, rooms, free, allowed)
-        has_room = seats.workers >= job.sizes.min
+        # Behind a job that waits nothing starts, and whether there is room now matters only where no pool has any.
+        never = _never(job, placement, pools) if ahead else None
+        seats, has_room = _NOWHERE, False
+        if not ahead or never is not None:
+            seats = _seats(job, job.sizes, placement, rooms, free, allowed)
+            has_room = seats.workers >= job.sizes.min
         # Nodes that are there may be larger than what is bought now.
-        if not has_room and (never := _never(job, placement, pools)) is not None:
+        if not ahead and not has_room:
+            never = _never(job, placement, pools)
+        if not has_room and never is not None:
             waits.append(Wait(job.id, "waiting_for_nodes", never, is_hopeless=True))
             continue
         if (never := counting.never(job)) is not None:

@@ -15,10 +15,14 @@ from service.store.tables import OPEN_USES, jobs, nodes, uses
 #: Ids in one statement: databases bound its parameters.
 _AT_ONCE = 500
 
+_OPEN = sa.select(uses).where(OPEN_USES)
+
 
 def open_uses(connection: sa.Connection) -> list[UseRow]:
     """What is being used."""
-    return [UseRow(**row._mapping) for row in connection.execute(sa.select(uses).where(OPEN_USES))]
+    rows = connection.execute(_OPEN)
+    names = tuple(rows.keys())
+    return [UseRow(**dict(zip(names, row, strict=True))) for row in rows.all()]
 
 
 def write(connection: sa.Connection, new: Entries) -> None:
