@@ -88,7 +88,7 @@ class Job(View):
     created_at: float
     started_at: float | None = None
     ended_at: float | None = None
-    #: Grows with every change; also the ETag.
+    #: Grows with every change; the ETag, together with the place in the line of a job that waits for its turn.
     version: int
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from dataclasses import dataclass
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -13,6 +15,7 @@ from fastapi import APIRouter, Query, Request
 from sqlalchemy.exc import IntegrityError
 from starlette.responses import Response
 
+from cluster.planning.quotas import has_quotas
 from remora.code_checks import check_code, needs_code
 from remora.errors import SpecError, SpecProblem
 from remora.spec import MAX_SPEC_BYTES, JobSpec
@@ -24,8 +27,11 @@ from service.api.context import Context, context_of, job_of
 from service.api.parameters import JobsParameters, Parameters, make_cursor, read_cursor
 from service.api.problems import ApiProblem, job_not_found
 from service.api.views import attempt_view, job_view
+from service.policies_in_force import policies_in_force
 from service.queue import intake, lifecycle
+from service.queue.ordering import WAITS_FOR_TURN, placed
 from service.queue.rows import JobRow
+from service.queue.shares import has_shares
 from service.store import answers
 from service.store import jobs as store
 from service.store.answers import SavedAnswer
@@ -179,12 +185,16 @@ async def list_jobs(request: Request, query: Annotated[JobsParameters, Query()])
     if before is not None and not is_id("job", before):
         raise ApiProblem(422, "invalid_cursor", "the cursor is not one that this list gave")
 
+    context = context_of(request)
+    now = context.clock()
+
     def work(connection: sa.Connection) -> list[JobRow]:
-        return store.page_of_jobs(
+        rows = store.page_of_jobs(
             connection, states=query.state, project=query.project, before=before, limit=query.limit
         )
+        return _placed(connection, context, rows, now)
 
-    rows = await context_of(request).database.read(work)
+    rows = await context.database.read(work)
     cursor = make_cursor(rows[-1].id) if len(rows) == query.limit else None
     page = Page[Job](items=[job_view(row) for row in rows], next_cursor=cursor)
     return Response(page.model_dump_json(), media_type="application/json")
@@ -192,12 +202,33 @@ async def list_jobs(request: Request, query: Annotated[JobsParameters, Query()])
 
 @router.get("/{job_id}", operation_id="show_job", response_model=Job)
 async def show(request: Request, job_id: str, _: Annotated[Parameters, Query()]) -> Response:
-    """One job; 304 when it has not changed since the version in `If-None-Match`."""
+    """One job; 304 when neither it nor its place in the line has changed since the answer with this `ETag`."""
+    context = context_of(request)
     row = await job_of(request, job_id)
     tag = f'"{row.version}"'
+    if row.message == WAITS_FOR_TURN:
+        now = context.clock()
+        (placed,) = await context.database.read(lambda connection: _placed(connection, context, [row], now))
+        # The place is no part of the row, and changes without a new version of it.
+        tag = f'"{row.version}-{zlib.crc32((placed.message or "").encode()):x}"'
+        row = placed
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers={"ETag": tag})
     return Response(job_view(row).model_dump_json(), headers={"ETag": tag}, media_type="application/json")
+
+
+def _placed(connection: sa.Connection, context: Context, rows: Sequence[JobRow], now: float) -> list[JobRow]:
+    """The jobs, those that wait for their turn with their places in the line, which are counted now."""
+    waiting = [row.id for row in rows if row.message == WAITS_FOR_TURN and row.state is JobState.QUEUED]
+    if not waiting:
+        return list(rows)
+    policies = policies_in_force(connection, context.settings)
+    # Where projects take turns, who is ahead in other projects says nothing.
+    in_projects = has_shares(policies) or has_quotas(policies)
+    ahead = store.jobs_ahead(connection, waiting, now, in_projects=in_projects)
+    return [
+        replace(row, message=placed(row.message, ahead.get(row.id), in_project=in_projects)) for row in rows
+    ]
 
 
 @router.post("/{job_id}/cancel", status_code=202, operation_id="cancel_job", response_model=Job)

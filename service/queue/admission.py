@@ -19,6 +19,7 @@ from cluster.planning.fitting import most_workers, slots
 from remora.worker_sizes import WorkerSizes
 from service.queue.demand import placement_of
 from service.queue.domains import Seats, seats_in_a_domain
+from service.queue.ordering import WAITS_FOR_NODES, WAITS_FOR_TURN
 from service.queue.quotas import Counting, Quotas
 from service.queue.rooms import Resources, Room, place_group, without
 from service.queue.rows import JobRow
@@ -200,8 +201,8 @@ def _wait(
     found: int,
 ) -> Wait:
     if ahead:
-        jobs = "1 job is" if ahead == 1 else f"{ahead} jobs are"
-        return Wait(job.id, "waiting_for_turn", f"waits for its turn: {jobs} ahead of it")
+        # How many are ahead changes with every start: it is counted when somebody reads it.
+        return Wait(job.id, "waiting_for_turn", WAITS_FOR_TURN)
     everything = [room.resources for room in rooms]
     together = _together(placement)
     least = WorkerSizes(job.sizes.min, job.sizes.min)
@@ -209,7 +210,7 @@ def _wait(
     if possible < least.min:
         count = len(rooms) if allowed is None else sum(allowed)
         ready = " ".join(word for word in (f"the {count} ready nodes", placement.in_words()) if word)
-        message = f"waits for nodes: it needs {_group(job)}{together} and {ready} have room for {possible}"
+        message = f"{WAITS_FOR_NODES} it needs {_group(job)}{together} and {ready} have room for {possible}"
         return Wait(job.id, "waiting_for_nodes", message)
     message = f"is next: it needs {_group(job)}{together} and other jobs leave room for {found}"
     return Wait(job.id, "waiting_for_turn", message)

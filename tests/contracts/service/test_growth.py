@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
 
 from remora.states import EndReason, JobState
 from service.settings import Settings
@@ -173,3 +174,25 @@ class TestOneAttemptsFault:
             report(world, job_ids, 1)
         world.tick()
         assert [lines_of(world, job_id) for job_id in job_ids] == [["step 1"] * 3] * 3
+
+
+class TestASubmission:
+    def test_builds_no_statement_anew(self, database: Database) -> None:
+        """Two thirds of its time went into that."""
+        from remora.spec import JobSpec
+        from service.api.jobs import _Submission, _submit
+
+        spec = JobSpec.from_mapping({"command": "python train.py", "name": "digits"})
+        sent: list[list[object]] = []
+
+        def note(connection: object, statement: object, *rest: object) -> None:
+            sent[-1].append(statement)
+
+        event.listen(database.engine, "before_execute", note)
+        for key in ("a", "b"):
+            sent.append([])
+            new = _Submission(spec, "0" * 64, key, 1000.0)
+            database.transact(lambda connection, new=new: _submit(connection, new, 10))
+        event.remove(database.engine, "before_execute", note)
+        assert len(sent[0]) == 5
+        assert all(first is second for first, second in zip(*sent, strict=True))

@@ -104,6 +104,34 @@ class TestSubmitting:
         unchanged = client.get(f"/v1/jobs/{job.id}", headers={"If-None-Match": '"1"'})
         assert unchanged.status_code == 304
 
+    def test_its_place_in_the_line_is_counted_when_it_is_read(
+        self, client: TestClient, database: Database
+    ) -> None:
+        ids = [submit(client).id for _ in range(3)]
+
+        def tell(job_id: str, message: str) -> None:
+            def work(connection: sa.Connection) -> None:
+                job = jobs.lock_job(connection, job_id)
+                assert job is not None
+                jobs.save(connection, job, lifecycle.wait(job, "waiting_for_turn", message, 1000.0))
+
+            database.transact(work)
+
+        for job_id, message in zip(
+            ids, ("is next: it needs 1 CPU", *["waits for its turn"] * 2), strict=True
+        ):
+            tell(job_id, message)
+        before = client.get(f"/v1/jobs/{ids[2]}")
+        assert before.json()["message"] == "waits for its turn: 2 jobs are ahead of it"
+        listed = {one["id"]: one["message"] for one in client.get("/v1/jobs").json()["items"]}
+        assert listed[ids[1]] == "waits for its turn: 1 job is ahead of it"
+        known = {"If-None-Match": before.headers["etag"]}
+        assert client.get(f"/v1/jobs/{ids[2]}", headers=known).status_code == 304
+        client.post(f"/v1/jobs/{ids[1]}/cancel")
+        after = client.get(f"/v1/jobs/{ids[2]}", headers=known)
+        assert after.json()["message"] == "waits for its turn: 1 job is ahead of it"
+        assert after.json()["version"] == before.json()["version"]
+
     def test_the_same_key_gives_the_same_answer(self, client: TestClient) -> None:
         key = {"Idempotency-Key": "a key"}
         first = client.post("/v1/jobs", json=SPEC, headers=key)
