@@ -127,9 +127,11 @@ class AsyncClient(Shell):
         for line in await self._run(flows.logs(job_id, after, rank, attempt, tail)):
             yield line
 
-    async def metrics(self, job_id: str, *, after_step: int | None = None) -> list[MetricPoint]:
+    async def metrics(
+        self, job_id: str, *, after_step: int | None = None, points: int | None = None
+    ) -> list[MetricPoint]:
         """See `Client.metrics`."""
-        return await self._run(flows.metrics(job_id, after_step))
+        return await self._run(flows.metrics(job_id, after_step, points))
 
     async def checkpoints(self, job_id: str) -> list[Checkpoint]:
         """See `Client.checkpoints`."""

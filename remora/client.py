@@ -141,9 +141,11 @@ class Client(Shell):
             return self._follow(stream, job_id)
         return iter(self._run(flows.logs(job_id, after, rank, attempt, tail)))
 
-    def metrics(self, job_id: str, *, after_step: int | None = None) -> list[MetricPoint]:
+    def metrics(
+        self, job_id: str, *, after_step: int | None = None, points: int | None = None
+    ) -> list[MetricPoint]:
         """A job's metric points, by step."""
-        return self._run(flows.metrics(job_id, after_step))
+        return self._run(flows.metrics(job_id, after_step, points))
 
     def checkpoints(self, job_id: str) -> list[Checkpoint]:
         """A job's committed checkpoints."""

@@ -172,8 +172,11 @@ def _is_last(page: Page[T]) -> bool:
     return not page.items or (page.next_cursor is None and len(page.items) < requests.PAGE_ITEMS)
 
 
-def metrics(job_id: str, after_step: int | None) -> Flow[list[MetricPoint]]:
-    """Every metric point after a step, by step."""
+def metrics(job_id: str, after_step: int | None, points: int | None = None) -> Flow[list[MetricPoint]]:
+    """Every metric point after a step, by step; with `points` at most so many, which stand for all."""
+    if points is not None:
+        few: Page[MetricPoint] = yield requests.list_metrics(job_id, after_step=after_step, points=points)
+        return few.items
 
     def page(cursor: str | None) -> Request[Page[MetricPoint]]:
         return requests.list_metrics(job_id, after_step=after_step, cursor=cursor)

@@ -198,10 +198,15 @@ def list_logs(
 
 
 def list_metrics(
-    job_id: str, *, after_step: int | None = None, limit: int = PAGE_ITEMS, cursor: str | None = None
+    job_id: str,
+    *,
+    after_step: int | None = None,
+    limit: int = PAGE_ITEMS,
+    cursor: str | None = None,
+    points: int | None = None,
 ) -> Request[Page[MetricPoint]]:
-    """One page of metric points by step."""
-    params = _params(after_step=after_step, limit=limit, cursor=cursor)
+    """One page of metric points by step; with `points` at most so many, which stand for all."""
+    params = _params(after_step=after_step, limit=limit, cursor=cursor, points=points)
     path = job_path(job_id, "metrics")
     return Request(method="GET", path=path, params=params, parse=_one(Page[MetricPoint]))
 

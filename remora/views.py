@@ -129,6 +129,10 @@ class MetricPoint(View):
     world_size: int
     #: None stands for a value that is not finite.
     values: dict[str, float | None]
+    #: Where `points` were asked for and this one stands for several steps: the least and the greatest finite value of
+    #: each name among them; `values` then are the last of each name, and the rest is that of the last step.
+    least: dict[str, float] | None = None
+    greatest: dict[str, float] | None = None
 
 
 class Checkpoint(View):

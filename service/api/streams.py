@@ -136,10 +136,14 @@ def _page(kind: type[Page[EntryT]], items: Sequence[EntryT], limit: int) -> Resp
 
 @router.get("/metrics", operation_id="list_metrics", response_model=Page[MetricPoint])
 async def metrics(request: Request, job_id: str, query: Annotated[MetricsParameters, Query()]) -> Response:
-    """What the script reported, by step."""
+    """What the script reported, by step; with `points` the least, the greatest and the last of so many parts."""
     await job_of(request, job_id)
     after = read_number_cursor(query.cursor, query.after_step)
-    items = await context_of(request).database.read(
+    points, database = query.points, context_of(request).database
+    if points is not None:
+        few = await database.read(lambda connection: telemetry.few_points(connection, job_id, after, points))
+        return Response(Page[MetricPoint](items=few).model_dump_json(), media_type="application/json")
+    items = await database.read(
         lambda connection: telemetry.page_of_metrics(connection, job_id, after, query.limit)
     )
     cursor = make_cursor(items[-1].step) if len(items) == query.limit else None

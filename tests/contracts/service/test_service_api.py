@@ -463,6 +463,25 @@ class TestReading:
         assert database.transact(lambda c: leases.renew(c, lease, 0.0))
         assert client.get("/readyz").status_code == 200, "it is renewed, whatever the time of day"
 
+    def test_few_points_stand_for_all_steps(self, client: TestClient, database: Database) -> None:
+        job_id = submit(client).id
+        values = [0.5, -3.0, 9.0, 1.0, float("nan"), 2.0, 7.0, 8.0, 6.0, 5.0]
+        told = [
+            ("metric", {"step": step, "world_size": 1, "values": {"loss": value}})
+            for step, value in enumerate(values, start=10)
+        ]
+        run_attempt(database, job_id, *told)
+        items = client.get(f"/v1/jobs/{job_id}/metrics?points=3").json()["items"]
+        assert [
+            (one["step"], one["least"]["loss"], one["greatest"]["loss"], one["values"]["loss"])
+            for one in items
+        ] == [(13, -3.0, 9.0, 1.0), (17, 2.0, 8.0, 8.0), (19, 5.0, 6.0, 5.0)]
+        (whole,) = client.get(f"/v1/jobs/{job_id}/metrics?points=1&after_step=14").json()["items"]
+        assert (whole["least"], whole["greatest"]) == ({"loss": 2.0}, {"loss": 8.0})
+        assert len(client.get(f"/v1/jobs/{job_id}/metrics?points=500").json()["items"]) == 10
+        assert client.get(f"/v1/jobs/{job_id}/metrics?points=5&after_step=99").json()["items"] == []
+        problem(client.get(f"/v1/jobs/{job_id}/metrics?points=0"), 422, "invalid_parameter")
+
     def test_metrics_for_the_operator(self, client: TestClient) -> None:
         submit(client)
         client.get("/v1/jobs/job_x")
