@@ -37,6 +37,7 @@ from remora.views import (
     PolicyCheck,
     PolicyVersion,
     Pool,
+    Pruned,
     RecordedTrace,
     WhatIf,
 )
@@ -178,6 +179,10 @@ class AsyncClient(Shell):
     async def pools(self) -> list[Pool]:
         """See `Client.pools`."""
         return await self._run(flows.all_pages(requests.list_pools))
+
+    async def prune(self, *, older_than_s: float | None = None, keep_jobs: int | None = None) -> Pruned:
+        """See `Client.prune`."""
+        return await self._run(flows.prune(older_than_s, keep_jobs))
 
     async def reopen_pool(self, pool: str) -> Pool:
         """See `Client.reopen_pool`."""

@@ -47,6 +47,7 @@ from remora.views import (
     PolicyCheck,
     PolicyVersion,
     Pool,
+    Pruned,
     RecordedTrace,
     WhatIf,
 )
@@ -200,6 +201,10 @@ class Client(Shell):
     def pools(self) -> list[Pool]:
         """The node pools as they are now: limits, nodes by state, and what holds them up."""
         return self._run(flows.all_pages(requests.list_pools))
+
+    def prune(self, *, older_than_s: float | None = None, keep_jobs: int | None = None) -> Pruned:
+        """Delete what is old, as `older_than_s` and `keep_jobs` (ended jobs) say, or else the settings.  For good."""
+        return self._run(flows.prune(older_than_s, keep_jobs))
 
     def reopen_pool(self, pool: str) -> Pool:
         """Have a pool ask again at once for what the cloud refused it or what failed there.  Raises NotFound."""

@@ -39,6 +39,7 @@ from remora.views import (
     PolicyVersion,
     Pool,
     Problem,
+    Pruned,
     RecordedTrace,
     WhatIf,
 )
@@ -299,6 +300,12 @@ def show_cluster_ledger(since: float | None, until: float | None) -> Request[Clu
     """Who pays for what the cloud bills between two times."""
     params = _params(since=since, until=until)
     return Request(method="GET", path="/v1/ledger", params=params, parse=_one(ClusterLedger))
+
+
+def prune(older_than_s: float | None = None, keep_jobs: int | None = None) -> Request[Pruned]:
+    """Delete some of what is old."""
+    params = _params(older_than_s=older_than_s, keep_jobs=keep_jobs)
+    return Request(method="POST", path="/v1/prune", params=params, parse=_one(Pruned))
 
 
 def list_pools(cursor: str | None = None) -> Request[Page[Pool]]:

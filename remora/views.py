@@ -135,6 +135,17 @@ class MetricPoint(View):
     greatest: dict[str, float] | None = None
 
 
+class Pruned(View):
+    """What was deleted because it was old."""
+
+    jobs: int
+    nodes: int
+    #: Log lines, events, metrics and other rows.
+    rows: int
+    #: There is more to delete: ask again.
+    has_more: bool = False
+
+
 class Checkpoint(View):
     """A complete saved state."""
 

@@ -137,9 +137,11 @@ class Controller:
         # 1. Preemptions to rehearse; first, because their seconds count from the time of the turn.
         is_mine = self._run(lease, "drill", lambda: self._cloud.drill(self._turn(lease, clock)))
         # 2. Nodes as wished for.
-        return is_mine and self._run(
+        is_mine = is_mine and self._run(
             lease, "scale", lambda: self._cloud.scale(lambda: self._turn(lease, clock))
         )
+        # 3. What is old makes room.
+        return is_mine and self._run(lease, "retention", lambda: self._cloud.retain(self._turn(lease, clock)))
 
     def _turn(self, lease: Lease, clock: Callable[[], float]) -> Turn:
         return Turn(

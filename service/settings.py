@@ -91,6 +91,13 @@ class Settings(BaseSettings):
     #: Processes and threads that one worker's command may have, where the node can count them.
     max_processes: int = Field(default=16_384, ge=64)
 
+    #: Days that jobs, nodes and what they told are kept after their end, and bundles after their last use; 0: for ever.
+    retention_days: float = Field(default=30.0, ge=0)
+    #: Ended jobs that are kept at most, the newest ones.
+    retention_jobs: int = Field(default=10_000, ge=0)
+    #: Log lines, and events, of one job that are kept at most, the newest ones.
+    retention_rows: int = Field(default=1_000_000, ge=1000)
+
     @property
     def database(self) -> str:
         """SQLAlchemy URL in force."""

@@ -22,7 +22,6 @@ from remora.spec import MAX_SPEC_BYTES, JobSpec
 from remora.states import JobState
 from remora.views import Attempt, FieldProblem, Job, Page
 from service.api.bodies import read_object
-from service.api.bundles import bundle_name
 from service.api.context import Context, context_of, job_of
 from service.api.parameters import JobsParameters, Parameters, make_cursor, read_cursor
 from service.api.problems import ApiProblem, job_not_found
@@ -32,9 +31,10 @@ from service.queue import intake, lifecycle
 from service.queue.ordering import WAITS_FOR_TURN, placed
 from service.queue.rows import JobRow
 from service.queue.shares import has_shares
-from service.store import answers
+from service.store import answers, bundles
 from service.store import jobs as store
 from service.store.answers import SavedAnswer
+from service.store.bundles import bundle_name
 from service.store.ids import is_id, new_id
 from service.stores import FIELD, UnknownStore, check_name
 
@@ -110,14 +110,18 @@ async def _check_bundle(context: Context, spec: JobSpec) -> None:
         raise _invalid(SpecError([SpecProblem(FIELD, str(error))])) from None
     digest = spec.bundle
     if digest is not None and not await asyncio.to_thread(context.storage.exists, bundle_name(digest)):
-        raise ApiProblem(
-            422,
-            "bundle_not_found",
-            f"there is no bundle {digest}",
-            hint=f"PUT it to /v1/bundles/{digest} first",
-        )
+        raise _no_bundle(digest)
     if digest is not None and needs_code(spec):
         await asyncio.to_thread(_check_code, context, spec, digest)
+
+
+def _no_bundle(digest: str) -> ApiProblem:
+    return ApiProblem(
+        422,
+        "bundle_not_found",
+        f"there is no bundle {digest}",
+        hint=f"PUT it to /v1/bundles/{digest} first",
+    )
 
 
 def _check_code(context: Context, spec: JobSpec, digest: str) -> None:
@@ -153,6 +157,9 @@ def _submit(connection: sa.Connection, new: _Submission, max_active_jobs: int) -
     refusal = intake.check(store.count_active(connection), max_active_jobs)
     if refusal is not None:
         raise ApiProblem(429, refusal.code, refusal.message, hint=refusal.hint, headers={"Retry-After": "10"})
+    # Together with the job: whoever deletes bundles sees both, or comes first, and the client uploads it again.
+    if new.spec.bundle is not None and not bundles.use(connection, new.spec.bundle, new.now):
+        raise _no_bundle(new.spec.bundle)
     row = store.insert_job(connection, lifecycle.submit(_row(new.spec, new.now)))
     answer = job_view(row).model_dump_json()
     if new.key is not None:

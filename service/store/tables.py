@@ -40,6 +40,7 @@ class Word(sa.types.TypeDecorator[Any]):
 ACTIVE_JOBS = sa.text("state IN ('queued', 'admitted', 'running', 'paused')")
 QUEUED_JOBS = sa.text("state = 'queued'")
 WAITING_FOR_THEIR_FIRST = sa.text("state = 'queued' AND attempt = 0 AND wait_time_s IS NOT NULL")
+KEPT_JOBS = sa.text("ended_at IS NOT NULL AND pruned_at IS NULL")
 LIVE_ATTEMPTS = sa.text("state IN ('starting', 'running', 'draining')")
 UNRELEASED_ATTEMPTS = sa.text("released_at IS NULL")
 LIVE_NODES = sa.text("ended_at IS NULL")
@@ -102,6 +103,9 @@ jobs = sa.Table(
     sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("event_seq", sa.BigInteger, nullable=False),
     sa.Column("log_seq", sa.BigInteger, nullable=False),
+    # When all of it was deleted that is not kept for ever; nothing else than retention reads or writes it.
+    sa.Column("pruned_at", sa.Double),
+    _partial("ix_jobs_kept", "ended_at", where=KEPT_JOBS),
     sa.Index("ix_jobs_project_id", "project", "id"),
     sa.Index("ix_jobs_state_id", "state", "id"),
     _partial("ix_jobs_active", "id", where=ACTIVE_JOBS),
@@ -218,6 +222,18 @@ models = sa.Table(
     sa.Column("command", sa.JSON, nullable=False),
     sa.Column("location", sa.Text, nullable=False),
     sa.Column("files", sa.JSON, nullable=False),
+    sa.Index("ix_models_job_id", "job_id"),
+)
+
+# Code bundles in the storage: `service.store.bundles`.
+bundles = sa.Table(
+    "bundles",
+    metadata,
+    sa.Column("digest", sa.String(71), primary_key=True),
+    sa.Column("used_at", sa.Double, nullable=False),
+    # Since when its file is being deleted.
+    sa.Column("gone_at", sa.Double),
+    sa.Index("ix_bundles_used_at", "used_at"),
 )
 
 nodes = sa.Table(
@@ -393,6 +409,7 @@ idempotency = sa.Table(
     sa.Column("answer", sa.Text, nullable=False),
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Index("ix_idempotency_created_at", "created_at"),
+    sa.Index("ix_idempotency_job_id", "job_id"),
 )
 
 leases = sa.Table(

@@ -482,6 +482,20 @@ class TestReading:
         assert client.get(f"/v1/jobs/{job_id}/metrics?points=5&after_step=99").json()["items"] == []
         problem(client.get(f"/v1/jobs/{job_id}/metrics?points=0"), 422, "invalid_parameter")
 
+    def test_what_is_old_is_deleted_when_asked_for(self, client: TestClient, database: Database) -> None:
+        kept, old = submit(client).id, submit(client).id
+        ended = ("ended", {"end_reason": "completed", "message": "", "exit_code": 0})
+        run_attempt(database, old, ("log", {"rank": 0, "stream": "stdout", "text": "x"}), ended)
+        database.transact(lambda c: c.exec_driver_sql("UPDATE attempts SET released_at = 1002.0"))
+        assert client.post("/v1/prune?older_than_s=1e12").json() == {
+            "jobs": 0, "nodes": 0, "rows": 0, "has_more": False
+        }  # fmt: skip
+        # It ended in 1970.
+        answer = client.post("/v1/prune?keep_jobs=100").json()
+        assert (answer["jobs"], answer["has_more"]) == (1, False)
+        assert [one["id"] for one in client.get("/v1/jobs").json()["items"]] == [kept]
+        problem(client.post("/v1/prune?keep_jobs=-1"), 422, "invalid_parameter")
+
     def test_metrics_for_the_operator(self, client: TestClient) -> None:
         submit(client)
         client.get("/v1/jobs/job_x")
