@@ -36,7 +36,7 @@ def use(connection: sa.Connection, digest: str, now: float) -> bool:
 
 
 @lru_cache
-def _use(dialect: str) -> "sa.sql.dml.ReturningInsert[tuple[str]]":
+def _use(dialect: str) -> sa.sql.dml.ReturningInsert[tuple[str]]:
     statement = (sqlite.insert if dialect == "sqlite" else postgresql.insert)(bundles)
     return statement.on_conflict_do_update(
         index_elements=["digest"],

@@ -95,11 +95,14 @@ def ingest_all(connection: sa.Connection, told: Mapping[str, Sequence[Record]], 
 
 def _take_all(job: JobRow, attempt: AttemptRow, new: Sequence[Record], now: float) -> _Batch:
     batch = _Batch(job, attempt, now, job, attempt)
+    taken = attempt.last_record_seq
     for record in _in_sequence(attempt, new, batch):
         _take(batch, record)
-        batch.attempt = replace(batch.attempt, last_record_seq=record.seq)
+        taken = record.seq
         if batch.attempt.state is AttemptState.ENDED:
             break
+    if taken != attempt.last_record_seq:
+        batch.attempt = replace(batch.attempt, last_record_seq=taken)
     return batch
 
 

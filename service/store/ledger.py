@@ -20,9 +20,7 @@ _OPEN = sa.select(uses).where(OPEN_USES)
 
 def open_uses(connection: sa.Connection) -> list[UseRow]:
     """What is being used."""
-    rows = connection.execute(_OPEN)
-    names = tuple(rows.keys())
-    return [UseRow(**dict(zip(names, row, strict=True))) for row in rows.all()]
+    return to_rows(UseRow, connection.execute(_OPEN))
 
 
 def write(connection: sa.Connection, new: Entries) -> None:
