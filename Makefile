@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 DEEPSPEED := $(VENV)/.installed-deepspeed
 TORCH_INDEX ?=
 
-.PHONY: setup deepspeed demo demo-elastic demo-bytegpt demo-azure test test-fast tensorflow horovod chaos soak check format bench bench-elastic bench-backends bench-planner bench-hostile backends-table lock clean
+.PHONY: setup deepspeed demo demo-elastic demo-bytegpt demo-azure test test-fast tensorflow horovod chaos soak check format bench bench-elastic bench-backends bench-planner bench-service bench-hostile backends-table lock clean
 
 setup: $(STAMP)
 
@@ -96,6 +96,10 @@ bench-backends: setup deepspeed
 
 bench-planner: setup
 	PYTHONPATH=. $(BIN)/python -m benchmarks planner
+
+# What POST /v1/jobs costs beside a bare route, a tick of the controller, and a scrape of /metrics.
+bench-service: setup
+	PYTHONPATH=. $(BIN)/python -m benchmarks service
 
 # Whether /healthz answers within 200 ms while the service is sent hostile requests.
 bench-hostile: setup

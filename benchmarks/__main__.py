@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import backends, elastic, planner, ray_packer, what_if
+from benchmarks import backends, elastic, planner, ray_packer, service, what_if
 
 OUT = Path(__file__).parent / "out"
 BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
     "elastic": elastic.run,
     "backends": backends.run,
+    "service": service.run,
     "planner": lambda: {**planner.run(), **ray_packer.run(), **what_if.run()},
 }
 

@@ -37,6 +37,7 @@ from remora.views import (
     PolicyCheck,
     PolicyVersion,
     Pool,
+    Pruned,
     RecordedTrace,
     WhatIf,
 )
@@ -127,9 +128,11 @@ class AsyncClient(Shell):
         for line in await self._run(flows.logs(job_id, after, rank, attempt, tail)):
             yield line
 
-    async def metrics(self, job_id: str, *, after_step: int | None = None) -> list[MetricPoint]:
+    async def metrics(
+        self, job_id: str, *, after_step: int | None = None, points: int | None = None
+    ) -> list[MetricPoint]:
         """See `Client.metrics`."""
-        return await self._run(flows.metrics(job_id, after_step))
+        return await self._run(flows.metrics(job_id, after_step, points))
 
     async def checkpoints(self, job_id: str) -> list[Checkpoint]:
         """See `Client.checkpoints`."""
@@ -176,6 +179,10 @@ class AsyncClient(Shell):
     async def pools(self) -> list[Pool]:
         """See `Client.pools`."""
         return await self._run(flows.all_pages(requests.list_pools))
+
+    async def prune(self, *, older_than_s: float | None = None, keep_jobs: int | None = None) -> Pruned:
+        """See `Client.prune`."""
+        return await self._run(flows.prune(older_than_s, keep_jobs))
 
     async def reopen_pool(self, pool: str) -> Pool:
         """See `Client.reopen_pool`."""

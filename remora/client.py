@@ -47,6 +47,7 @@ from remora.views import (
     PolicyCheck,
     PolicyVersion,
     Pool,
+    Pruned,
     RecordedTrace,
     WhatIf,
 )
@@ -141,9 +142,11 @@ class Client(Shell):
             return self._follow(stream, job_id)
         return iter(self._run(flows.logs(job_id, after, rank, attempt, tail)))
 
-    def metrics(self, job_id: str, *, after_step: int | None = None) -> list[MetricPoint]:
+    def metrics(
+        self, job_id: str, *, after_step: int | None = None, points: int | None = None
+    ) -> list[MetricPoint]:
         """A job's metric points, by step."""
-        return self._run(flows.metrics(job_id, after_step))
+        return self._run(flows.metrics(job_id, after_step, points))
 
     def checkpoints(self, job_id: str) -> list[Checkpoint]:
         """A job's committed checkpoints."""
@@ -198,6 +201,10 @@ class Client(Shell):
     def pools(self) -> list[Pool]:
         """The node pools as they are now: limits, nodes by state, and what holds them up."""
         return self._run(flows.all_pages(requests.list_pools))
+
+    def prune(self, *, older_than_s: float | None = None, keep_jobs: int | None = None) -> Pruned:
+        """Delete what is old, as `older_than_s` and `keep_jobs` (ended jobs) say, or else the settings.  For good."""
+        return self._run(flows.prune(older_than_s, keep_jobs))
 
     def reopen_pool(self, pool: str) -> Pool:
         """Have a pool ask again at once for what the cloud refused it or what failed there.  Raises NotFound."""

@@ -24,7 +24,7 @@ from remora.received_files import check, new_folder, place_for
 from remora.requests import Request
 from remora.spec import MAX_SPEC_BYTES, JobSpec
 from remora.spec_problems import read_spec_file
-from remora.views import Checkpoint, Event, Job, LogLine, MetricPoint, ModelVersion, OutputFile, Page
+from remora.views import Checkpoint, Event, Job, LogLine, MetricPoint, ModelVersion, OutputFile, Page, Pruned
 
 T = TypeVar("T")
 
@@ -172,13 +172,30 @@ def _is_last(page: Page[T]) -> bool:
     return not page.items or (page.next_cursor is None and len(page.items) < requests.PAGE_ITEMS)
 
 
-def metrics(job_id: str, after_step: int | None) -> Flow[list[MetricPoint]]:
-    """Every metric point after a step, by step."""
+def metrics(job_id: str, after_step: int | None, points: int | None = None) -> Flow[list[MetricPoint]]:
+    """Every metric point after a step, by step; with `points` at most so many, which stand for all."""
+    if points is not None:
+        few: Page[MetricPoint] = yield requests.list_metrics(job_id, after_step=after_step, points=points)
+        return few.items
 
     def page(cursor: str | None) -> Request[Page[MetricPoint]]:
         return requests.list_metrics(job_id, after_step=after_step, cursor=cursor)
 
     return (yield from all_pages(page))
+
+
+def prune(older_than_s: float | None, keep_jobs: int | None) -> Flow[Pruned]:
+    """Delete what is old, to its end."""
+    total = Pruned(jobs=0, nodes=0, rows=0, has_more=True)
+    while total.has_more:
+        step: Pruned = yield requests.prune(older_than_s, keep_jobs)
+        total = Pruned(
+            jobs=total.jobs + step.jobs,
+            nodes=total.nodes + step.nodes,
+            rows=total.rows + step.rows,
+            has_more=step.has_more,
+        )
+    return total
 
 
 def download_outputs(job_id: str, target: Path) -> Flow[list[OutputFile]]:

@@ -39,6 +39,7 @@ from remora.views import (
     PolicyVersion,
     Pool,
     Problem,
+    Pruned,
     RecordedTrace,
     WhatIf,
 )
@@ -198,10 +199,15 @@ def list_logs(
 
 
 def list_metrics(
-    job_id: str, *, after_step: int | None = None, limit: int = PAGE_ITEMS, cursor: str | None = None
+    job_id: str,
+    *,
+    after_step: int | None = None,
+    limit: int = PAGE_ITEMS,
+    cursor: str | None = None,
+    points: int | None = None,
 ) -> Request[Page[MetricPoint]]:
-    """One page of metric points by step."""
-    params = _params(after_step=after_step, limit=limit, cursor=cursor)
+    """One page of metric points by step; with `points` at most so many, which stand for all."""
+    params = _params(after_step=after_step, limit=limit, cursor=cursor, points=points)
     path = job_path(job_id, "metrics")
     return Request(method="GET", path=path, params=params, parse=_one(Page[MetricPoint]))
 
@@ -294,6 +300,12 @@ def show_cluster_ledger(since: float | None, until: float | None) -> Request[Clu
     """Who pays for what the cloud bills between two times."""
     params = _params(since=since, until=until)
     return Request(method="GET", path="/v1/ledger", params=params, parse=_one(ClusterLedger))
+
+
+def prune(older_than_s: float | None = None, keep_jobs: int | None = None) -> Request[Pruned]:
+    """Delete some of what is old."""
+    params = _params(older_than_s=older_than_s, keep_jobs=keep_jobs)
+    return Request(method="POST", path="/v1/prune", params=params, parse=_one(Pruned))
 
 
 def list_pools(cursor: str | None = None) -> Request[Page[Pool]]:

@@ -88,7 +88,7 @@ class Job(View):
     created_at: float
     started_at: float | None = None
     ended_at: float | None = None
-    #: Grows with every change; also the ETag.
+    #: Grows with every change; the ETag, together with the place in the line of a job that waits for its turn.
     version: int
 
 
@@ -129,6 +129,21 @@ class MetricPoint(View):
     world_size: int
     #: None stands for a value that is not finite.
     values: dict[str, float | None]
+    #: Where `points` were asked for and this one stands for several steps: the least and the greatest finite value of
+    #: each name among them; `values` then are the last of each name, and the rest is that of the last step.
+    least: dict[str, float] | None = None
+    greatest: dict[str, float] | None = None
+
+
+class Pruned(View):
+    """What was deleted because it was old."""
+
+    jobs: int
+    nodes: int
+    #: Log lines, events, metrics and other rows.
+    rows: int
+    #: There is more to delete: ask again.
+    has_more: bool = False
 
 
 class Checkpoint(View):

@@ -16,6 +16,7 @@ from cluster.provider import ProviderError
 from service.connecting import Cluster
 from service.loops.drill import drill
 from service.loops.look import Hands, Unseen, look
+from service.loops.retention import Retention
 from service.loops.scale import scale
 from service.loops.sight import note_unseen
 from service.loops.turn import Turn
@@ -40,7 +41,10 @@ class Sight:
 
 
 class CloudLoop:
-    """Rehearses preemptions and scales; one thread calls `drill`, `scale` and `close_left`, any thread the rest."""
+    """Rehearses preemptions, scales, and deletes what is old.
+
+    One thread calls `drill`, `scale`, `retain` and `close_left`, any thread the rest.
+    """
 
     def __init__(self, cluster: Cluster, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -49,6 +53,7 @@ class CloudLoop:
         self._left: deque[Cluster] = deque()
         self._looked_at = -math.inf
         self._sight = Sight(cluster)
+        self._retention = Retention(monotonic)
         #: Why jobs have not all the nodes that they could use, by job id, as the last plan said.
         self.why_short: Mapping[str, str] = {}
 
@@ -63,6 +68,10 @@ class CloudLoop:
     def drill(self, turn: Turn) -> None:
         """Bring rehearsed preemptions one step on.  Raises Fenced."""
         drill(turn, self._cluster.rehearsal)
+
+    def retain(self, turn: Turn) -> None:
+        """Delete some of what is old; here, because the storage may be as slow as a cloud.  Raises Fenced."""
+        self._retention.turn(turn)
 
     def scale(self, new_turn: Callable[[], Turn]) -> None:
         """Look, unless it was looked just now, and do what the planner says; its turn begins after the look.

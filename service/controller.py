@@ -30,6 +30,7 @@ from service.lease_keeper import LeaseKeeper
 from service.loops.account import account
 from service.loops.dispatch import dispatch
 from service.loops.launching import Launching
+from service.loops.live import Live
 from service.loops.sweep import sweep
 from service.loops.track import track
 from service.loops.turn import Turn
@@ -107,18 +108,20 @@ class Controller:
         if lease is None:
             return False
         cluster, turn = self._cluster, self._turn(lease, clock)
-        launcher = cluster.launcher
+        launcher, live = cluster.launcher, Live(turn)
         loops: tuple[tuple[str, Callable[[], None]], ...] = (
             # 1. What the attempts tell; it may free nodes.
-            ("track", lambda: track(turn, self._launching, launcher)),
+            ("track", lambda: track(turn, live, self._launching, launcher)),
             # 2. What jobs use of nodes, by what was just told.
-            ("account", lambda: account(turn)),
+            ("account", lambda: account(turn, live)),
             # 3. What has ended makes room.
-            ("sweep", lambda: sweep(turn, launcher)),
+            ("sweep", lambda: sweep(turn, live, launcher)),
             # 4. Jobs whose turn it is.
             (
                 "dispatch",
-                lambda: dispatch(turn, self._launching, launcher, cluster.supply, self._cloud.why_short),
+                lambda: dispatch(
+                    turn, live, self._launching, launcher, cluster.supply, self._cloud.why_short
+                ),
             ),
             # 5. What makes the next start faster.
             ("prepare", launcher.prepare),
@@ -134,9 +137,11 @@ class Controller:
         # 1. Preemptions to rehearse; first, because their seconds count from the time of the turn.
         is_mine = self._run(lease, "drill", lambda: self._cloud.drill(self._turn(lease, clock)))
         # 2. Nodes as wished for.
-        return is_mine and self._run(
+        is_mine = is_mine and self._run(
             lease, "scale", lambda: self._cloud.scale(lambda: self._turn(lease, clock))
         )
+        # 3. What is old makes room.
+        return is_mine and self._run(lease, "retention", lambda: self._cloud.retain(self._turn(lease, clock)))
 
     def _turn(self, lease: Lease, clock: Callable[[], float]) -> Turn:
         return Turn(

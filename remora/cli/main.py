@@ -18,6 +18,7 @@ from remora.cli import (
     policies,
     pools,
     results,
+    retention,
     streams,
     submission,
     traces,
@@ -53,6 +54,7 @@ for command in (
     results.download,
     results.ledger,
     models.outputs,
+    retention.prune,
     cluster.version,
 ):
     app.command("list" if command is jobs.list_jobs else None)(command)

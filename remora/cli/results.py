@@ -25,12 +25,22 @@ def metrics(
     file: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write CSV to this file, or to - .")
     ] = None,
+    most: Annotated[
+        int | None,
+        typer.Option(
+            "--points",
+            min=1,
+            max=2000,
+            metavar="N",
+            help="At most N points for all steps; each has the last values, with --json also the least and greatest.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
     server: ServerOption = None,
 ) -> None:
     """Print the values that a job reported, by step."""
     with connect(server) as client:
-        points = client.metrics(client.find(job).id)
+        points = client.metrics(client.find(job).id, points=most)
     if file is not None:
         _write_csv(points, file)
     elif as_json:

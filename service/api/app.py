@@ -24,6 +24,7 @@ from service.api import (
     policies,
     pools,
     problems,
+    retention,
     streams,
     traces,
 )
@@ -102,6 +103,7 @@ def create_app(settings: Settings) -> FastAPI:
         plans.router,
         traces.router,
         ledgers.router,
+        retention.router,
     )
     problems.install(app, [*app.routes, *(route for part in parts for route in part.routes)])
     for part in parts:

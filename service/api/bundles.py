@@ -19,6 +19,7 @@ from service.api.bodies import save
 from service.api.context import Context, context_of
 from service.api.parameters import Parameters
 from service.api.problems import ApiProblem
+from service.store.bundles import bundle_name, use
 from trainers.storage import Storage
 
 router = APIRouter(prefix="/v1/bundles/{digest}")
@@ -37,11 +38,6 @@ def forget_interrupted(home: Path, before: float) -> None:
                 part.unlink()
 
 
-def bundle_name(digest: str) -> str:
-    """Where the storage keeps the bundle of a digest."""
-    return f"bundles/{digest.removeprefix('sha256:')}.zip"
-
-
 def _name(digest: str) -> str:
     if not _DIGEST.fullmatch(digest):
         raise ApiProblem(404, "bundle_not_found", "a bundle's digest is sha256: and 64 hexadecimal digits")
@@ -49,7 +45,11 @@ def _name(digest: str) -> str:
 
 
 async def _exists(context: Context, digest: str) -> bool:
-    return await asyncio.to_thread(context.storage.exists, _name(digest))
+    """It is there, and stays for the time that retention gives those that are used now."""
+    name = _name(digest)
+    if not await asyncio.to_thread(context.storage.exists, name):
+        return False
+    return await context.database.write(lambda connection: use(connection, digest, context.clock()))
 
 
 @router.head("", operation_id="has_bundle")
@@ -87,6 +87,15 @@ async def put_bundle(request: Request, digest: str, _: Annotated[Parameters, Que
     context = context_of(request)
     if await _exists(context, digest):
         return JSONResponse({"digest": digest}, 200)
+    # Its row is first: from now on nobody deletes a file of that name.
+    if not await context.database.write(lambda connection: use(connection, digest, context.clock())):
+        raise ApiProblem(
+            503,
+            "bundle_goes",
+            "nobody has used this bundle for long, and it is being deleted at this moment",
+            hint="upload it again in some seconds",
+            headers={"Retry-After": "2"},
+        )
     settings = context.settings
     folder = settings.home / UPLOADS
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

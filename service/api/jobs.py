@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -13,23 +15,27 @@ from fastapi import APIRouter, Query, Request
 from sqlalchemy.exc import IntegrityError
 from starlette.responses import Response
 
+from cluster.planning.quotas import has_quotas
 from remora.code_checks import check_code, needs_code
 from remora.errors import SpecError, SpecProblem
 from remora.spec import MAX_SPEC_BYTES, MAX_SPEC_VALUES, JobSpec
 from remora.states import JobState
 from remora.views import Attempt, FieldProblem, Job, Page
 from service.api.bodies import read_object
-from service.api.bundles import bundle_name
 from service.api.context import Context, context_of, job_of
 from service.api.pages import as_json, write_page
 from service.api.parameters import JobsParameters, Parameters, read_cursor
 from service.api.problems import ApiProblem, job_not_found
 from service.api.views import attempt_view, job_view
+from service.policies_in_force import policies_in_force
 from service.queue import intake, lifecycle
+from service.queue.ordering import WAITS_FOR_TURN, placed
 from service.queue.rows import JobRow
-from service.store import answers
+from service.queue.shares import has_shares
+from service.store import answers, bundles
 from service.store import jobs as store
 from service.store.answers import SavedAnswer
+from service.store.bundles import bundle_name
 from service.store.ids import is_id, new_id
 from service.stores import FIELD, UnknownStore, check_name
 
@@ -105,14 +111,18 @@ async def _check_bundle(context: Context, spec: JobSpec) -> None:
         raise _invalid(SpecError([SpecProblem(FIELD, str(error))])) from None
     digest = spec.bundle
     if digest is not None and not await asyncio.to_thread(context.storage.exists, bundle_name(digest)):
-        raise ApiProblem(
-            422,
-            "bundle_not_found",
-            f"there is no bundle {digest}",
-            hint=f"PUT it to /v1/bundles/{digest} first",
-        )
+        raise _no_bundle(digest)
     if digest is not None and needs_code(spec):
         await asyncio.to_thread(_check_code, context, spec, digest)
+
+
+def _no_bundle(digest: str) -> ApiProblem:
+    return ApiProblem(
+        422,
+        "bundle_not_found",
+        f"there is no bundle {digest}",
+        hint=f"PUT it to /v1/bundles/{digest} first",
+    )
 
 
 def _check_code(context: Context, spec: JobSpec, digest: str) -> None:
@@ -148,6 +158,9 @@ def _submit(connection: sa.Connection, new: _Submission, max_active_jobs: int) -
     refusal = intake.check(store.count_active(connection), max_active_jobs)
     if refusal is not None:
         raise ApiProblem(429, refusal.code, refusal.message, hint=refusal.hint, headers={"Retry-After": "10"})
+    # Together with the job: whoever deletes bundles sees both, or comes first, and the client uploads it again.
+    if new.spec.bundle is not None and not bundles.use(connection, new.spec.bundle, new.now):
+        raise _no_bundle(new.spec.bundle)
     row = store.insert_job(connection, lifecycle.submit(_row(new.spec, new.now)))
     answer = job_view(row).model_dump_json()
     if new.key is not None:
@@ -180,23 +193,50 @@ async def list_jobs(request: Request, query: Annotated[JobsParameters, Query()])
     if before is not None and not is_id("job", before):
         raise ApiProblem(422, "invalid_cursor", "the cursor is not one that this list gave")
 
-    def work(connection: sa.Connection) -> bytes:
-        rows = store.page_of_jobs(
-            connection, states=query.state, project=query.project, before=before, limit=query.limit
-        )
-        return write_page(rows, job_view, lambda row: row.id, query.limit)
+    context = context_of(request)
+    now = context.clock()
+    states, project, limit = query.state, query.project, query.limit
 
-    return as_json(await context_of(request).database.read(work))
+    def work(connection: sa.Connection) -> bytes:
+        waiting = store.waiting_on_page(
+            connection, states=states, project=project, before=before, limit=limit
+        )
+        place = _placing(connection, context, waiting, now)
+        found = store.page_of_jobs(connection, states=states, project=project, before=before, limit=limit)
+        rows = (place(row) for row in found)
+        return write_page(rows, job_view, lambda row: row.id, limit)
+
+    return as_json(await context.database.read(work))
 
 
 @router.get("/{job_id}", operation_id="show_job", response_model=Job)
 async def show(request: Request, job_id: str, _: Annotated[Parameters, Query()]) -> Response:
-    """One job; 304 when it has not changed since the version in `If-None-Match`."""
+    """One job; 304 when neither it nor its place in the line has changed since the answer with this `ETag`."""
+    context = context_of(request)
     row = await job_of(request, job_id)
     tag = f'"{row.version}"'
+    if row.message == WAITS_FOR_TURN:
+        now = context.clock()
+        place = await context.database.read(lambda connection: _placing(connection, context, [job_id], now))
+        row = place(row)
+        # The place is no part of the row, and changes without a new version of it.
+        tag = f'"{row.version}-{zlib.crc32((row.message or "").encode()):x}"'
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers={"ETag": tag})
     return Response(job_view(row).model_dump_json(), headers={"ETag": tag}, media_type="application/json")
+
+
+def _placing(
+    connection: sa.Connection, context: Context, waiting: Sequence[str], now: float
+) -> Callable[[JobRow], JobRow]:
+    """Gives those of the jobs that wait for their turn their places in the line, which are counted now."""
+    if not waiting:
+        return lambda row: row
+    policies = policies_in_force(connection, context.settings)
+    # Where projects take turns, who is ahead in other projects says nothing.
+    in_projects = has_shares(policies) or has_quotas(policies)
+    ahead = store.jobs_ahead(connection, waiting, now, in_projects=in_projects)
+    return lambda row: replace(row, message=placed(row.message, ahead.get(row.id), in_project=in_projects))
 
 
 @router.post("/{job_id}/cancel", status_code=202, operation_id="cancel_job", response_model=Job)

@@ -75,8 +75,9 @@ class LogsParameters(EventsParameters):
 
 
 class MetricsParameters(Parameters):
-    """Which points."""
+    """Which points; with `points` at most so many, which stand for all."""
 
+    points: Annotated[int, Field(ge=1, le=2000)] | None = None
     after_step: Annotated[int, Field(ge=-1, le=MAX_NUMBER)] = -1
     limit: Limit = 1000
     cursor: Cursor | None = None

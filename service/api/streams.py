@@ -141,12 +141,16 @@ async def _text(after: int, read: ReadPage[LogLine]) -> AsyncIterator[bytes]:
 
 @router.get("/metrics", operation_id="list_metrics", response_model=Page[MetricPoint])
 async def metrics(request: Request, job_id: str, query: Annotated[MetricsParameters, Query()]) -> Response:
-    """What the script reported, by step."""
+    """What the script reported, by step; with `points` the least, the greatest and the last of so many parts."""
     await job_of(request, job_id)
     after = read_number_cursor(query.cursor, query.after_step)
+    points, database = query.points, context_of(request).database
 
     def work(connection: sa.Connection) -> bytes:
-        points = telemetry.page_of_metrics(connection, job_id, after, query.limit)
-        return write_page(points, lambda point: point, lambda point: point.step, query.limit)
+        if points is not None:
+            few = telemetry.few_points(connection, job_id, after, points)
+            return Page[MetricPoint](items=few).model_dump_json().encode()
+        page = telemetry.page_of_metrics(connection, job_id, after, query.limit)
+        return write_page(page, lambda point: point, lambda point: point.step, query.limit)
 
-    return as_json(await context_of(request).database.read(work))
+    return as_json(await database.read(work))

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import sqlalchemy as sa
 
+from service.loops.live import Live, Pair
 from service.loops.turn import Turn
 from service.queue.ledger import Entries, entries
-from service.store import jobs, ledger, nodes
+from service.store import ledger, nodes
 
 
-def account(turn: Turn) -> None:
+def account(turn: Turn, live: Live) -> None:
     """Write down what jobs began to use, and what they use no more.  Raises Fenced."""
-    new = turn.load(lambda connection: _changes(connection, turn.now))
+    pairs = live.pairs()
+    new = turn.load(lambda connection: _changes(connection, pairs, turn.now))
     if new != Entries():
         turn.apply(lambda connection: ledger.write(connection, new))
 
 
-def _changes(connection: sa.Connection, now: float) -> Entries:
-    live = jobs.live_attempts(connection)
+def _changes(connection: sa.Connection, live: Sequence[Pair], now: float) -> Entries:
     known = ledger.open_uses(connection)
     if not known and not any(attempt.workers for _, attempt in live):
         return Entries()

@@ -14,18 +14,19 @@ from cluster.policies import Policies
 from remora.states import JobState, NodeState
 from service.loops.launching import Launching
 from service.loops.line import line, pool_sizes
+from service.loops.live import Live, Pair
 from service.loops.ports import Launcher, Supply
 from service.loops.seeing import remembered_nodes
 from service.loops.turn import Turn
 from service.policies_in_force import policies_in_force
 from service.queue import lifecycle
-from service.queue.admission import Claim, PoolSize, Wait, admit
+from service.queue.admission import Admission, Claim, PoolSize, Wait, admit
 from service.queue.demand import placement_in, workers_of_jobs
 from service.queue.hurry import jobs_off_spot, start_up_s
 from service.queue.limits import budget_of
 from service.queue.quotas import Quotas, quotas_of
 from service.queue.rooms import Room
-from service.queue.rows import AttemptRow, JobRow
+from service.queue.rows import JobRow
 from service.store import jobs as store
 from service.store import ledger, spending
 from service.store.ids import new_id
@@ -46,6 +47,7 @@ class _Snapshot:
 
 def dispatch(
     turn: Turn,
+    live: Live,
     launching: Launching,
     launcher: Launcher,
     supply: Supply,
@@ -53,17 +55,16 @@ def dispatch(
 ) -> None:
     """Admit what fits and launch it; `why_short` says by job id why the planner gets no nodes.  Raises Fenced."""
     with turn.deciding:
-        started = _decide(turn, supply, why_short or {})
+        started = _decide(turn, live, supply, why_short or {})
     # 4. Act; `track` hears whether the drivers have their plans.
-    for job, attempt in started:
-        launching.launch(turn, launcher, job, attempt)
+    launching.launch(turn, live, launcher, started)
 
 
-def _decide(turn: Turn, supply: Supply, why_short: Mapping[str, str]) -> Sequence[tuple[JobRow, AttemptRow]]:
+def _decide(turn: Turn, live: Live, supply: Supply, why_short: Mapping[str, str]) -> Sequence[Pair]:
     """Admit what fits, and write that down."""
     # 1. Load.
-    policies = turn.load(lambda connection: policies_in_force(connection, turn.settings))
-    snapshot = turn.load(lambda connection: _load(connection, policies, supply.offerings(), turn.now))
+    running, offerings = live.pairs(), supply.offerings()
+    snapshot = turn.load(lambda connection: _load(connection, turn, running, offerings))
     for job in snapshot.spent:
         _end_spent(turn, job)
     if not snapshot.queue:
@@ -74,12 +75,8 @@ def _decide(turn: Turn, supply: Supply, why_short: Mapping[str, str]) -> Sequenc
         snapshot.queue, snapshot.claims, snapshot.rooms, pools, quotas=quotas, off_spot=snapshot.off_spot
     )
     # 3. Apply: rows first, so that a crash before the driver runs is found and healed by `track`.
-    fabrics, on_demand = admission.fabrics, admission.on_demand
-    started = [
-        pair
-        for job_id in admission.starts
-        if (pair := _start(turn, job_id, fabrics.get(job_id), on_demand=job_id in on_demand)) is not None
-    ]
+    started = _start(turn, admission)
+    live.add(started)
     _tell(turn, snapshot.queue, [_explained(wait, why_short) for wait in admission.waits])
     return started
 
@@ -93,9 +90,9 @@ def _explained(wait: Wait, why_short: Mapping[str, str]) -> Wait:
 
 
 def _load(
-    connection: sa.Connection, policies: Policies, offerings: Sequence[Offering], now: float
+    connection: sa.Connection, turn: Turn, live: Sequence[Pair], offerings: Sequence[Offering]
 ) -> _Snapshot:
-    live = store.live_attempts(connection)
+    now, policies = turn.now, policies_in_force(connection, turn.settings)
     nodes = remembered_nodes(connection, policies, now)
     pools = pool_sizes(policies, as_shown(offerings, nodes), now)
     takes_s = start_up_s(nodes)
@@ -128,9 +125,7 @@ def _load(
     return _Snapshot(queue, spent, claims, rooms, pools, _quotas(connection, policies, live, now), off_spot)
 
 
-def _quotas(
-    connection: sa.Connection, policies: Policies, live: Sequence[tuple[JobRow, AttemptRow]], now: float
-) -> Quotas | None:
+def _quotas(connection: sa.Connection, policies: Policies, live: Sequence[Pair], now: float) -> Quotas | None:
     _, by_project = spending.spent(connection, now) if counts_money(policies) else (None, {})
     return quotas_of(policies, [(job, attempt.world_size) for job, attempt in live], by_project)
 
@@ -151,32 +146,54 @@ def _end_spent(turn: Turn, job: JobRow) -> None:
     turn.apply(work)
 
 
-def _start(
-    turn: Turn, job_id: str, fabric: str | None, *, on_demand: bool
-) -> tuple[JobRow, AttemptRow] | None:
-    def work(connection: sa.Connection) -> tuple[JobRow, AttemptRow] | None:
-        job = store.lock_job(connection, job_id)
-        if job is None or job.state is not JobState.QUEUED:
-            return None
-        decision = lifecycle.start_attempt(
-            job, new_id("att", turn.now), turn.now, fabric, on_demand=on_demand
-        )
-        saved = store.save(connection, job, decision)
-        return None if decision.attempt is None else (saved, decision.attempt)
+def _start(turn: Turn, admission: Admission) -> list[Pair]:
+    """The attempts that were made."""
+    if not admission.starts:
+        return []
+
+    def work(connection: sa.Connection) -> list[Pair]:
+        locked = store.lock_jobs(connection, admission.starts)
+        waiting = [
+            job
+            for job_id in admission.starts
+            if (job := locked.get(job_id)) is not None and job.state is JobState.QUEUED
+        ]
+        changes = [
+            store.Change(
+                job,
+                lifecycle.start_attempt(
+                    job,
+                    new_id("att", turn.now),
+                    turn.now,
+                    admission.fabrics.get(job.id),
+                    on_demand=job.id in admission.on_demand,
+                ),
+            )
+            for job in waiting
+        ]
+        saved = store.save_all(connection, changes)
+        return [
+            (job, change.decision.attempt)
+            for job, change in zip(saved, changes, strict=True)
+            if change.decision.attempt is not None
+        ]
 
     return turn.apply(work)
 
 
 def _tell(turn: Turn, queue: Sequence[JobRow], waits: Sequence[Wait]) -> None:
     known = {job.id: (job.reason, job.message) for job in queue}
-    news = [wait for wait in waits if known[wait.job_id] != (wait.reason, wait.message)]
+    news = {wait.job_id: wait for wait in waits if known[wait.job_id] != (wait.reason, wait.message)}
     if not news:
         return
 
     def work(connection: sa.Connection) -> None:
-        for wait in news:
-            job = store.lock_job(connection, wait.job_id)
-            if job is not None and job.state is JobState.QUEUED:
-                store.save(connection, job, lifecycle.wait(job, wait.reason, wait.message, turn.now))
+        locked = store.lock_jobs(connection, news)
+        changes = [
+            store.Change(job, lifecycle.wait(job, wait.reason, wait.message, turn.now))
+            for job_id, wait in news.items()
+            if (job := locked.get(job_id)) is not None and job.state is JobState.QUEUED
+        ]
+        store.save_all(connection, changes)
 
     turn.apply(work)

@@ -34,9 +34,12 @@ def explain(turn: Turn, waits: Sequence[Wait], running: Sequence[tuple[JobRow, A
 
     def work(connection: sa.Connection) -> None:
         store.replace_waits(connection, before, after)
-        for job_id in news:
-            job = job_store.lock_job(connection, job_id)
-            if job is not None and job.state is JobState.RUNNING:
-                job_store.save(connection, job, lifecycle.tell_short(job, why.get(job_id)))
+        locked = job_store.lock_jobs(connection, news)
+        changes = [
+            job_store.Change(job, lifecycle.tell_short(job, why.get(job.id)))
+            for job in locked.values()
+            if job.state is JobState.RUNNING
+        ]
+        job_store.save_all(connection, changes)
 
     turn.apply(work)

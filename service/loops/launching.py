@@ -6,19 +6,16 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-import sqlalchemy as sa
-
 from cluster.placement import LASTING
 from remora.errors import SpecError
 from remora.spec import JobSpec
 from remora.states import EndReason
+from service.loops.live import Live, Pair
 from service.loops.ports import Launcher
 from service.loops.turn import Turn
-from service.queue import lifecycle
 from service.queue.demand import placement_in
 from service.queue.rows import AttemptRow, JobRow
 from service.settings import Settings
-from service.store import jobs as store
 from service.stores import FIELD, UnknownStore, url_of
 from trainers.checkpoints.cadence import FIRST_S
 from trainers.plan import AttemptPlan, DriverGone
@@ -90,63 +87,45 @@ class Launching:
         self._clock = clock
         self._since: dict[str, float] = {}
 
-    def launch(self, turn: Turn, launcher: Launcher, job: JobRow, attempt: AttemptRow) -> bool:
-        """Bring the driver of an attempt whose row exists nearer to its plan; True once that is written down.
+    def launch(self, turn: Turn, live: Live, launcher: Launcher, pairs: Iterable[Pair]) -> None:
+        """Bring the drivers of attempts whose rows exist nearer to their plans, and write down which have theirs.
 
-        Waits for nobody, and is called at every turn until the attempt has `launched_at`: a controller may die anywhere
+        Waits for nobody, and is called at every turn until an attempt has `launched_at`: a controller may die anywhere
         here, and the next one does the same again.  Raises Fenced.
         """
+        launched: list[str] = []
+        ends: dict[str, tuple[EndReason, str]] = {}
+        for job, attempt in pairs:
+            answer = self._start(turn, launcher, job, attempt)
+            if isinstance(answer, DriverGone):
+                ends[attempt.id] = (answer.reason, answer.message)
+            elif answer:
+                launched.append(attempt.id)
+                log.info("attempt %d of %s was launched", attempt.attempt, job.id)
+        live.launched(launched)
+        live.end(ends)
+
+    def _start(self, turn: Turn, launcher: Launcher, job: JobRow, attempt: AttemptRow) -> bool | DriverGone:
+        """Whether its driver has its plan; it is gone also where it can have none."""
         since = self._since.setdefault(attempt.id, self._clock())
         try:
             plan = attempt_plan(job, attempt, turn.settings)
         except SpecError as error:
-            end(turn, attempt, EndReason.START_FAILED, f"this version does not accept the job: {error}")
-            return False
+            return DriverGone(EndReason.START_FAILED, f"this version does not accept the job: {error}")
         except UnknownStore as error:
-            end(turn, attempt, EndReason.START_FAILED, f"{FIELD}: {error}")
-            return False
+            return DriverGone(EndReason.START_FAILED, f"{FIELD}: {error}")
         why = "it has not said that it has its plan"
         try:
             answer = launcher.start(plan)
         except Exception as error:
             log.warning("the driver of %s cannot be started: %s", attempt.id, error)
             answer, why = False, str(error)[:500]
-        if isinstance(answer, DriverGone):
-            end(turn, attempt, answer.reason, answer.message)
-        elif answer:
-            _write_launched(turn, attempt)
-            log.info("attempt %d of %s was launched", attempt.attempt, job.id)
-        elif self._clock() - since > LAUNCH_TIMEOUT_S:
+        if answer is False and self._clock() - since > LAUNCH_TIMEOUT_S:
             message = f"its driver could not be started within {LAUNCH_TIMEOUT_S:g} s: {why}"
-            end(turn, attempt, EndReason.DRIVER_LOST, message)
-        return answer is True
+            return DriverGone(EndReason.DRIVER_LOST, message)
+        return answer
 
     def forget_others(self, attempt_ids: Iterable[str]) -> None:
         """Only these attempts may still have to be launched."""
         kept = set(attempt_ids)
         self._since = {one: since for one, since in self._since.items() if one in kept}
-
-
-def _write_launched(turn: Turn, attempt: AttemptRow) -> None:
-    def work(connection: sa.Connection) -> None:
-        store.lock_job(connection, attempt.job_id)
-        current = store.get_attempt(connection, attempt.id)
-        if current is not None:
-            store.save_attempt(connection, lifecycle.launched(current, turn.now))
-
-    turn.apply(work)
-
-
-def end(turn: Turn, attempt: AttemptRow, reason: EndReason, message: str) -> None:
-    """End an attempt whose driver does not say it by itself; nothing happens when it has ended.  Raises Fenced."""
-
-    def work(connection: sa.Connection) -> None:
-        job = store.lock_job(connection, attempt.job_id)
-        current = store.get_attempt(connection, attempt.id)
-        if job is None or current is None or current.ended_at is not None:
-            return
-        decision = lifecycle.end_attempt(job, current, reason, message, turn.now, by_driver=False)
-        store.save(connection, job, decision, current)
-
-    turn.apply(work)
-    log.info("attempt %d of %s ended: %s: %s", attempt.attempt, attempt.job_id, reason.value, message)

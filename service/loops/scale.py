@@ -91,9 +91,7 @@ def _decide(turn: Turn, hands: Hands, seen: Seen) -> tuple[_Asks, list[Wait]]:
     """Plan, and write the plan down; what is to be asked for, and why more is not done."""
     machines, members = seen.machines, seen.members
     # 1. Load, after looking: a machine that was seen has its row by now.
-    policies = turn.load(lambda connection: policies_in_force(connection, turn.settings))
-    rows = turn.load(lambda connection: remembered_nodes(connection, policies, turn.now))
-    load = turn.load(lambda connection: _load(connection, hands, policies, turn.now))
+    policies, rows, load = turn.load(lambda connection: _load(connection, turn, hands))
     # 2. Write down what was seen.
     jobs_on = workers_by_node(rows, [attempt for _, attempt in load.running])
     rows = [_observe(turn, row, machines, members, jobs_on.get(row.id, {})) for row in rows]
@@ -117,11 +115,13 @@ def _decide(turn: Turn, hands: Hands, seen: Seen) -> tuple[_Asks, list[Wait]]:
     return asks, waits
 
 
-def _load(connection: sa.Connection, hands: Hands, policies: Policies, now: float) -> Load:
-    """The jobs that count: those that wait are no reason for a node where nodes cost nothing."""
+def _load(connection: sa.Connection, turn: Turn, hands: Hands) -> tuple[Policies, list[NodeRow], Load]:
+    """The jobs that count are among it: those that wait are no reason for a node where nodes cost nothing."""
+    policies = policies_in_force(connection, turn.settings)
+    rows = remembered_nodes(connection, policies, turn.now)
     if hands.follows_policies:
-        return load_jobs(connection, policies, hands.supply, now)
-    return load_running(connection, now)
+        return policies, rows, load_jobs(connection, policies, hands.supply, rows, turn.now)
+    return policies, rows, load_running(connection, turn.now)
 
 
 def _write_down(

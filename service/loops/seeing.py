@@ -64,11 +64,12 @@ class Load:
         return (*waiting, *running)
 
 
-def load_jobs(connection: sa.Connection, policies: Policies, supply: Supply, now: float) -> Load:
-    """The jobs that wait and may start, and those that run."""
+def load_jobs(
+    connection: sa.Connection, policies: Policies, supply: Supply, nodes: Sequence[NodeRow], now: float
+) -> Load:
+    """The jobs that wait and may start, and those that run, beside the nodes that are remembered."""
     running = job_store.live_attempts(connection)
     # As `dispatch` has them: else projects with shares would have another order there.
-    nodes = remembered_nodes(connection, policies, now)
     pools = pool_sizes(policies, as_shown(supply.offerings(), nodes), now)
     takes_s = start_up_s(nodes)
     queue = line(connection, policies, pools, running, now, takes_s)

@@ -7,6 +7,7 @@ import logging
 import sqlalchemy as sa
 
 from remora.states import JobState
+from service.loops.live import Live
 from service.loops.ports import Launcher
 from service.loops.turn import Turn
 from service.queue import lifecycle
@@ -19,43 +20,50 @@ log = logging.getLogger(__name__)
 ANSWER_LIFETIME_S = 7 * 24 * 3600.0
 
 
-def sweep(turn: Turn, launcher: Launcher) -> None:
+def sweep(turn: Turn, live: Live, launcher: Launcher) -> None:
     """Do what nothing else waits for.  Raises Fenced."""
     # 1. Load.
-    ended = turn.load(jobs.unreleased_attempts)
-    overdue = turn.load(lambda connection: jobs.overdue_jobs(connection, turn.now))
-    # 2. Ended attempts: first nothing of them runs, then their job may start again.
-    for attempt in ended:
-        _release(turn, launcher, attempt)
+    oldest = turn.now - ANSWER_LIFETIME_S
+    ended, overdue, has_old_answers = turn.load(
+        lambda connection: (
+            jobs.unreleased_attempts(connection),
+            jobs.overdue_jobs(connection, turn.now),
+            answers.has_answers(connection, oldest),
+        )
+    )
+    # 2. Ended attempts: first nothing of them runs, then their jobs may start again.
+    over = [attempt.id for attempt in ended if _is_over(turn, launcher, attempt)]
+    live.change(dict.fromkeys(over, _releasing(turn.now)))
     # 3. Waits that lasted too long.
     for job in overdue:
         _give_up(turn, job)
     # 4. Old answers.
-    oldest = turn.now - ANSWER_LIFETIME_S
-    if turn.load(lambda connection: answers.has_answers(connection, oldest)):
+    if has_old_answers:
         turn.apply(lambda connection: answers.forget_answers(connection, oldest))
 
 
-def _release(turn: Turn, launcher: Launcher, attempt: AttemptRow) -> None:
+def _is_over(turn: Turn, launcher: Launcher, attempt: AttemptRow) -> bool:
+    """Nothing of the ended attempt runs any more."""
     storage = turn.settings.storage
     try:
         # In this order: a driver that began before the attempt was closed is there to be killed.
         if attempt.launched_at is None and not launcher.close(
             attempt.id, job_id=attempt.job_id, storage_url=storage
         ):
-            return
-        if not launcher.kill(attempt.id):
-            return
+            return False
+        return launcher.kill(attempt.id)
     except Exception as error:
         log.warning("it is not sure that attempt %s runs no more, it is tried again: %s", attempt.id, error)
-        return
+        return False
 
-    def work(connection: sa.Connection) -> None:
-        current = jobs.get_attempt(connection, attempt.id)
-        if current is not None and current.released_at is None:
-            jobs.save_attempt(connection, lifecycle.released(current, turn.now))
 
-    turn.apply(work)
+def _releasing(now: float) -> jobs.Decide:
+    def decide(job: JobRow, attempt: AttemptRow) -> lifecycle.Decision | None:
+        if attempt.released_at is not None:
+            return None
+        return lifecycle.Decision(job, lifecycle.released(attempt, now))
+
+    return decide
 
 
 def _give_up(turn: Turn, job: JobRow) -> None:

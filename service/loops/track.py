@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-
-import sqlalchemy as sa
+from enum import Enum
 
 from remora.states import EndReason
-from service.loops.launching import Launching, end
+from service.loops.launching import Launching
+from service.loops.live import Live
 from service.loops.ports import Launcher
 from service.loops.turn import Turn
 from service.queue import lifecycle
@@ -18,7 +18,6 @@ from service.queue.rows import AttemptRow, JobRow
 from service.store import jobs as store
 from service.store import ledger
 from service.store import nodes as node_store
-from service.store.ingest import ingest
 from trainers.plan import DriverGone, Record
 
 log = logging.getLogger(__name__)
@@ -27,53 +26,53 @@ log = logging.getLogger(__name__)
 STOP_GRACE_S = 10.0
 
 
-def track(turn: Turn, launching: Launching, launcher: Launcher) -> None:
+def track(turn: Turn, live: Live, launching: Launching, launcher: Launcher) -> None:
     """Take in what is new about every attempt that lives.  Raises Fenced."""
-    # 1. Load.
-    live = turn.load(store.live_attempts)
-    # 2. Launch: a driver has not said that it has its plan, and the controller that started it may be dead.
-    launched = [attempt for _, attempt in live if attempt.launched_at is not None]
-    for job, attempt in live:
-        is_wanted = attempt.launched_at is None and job.cancel_requested_at is None
-        if is_wanted and launching.launch(turn, launcher, job, attempt):
-            launched.append(attempt)
-    launching.forget_others(attempt.id for _, attempt in live)
-    # 3. Ask, and store the answers.
-    for attempt, answer in _poll(launcher, launched):
-        if isinstance(answer, DriverGone):
-            end(turn, attempt, answer.reason, answer.message)
-        elif answer:
-            _store(turn, attempt, answer)
-    # 4. Stop what must stop; what was just stored may have ended it already.
-    live = turn.load(store.live_attempts)
-    spent, cast_out = _spent(turn, [job for job, _ in live]), _cast_out(turn, [one for _, one in live])
-    for job, attempt in live:
+    # 1. Launch: a driver has not said that it has its plan, and the controller that started it may be dead.
+    wanted = [
+        pair for pair in live.pairs() if pair[1].launched_at is None and pair[0].cancel_requested_at is None
+    ]
+    launching.launch(turn, live, launcher, wanted)
+    launching.forget_others(attempt.id for _, attempt in live.pairs())
+    # 2. Ask, and store the answers, all of them together.
+    answers = _poll(launcher, [attempt for _, attempt in live.pairs() if attempt.launched_at is not None])
+    gone = {one: said for one, said in answers.items() if isinstance(said, DriverGone)}
+    live.take_in({one: said for one, said in answers.items() if said and not isinstance(said, DriverGone)})
+    live.end({one: (said.reason, said.message) for one, said in gone.items()})
+    # 3. Stop what must stop; what was just stored may have ended it already.
+    _stop_all(turn, live, launcher)
+
+
+def _stop_all(turn: Turn, live: Live, launcher: Launcher) -> None:
+    pairs = live.pairs()
+    spent, cast_out = _spent(turn, [job for job, _ in pairs]), _cast_out(turn, [one for _, one in pairs])
+    asked: dict[str, store.Decide] = {}
+    ends: dict[str, tuple[EndReason, str]] = {}
+    for job, attempt in pairs:
         reason = _must_stop(job, attempt, spent.get(job.id, 0.0), turn.now)
         if reason is None and attempt.id in cast_out:
             reason = EndReason.NODE_LOST
-        if reason is not None:
-            _stop(turn, launcher, job, attempt, reason)
+        if reason is None:
+            continue
+        outcome = _stop(turn, launcher, attempt, reason)
+        if outcome is _Stopping.ASKED:
+            asked[attempt.id] = _asking(reason, turn.now)
+        elif outcome is _Stopping.OVER:
+            ends[attempt.id] = (reason, lifecycle.why_stopped(job, reason))
+    live.change(asked)
+    live.end(ends)
 
 
-def _poll(
-    launcher: Launcher, attempts: list[AttemptRow]
-) -> list[tuple[AttemptRow, Sequence[Record] | DriverGone]]:
+def _poll(launcher: Launcher, attempts: list[AttemptRow]) -> Mapping[str, Sequence[Record] | DriverGone]:
     if not attempts:
-        return []
+        return {}
     after = {attempt.id: attempt.last_record_seq for attempt in attempts}
     try:
         answers = launcher.poll(list(after), after)
     except Exception as error:
         log.warning("the drivers cannot be asked: %s", error)
-        return []
-    return [(attempt, answers[attempt.id]) for attempt in attempts if attempt.id in answers]
-
-
-def _store(turn: Turn, attempt: AttemptRow, new: Sequence[Record]) -> None:
-    def work(connection: sa.Connection) -> AttemptRow | None:
-        return ingest(connection, turn.lease, attempt.id, new, turn.now)
-
-    turn.database.transact(work)
+        return {}
+    return {attempt_id: answers[attempt_id] for attempt_id in after if attempt_id in answers}
 
 
 def _spent(turn: Turn, jobs: Sequence[JobRow]) -> Mapping[str, float]:
@@ -103,10 +102,18 @@ def _must_stop(job: JobRow, attempt: AttemptRow, spent: float, now: float) -> En
     return None
 
 
-def _stop(turn: Turn, launcher: Launcher, job: JobRow, attempt: AttemptRow, reason: EndReason) -> None:
+class _Stopping(Enum):
+    """How far it is with an attempt that must stop."""
+
+    ASKED = 1
+    UNDER_WAY = 2
+    OVER = 3
+
+
+def _stop(turn: Turn, launcher: Launcher, attempt: AttemptRow, reason: EndReason) -> _Stopping:
     if attempt.launched_at is None:
-        end(turn, attempt, reason, lifecycle.why_stopped(job, reason))
-        return
+        return _Stopping.OVER
+    is_asked = attempt.stop_requested_at is not None
     overdue = attempt.stop_requested_at is not None and turn.now - attempt.stop_requested_at > STOP_GRACE_S
     try:
         if not overdue:
@@ -117,20 +124,17 @@ def _stop(turn: Turn, launcher: Launcher, job: JobRow, attempt: AttemptRow, reas
             launcher.kill(attempt.id)
     except Exception as error:
         log.warning("attempt %s cannot be stopped, it is tried again: %s", attempt.id, error)
-        if attempt.stop_requested_at is not None:
-            return
-    if attempt.stop_requested_at is None:
-        _write_stop(turn, attempt, reason)
-    elif overdue:
-        end(turn, attempt, reason, lifecycle.why_stopped(job, reason))
+        if is_asked:
+            return _Stopping.UNDER_WAY
+    if not is_asked:
+        return _Stopping.ASKED
+    return _Stopping.OVER if overdue else _Stopping.UNDER_WAY
 
 
-def _write_stop(turn: Turn, attempt: AttemptRow, reason: EndReason) -> None:
-    def work(connection: sa.Connection) -> None:
-        job = store.lock_job(connection, attempt.job_id)
-        current = store.get_attempt(connection, attempt.id)
-        if job is not None and current is not None and current.ended_at is None:
-            decision = lifecycle.request_stop(job, current, reason, turn.now)
-            store.save(connection, job, decision, current)
+def _asking(reason: EndReason, now: float) -> store.Decide:
+    def decide(job: JobRow, attempt: AttemptRow) -> lifecycle.Decision | None:
+        if attempt.ended_at is not None:
+            return None
+        return lifecycle.request_stop(job, attempt, reason, now)
 
-    turn.apply(work)
+    return decide

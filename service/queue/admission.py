@@ -20,6 +20,7 @@ from cluster.policies import CapacityRule
 from remora.worker_sizes import WorkerSizes
 from service.queue.demand import placement_of
 from service.queue.domains import Seats, seats_in_a_domain
+from service.queue.ordering import WAITS_FOR_NODES, WAITS_FOR_TURN
 from service.queue.quotas import Counting, Quotas
 from service.queue.rooms import Resources, Room, place_group, without
 from service.queue.rows import JobRow
@@ -64,6 +65,10 @@ class PoolSize:
     def joined_for(self, job: Placement) -> list[Offering]:
         """What it buys that InfiniBand can join and that the job accepts."""
         return [one for one in self.with_fabric if job.allows(self.name, one.zone, one.capacity)]
+
+
+#: Where a job's room is not looked for.
+_NOWHERE = Seats(0, [])
 
 
 @dataclass(frozen=True)
@@ -116,10 +121,16 @@ def admit(
         placement = placement_of(job.spec)
         safe = replace(placement, capacity=CapacityRule.ON_DEMAND) if job.id in off_spot else placement
         allowed = _allowed(rooms, safe)
-        seats = _seats(job, job.sizes, placement, rooms, free, allowed)
-        has_room = seats.workers >= job.sizes.min
+        # Behind a job that waits nothing starts, and whether there is room now matters only where no pool has any.
+        never = _never(job, placement, pools) if ahead else None
+        seats, has_room = _NOWHERE, False
+        if not ahead or never is not None:
+            seats = _seats(job, job.sizes, placement, rooms, free, allowed)
+            has_room = seats.workers >= job.sizes.min
         # Nodes that are there may be larger than what is bought now.
-        if not has_room and (never := _never(job, placement, pools)) is not None:
+        if not ahead and not has_room:
+            never = _never(job, placement, pools)
+        if not has_room and never is not None:
             waits.append(Wait(job.id, "waiting_for_nodes", never, is_hopeless=True))
             continue
         if (never := counting.never(job)) is not None:
@@ -199,8 +210,8 @@ def _wait(
     found: int,
 ) -> Wait:
     if ahead:
-        jobs = "1 job is" if ahead == 1 else f"{ahead} jobs are"
-        return Wait(job.id, "waiting_for_turn", f"waits for its turn: {jobs} ahead of it")
+        # How many are ahead changes with every start: it is counted when somebody reads it.
+        return Wait(job.id, "waiting_for_turn", WAITS_FOR_TURN)
     everything = [room.resources for room in rooms]
     together = _together(placement)
     least = WorkerSizes(job.sizes.min, job.sizes.min)
@@ -208,7 +219,7 @@ def _wait(
     if possible < least.min:
         count = len(rooms) if allowed is None else sum(allowed)
         ready = " ".join(word for word in (f"the {count} ready nodes", placement.in_words()) if word)
-        message = f"waits for nodes: it needs {_group(job)}{together} and {ready} have room for {possible}"
+        message = f"{WAITS_FOR_NODES} it needs {_group(job)}{together} and {ready} have room for {possible}"
         return Wait(job.id, "waiting_for_nodes", message)
     message = f"is next: it needs {_group(job)}{together} and other jobs leave room for {found}"
     return Wait(job.id, "waiting_for_turn", message)

@@ -8,6 +8,19 @@ from service.queue.rows import JobRow
 
 #: A turn: the smallest one is next.
 Turn = tuple[int, bool, float, str]
+#: What a job's message says while others have their turn before it; how many, `placed` adds when it is read.
+WAITS_FOR_TURN = "waits for its turn"
+#: How the message of the job begins whose turn is next, and for which there are not nodes enough.
+WAITS_FOR_NODES = "waits for nodes:"
+
+
+def placed(message: str | None, ahead: int | None, *, in_project: bool) -> str | None:
+    """The message of a job with its place in the line, by the jobs that are ahead of it; None: that is not known."""
+    if message != WAITS_FOR_TURN or not ahead:
+        return message
+    jobs = "1 job" if ahead == 1 else f"{ahead} jobs"
+    of_project = " of its project" if in_project else ""
+    return f"{message}: {jobs}{of_project} {'is' if ahead == 1 else 'are'} ahead of it"
 
 
 def turn_key(job: JobRow, *, is_urgent: bool = False) -> Turn:

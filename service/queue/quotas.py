@@ -57,8 +57,8 @@ class Counting:
         self._quotas = _NO_QUOTAS if quotas is None else quotas
         self._own = frozenset[str | None]() if quotas is None else frozenset(own)
         self._gpus: defaultdict[str, float] = defaultdict(float, self._quotas.gpus)
-        #: By project, who is the first that waits for its quota: nobody of the project overtakes that job.
-        self._first: dict[str, str] = {}
+        #: Projects of which a job waits for the quota: nobody of the project overtakes that job.
+        self._behind: set[str] = set()
 
     def never(self, job: JobRow) -> str | None:
         """Why the job's smallest group may not start at any time, or None."""
@@ -72,8 +72,9 @@ class Counting:
         policy = self._quotas.projects.get(job.project)
         if policy is None:
             return None
-        if (first := self._first.get(job.project)) is not None:
-            return f"waits for its turn behind {first} of its project"
+        if job.project in self._behind:
+            # Not behind which: that would be news to all of them whenever one starts.
+            return "waits for its turn behind another job of its project"
         allowed, why = allowed_workers(
             job.project,
             policy,
@@ -97,5 +98,5 @@ class Counting:
         self._gpus[job.project] += gpus_of(job.worker_resources, job.sizes.max)
 
     def _waits(self, job: JobRow, why: str) -> str:
-        self._first[job.project] = job.id
+        self._behind.add(job.project)
         return f"waits for the quota of its project: {why}"

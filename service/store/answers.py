@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from service.store.rows import insert_into
 from service.store.tables import idempotency
+
+_ANSWER = sa.select(idempotency).where(idempotency.c.key == sa.bindparam("of"))
 
 
 @dataclass(frozen=True)
@@ -22,21 +25,20 @@ class SavedAnswer:
 
 def find_answer(connection: sa.Connection, key: str) -> SavedAnswer | None:
     """The answer saved for the key, or None."""
-    row = connection.execute(sa.select(idempotency).where(idempotency.c.key == key)).first()
+    row = connection.execute(_ANSWER, {"of": key}).first()
     return None if row is None else SavedAnswer(row.body_digest, row.job_id, row.answer)
 
 
 def save_answer(connection: sa.Connection, key: str, answer: SavedAnswer, now: float) -> None:
     """Save the first answer for a key.  Raises IntegrityError when there is one."""
-    connection.execute(
-        sa.insert(idempotency).values(
-            key=key,
-            body_digest=answer.body_digest,
-            job_id=answer.job_id,
-            answer=answer.answer,
-            created_at=now,
-        )
-    )
+    row = {
+        "key": key,
+        "body_digest": answer.body_digest,
+        "job_id": answer.job_id,
+        "answer": answer.answer,
+        "created_at": now,
+    }
+    connection.execute(insert_into(idempotency), row)
 
 
 def has_answers(connection: sa.Connection, before: float) -> bool:

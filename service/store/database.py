@@ -13,6 +13,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -30,10 +31,22 @@ Work = Callable[[sa.Connection], T]
 _BUSY_MS = 15_000
 _GROUP = 64
 _TRIES = 5
+#: Characters of a JSON text that is remembered with what it says.
+_SHORT_JSON = 4096
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _read_json(text: str | bytes) -> Any:
+    return _parsed(text) if len(text) <= _SHORT_JSON else json.loads(text)
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str | bytes) -> Any:
+    """The same texts are read at every tick; what is made of them are parts of frozen values, which nobody changes."""
+    return json.loads(text)
 
 
 def _clean_url(url: str) -> sa.URL:
@@ -68,6 +81,7 @@ def _sqlite_engine(url: sa.URL, begin: str, size: int) -> sa.Engine:
         max_overflow=0,
         pool_timeout=60,
         json_serializer=_json,
+        json_deserializer=_read_json,
         connect_args={"timeout": 15},
     )
 
@@ -107,7 +121,12 @@ class Database:
                 self._reading = _sqlite_engine(self.url, "BEGIN", 4)
             else:
                 self._writing = sa.create_engine(
-                    self.url, pool_size=8, max_overflow=2, pool_pre_ping=True, json_serializer=_json
+                    self.url,
+                    pool_size=8,
+                    max_overflow=2,
+                    pool_pre_ping=True,
+                    json_serializer=_json,
+                    json_deserializer=_read_json,
                 )
                 self._reading = self._writing
         except (OSError, NoSuchModuleError, ArgumentError) as error:

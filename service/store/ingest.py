@@ -1,10 +1,10 @@
-"""What drivers tell becomes rows: every record exactly once, in one transaction."""
+"""What drivers tell becomes rows: every record exactly once, of all drivers in one transaction."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,20 +15,26 @@ from service.queue import lifecycle, records
 from service.queue.rows import AttemptRow, JobRow, NewEvent
 from service.store import jobs, outputs
 from service.store.leases import Lease
-from service.store.rows import upsert
+from service.store.rows import in_parts, insert_into, upsert
 from service.store.tables import checkpoints, log_lines, metrics
 from trainers.plan import Record
 
 log = logging.getLogger(__name__)
 
+_REMOVE_CHECKPOINT = sa.delete(checkpoints).where(
+    checkpoints.c.job_id == sa.bindparam("of"), checkpoints.c.step == sa.bindparam("at")
+)
+
 
 @dataclass
 class _Batch:
-    """What one transaction is going to store."""
+    """What one transaction is going to store of one attempt."""
 
     job: JobRow
     attempt: AttemptRow
     now: float
+    job_before: JobRow
+    attempt_before: AttemptRow
     events: list[NewEvent] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)
     points: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -55,28 +61,49 @@ class _Batch:
 def ingest(
     connection: sa.Connection, lease: Lease, attempt_id: str, new: Sequence[Record], now: float
 ) -> AttemptRow | None:
-    """Store records of an attempt and let them change it; the attempt afterwards, or None if there is no such one.
+    """`ingest_all` for one attempt: it afterwards, or None if there is no such one.  Raises Fenced."""
+    lease.guard(connection)
+    changed = ingest_all(connection, {attempt_id: new}, now)
+    if attempt_id in changed.failed:
+        raise changed.failed[attempt_id]
+    found = changed.pairs.get(attempt_id)
+    return None if found is None else found[1]
+
+
+def ingest_all(connection: sa.Connection, told: Mapping[str, Sequence[Record]], now: float) -> jobs.Changed:
+    """Store records of attempts, by their ids, and let them change those, in as few statements for many as for one.
 
     Records that are stored already are skipped, and so is everything of an attempt that has ended.  Behind a gap
-    inside `new` nothing is taken: it is asked for again.  When `new` begins behind a gap, the driver has lost what is
-    missing; that is told as an event.  Raises Fenced.
+    inside what one told nothing of it is taken: it is asked for again.  When it begins behind a gap, the driver has
+    lost what is missing; that is told as an event.  One whose records cannot be taken is left as it was, with all of
+    them, and the others are stored.  The lease is for the caller to guard.
     """
-    lease.guard(connection)
-    found = jobs.get_attempt(connection, attempt_id)
-    job = jobs.lock_job(connection, found.job_id) if found is not None else None
-    attempt = jobs.get_attempt(connection, attempt_id)
-    if job is None or attempt is None:
-        return None
-    if attempt.state is AttemptState.ENDED:
-        return attempt
-    batch = _Batch(job, attempt, now)
+    changed = jobs.Changed()
+    batches: list[_Batch] = []
+    for attempt_id, (job, attempt) in jobs.lock_attempts(connection, told).items():
+        changed.pairs[attempt_id] = (job, attempt)
+        if attempt.state is AttemptState.ENDED:
+            continue
+        try:
+            batches.append(_take_all(job, attempt, told[attempt_id], now))
+        except Exception as error:  # its fault alone
+            changed.failed[attempt_id] = error
+    for batch, job in zip(batches, _store(connection, batches), strict=True):
+        changed.pairs[batch.attempt.id] = (job, batch.attempt)
+    return changed
+
+
+def _take_all(job: JobRow, attempt: AttemptRow, new: Sequence[Record], now: float) -> _Batch:
+    batch = _Batch(job, attempt, now, job, attempt)
+    taken = attempt.last_record_seq
     for record in _in_sequence(attempt, new, batch):
         _take(batch, record)
-        batch.attempt = replace(batch.attempt, last_record_seq=record.seq)
+        taken = record.seq
         if batch.attempt.state is AttemptState.ENDED:
             break
-    _store(connection, job, attempt, batch)
-    return batch.attempt
+    if taken != attempt.last_record_seq:
+        batch.attempt = replace(batch.attempt, last_record_seq=taken)
+    return batch
 
 
 def _in_sequence(attempt: AttemptRow, new: Sequence[Record], batch: _Batch) -> list[Record]:
@@ -172,38 +199,61 @@ def _checkpoint(batch: _Batch, said: records.Committed | records.Removed, at: fl
     )
 
 
-def _store(connection: sa.Connection, job: JobRow, attempt: AttemptRow, batch: _Batch) -> None:
-    if batch.lines:
-        first = job.log_seq + 1
-        rows = [{"job_id": job.id, "seq": seq, **line} for seq, line in enumerate(batch.lines, start=first)]
-        connection.execute(sa.insert(log_lines), rows)
-        batch.job = replace(batch.job, log_seq=job.log_seq + len(rows))
-    points = [{"job_id": job.id, "step": step, **point} for step, point in batch.points.items()]
-    upsert(connection, metrics, points, replace=True)
-    if batch.checkpoints:
-        _store_checkpoints(connection, batch)
-    if batch.outputs is not None:
-        outputs.save_outputs(connection, batch.outputs)
-    if batch.job.state is JobState.SUCCEEDED:
-        batch.events += outputs.register_models(
-            connection, batch.job, batch.now, is_complete=batch.outputs_are_complete
-        )
-    decision = lifecycle.Decision(batch.job, batch.attempt, tuple(batch.events))
-    batch.job = jobs.save(connection, job, decision, attempt)
-
-
-def _store_checkpoints(connection: sa.Connection, batch: _Batch) -> None:
-    job_id = batch.job.id
-    added = [
-        {"job_id": job_id, "step": step, **row} for step, row in batch.checkpoints.items() if row is not None
+def _store(connection: sa.Connection, batches: Sequence[_Batch]) -> list[JobRow]:
+    """The jobs afterwards, in the order of the batches."""
+    lines = [row for batch in batches for row in _numbered_lines(batch)]
+    if lines:
+        connection.execute(insert_into(log_lines), lines)
+    points = [
+        {"job_id": batch.job.id, "step": step, **point}
+        for batch in batches
+        for step, point in batch.points.items()
     ]
-    upsert(connection, checkpoints, added, replace=True)
-    removed = [step for step, row in batch.checkpoints.items() if row is None]
-    if removed:
-        connection.execute(
-            sa.delete(checkpoints).where(checkpoints.c.job_id == job_id, checkpoints.c.step.in_(removed))
+    upsert(connection, metrics, points, replace=True)
+    _store_checkpoints(connection, [batch for batch in batches if batch.checkpoints])
+    outputs.save_outputs(connection, [batch.outputs for batch in batches if batch.outputs is not None])
+    for batch in batches:
+        if batch.job.state is JobState.SUCCEEDED:
+            batch.events += outputs.register_models(
+                connection, batch.job, batch.now, is_complete=batch.outputs_are_complete
+            )
+    changes = [
+        jobs.Change(
+            batch.job_before,
+            lifecycle.Decision(batch.job, batch.attempt, tuple(batch.events)),
+            batch.attempt_before,
         )
-    newest = connection.execute(
-        sa.select(sa.func.max(checkpoints.c.step)).where(checkpoints.c.job_id == job_id)
-    ).scalar()
-    batch.job = replace(batch.job, checkpoint_step=newest)
+        for batch in batches
+    ]
+    return jobs.save_all(connection, changes)
+
+
+def _numbered_lines(batch: _Batch) -> list[dict[str, Any]]:
+    first = batch.job_before.log_seq + 1
+    rows = [{"job_id": batch.job.id, "seq": seq, **line} for seq, line in enumerate(batch.lines, start=first)]
+    if rows:
+        batch.job = replace(batch.job, log_seq=batch.job_before.log_seq + len(rows))
+    return rows
+
+
+def _store_checkpoints(connection: sa.Connection, batches: Sequence[_Batch]) -> None:
+    if not batches:
+        return
+    told = [(batch.job.id, step, row) for batch in batches for step, row in batch.checkpoints.items()]
+    added = [{"job_id": job_id, "step": step, **row} for job_id, step, row in told if row is not None]
+    upsert(connection, checkpoints, added, replace=True)
+    removed = [{"of": job_id, "at": step} for job_id, step, row in told if row is None]
+    if removed:
+        connection.execute(_REMOVE_CHECKPOINT, removed)
+    newest: dict[str, int] = {}
+    for ids in in_parts([batch.job.id for batch in batches]):
+        newest.update(
+            (row.job_id, row.step)
+            for row in connection.execute(
+                sa.select(checkpoints.c.job_id, sa.func.max(checkpoints.c.step).label("step"))
+                .where(checkpoints.c.job_id.in_(ids))
+                .group_by(checkpoints.c.job_id)
+            )
+        )
+    for batch in batches:
+        batch.job = replace(batch.job, checkpoint_step=newest.get(batch.job.id))

@@ -2,16 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import sqlalchemy as sa
 
 from remora.states import AttemptState, JobState
 from service.queue.lifecycle import Decision
+from service.queue.ordering import WAITS_FOR_NODES, WAITS_FOR_TURN, turn_key
 from service.queue.rows import AttemptRow, JobRow, NewEvent
-from service.store.rows import columns, to_row, to_rows
-from service.store.tables import ACTIVE_JOBS, LIVE_ATTEMPTS, UNRELEASED_ATTEMPTS, attempts, events, jobs
+from service.store.rows import (
+    changing_columns,
+    columns,
+    in_parts,
+    insert_into,
+    to_row,
+    to_rows,
+    update_of,
+)
+from service.store.tables import (
+    ACTIVE_JOBS,
+    LIVE_ATTEMPTS,
+    QUEUED_JOBS,
+    UNRELEASED_ATTEMPTS,
+    attempts,
+    events,
+    jobs,
+)
+from service.store.totals import Counted
+
+_JOB = sa.select(jobs).where(jobs.c.id == sa.bindparam("id"))
+_LOCKED_JOB = _JOB.with_for_update()
+_ATTEMPT = sa.select(attempts).where(attempts.c.id == sa.bindparam("id"))
+_ACTIVE = sa.select(sa.func.count()).select_from(jobs).where(ACTIVE_JOBS)
+_LIVE = sa.select(attempts).where(LIVE_ATTEMPTS)
+# In the inner selection `state` is the attempt's.
+_JOBS_OF_LIVE = sa.select(jobs).where(jobs.c.id.in_(sa.select(attempts.c.job_id).where(LIVE_ATTEMPTS)))
+
+
+def _in_line(index: str, words: str, rest: str = "") -> dict[str, sa.TextClause]:
+    """A statement about jobs that wait, by dialect: left alone, SQLite takes an index by their state, and sorts."""
+    text = f"SELECT {words} FROM jobs {{by}} WHERE state = 'queued' AND {rest}"  # noqa: S608
+    return {
+        "sqlite": sa.text(text.format(by=f"INDEXED BY {index}")),
+        "postgresql": sa.text(text.format(by="")),
+    }
+
+
+def _rows_in_line(index: str, rest: str) -> dict[str, sa.TextualSelect]:
+    words = ", ".join(column.name for column in jobs.columns)
+    return {name: text.columns(*jobs.columns) for name, text in _in_line(index, words, rest).items()}
+
+
+_TURN = "priority DESC, created_at, id"
+_NEXT = _rows_in_line("ix_jobs_line", f"not_before <= :now ORDER BY {_TURN} LIMIT :most")
+_OVERDUE = _rows_in_line(
+    "ix_jobs_overdue", "attempt = 0 AND wait_time_s IS NOT NULL AND (created_at + wait_time_s) < :now"
+)
+# How many of those before it wait for their turns too.
+_AHEAD = {
+    in_projects: _in_line(
+        "ix_jobs_line_of_project" if in_projects else "ix_jobs_line",
+        "id, sum(CASE WHEN reason IN ('waiting_for_turn', 'waiting_for_retry') THEN 1 ELSE 0 END) OVER ("
+        f"{'PARTITION BY project ' if in_projects else ''}"
+        f"ORDER BY {_TURN} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS ahead",
+        "not_before <= :now",
+    )
+    for in_projects in (False, True)
+}
+# Asked for only while the message of the job whose turn is next may say so; others of that reason fit nowhere.
+_NEXT_WAITS_FOR_NODES = (
+    sa.select(jobs.c.id)
+    .where(QUEUED_JOBS, jobs.c.reason == "waiting_for_nodes", jobs.c.message.startswith(WAITS_FOR_NODES))
+    .limit(1)
+)
+# One step through the index for each project, and then as many as are wanted of it: a long line costs nothing.
+_PROJECTS = """
+WITH RECURSIVE one (project) AS (
+  SELECT min(project) FROM jobs WHERE state = 'queued'
+  UNION ALL
+  SELECT (SELECT min(project) FROM jobs WHERE state = 'queued' AND project > one.project)
+  FROM one WHERE one.project IS NOT NULL
+)"""
+_OF_PROJECT = """
+  SELECT id FROM jobs WHERE state = 'queued' AND project = one.project AND not_before <= :now
+  ORDER BY priority DESC, created_at, id LIMIT :most"""
+_FIRST_OF_EACH = {
+    "sqlite": sa.text(f"{_PROJECTS} SELECT j.id FROM one JOIN jobs AS j ON j.id IN ({_OF_PROJECT})"),  # noqa: S608
+    "postgresql": sa.text(f"{_PROJECTS} SELECT j.id FROM one CROSS JOIN LATERAL ({_OF_PROJECT}) AS j"),  # noqa: S608
+}
 
 #: Jobs that a page reads together.
 _TOGETHER = 10
@@ -19,27 +99,98 @@ _TOGETHER = 10
 
 def get_job(connection: sa.Connection, job_id: str) -> JobRow | None:
     """The job, or None."""
-    row = connection.execute(sa.select(jobs).where(jobs.c.id == job_id)).first()
+    row = connection.execute(_JOB, {"id": job_id}).first()
     return None if row is None else to_row(JobRow, row)
 
 
 def lock_job(connection: sa.Connection, job_id: str) -> JobRow | None:
     """The job, kept from changing by others until the transaction ends, or None."""
-    row = connection.execute(sa.select(jobs).where(jobs.c.id == job_id).with_for_update()).first()
+    row = connection.execute(_LOCKED_JOB, {"id": job_id}).first()
     return None if row is None else to_row(JobRow, row)
 
 
 def get_attempt(connection: sa.Connection, attempt_id: str) -> AttemptRow | None:
     """The attempt, or None; its job's lock protects it."""
-    row = connection.execute(sa.select(attempts).where(attempts.c.id == attempt_id)).first()
+    row = connection.execute(_ATTEMPT, {"id": attempt_id}).first()
     return None if row is None else to_row(AttemptRow, row)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What was decided about a locked job and its attempt; an attempt without a `before` is new."""
+
+    before: JobRow
+    decision: Decision
+    attempt_before: AttemptRow | None = None
+
+
+#: What may be decided about an attempt and its job, both locked; None: nothing.
+Decide = Callable[[JobRow, AttemptRow], Decision | None]
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Attempts with their jobs after a transaction, and those about which nothing could be decided, by attempt id."""
+
+    pairs: dict[str, tuple[JobRow, AttemptRow]] = field(default_factory=dict)
+    failed: dict[str, Exception] = field(default_factory=dict)
+
+
+def lock_jobs(connection: sa.Connection, job_ids: Iterable[str]) -> dict[str, JobRow]:
+    """Those of the jobs that exist, by id, kept from changing by others until the transaction ends.
+
+    They are locked in the order of their ids, as everybody does who locks several, so that no two wait for each other.
+    """
+    found: dict[str, JobRow] = {}
+    for ids in in_parts(sorted(job_ids)):
+        statement = sa.select(jobs).where(jobs.c.id.in_(ids)).order_by(jobs.c.id).with_for_update()
+        found.update({job.id: job for job in to_rows(JobRow, connection.execute(statement))})
+    return found
+
+
+def lock_attempts(
+    connection: sa.Connection, attempt_ids: Iterable[str]
+) -> dict[str, tuple[JobRow, AttemptRow]]:
+    """Those of the attempts that exist, by id, with their jobs, which are locked."""
+    parts = in_parts(sorted(attempt_ids))
+    job_ids: list[str] = []
+    for ids in parts:
+        job_ids += connection.execute(sa.select(attempts.c.job_id).where(attempts.c.id.in_(ids))).scalars()
+    locked = lock_jobs(connection, set(job_ids))
+    found: dict[str, tuple[JobRow, AttemptRow]] = {}
+    for ids in parts:
+        rows = connection.execute(sa.select(attempts).where(attempts.c.id.in_(ids)))
+        found.update({one.id: (locked[one.job_id], one) for one in to_rows(AttemptRow, rows)})
+    return found
+
+
+def change_attempts(connection: sa.Connection, decisions: Mapping[str, Decide]) -> Changed:
+    """Decide about each of these attempts by its id and store it, in as many statements for one as for hundreds.
+
+    One about which nothing can be decided, because that raises, is left as it was.
+    """
+    changed, changes = Changed(), []
+    for attempt_id, (job, attempt) in lock_attempts(connection, decisions).items():
+        try:
+            decision = decisions[attempt_id](job, attempt)
+        except Exception as error:  # its fault alone
+            changed.failed[attempt_id] = error
+            continue
+        changed.pairs[attempt_id] = (job, attempt)
+        if decision is not None:
+            changes.append(Change(job, decision, attempt))
+    for change, job in zip(changes, save_all(connection, changes), strict=True):
+        after = change.decision.attempt or change.attempt_before
+        if after is not None:
+            changed.pairs[after.id] = (job, after)
+    return changed
 
 
 def insert_job(connection: sa.Connection, decision: Decision) -> JobRow:
     """Store a new job with its first events."""
     job = _append(decision.job, decision.events)
-    connection.execute(sa.insert(jobs).values(columns(job)))
-    _insert_events(connection, decision.job, decision.events)
+    connection.execute(insert_into(jobs), columns(job))
+    _insert_events(connection, _event_rows(decision.job, decision.events))
     return job
 
 
@@ -47,32 +198,50 @@ def save(
     connection: sa.Connection, before: JobRow, decision: Decision, attempt_before: AttemptRow | None = None
 ) -> JobRow:
     """Store what was decided about a locked job and its attempt; an attempt without a `before` is new."""
-    after = decision.attempt
-    if after is not None and attempt_before is None:
-        connection.execute(sa.insert(attempts).values(columns(after)))
-    elif after is not None and after != attempt_before:
-        save_attempt(connection, after)
-    if decision.job == before and not decision.events:
-        return before
-    job = replace(_append(decision.job, decision.events), version=before.version + 1)
-    connection.execute(sa.update(jobs).where(jobs.c.id == job.id).values(columns(job)))
-    _insert_events(connection, decision.job, decision.events)
+    (job,) = save_all(connection, [Change(before, decision, attempt_before)])
     return job
+
+
+def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRow]:
+    """Store what was decided about locked jobs, each of which is named once; the jobs afterwards, in that order."""
+    new, old, moved, told, after = [], [], [], [], []
+    counted = Counted()
+    for change in changes:
+        before, decision, attempt = change.before, change.decision, change.decision.attempt
+        counted.note(before, decision.job, change.attempt_before, attempt)
+        if attempt is not None and change.attempt_before is None:
+            new.append(columns(attempt))
+        elif attempt is not None and attempt != change.attempt_before:
+            old.append(attempt)
+        if decision.job == before and not decision.events:
+            after.append(before)
+            continue
+        job = replace(_append(decision.job, decision.events), version=before.version + 1)
+        moved.append(job)
+        told += _event_rows(decision.job, decision.events)
+        after.append(job)
+    if new:
+        connection.execute(insert_into(attempts), new)
+    if old:
+        connection.execute(update_of(attempts), [changing_columns(attempts, one) for one in old])
+    if moved:
+        connection.execute(update_of(jobs), [changing_columns(jobs, one) for one in moved])
+    _insert_events(connection, told)
+    counted.write(connection)
+    return after
 
 
 def save_attempt(connection: sa.Connection, attempt: AttemptRow) -> None:
     """Store an attempt that exists already."""
-    connection.execute(sa.update(attempts).where(attempts.c.id == attempt.id).values(columns(attempt)))
+    connection.execute(update_of(attempts), [changing_columns(attempts, attempt)])
 
 
 def _append(job: JobRow, new: Sequence[NewEvent]) -> JobRow:
-    return replace(job, event_seq=job.event_seq + len(new))
+    return replace(job, event_seq=job.event_seq + len(new)) if new else job
 
 
-def _insert_events(connection: sa.Connection, job: JobRow, new: Sequence[NewEvent]) -> None:
-    if not new:
-        return
-    rows = [
+def _event_rows(job: JobRow, new: Sequence[NewEvent]) -> list[dict[str, Any]]:
+    return [
         {
             "job_id": job.id,
             "seq": job.event_seq + offset,
@@ -84,64 +253,60 @@ def _insert_events(connection: sa.Connection, job: JobRow, new: Sequence[NewEven
         }
         for offset, event in enumerate(new, start=1)
     ]
-    connection.execute(sa.insert(events), rows)
+
+
+def _insert_events(connection: sa.Connection, rows: list[dict[str, Any]]) -> None:
+    if rows:
+        connection.execute(insert_into(events), rows)
 
 
 def count_active(connection: sa.Connection) -> int:
     """Jobs that wait or run."""
-    return int(
-        connection.execute(sa.select(sa.func.count()).select_from(jobs).where(ACTIVE_JOBS)).scalar_one()
-    )
+    return int(connection.execute(_ACTIVE).scalar_one())
 
 
 def queued_jobs(connection: sa.Connection, now: float, limit: int) -> list[JobRow]:
     """The next jobs in the order of `service.queue.ordering`, without those that back off until later."""
-    statement = (
-        sa.select(jobs)
-        .where(ACTIVE_JOBS, jobs.c.state == JobState.QUEUED, jobs.c.not_before <= now)
-        .order_by(jobs.c.priority.desc(), jobs.c.created_at, jobs.c.id)
-        .limit(limit)
-    )
-    return to_rows(JobRow, connection.execute(statement))
+    return to_rows(JobRow, connection.execute(_NEXT[connection.dialect.name], {"now": now, "most": limit}))
 
 
 def queued_jobs_of_each(connection: sa.Connection, now: float, limit: int) -> list[JobRow]:
-    """The same, so many of each project, so that no project's long line hides another's."""
-    turn = (jobs.c.priority.desc(), jobs.c.created_at, jobs.c.id)
-    place = sa.func.row_number().over(partition_by=jobs.c.project, order_by=turn).label("place")
-    placed = (
-        sa.select(jobs, place)
-        .where(ACTIVE_JOBS, jobs.c.state == JobState.QUEUED, jobs.c.not_before <= now)
-        .subquery()
-    )
-    columns_of_jobs = [placed.c[column.name] for column in jobs.columns]
-    statement = (
-        sa.select(*columns_of_jobs)
-        .where(placed.c.place <= limit)
-        .order_by(placed.c.priority.desc(), placed.c.created_at, placed.c.id)
-    )
-    return to_rows(JobRow, connection.execute(statement))
+    """So many of each project, in that order, so that no project's long line hides another's."""
+    first = _FIRST_OF_EACH[connection.dialect.name]
+    ids = list(connection.execute(first, {"now": now, "most": limit}).scalars())
+    found: list[JobRow] = []
+    for part in in_parts(ids):
+        found += to_rows(JobRow, connection.execute(sa.select(jobs).where(jobs.c.id.in_(part))))
+    return sorted(found, key=turn_key)
 
 
 def overdue_jobs(connection: sa.Connection, now: float) -> list[JobRow]:
     """Queued jobs that never had an attempt and waited longer than their owner allowed."""
-    statement = sa.select(jobs).where(
-        ACTIVE_JOBS,
-        jobs.c.state == JobState.QUEUED,
-        jobs.c.attempt == 0,
-        jobs.c.wait_time_s.is_not(None),
-        jobs.c.created_at + jobs.c.wait_time_s < now,
-    )
-    return to_rows(JobRow, connection.execute(statement))
+    return to_rows(JobRow, connection.execute(_OVERDUE[connection.dialect.name], {"now": now}))
+
+
+def jobs_ahead(
+    connection: sa.Connection, job_ids: Sequence[str], now: float, *, in_projects: bool
+) -> dict[str, int]:
+    """How many waiting jobs have their turn before each of these waiting jobs; of its own project with `in_projects`.
+
+    Jobs that stop nobody do not count: those that wait for a quota, and those that no pool could ever hold.
+    """
+    wanted = set(job_ids)
+    rows = connection.execute(_AHEAD[in_projects][connection.dialect.name], {"now": now})
+    found = {job_id: int(ahead or 0) for job_id, ahead in rows.all() if job_id in wanted}
+    if in_projects or connection.execute(_NEXT_WAITS_FOR_NODES).first() is None:
+        return found
+    # The job that waits for nodes is before all that wait for their turns.
+    return {job_id: count + 1 for job_id, count in found.items()}
 
 
 def live_attempts(connection: sa.Connection) -> list[tuple[JobRow, AttemptRow]]:
     """Every attempt that has not ended, with its job."""
-    found = to_rows(AttemptRow, connection.execute(sa.select(attempts).where(LIVE_ATTEMPTS)))
+    found = to_rows(AttemptRow, connection.execute(_LIVE))
     if not found:
         return []
-    statement = sa.select(jobs).where(jobs.c.id.in_([attempt.job_id for attempt in found]))
-    by_id = {job.id: job for job in to_rows(JobRow, connection.execute(statement))}
+    by_id = {job.id: job for job in to_rows(JobRow, connection.execute(_JOBS_OF_LIVE))}
     return [(by_id[attempt.job_id], attempt) for attempt in sorted(found, key=lambda attempt: attempt.id)]
 
 
@@ -169,13 +334,34 @@ def page_of_jobs(
 
     They are read as they are asked for, while the transaction lasts: specifications may be large.
     """
-    statement = sa.select(jobs).order_by(jobs.c.id.desc()).limit(limit)
+    statement = _page(sa.select(jobs), states, project, before, limit)
+    with connection.execute(statement.execution_options(yield_per=_TOGETHER)) as found:
+        for row in found:
+            yield to_row(JobRow, row)
+
+
+def waiting_on_page(
+    connection: sa.Connection,
+    *,
+    states: Sequence[JobState],
+    project: str | None,
+    before: str | None,
+    limit: int,
+) -> list[str]:
+    """Ids of the jobs on that page that wait for their turn; nothing else of them is read."""
+    page = _page(
+        sa.select(jobs.c.id, jobs.c.state, jobs.c.message), states, project, before, limit
+    ).subquery()
+    waiting = page.c.state == JobState.QUEUED, page.c.message == WAITS_FOR_TURN
+    return list(connection.execute(sa.select(page.c.id).where(*waiting)).scalars())
+
+
+def _page(
+    statement: sa.Select[Any], states: Sequence[JobState], project: str | None, before: str | None, limit: int
+) -> sa.Select[Any]:
+    statement = statement.order_by(jobs.c.id.desc()).limit(limit)
     if states:
         statement = statement.where(jobs.c.state.in_(states))
     if project is not None:
         statement = statement.where(jobs.c.project == project)
-    if before is not None:
-        statement = statement.where(jobs.c.id < before)
-    with connection.execute(statement.execution_options(yield_per=_TOGETHER)) as found:
-        for row in found:
-            yield to_row(JobRow, row)
+    return statement if before is None else statement.where(jobs.c.id < before)

@@ -15,10 +15,12 @@ from service.store.tables import OPEN_USES, jobs, nodes, uses
 #: Ids in one statement: databases bound its parameters.
 _AT_ONCE = 500
 
+_OPEN = sa.select(uses).where(OPEN_USES)
+
 
 def open_uses(connection: sa.Connection) -> list[UseRow]:
     """What is being used."""
-    return [UseRow(**row._mapping) for row in connection.execute(sa.select(uses).where(OPEN_USES))]
+    return to_rows(UseRow, connection.execute(_OPEN))
 
 
 def write(connection: sa.Connection, new: Entries) -> None:

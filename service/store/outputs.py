@@ -44,9 +44,9 @@ class ModelRow:
     files: dict[str, dict[str, Any]]
 
 
-def save_outputs(connection: sa.Connection, row: dict[str, Any]) -> None:
-    """Replace what a job's outputs are."""
-    upsert(connection, outputs, [row], replace=True)
+def save_outputs(connection: sa.Connection, rows: list[dict[str, Any]]) -> None:
+    """Replace what the outputs of these jobs are."""
+    upsert(connection, outputs, rows, replace=True)
 
 
 def get_outputs(connection: sa.Connection, job_id: str) -> OutputsRow | None:
@@ -62,6 +62,8 @@ def register_models(
 
     Unless the list of its outputs `is_complete`, none is made: older files would pass for the newest ones.
     """
+    if not any(models_of(job, {})):
+        return []
     kept = get_outputs(connection, job.id)
     events = []
     for model in models_of(job, kept.files if kept is not None else {}):

@@ -38,6 +38,9 @@ class Word(sa.types.TypeDecorator[Any]):
 
 #: Conditions of partial indexes; a query uses them literally, a bound parameter would miss the index.
 ACTIVE_JOBS = sa.text("state IN ('queued', 'admitted', 'running', 'paused')")
+QUEUED_JOBS = sa.text("state = 'queued'")
+WAITING_FOR_THEIR_FIRST = sa.text("state = 'queued' AND attempt = 0 AND wait_time_s IS NOT NULL")
+KEPT_JOBS = sa.text("ended_at IS NOT NULL AND pruned_at IS NULL")
 LIVE_ATTEMPTS = sa.text("state IN ('starting', 'running', 'draining')")
 UNRELEASED_ATTEMPTS = sa.text("released_at IS NULL")
 LIVE_NODES = sa.text("ended_at IS NULL")
@@ -45,9 +48,17 @@ OPEN_DRILLS = sa.text("ended_at IS NULL")
 OPEN_USES = sa.text("ended_at IS NULL")
 
 
-def _partial(name: str, *columns: str, where: sa.TextClause, unique: bool = False) -> sa.Index:
+def _partial(
+    name: str,
+    *columns: str | sa.TextClause | sa.ColumnElement[Any],
+    where: sa.TextClause,
+    unique: bool = False,
+) -> sa.Index:
     return sa.Index(name, *columns, unique=unique, sqlite_where=where, postgresql_where=where)
 
+
+#: When a job has waited for its first attempt for as long as its owner allowed.
+OVERDUE_AT = sa.text("(created_at + wait_time_s)")
 
 jobs = sa.Table(
     "jobs",
@@ -92,10 +103,19 @@ jobs = sa.Table(
     sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("event_seq", sa.BigInteger, nullable=False),
     sa.Column("log_seq", sa.BigInteger, nullable=False),
+    # When all of it was deleted that is not kept for ever; nothing else than retention reads or writes it.
+    sa.Column("pruned_at", sa.Double),
+    _partial("ix_jobs_kept", "ended_at", where=KEPT_JOBS),
     sa.Index("ix_jobs_project_id", "project", "id"),
     sa.Index("ix_jobs_state_id", "state", "id"),
     _partial("ix_jobs_active", "id", where=ACTIVE_JOBS),
+    _partial("ix_jobs_overdue", OVERDUE_AT, where=WAITING_FOR_THEIR_FIRST),
 )
+
+# The line in the order of turns, with all that is asked of those who stand in it: no row is read for that.
+_LINE = (jobs.c.priority.desc(), jobs.c.created_at, jobs.c.id, jobs.c.reason, jobs.c.not_before)
+_partial("ix_jobs_line", *_LINE, where=QUEUED_JOBS)
+_partial("ix_jobs_line_of_project", jobs.c.project, *_LINE, where=QUEUED_JOBS)
 
 attempts = sa.Table(
     "attempts",
@@ -203,6 +223,18 @@ models = sa.Table(
     sa.Column("command", sa.JSON, nullable=False),
     sa.Column("location", sa.Text, nullable=False),
     sa.Column("files", sa.JSON, nullable=False),
+    sa.Index("ix_models_job_id", "job_id"),
+)
+
+# Code bundles in the storage: `service.store.bundles`.
+bundles = sa.Table(
+    "bundles",
+    metadata,
+    sa.Column("digest", sa.String(71), primary_key=True),
+    sa.Column("used_at", sa.Double, nullable=False),
+    # Since when its file is being deleted.
+    sa.Column("gone_at", sa.Double),
+    sa.Index("ix_bundles_used_at", "used_at"),
 )
 
 nodes = sa.Table(
@@ -269,6 +301,16 @@ cluster_events = sa.Table(
     sa.Column("kind", sa.Text, nullable=False),
     sa.Column("message", sa.Text, nullable=False),
     sa.Column("data", sa.JSON, nullable=False),
+    sa.Index("ix_cluster_events_kind", "kind", "seq"),
+)
+
+# What was counted of everything there ever was, so that nobody has to count again: `service.store.totals`.
+totals = sa.Table(
+    "totals",
+    metadata,
+    sa.Column("kind", sa.String(32), primary_key=True),
+    sa.Column("word", sa.String(32), primary_key=True),
+    sa.Column("amount", sa.Double, nullable=False),
 )
 
 drills = sa.Table(
@@ -368,6 +410,7 @@ idempotency = sa.Table(
     sa.Column("answer", sa.Text, nullable=False),
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Index("ix_idempotency_created_at", "created_at"),
+    sa.Index("ix_idempotency_job_id", "job_id"),
 )
 
 leases = sa.Table(

@@ -11,6 +11,12 @@ from service.queue.rows import WaitKind, WaitRow
 from service.store.rows import upsert
 from service.store.tables import waits
 
+_REMOVE = sa.delete(waits).where(
+    waits.c.kind == sa.bindparam("of"),
+    waits.c.about == sa.bindparam("named"),
+    waits.c.place == sa.bindparam("at"),
+)
+
 
 def all_waits(connection: sa.Connection) -> list[WaitRow]:
     """All that is told, in order for each pool and node."""
@@ -35,12 +41,12 @@ def _rows(connection: sa.Connection, statement: sa.Select[tuple[object, ...]]) -
 def replace_waits(connection: sa.Connection, before: Sequence[WaitRow], after: Sequence[WaitRow]) -> None:
     """Make `after` of what was `before`; what is equal is left alone."""
     kept = {(row.kind, row.about, row.place) for row in after}
-    for row in before:
-        if (row.kind, row.about, row.place) not in kept:
-            connection.execute(
-                sa.delete(waits).where(
-                    waits.c.kind == row.kind, waits.c.about == row.about, waits.c.place == row.place
-                )
-            )
+    gone = [
+        {"of": row.kind, "named": row.about, "at": row.place}
+        for row in before
+        if (row.kind, row.about, row.place) not in kept
+    ]
+    if gone:
+        connection.execute(_REMOVE, gone)
     known = set(before)
     upsert(connection, waits, [asdict(row) for row in after if row not in known], replace=True)

@@ -104,6 +104,34 @@ class TestSubmitting:
         unchanged = client.get(f"/v1/jobs/{job.id}", headers={"If-None-Match": '"1"'})
         assert unchanged.status_code == 304
 
+    def test_its_place_in_the_line_is_counted_when_it_is_read(
+        self, client: TestClient, database: Database
+    ) -> None:
+        ids = [submit(client).id for _ in range(3)]
+
+        def tell(job_id: str, message: str) -> None:
+            def work(connection: sa.Connection) -> None:
+                job = jobs.lock_job(connection, job_id)
+                assert job is not None
+                jobs.save(connection, job, lifecycle.wait(job, "waiting_for_turn", message, 1000.0))
+
+            database.transact(work)
+
+        for job_id, message in zip(
+            ids, ("is next: it needs 1 CPU", *["waits for its turn"] * 2), strict=True
+        ):
+            tell(job_id, message)
+        before = client.get(f"/v1/jobs/{ids[2]}")
+        assert before.json()["message"] == "waits for its turn: 2 jobs are ahead of it"
+        listed = {one["id"]: one["message"] for one in client.get("/v1/jobs").json()["items"]}
+        assert listed[ids[1]] == "waits for its turn: 1 job is ahead of it"
+        known = {"If-None-Match": before.headers["etag"]}
+        assert client.get(f"/v1/jobs/{ids[2]}", headers=known).status_code == 304
+        client.post(f"/v1/jobs/{ids[1]}/cancel")
+        after = client.get(f"/v1/jobs/{ids[2]}", headers=known)
+        assert after.json()["message"] == "waits for its turn: 1 job is ahead of it"
+        assert after.json()["version"] == before.json()["version"]
+
     def test_the_same_key_gives_the_same_answer(self, client: TestClient) -> None:
         key = {"Idempotency-Key": "a key"}
         first = client.post("/v1/jobs", json=SPEC, headers=key)
@@ -448,6 +476,39 @@ class TestReading:
         assert client.get("/readyz").status_code == 503
         assert database.transact(lambda c: leases.renew(c, lease, 0.0))
         assert client.get("/readyz").status_code == 200, "it is renewed, whatever the time of day"
+
+    def test_few_points_stand_for_all_steps(self, client: TestClient, database: Database) -> None:
+        job_id = submit(client).id
+        values = [0.5, -3.0, 9.0, 1.0, float("nan"), 2.0, 7.0, 8.0, 6.0, 5.0]
+        told = [
+            ("metric", {"step": step, "world_size": 1, "values": {"loss": value}})
+            for step, value in enumerate(values, start=10)
+        ]
+        run_attempt(database, job_id, *told)
+        items = client.get(f"/v1/jobs/{job_id}/metrics?points=3").json()["items"]
+        assert [
+            (one["step"], one["least"]["loss"], one["greatest"]["loss"], one["values"]["loss"])
+            for one in items
+        ] == [(13, -3.0, 9.0, 1.0), (17, 2.0, 8.0, 8.0), (19, 5.0, 6.0, 5.0)]
+        (whole,) = client.get(f"/v1/jobs/{job_id}/metrics?points=1&after_step=14").json()["items"]
+        assert (whole["least"], whole["greatest"]) == ({"loss": 2.0}, {"loss": 8.0})
+        assert len(client.get(f"/v1/jobs/{job_id}/metrics?points=500").json()["items"]) == 10
+        assert client.get(f"/v1/jobs/{job_id}/metrics?points=5&after_step=99").json()["items"] == []
+        problem(client.get(f"/v1/jobs/{job_id}/metrics?points=0"), 422, "invalid_parameter")
+
+    def test_what_is_old_is_deleted_when_asked_for(self, client: TestClient, database: Database) -> None:
+        kept, old = submit(client).id, submit(client).id
+        ended = ("ended", {"end_reason": "completed", "message": "", "exit_code": 0})
+        run_attempt(database, old, ("log", {"rank": 0, "stream": "stdout", "text": "x"}), ended)
+        database.transact(lambda c: c.exec_driver_sql("UPDATE attempts SET released_at = 1002.0"))
+        assert client.post("/v1/prune?older_than_s=1e12").json() == {
+            "jobs": 0, "nodes": 0, "rows": 0, "has_more": False
+        }  # fmt: skip
+        # It ended in 1970.
+        answer = client.post("/v1/prune?keep_jobs=100").json()
+        assert (answer["jobs"], answer["has_more"]) == (1, False)
+        assert [one["id"] for one in client.get("/v1/jobs").json()["items"]] == [kept]
+        problem(client.post("/v1/prune?keep_jobs=-1"), 422, "invalid_parameter")
 
     def test_metrics_for_the_operator(self, client: TestClient) -> None:
         submit(client)

@@ -147,7 +147,7 @@ class TestAJob:
             JobState.QUEUED,
         ]
         assert ready.job(second).reason == "waiting_for_turn"
-        assert ready.job(third).message == "waits for its turn: 1 job is ahead of it"
+        assert ready.job(third).message == "waits for its turn"
         ready.launcher.driver_of(first).tell("ended", end_reason="completed", message="", exit_code=0)
         ready.tick(2)
         assert ready.job(second).state is JobState.ADMITTED

@@ -199,6 +199,17 @@ class TestLeases:
         assert len(winners) == 1
 
 
+def test_rows_are_the_values_that_were_stored(database: Database) -> None:
+    """They are made in a short way, which has to come out the same: equal, hashed by nothing else, and complete."""
+    job = submit(database, run_time_s=3.5, worker_resources={"CPU": 2.0, "GPU": 0.5})
+    attempt = start(database, job.id)
+    (found,) = read(database, lambda c: jobs.live_attempts(c))
+    assert found == (job_of(database, job.id), attempt)
+    assert vars(found[0]) == vars(JobRow(**vars(found[0])))
+    assert vars(found[1]) == vars(attempt)
+    assert found[0].sizes == job.sizes
+
+
 class TestIngest:
     def test_records_become_rows(self, database: Database) -> None:
         job, lease = submit(database), take_lease(database)

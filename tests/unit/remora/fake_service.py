@@ -269,6 +269,10 @@ def _route(state: FakeService, seen: Seen) -> Reply:
     if match := re.fullmatch(r"/v1/pools/([^/]+)/reopen", seen.path):
         (pool,) = (one for one in state.pools if one.name == match[1])
         return 200, {}, pool.model_dump_json().encode()
+    if seen.path == "/v1/prune":
+        # There is more after the first request.
+        is_first = sum(one.path == "/v1/prune" for one in state.requests) == 1
+        return 200, {}, json.dumps({"jobs": 2, "nodes": 1, "rows": 7, "has_more": is_first}).encode()
     if seen.path.startswith("/v1/drills/") or seen.path.endswith("/drill"):
         found = state.drills.pop(0) if len(state.drills) > 1 else state.drills[0]
         return 200, {}, found.model_dump_json().encode()

@@ -193,6 +193,19 @@ def test_pools_tell_their_nodes_their_limits_and_what_holds_them_up(cli: Cli, se
     assert (service.requests[-1].method, service.requests[-1].path) == ("POST", "/v1/pools/gpu/reopen")
 
 
+def test_prune_asks_until_nothing_is_left_and_never_without_a_yes(cli: Cli, service: FakeService) -> None:
+    assert cli("prune") == ExitCode.USAGE
+    assert "--yes" in cli.err
+    assert cli("prune", "--older-than", "soon", "--yes") == ExitCode.USAGE
+    assert not [one for one in service.requests if one.path == "/v1/prune"]
+    assert cli("prune", "--older-than", "2d", "--keep", "5", "--yes") == ExitCode.OK
+    assert cli.out == "Deleted 4 jobs, 2 nodes and 14 rows of theirs.\n"
+    asked = [one for one in service.requests if one.path == "/v1/prune"]
+    assert [(one.method, one.query) for one in asked] == [
+        ("POST", {"older_than_s": "172800.0", "keep_jobs": "5"})
+    ] * 2
+
+
 def test_a_running_job_tells_why_it_has_not_more_workers(cli: Cli, service: FakeService) -> None:
     service.add_job(state=JobState.RUNNING, why_short="pool 'p' may have 1 node")
     assert cli("show", "last") == ExitCode.OK

@@ -45,7 +45,7 @@ def test_a_project_at_its_quota_holds_up_itself_and_nobody_else() -> None:
     assert decision.starts == (other.id,)
     said = "waits for the quota of its project: project 'v' may use 4 GPUs at a time"
     assert told(decision, next_one) == ("waiting_for_quota", said)
-    behind = f"waits for its turn behind {next_one.id} of its project"
+    behind = "waits for its turn behind another job of its project"
     assert told(decision, small) == ("waiting_for_quota", behind), "nobody overtakes within a project"
 
 

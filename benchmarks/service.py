@@ -1,0 +1,282 @@
+"""What the service costs: `make bench-service` writes `benchmarks/out/service.json`.
+
+`post_ratio`: how many times as fast a bare route of FastAPI and SQLAlchemy stores a body as `POST /v1/jobs` accepts a
+job, turned over: 1 would be no cost beside the bare one.  Both are asked in turns by the same clients, on the same
+machine and the same kind of database; CPU is what the server's process computed for one request.
+
+`tick`: statements and milliseconds of CPU of one turn of the controller on SQLite, with fakes for all that is outside.
+
+`metrics_scrape_ms`: milliseconds of CPU of the store's part of `GET /metrics`, by the number of jobs there ever were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import sqlalchemy as sa
+
+from remora.states import JobState
+from service.settings import Settings
+from service.store.database import Database
+from service.store.migrate import migrate
+from service.store.tables import jobs
+from service.store.totals import totals
+from tests.postgres import OwnServer, PostgresServer, binaries
+from tests.service_fakes import World, job_row
+from tests.statements import statements
+
+CLIENTS = (1, 8, 64)
+#: Requests of each measurement, and measurements of each contestant, in turns.
+REQUESTS = 512
+ROUNDS = 3
+#: Nodes of the controller that is measured.
+NODES = 50
+TICKS = 9
+_ROOT = Path(__file__).parent.parent
+_BODY = json.dumps(
+    {
+        "name": "digits",
+        "command": ["python", "train.py"],
+        "workers": {"min": 1, "max": 4},
+        "resources": {"cpus": 1},
+    }
+)
+
+
+def run() -> dict[str, Any]:
+    """All of it; minutes."""
+    ratios, figures = {}, {}
+    for kind in ("sqlite", "postgresql"):
+        with _database(kind) as urls:
+            if urls is not None:
+                ratios[kind], figures[kind] = _posts(*urls)
+    return {
+        "post_ratio": ratios,
+        "post": figures,
+        "tick": [
+            tick(*counts)
+            for counts in ((20, 5, 0), (200, 50, 0), (200, 50, 100), (200, 50, 5000), (200, 0, 0))
+        ],
+        "metrics_scrape_ms": {str(count): scrape_ms(count) for count in (2_000, 20_000, 200_000)},
+    }
+
+
+@contextlib.contextmanager
+def _database(kind: str) -> Iterator[tuple[str, str] | None]:
+    """Two empty databases, the first one with our schema; None where it is not installed."""
+    with contextlib.ExitStack() as stack:
+        if kind == "sqlite":
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="remora-bench-"))
+            yield f"sqlite:///{folder}/ours.db", f"sqlite:///{folder}/bare.db"
+            return
+        folder_of_binaries = binaries()
+        if folder_of_binaries is None:
+            print("PostgreSQL is not installed and is left out", file=sys.stderr)
+            yield None
+            return
+        server = OwnServer(folder_of_binaries)
+        stack.callback(server.stop)
+        made = PostgresServer(server.url)
+        yield made.create(), made.create(migrated=False)
+
+
+def _posts(ours_url: str, bare_url: str) -> tuple[dict[str, float], dict[str, Any]]:
+    """Ratios, and requests in a second and CPU of each, by the number of clients."""
+    ratios: dict[str, float] = {}
+    figures: dict[str, Any] = {}
+    with _ours(ours_url) as ours, _bare(bare_url) as bare:
+        for clients in CLIENTS:
+            told: dict[str, list[tuple[float, float]]] = {"ours": [], "bare": []}
+            for _ in range(ROUNDS):
+                for name, server in (("ours", ours), ("bare", bare)):
+                    told[name].append(_ask(*server, clients))
+            figures[str(clients)] = {
+                name: {
+                    "wall_ms": round(median(wall for wall, _ in found), 3),
+                    "cpu_ms": round(median(cpu for _, cpu in found), 3),
+                }
+                for name, found in told.items()
+            }
+            row = figures[str(clients)]
+            row["cpu_ratio"] = round(row["bare"]["cpu_ms"] / row["ours"]["cpu_ms"], 3)
+            ratios[str(clients)] = round(row["bare"]["wall_ms"] / row["ours"]["wall_ms"], 3)
+    return ratios, figures
+
+
+def _ask(address: str, server: psutil.Process, clients: int) -> tuple[float, float]:
+    """Milliseconds of time and of the server's CPU for each request."""
+    each = max(1, REQUESTS // clients)
+    failed: list[int] = []
+
+    def post() -> None:
+        connection = http.client.HTTPConnection(address, timeout=120)
+        for _ in range(each):
+            connection.request("POST", "/v1/jobs", _BODY, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            answer.read()
+            if answer.status != 201:
+                failed.append(answer.status)
+        connection.close()
+
+    threads = [threading.Thread(target=post) for _ in range(clients)]
+    before, began = server.cpu_times(), time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    took, after = time.perf_counter() - began, server.cpu_times()
+    if failed:
+        raise RuntimeError(f"{len(failed)} requests failed, the first one with {failed[0]}")
+    cpu = after.user + after.system - before.user - before.system
+    return 1000.0 * took / (each * clients), 1000.0 * cpu / (each * clients)
+
+
+@contextlib.contextmanager
+def _ours(url: str) -> Iterator[tuple[str, psutil.Process]]:
+    with tempfile.TemporaryDirectory(prefix="remora-bench-") as folder:
+        words = ["-m", "service.main", "--home", folder, "--port", "0"]
+        settings = {"REMORA_DATABASE_URL": url, "REMORA_MAX_ACTIVE_JOBS": "1000000"}
+        with _server(words, settings, Path(folder) / "api.url") as server:
+            yield server
+
+
+@contextlib.contextmanager
+def _bare(url: str) -> Iterator[tuple[str, psutil.Process]]:
+    with tempfile.TemporaryDirectory(prefix="remora-bench-") as folder:
+        address = Path(folder) / "url"
+        if url.startswith("postgresql://"):
+            url = url.replace("postgresql://", "postgresql+psycopg://", 1)
+        with _server(["-m", "benchmarks.bare_service", url, str(address)], {}, address) as server:
+            yield server
+
+
+@contextlib.contextmanager
+def _server(
+    words: list[str], settings: dict[str, str], address: Path
+) -> Iterator[tuple[str, psutil.Process]]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("REMORA_")}
+    process = subprocess.Popen(
+        [sys.executable, *words],
+        env={**environment, **settings, "PYTHONPATH": str(_ROOT)},
+        cwd=_ROOT,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        while not address.exists() or not address.read_text().endswith("\n"):
+            if process.poll() is not None:
+                raise RuntimeError(f"the server ended with {process.returncode}")
+            time.sleep(0.05)
+        host = address.read_text().strip().removeprefix("http://")
+        _until_it_answers(host)
+        yield host, psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _until_it_answers(host: str) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            connection = http.client.HTTPConnection(host, timeout=5)
+            connection.request("GET", "/healthz")
+            connection.getresponse().read()
+            connection.close()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
+
+
+def tick(running: int, reporting: int, queued: int) -> dict[str, Any]:
+    """Median figures of one turn with so many jobs."""
+    with tempfile.TemporaryDirectory(prefix="remora-bench-") as folder:
+        database = Database(f"sqlite:///{folder}/remora.db")
+        migrate(database)
+        try:
+            world = World(
+                database, Settings(home=Path(folder), nodes=NODES, node_cpus=max(1, running // NODES))
+            )
+            world.tick(6)
+            job_ids = _running(world, running)
+            for _ in range(queued):
+                world.submit()
+            world.tick(3)
+            told = [_one_tick(world, job_ids[:reporting], step) for step in range(1, TICKS + 1)]
+        finally:
+            database.close()
+    return {
+        "jobs": {"running": running, "reporting": reporting, "queued": queued},
+        "statements": int(median(count for count, _ in told)),
+        "cpu_ms": round(median(cpu for _, cpu in told), 1),
+    }
+
+
+def _running(world: World, count: int) -> list[str]:
+    job_ids = [world.submit() for _ in range(count)]
+    world.tick(3)
+    addresses = [str(node.address) for node in world.nodes()]
+    drivers = {driver.plan.job_id: driver for driver in world.launcher.drivers.values()}
+    for number, job_id in enumerate(job_ids):
+        on = {addresses[number % len(addresses)]: 1}
+        drivers[job_id].tell("progress", state="running", world_size=1, workers=on)
+    world.tick(3)
+    return job_ids
+
+
+def _one_tick(world: World, reporting: list[str], step: int) -> tuple[int, float]:
+    """Statements and milliseconds of CPU, of all threads of the process."""
+    drivers = {driver.plan.job_id: driver for driver in world.launcher.drivers.values()}
+    for job_id in reporting:
+        drivers[job_id].tell("metric", step=step, world_size=1, values={"loss": 0.5})
+        for line in range(5):
+            drivers[job_id].tell("log", rank=0, stream="stdout", text=f"line {line} of step {step}")
+    with statements(world.database) as sent:
+        began = time.process_time()
+        world.tick()
+        cpu_ms = 1000.0 * (time.process_time() - began)
+    return len(sent), cpu_ms
+
+
+def scrape_ms(count: int) -> float:
+    """Median milliseconds of CPU for the totals, with so many jobs that have ended."""
+    with tempfile.TemporaryDirectory(prefix="remora-bench-") as folder:
+        database = Database(f"sqlite:///{folder}/remora.db")
+        migrate(database)
+        try:
+            row = vars(job_row(state=JobState.SUCCEEDED, attempt=2))
+            for first in range(0, count, 10_000):
+                numbers = range(first, min(count, first + 10_000))
+                database.transact(
+                    lambda c, numbers=numbers: c.execute(
+                        sa.insert(jobs), [row | {"id": f"job_{number:026d}"} for number in numbers]
+                    )
+                )
+            took = []
+            for _ in range(TICKS):
+                began = time.process_time()
+                database.query(totals)
+                took.append(1000.0 * (time.process_time() - began))
+        finally:
+            database.close()
+    return round(median(took), 2)

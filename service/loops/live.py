@@ -1,0 +1,127 @@
+"""The attempts that live, loaded once in a turn, and everything that the turn writes about them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
+
+from remora.states import AttemptState, EndReason
+from service.loops.turn import Turn
+from service.queue import lifecycle
+from service.queue.rows import AttemptRow, JobRow
+from service.store import jobs as store
+from service.store.errors import Fenced
+from service.store.ingest import ingest_all
+from trainers.plan import Record
+
+log = logging.getLogger(__name__)
+
+#: Records in one transaction, so that those who submit jobs meanwhile wait for none that lasts for long.
+MOST_RECORDS = 5000
+
+Pair = tuple[JobRow, AttemptRow]
+Write = Callable[[sa.Connection, Sequence[str]], store.Changed]
+
+
+class Live:
+    """Of one turn, and for one thread.  Nobody else writes attempts under the lease, so what this turn wrote is how
+    they are; what others write of their jobs meanwhile, as that one is to be cancelled, the next turn sees.
+
+    All of it raises Fenced.
+    """
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._pairs: dict[str, Pair] | None = None
+
+    def pairs(self) -> list[Pair]:
+        """Attempts that have not ended, oldest first, with their jobs."""
+        if self._pairs is None:
+            found = self._turn.load(store.live_attempts)
+            self._pairs = {attempt.id: (job, attempt) for job, attempt in found}
+        return list(self._pairs.values())
+
+    def add(self, pairs: Iterable[Pair]) -> None:
+        """These attempts were just made."""
+        if self._pairs is not None:
+            self._pairs.update({attempt.id: (job, attempt) for job, attempt in pairs})
+
+    def take_in(self, told: Mapping[str, Sequence[Record]]) -> None:
+        """Store what drivers told, by the ids of their attempts."""
+        now = self._turn.now
+        for part in _parts(told):
+            self._write(part, lambda connection, ids: ingest_all(connection, {i: told[i] for i in ids}, now))
+
+    def change(self, decisions: Mapping[str, store.Decide]) -> None:
+        """Decide about these attempts, as they are by then, and store it."""
+        self._write(
+            list(decisions),
+            lambda connection, ids: store.change_attempts(connection, {i: decisions[i] for i in ids}),
+        )
+
+    def launched(self, attempt_ids: Iterable[str]) -> None:
+        """The drivers of these attempts have said that they have their plans."""
+        now = self._turn.now
+
+        def decide(job: JobRow, attempt: AttemptRow) -> lifecycle.Decision:
+            return lifecycle.Decision(job, lifecycle.launched(attempt, now))
+
+        self.change(dict.fromkeys(attempt_ids, decide))
+
+    def end(self, ends: Mapping[str, tuple[EndReason, str]]) -> None:
+        """End attempts whose drivers do not say it by themselves; nothing happens to one that has ended."""
+        self.change({attempt_id: self._ending(*why) for attempt_id, why in ends.items()})
+
+    def _ending(self, reason: EndReason, message: str) -> store.Decide:
+        def decide(job: JobRow, attempt: AttemptRow) -> lifecycle.Decision | None:
+            if attempt.ended_at is not None:
+                return None
+            log.info("attempt %d of %s ended: %s: %s", attempt.attempt, job.id, reason.value, message)
+            return lifecycle.end_attempt(job, attempt, reason, message, self._turn.now, by_driver=False)
+
+        return decide
+
+    def _write(self, attempt_ids: Sequence[str], work: Write) -> None:
+        """In one transaction; when the database refuses it, one for each, so that one's fault is nobody else's."""
+        if not attempt_ids:
+            return
+        try:
+            changed = self._turn.apply(lambda connection: work(connection, attempt_ids))
+        except (Fenced, OperationalError):
+            self._pairs = None
+            raise
+        except Exception as error:
+            if len(attempt_ids) == 1:
+                changed = store.Changed(failed={attempt_ids[0]: error})
+            else:
+                for attempt_id in attempt_ids:
+                    self._write([attempt_id], work)
+                return
+        for attempt_id, why in changed.failed.items():
+            log.error("attempt %s cannot be brought on, it is tried again", attempt_id, exc_info=why)
+        self._note(changed.pairs)
+
+    def _note(self, pairs: Mapping[str, Pair]) -> None:
+        if self._pairs is None:
+            return
+        for attempt_id, pair in pairs.items():
+            if pair[1].state is AttemptState.ENDED:
+                self._pairs.pop(attempt_id, None)
+            else:
+                self._pairs[attempt_id] = pair
+
+
+def _parts(told: Mapping[str, Sequence[Record]]) -> list[list[str]]:
+    """The attempts in parts of not too many records; one that told more is a part of its own."""
+    parts: list[list[str]] = []
+    room = 0
+    for attempt_id, new in told.items():
+        if not parts or len(new) > room:
+            parts.append([])
+            room = MOST_RECORDS
+        parts[-1].append(attempt_id)
+        room -= len(new)
+    return parts

@@ -1,0 +1,79 @@
+"""When the code bundles in the storage were last used.
+
+A bundle is deleted in three steps, so that nobody who uses it meanwhile loses it: its row says that it goes, the file
+is deleted, and the row is deleted.  From the first one on it counts as missing; it can be uploaded after the last one.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from service.store.tables import ACTIVE_JOBS, bundles, jobs
+
+_GOING = sa.select(bundles.c.digest).where(
+    bundles.c.digest == sa.bindparam("of"), bundles.c.gone_at.is_not(None)
+)
+_FORGET = sa.delete(bundles).where(bundles.c.digest == sa.bindparam("of"), bundles.c.gone_at.is_not(None))
+
+
+def bundle_name(digest: str) -> str:
+    """Where the storage keeps the bundle of a digest."""
+    return f"bundles/{digest.removeprefix('sha256:')}.zip"
+
+
+def is_going(connection: sa.Connection, digest: str) -> bool:
+    """The bundle is being deleted."""
+    return connection.execute(_GOING, {"of": digest}).first() is not None
+
+
+def use(connection: sa.Connection, digest: str, now: float) -> bool:
+    """Somebody uses it now; False when it is being deleted."""
+    row = {"digest": digest, "used_at": now}
+    return connection.execute(_use(connection.dialect.name), row).first() is not None
+
+
+@lru_cache
+def _use(dialect: str) -> sa.sql.dml.ReturningInsert[tuple[str]]:
+    statement = (sqlite.insert if dialect == "sqlite" else postgresql.insert)(bundles)
+    return statement.on_conflict_do_update(
+        index_elements=["digest"],
+        set_={"used_at": statement.excluded.used_at},
+        where=bundles.c.gone_at.is_(None),
+    ).returning(bundles.c.digest)
+
+
+def choose(connection: sa.Connection, before: float, now: float, most: int) -> list[str]:
+    """Mark up to so many as going that nobody has used since `before` and no job needs that waits or runs.
+
+    Those that were marked before and are there still are among them: their files may be.
+    """
+    going = connection.execute(sa.select(bundles.c.digest).where(bundles.c.gone_at.is_not(None)).limit(most))
+    found = list(going.scalars())
+    old = sa.select(bundles.c.digest).where(bundles.c.used_at < before, bundles.c.gone_at.is_(None))
+    candidates = list(connection.execute(old.order_by(bundles.c.used_at).limit(most - len(found))).scalars())
+    if not candidates:
+        return found
+    needed = {
+        spec.get("code") for spec in connection.execute(sa.select(jobs.c.spec).where(ACTIVE_JOBS)).scalars()
+    }
+    for digest in candidates:
+        if digest in needed:
+            # Looked at again when its time is over again.
+            use(connection, digest, now)
+            continue
+        marked = connection.execute(
+            sa.update(bundles)
+            .where(bundles.c.digest == digest, bundles.c.used_at < before, bundles.c.gone_at.is_(None))
+            .values(gone_at=now)
+        )
+        if marked.rowcount == 1:
+            found.append(digest)
+    return found
+
+
+def forget(connection: sa.Connection, digest: str) -> None:
+    """Its file is gone."""
+    connection.execute(_FORGET, {"of": digest})

@@ -1,0 +1,198 @@
+"""What a turn of the controller sends to the database does not grow with the jobs, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event
+
+from remora.states import EndReason, JobState
+from service.settings import Settings
+from service.store import jobs, telemetry
+from service.store.database import Database
+from service.store.telemetry import LogFilter
+from tests.service_fakes import World
+from tests.statements import statements
+from trainers.plan import DriverGone
+
+#: Jobs that run, and ten times as many.
+FEW, MANY = 3, 30
+
+
+@pytest.fixture
+def world(database: Database, tmp_path: Path) -> World:
+    made = World(database, Settings(home=tmp_path, nodes=3, node_cpus=MANY // 3, lease_s=5.0))
+    made.tick(6)
+    return made
+
+
+def run_jobs(world: World, count: int) -> list[str]:
+    """So many jobs that run more than those that do."""
+    job_ids = [world.submit() for _ in range(count)]
+    world.tick(2)
+    for job_id in job_ids:
+        world.launcher.driver_of(job_id).tell("progress", state="running", world_size=1)
+    world.tick(2)
+    assert {world.job(job_id).state for job_id in job_ids} == {JobState.RUNNING}
+    return job_ids
+
+
+def report(world: World, job_ids: list[str], step: int) -> None:
+    for job_id in job_ids:
+        driver = world.launcher.driver_of(job_id)
+        driver.tell("metric", step=step, world_size=1, values={"loss": 0.5})
+        driver.tell("log", rank=0, stream="stdout", text=f"step {step}")
+        driver.tell(
+            "checkpoint",
+            step=step,
+            world_size=1,
+            size_bytes=7,
+            location="/c",
+            files={"a": 7},
+            committed_at=1.0,
+        )
+
+
+def sent_in_a_tick(world: World) -> list[str]:
+    with statements(world.database) as sent:
+        world.tick()
+    return sent
+
+
+def lines_of(world: World, job_id: str) -> list[str]:
+    page = world.database.query(lambda c: telemetry.page_of_logs(c, job_id, LogFilter(), 0, 1000))
+    assert [line.seq for line in page] == list(range(1, len(page) + 1))
+    return [line.text for line in page]
+
+
+class TestATick:
+    def test_sends_as_many_statements_for_ten_times_the_jobs_that_report(self, world: World) -> None:
+        job_ids = run_jobs(world, FEW)
+        report(world, job_ids, 1)
+        few = sent_in_a_tick(world)
+        job_ids += run_jobs(world, MANY - FEW)
+        report(world, job_ids, 2)
+        many = sent_in_a_tick(world)
+        assert [world.job(job_id).checkpoint_step for job_id in job_ids] == [2] * MANY
+        assert len(many) == len(few) < 40
+
+    def test_loads_the_attempts_that_live_once_in_each_thread(self, world: World) -> None:
+        report(world, run_jobs(world, FEW), 1)
+        loads = [one for one in sent_in_a_tick(world) if "FROM attempts" in one and "state IN" in one]
+        # The jobs of these attempts are asked for by the same condition.
+        assert len([one for one in loads if "FROM jobs" not in one]) == 2
+
+    def test_that_ends_all_of_them_sends_no_more_for_ten_times_as_many(self, world: World) -> None:
+        counts = []
+        for number in (FEW, MANY):
+            job_ids = run_jobs(world, number)
+            for job_id in job_ids:
+                world.launcher.driver_of(job_id).gone = DriverGone(EndReason.HEAD_LOST, "the head died")
+            counts.append(len(sent_in_a_tick(world)))
+            assert {world.job(job_id).state for job_id in job_ids} == {JobState.QUEUED}
+            assert {world.attempts(job_id)[0].released_at for job_id in job_ids} == {world.now}
+            for job_id in job_ids:
+                world.cancel(job_id)
+        assert counts[0] == counts[1]
+
+    def test_that_starts_or_stops_them_sends_no_more_for_ten_times_as_many(self, world: World) -> None:
+        counts: list[tuple[int, ...]] = []
+        # Nodes are idle for the first time, and used again, in the first round.
+        for number in (FEW, FEW, MANY):
+            job_ids = [world.submit() for _ in range(number)]
+            starting, launched = len(sent_in_a_tick(world)), len(sent_in_a_tick(world))
+            for job_id in job_ids:
+                assert world.attempts(job_id)[0].launched_at is not None
+                world.launcher.driver_of(job_id).obeys = False
+                world.cancel(job_id)
+            stopping = len(sent_in_a_tick(world))
+            assert {world.attempts(job_id)[0].stop_reason for job_id in job_ids} == {EndReason.CANCELLED}
+            world.now += 11.0
+            world.controller.keeper.step(world.now)
+            killing = len(sent_in_a_tick(world))
+            assert {world.job(job_id).state for job_id in job_ids} == {JobState.CANCELLED}
+            counts.append((starting, launched, stopping, killing))
+        assert counts[1] == counts[2]
+
+
+class TestOneAttemptsFault:
+    def test_in_what_it_tells_is_nobody_elses(
+        self, world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        job_ids = run_jobs(world, FEW)
+        bad = job_ids[1]
+        from service.queue import lifecycle
+
+        right = lifecycle.observe_step
+
+        def wrong(job: jobs.JobRow, *rest: object) -> lifecycle.Decision:
+            if job.id == bad:
+                raise lifecycle.TransitionError("nothing leads there")
+            return right(job, *rest)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(lifecycle, "observe_step", wrong)
+        report(world, job_ids, 1)
+        world.tick()
+        assert [lines_of(world, job_id) for job_id in job_ids] == [["step 1"], [], ["step 1"]]
+        assert "cannot be brought on" in caplog.text
+        monkeypatch.undo()
+        report(world, job_ids, 2)
+        world.tick()
+        assert [lines_of(world, job_id) for job_id in job_ids] == [["step 1", "step 2"]] * 3
+
+    def test_that_the_database_finds_is_nobody_elses(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The transaction of all is rolled back with everything in it, and each gets its own."""
+        job_ids = run_jobs(world, FEW)
+        from service.store import ingest
+
+        right = ingest._numbered_lines
+
+        def wrong(batch: ingest._Batch) -> list[dict[str, object]]:
+            # No text that a database takes: `seq` is a part of the key and must not be empty.
+            return [row | {"seq": None} if batch.job.id == job_ids[1] else row for row in right(batch)]
+
+        monkeypatch.setattr(ingest, "_numbered_lines", wrong)
+        report(world, job_ids, 1)
+        world.tick()
+        assert [lines_of(world, job_id) for job_id in job_ids] == [["step 1"], [], ["step 1"]]
+        assert world.job(job_ids[1]).step is None
+        monkeypatch.undo()
+        world.tick()
+        assert [lines_of(world, job_id) for job_id in job_ids] == [["step 1"]] * 3
+
+    def test_more_than_one_transaction_takes_loses_nothing(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from service.loops import live
+
+        monkeypatch.setattr(live, "MOST_RECORDS", 4)
+        job_ids = run_jobs(world, FEW)
+        for _ in range(3):
+            report(world, job_ids, 1)
+        world.tick()
+        assert [lines_of(world, job_id) for job_id in job_ids] == [["step 1"] * 3] * 3
+
+
+class TestASubmission:
+    def test_builds_no_statement_anew(self, database: Database) -> None:
+        """Two thirds of its time went into that."""
+        from remora.spec import JobSpec
+        from service.api.jobs import _Submission, _submit
+
+        spec = JobSpec.from_mapping({"command": "python train.py", "name": "digits"})
+        sent: list[list[object]] = []
+
+        def note(connection: object, statement: object, *rest: object) -> None:
+            sent[-1].append(statement)
+
+        event.listen(database.engine, "before_execute", note)
+        for key in ("a", "b"):
+            sent.append([])
+            new = _Submission(spec, "0" * 64, key, 1000.0)
+            database.transact(lambda connection, new=new: _submit(connection, new, 10))
+        event.remove(database.engine, "before_execute", note)
+        assert len(sent[0]) == 5
+        assert all(first is second for first, second in zip(*sent, strict=True))
