@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,10 +17,11 @@ from remora.torch.elastic import ElasticLoop
 from remora.torch.group import PeerLost
 from remora.torch.layout import Writer
 from remora.torch.members import Membership
+from remora.torch.optimizers import Optimizers
 from remora.torch.order import shards_of
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.reduction import Bitwise, SampleExact
-from remora.torch.saving import DEALT, Saving
+from remora.torch.saving import Saving
 from remora.torch.settings import (
     Exactness,
     Settings,
@@ -46,6 +47,7 @@ class Loop(ElasticLoop):
     Runs alone, under torchrun, and under Remora, where it resumes from the job's newest checkpoint, writes checkpoints
     when they are due, and goes on in place when workers are lost or come.
 
+    - `optimizer`: one, or a list of all that change parameters of the model.
     - `data`: a dataset with a length, or an iterable one (`feed.py` has its rule).
     - `global_batch`: samples of a step.  `shards`: parts of it that workers carry; no more workers than shards.
     - `micro_batch`: most samples of one forward pass; a whole shard if None.
@@ -63,7 +65,7 @@ class Loop(ElasticLoop):
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *,
         data: Any,
         global_batch: int | None = None,
@@ -92,16 +94,22 @@ class Loop(ElasticLoop):
         parameters = [one for one in model.parameters() if one.requires_grad]
         super().__init__(settings, parameters[0].device, data, collate_fn, num_workers)
         self._model = model
-        self._optimizer = optimizer
+        #: All, also those that are frozen.
+        self._parameters = dict(model.named_parameters())
+        #: Names of those that have gradients.
+        self._trained = _trained(self._parameters)
+        self._optimizers = Optimizers(model, optimizer)
         self._scaler = scaler
         self._buffers = Buffers(model)
         notes = 1 + MOST_METRICS + self._buffers.width
         kind = Bitwise if exactness == "bitwise" else SampleExact
         self._reduction = kind(parameters, shards, notes)
-        self._state = LoopState(_parts(model, optimizer, scheduler, scaler, state), settings.of_the_order())
+        self._state = LoopState(
+            _parts(model, self._optimizers, scheduler, scaler, state), settings.of_the_order()
+        )
         self._members = Membership(self._link, shards, self._reduction, self._buffers, self._device)
-        self._saving = Saving(model, optimizer, self._device)
-        self._fingerprint = fingerprint(settings, parameters)
+        self._saving = Saving(model, self._optimizers, self._device)
+        self._fingerprint = fingerprint(settings, self._parameters.values())
         self._metric_names: tuple[str, ...] = ()
 
     @property
@@ -127,7 +135,7 @@ class Loop(ElasticLoop):
 
         Inside the loop it is called after `optimizer.step()`.
         """
-        states.write(self._state.capture(self._reached()), folder)
+        states.write(self._capture_state(self._reached()), folder)
 
     def _reached(self) -> Progress:
         """Where training stands, with the step that the script is in when its gradients were there."""
@@ -138,29 +146,38 @@ class Loop(ElasticLoop):
 
     def load(self, folder: Path) -> None:
         """Go on from a folder that `save` or a checkpoint has written; raises CheckpointUnusable."""
-        self._progress = self._state.restore(states.read(folder))
+        self._restore_state(states.read(folder))
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def _run(self, step: Step, compute: Compute) -> torch.Tensor:
-        while True:
-            try:
-                notes = self._attempt(step, compute)
-            except PeerLost as lost:
-                self._undo()
-                if not self._change(str(lost)):
-                    continue
-                # Somebody else had the result already.
-                notes = self._reduction.spread()
-            break
+        self._optimizers.begin(self._parameters.values())
+        try:
+            notes = self._result(step, compute)
+        except BaseException:
+            self._optimizers.end(None)
+            raise
+        self._optimizers.end(step.number)
         seed_everything(derive(self._settings.seed, "body", step.number))
         loss, *metrics = notes[: 1 + MOST_METRICS].tolist()
         step.metrics = dict(zip(self._metric_names, metrics, strict=False))
         return torch.tensor(loss, device=self._device)
 
+    def _result(self, step: Step, compute: Compute) -> torch.Tensor:
+        """Gradients of a step, whoever is lost meanwhile; returns the notes' sums."""
+        while True:
+            try:
+                return self._attempt(step, compute)
+            except PeerLost as lost:
+                self._undo()
+                if self._change(str(lost)):
+                    # Somebody else had the result already.
+                    return self._reduction.spread()
+
     def _attempt(self, step: Step, compute: Compute) -> torch.Tensor:
         """One try at a step; raises PeerLost, after which `_undo` brings everything back to the step's begin."""
         reduction, buffers = self._reduction, self._buffers
+        self._follow_frozen()
         self._own_time.begin()
         reduction.begin()
         buffers.begin()
@@ -186,6 +203,18 @@ class Loop(ElasticLoop):
         notes = reduction.finish()
         buffers.finish(reduction.group, notes[1 + MOST_METRICS :])
         return notes
+
+    def _follow_frozen(self) -> None:
+        """Parameters may have been frozen or unfrozen since the last step."""
+        trained = _trained(self._parameters)
+        if trained == self._trained:
+            return
+        if not trained:
+            raise RuntimeError(
+                "the model has no parameter to train: leave at least one that requires a gradient"
+            )
+        self._trained = trained
+        self._reduction.train([self._parameters[name] for name in trained])
 
     def _forward(self, batch: Any, weight: float, compute: Compute) -> torch.Tensor:
         """Loss of one micro-batch, as its share of the global batch, `weight`; notes it with its metrics."""
@@ -228,10 +257,12 @@ class Loop(ElasticLoop):
         return True
 
     def _finish(self) -> None:
+        self._optimizers.close()
         self._checkpoint(is_last=True)
         self._saving.wait()
 
     def _break_off(self) -> None:
+        self._optimizers.close()
         # Its end shall not meet a collective under way.
         with contextlib.suppress(PeerLost):
             self._reduction.await_confirmation()
@@ -249,6 +280,7 @@ class Loop(ElasticLoop):
         self._members.begin(standing, self._capture, self._restore)
         self._was_rank_0 = self._members.group.rank == 0
         self._open_feed()
+        self._optimizers.open()
 
     def _change(self, why: str) -> bool:
         """Go over into the next group; True when it brought the result of the step under way."""
@@ -263,15 +295,27 @@ class Loop(ElasticLoop):
                 pass
         return was_delivered
 
+    def _capture_state(self, progress: Progress, only: Container[str] | None = None) -> dict[str, Any]:
+        """The state of training, with the names of the parameters that are not frozen."""
+        return {**self._state.capture(progress, only), "trained": list(_trained(self._parameters))}
+
+    def _restore_state(self, state: Mapping[str, Any]) -> None:
+        """Raises CheckpointUnusable."""
+        self._progress = self._state.restore(state)
+        # The script may have frozen and unfrozen some on its way here.
+        if (trained := state.get("trained")) is not None:
+            for name, one in self._parameters.items():
+                one.requires_grad_(name in trained)
+
     def _capture(self) -> Any:
         return {
-            "state": self._state.capture(self._progress),
+            "state": self._capture_state(self._progress),
             "metric_names": list(self._metric_names),
             "reports": list(self._reports),
         }
 
     def _restore(self, captured: Any) -> None:
-        self._progress = self._state.restore(captured["state"])
+        self._restore_state(captured["state"])
         self._metric_names = tuple(captured["metric_names"])
         self._reports.clear()
         self._reports.extend((number, dict(values)) for number, values in captured["reports"])
@@ -284,27 +328,34 @@ class Loop(ElasticLoop):
         self._saved_step = step
         place = self._members.group.place
         writer = Writer(place.rank, place.world_size, self._members.generation)
-        state = self._state.capture(self._progress, None if place.rank == 0 else DEALT)
+        state = self._capture_state(self._progress, None if place.rank == 0 else self._saving.dealt)
         self._saving.save(step, state, writer, in_background=not (is_last or self._link.stops))
 
     def _number(self, value: Any) -> torch.Tensor:
         return torch.as_tensor(value, dtype=torch.float32, device=self._device).detach().reshape(())
 
 
+def _trained(parameters: Mapping[str, torch.nn.Parameter]) -> tuple[str, ...]:
+    return tuple(name for name, one in parameters.items() if one.requires_grad)
+
+
 def _parts(
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Optimizers,
     scheduler: Stateful | None,
     scaler: Stateful | None,
     state: Mapping[str, Stateful] | None,
 ) -> dict[str, Stateful]:
-    parts: dict[str, Stateful] = {"model": model, "optimizer": optimizer}
+    parts: dict[str, Stateful] = {"model": model, **optimizers.parts}
     named = {"scheduler": scheduler, "scaler": scaler}
+    if scheduler is not None:
+        optimizers.check_part("scheduler", scheduler)
     parts.update({name: part for name, part in named.items() if part is not None})
     for name, part in (state or {}).items():
         if name in parts:
             raise ValueError(f"state={{{name!r}: ...}} is a name that Loop uses itself: take another one")
         if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
             raise ValueError(f"state[{name!r}] needs the methods state_dict() and load_state_dict()")
+        optimizers.check_part(f"state[{name!r}]", part)
         parts[name] = part
     return parts

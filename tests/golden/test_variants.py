@@ -11,7 +11,7 @@ import pytest
 
 from tests.golden.driver import Driver
 from tests.golden.test_interrupted import assert_same, undisturbed
-from tests.golden.worker import Job
+from tests.golden.worker import Job, Mishap
 
 pytestmark = [pytest.mark.timeout(600)]
 
@@ -42,6 +42,25 @@ def test_losing_a_worker_changes_nothing(job: Job, tmp_path: Path) -> None:
         driver.reach(2)
         driver.kill(1)
         driver.recover()
+        driver.finish()
+        assert_same(job, driver)
+
+
+@pytest.mark.parametrize("exactness", ["bitwise", "sample-exact"])
+def test_layers_that_are_unfrozen_stay_so_for_those_who_go_on_and_those_who_join(
+    exactness: str, tmp_path: Path
+) -> None:
+    job = Job("mlp", exactness, thaws_after=8)
+    # The step after it is missed by one of them, who still needs what the others have as it was.
+    with Driver(job, tmp_path, mishap=Mishap(slot=1, step=8)) as driver:
+        driver.start(3)
+        joiner = driver.add()
+        driver.wait(lambda: driver.workers[1].parked is not None, "the worker parks")
+        driver.recover()
+        driver.reach(12)
+        driver.kill(2)
+        driver.recover()
+        driver.admit(joiner)
         driver.finish()
         assert_same(job, driver)
 

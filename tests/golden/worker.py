@@ -34,6 +34,8 @@ class Job:
     seed: int = 7
     is_stream: bool = False
     num_workers: int = 0
+    #: After this step its first layer, frozen until then, is trained too.
+    thaws_after: int | None = None
 
     @property
     def steps(self) -> int:
@@ -62,6 +64,8 @@ def work(
 
 def train(job: Job, slot: int, out: Path, mishap: Mishap | None) -> None:
     model = network(job.network)
+    if job.thaws_after is not None:
+        model[0].requires_grad_(False)
     if job.exactness == "bitwise":
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     else:
@@ -93,6 +97,8 @@ def train(job: Job, slot: int, out: Path, mishap: Mishap | None) -> None:
             scheduler.step()
             optimizer.zero_grad()
             step.report(loss=loss)
+            if step.number == job.thaws_after:
+                model[0].requires_grad_(True)
             gate.stand(step.number)
     torch.save(model.state_dict(), out / f"weights-{slot}.pt")
 
