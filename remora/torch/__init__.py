@@ -11,6 +11,7 @@
 Needs torch, which the rest of `remora` does not.
 """
 
+from remora.torch.agreement import Diverged
 from remora.torch.group import PeerLost
 from remora.torch.loop import Loop
 from remora.torch.scaling import linear_scaling
@@ -19,4 +20,13 @@ from remora.torch.state import CheckpointUnusable
 from remora.torch.state import read as read_checkpoint
 from remora.torch.step import Step
 
-__all__ = ["CheckpointUnusable", "Exactness", "Loop", "PeerLost", "Step", "linear_scaling", "read_checkpoint"]
+__all__ = [
+    "CheckpointUnusable",
+    "Diverged",
+    "Exactness",
+    "Loop",
+    "PeerLost",
+    "Step",
+    "linear_scaling",
+    "read_checkpoint",
+]

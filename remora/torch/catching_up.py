@@ -16,6 +16,8 @@ class Standing:
     is_fresh: bool
     #: Of the settings and the shapes of the parameters.
     fingerprint: int
+    #: Of what decides the bits that it computes; 0 where they may differ.
+    hardware: int = 0
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,7 @@ class ElasticLoop(ABC):
             steps=left,
             own=self._own_shards,
             start=Position(progress.epoch, progress.place),
+            probe_every=settings.check_every,
         )
         self._feed = Feed(deliveries(self._data, plan, self._collate, self._num_workers))
 

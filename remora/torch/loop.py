@@ -5,16 +5,26 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 
 from remora import training
 from remora.torch import state as states
+from remora.torch.agreement import (
+    CHECK_EVERY,
+    Diverged,
+    Holdings,
+    difference_text,
+    is_due,
+    parameters_beside,
+    tensors_of,
+)
 from remora.torch.buffers import Buffers
 from remora.torch.catching_up import Standing
 from remora.torch.elastic import ElasticLoop
 from remora.torch.group import PeerLost
+from remora.torch.hardware import hardware
 from remora.torch.layout import Writer
 from remora.torch.members import Membership
 from remora.torch.optimizers import Optimizers
@@ -29,6 +39,7 @@ from remora.torch.settings import (
     check_model,
     fingerprint,
     make_deterministic,
+    mark_of,
     needed,
 )
 from remora.torch.state import LoopState, Progress, Stateful
@@ -54,6 +65,7 @@ class Loop(ElasticLoop):
     - `scheduler`, `scaler`: saved and resumed; losses are scaled by `scaler` before their backward pass.
     - `state`: anything else with `state_dict()` and `load_state_dict()`, by name.
     - `exactness`: `sample-exact` (same samples, order and random numbers) or `bitwise` (same bits too).
+    - `check_every`: steps between two comparisons of the workers' weights, which raise Diverged; 0 for none.
 
     `global_batch`, `shards` and `exactness` that are left out come from `elastic` in the job's specification; without
     that `exactness` is `sample-exact`, and the other two have to be given.
@@ -82,11 +94,21 @@ class Loop(ElasticLoop):
         shuffle: bool = True,
         drop_last: bool = False,
         exactness: Exactness | None = None,
+        check_every: int = CHECK_EVERY,
     ) -> None:
         exactness = cast("Exactness", agreed("exactness", exactness, str) or "sample-exact")
         global_batch, shards = needed("global_batch", global_batch), needed("shards", shards)
         settings = Settings(
-            global_batch, shards, micro_batch, seed, shuffle, drop_last, exactness, epochs, total_steps
+            global_batch,
+            shards,
+            micro_batch,
+            seed,
+            shuffle,
+            drop_last,
+            exactness,
+            epochs,
+            total_steps,
+            check_every,
         )
         check_model(model)
         if exactness == "bitwise":
@@ -110,7 +132,12 @@ class Loop(ElasticLoop):
         self._members = Membership(self._link, shards, self._reduction, self._buffers, self._device)
         self._saving = Saving(model, self._optimizers, self._device)
         self._fingerprint = fingerprint(settings, self._parameters.values())
+        self._hardware = mark_of(hardware(self._device)) if exactness == "bitwise" else 0
         self._metric_names: tuple[str, ...] = ()
+        #: What else is saved, that only the script changes.
+        self._extra = dict(state or {})
+        #: Steps after which the workers last held the same weights.
+        self._agreed_after: int | None = None
 
     @property
     def steps_done(self) -> int:
@@ -178,6 +205,7 @@ class Loop(ElasticLoop):
         """One try at a step; raises PeerLost, after which `_undo` brings everything back to the step's begin."""
         reduction, buffers = self._reduction, self._buffers
         self._follow_frozen()
+        unchanging = self._agree(compute)
         self._own_time.begin()
         reduction.begin()
         buffers.begin()
@@ -202,7 +230,47 @@ class Loop(ElasticLoop):
         self._own_time.end()
         notes = reduction.finish()
         buffers.finish(reduction.group, notes[1 + MOST_METRICS :])
+        if unchanging is not None:
+            self._check_unchanged(unchanging, compute)
         return notes
+
+    def _agree(self, compute: Compute) -> Holdings | None:
+        """Compare the weights with those of all others when it is time; returns what the step must not change.
+
+        Raises PeerLost and Diverged.
+        """
+        steps_done = self._progress.step
+        if not is_due(steps_done, self._settings.check_every):
+            return None
+        holdings = Holdings(self._held(), self._device)
+        found = holdings.compare(self._reduction.group, is_bitwise=self._settings.exactness == "bitwise")
+        if found is not None:
+            self._end_diverged(difference_text(*found, steps_done, self._agreed_after))
+        self._agreed_after = steps_done
+        return Holdings(self._watched(compute), self._device)
+
+    def _check_unchanged(self, before: Holdings, compute: Compute) -> None:
+        """Raise Diverged when the step changed what only the script may change, after it."""
+        if (name := before.changed(self._watched(compute))) is not None:
+            self._end_diverged(
+                f"{name} was changed inside step.backward, which does so as often as a worker has micro-batches:"
+                " change it after step.backward"
+            )
+
+    def _held(self) -> dict[str, torch.Tensor]:
+        """What all workers hold alike between two steps."""
+        extra = {f"state[{name!r}]": part.state_dict() for name, part in self._extra.items()}
+        return {**self._parameters, **dict(tensors_of(extra))}
+
+    def _watched(self, compute: Compute) -> dict[str, torch.Tensor]:
+        """What no function given to `backward` may change: that, and the modules that it uses beside the model."""
+        known = {id(one) for one in self._parameters.values()}
+        return {**self._held(), **parameters_beside(compute, known)}
+
+    def _end_diverged(self, text: str) -> NoReturn:
+        if self._link is not None:
+            self._link.send({"type": "diverged", "generation": self._generation, "text": text})
+        raise Diverged(text)
 
     def _follow_frozen(self) -> None:
         """Parameters may have been frozen or unfrozen since the last step."""
@@ -276,7 +344,7 @@ class Loop(ElasticLoop):
             self.load(folder)
             is_fresh = False
         step = -1 if self._members.is_joiner else self._progress.step
-        standing = Standing(step, is_fresh, self._fingerprint)
+        standing = Standing(step, is_fresh, self._fingerprint, self._hardware)
         self._members.begin(standing, self._capture, self._restore)
         self._was_rank_0 = self._members.group.rank == 0
         self._open_feed()
@@ -285,7 +353,7 @@ class Loop(ElasticLoop):
     def _change(self, why: str) -> bool:
         """Go over into the next group; True when it brought the result of the step under way."""
         self._saved_step = None
-        standing = Standing(self._progress.step, False, self._fingerprint)
+        standing = Standing(self._progress.step, False, self._fingerprint, self._hardware)
         was_delivered = self._members.change(standing, why, self._capture, self._restore)
         self._tell_again()
         self._open_feed()

@@ -349,6 +349,132 @@ def dropped_on_purpose(folder: Path) -> nn.Module:
     return model
 
 
+class OwnNoise(Samples):
+    """Noise from a generator of its own, which goes on with every sample that is read."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.generator = torch.Generator().manual_seed(1)
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        noise = torch.randn(len(self.features[number]), generator=self.generator) * 0.1
+        return self.features[number] + noise, self.labels[number], number
+
+
+def own_generator(folder: Path) -> nn.Module:
+    model = network("mlp")
+    optimizer = adam(model)
+    run(loop_of(model, optimizer, data=OwnNoise(60)), optimizer)
+    return model
+
+
+class NumberedNoise(OwnNoise):
+    """The same from a generator that is made anew for each sample."""
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        self.generator.manual_seed(number)
+        return super().__getitem__(number)
+
+
+def numbered_generator(folder: Path) -> nn.Module:
+    model = network("mlp")
+    optimizer = adam(model)
+    run(loop_of(model, optimizer, data=NumberedNoise(60)), optimizer)
+    return model
+
+
+def teacher(folder: Path, *, is_saved: bool, is_in_backward: bool) -> nn.Module:
+    model, taught_by = network("mlp"), network("mlp")
+    optimizer = adam(model)
+
+    def follow() -> None:
+        for theirs, ours in zip(taught_by.parameters(), model.parameters(), strict=True):
+            theirs.data.mul_(0.9).add_(ours.data, alpha=0.1)
+
+    def compute(model: nn.Module, batch: Any) -> torch.Tensor:
+        if is_in_backward:
+            follow()
+        with torch.no_grad():
+            wanted = taught_by(batch[0]).softmax(1)
+        return loss_of(model, batch) + functional.cross_entropy(model(batch[0]), wanted)
+
+    for step in loop_of(model, optimizer, state={"teacher": taught_by} if is_saved else None):
+        step.backward(compute)
+        optimizer.step()
+        if not is_in_backward:
+            follow()
+    return model
+
+
+def teacher_in_backward(folder: Path) -> nn.Module:
+    return teacher(folder, is_saved=True, is_in_backward=True)
+
+
+def unknown_teacher_in_backward(folder: Path) -> nn.Module:
+    return teacher(folder, is_saved=False, is_in_backward=True)
+
+
+def teacher_after_step(folder: Path) -> nn.Module:
+    return teacher(folder, is_saved=True, is_in_backward=False)
+
+
+def changed_by_rank(folder: Path) -> nn.Module:
+    model = network("mlp")
+    optimizer = adam(model)
+    loop = loop_of(model, optimizer, check_every=4)
+    for step in each_step(loop, optimizer):
+        if step.number == 6 and loop.world.rank == 2:
+            with torch.no_grad():
+                model[3].weight.mul_(1.01)
+    return model
+
+
+def own_schedule(folder: Path) -> nn.Module:
+    model = network("mlp")
+    optimizer = adam(model)
+    loop = loop_of(model, optimizer, check_every=4, exactness="sample-exact")
+    losses: list[float] = []
+
+    def compute(model: nn.Module, batch: Any) -> torch.Tensor:
+        loss = loss_of(model, batch)
+        losses.append(loss.item())
+        return loss
+
+    for _ in each_step(loop, optimizer, compute=compute):
+        optimizer.param_groups[0]["lr"] = 0.01 * losses[-1]
+    return model
+
+
+def counts_batches(folder: Path) -> nn.Module:
+    model = network("mlp")
+    optimizer = adam(model)
+    calls: list[int] = []
+
+    def compute(model: nn.Module, batch: Any) -> torch.Tensor:
+        calls.append(1)
+        return loss_of(model, batch) * (1.0 + 0.01 * len(calls))
+
+    run(loop_of(model, optimizer), optimizer, compute=compute)
+    return model
+
+
+class ForgetfulStream(Stream):
+    """A stream whose noise goes on where the last worker or epoch left it."""
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
+        rank = int(os.environ["RANK"])
+        generator = torch.Generator().manual_seed(rank)
+        for features, label, number in super().__iter__():
+            yield features + torch.randn(len(features), generator=generator), label, number
+
+
+def stream_by_rank(folder: Path) -> nn.Module:
+    model = network("mlp")
+    optimizer = adam(model)
+    run(loop_of(model, optimizer, data=ForgetfulStream(60)), optimizer)
+    return model
+
+
 # --- the table --------------------------------------------------------------------------------------------------------
 
 CONSTRUCTS = [
@@ -366,6 +492,8 @@ CONSTRUCTS = [
     Construct("schedules that follow the loss (`ReduceLROnPlateau`)", "exact", plateau),
     Construct("parameters frozen or unfrozen (`requires_grad_`) between two steps", "exact", unfrozen),
     Construct("steps without `optimizer.step()` whose gradients `zero_grad()` drops", "exact", dropped_on_purpose),
+    Construct("noise from a generator that is seeded with the sample's number", "exact", numbered_generator),
+    Construct("a teacher that follows the weights after `optimizer.step()`, in `state`", "exact", teacher_after_step),
     Construct(
         "an optimizer inside `state`", "refused", hidden_optimizer,
         "state['second'] is an optimizer or holds one that Loop does not know",
@@ -389,6 +517,34 @@ CONSTRUCTS = [
     Construct(
         "`optimizer.step()` in every n-th step only", "refused", every_fourth,
         "no optimizer has used the gradients of step 1",
+    ),
+    Construct(
+        "a dataset with a length that draws from a generator of its own", "refused", own_generator,
+        "the dataset gave two different samples for number",
+    ),
+    Construct(
+        "a teacher in `state` that is updated inside the function given to `backward`", "refused",
+        teacher_in_backward, "state['teacher'].0.weight was changed inside step.backward",
+    ),
+    Construct(
+        "a teacher that is not in `state` and is updated there", "refused",
+        unknown_teacher_in_backward, "taught_by.0.weight was changed inside step.backward",
+    ),
+    Construct(
+        "weights that one rank alone changes", "refused", changed_by_rank,
+        "After step 8 rank 2 does not hold the weights of rank 0, first in 3.weight, and after step 4 they did",
+    ),
+    Construct(
+        "a learning rate that follows what one worker alone computes", "refused", own_schedule,
+        "not hold the weights of rank 0, first in 0.weight",
+    ),
+    Construct(
+        "a function for `backward` that counts its calls, or keeps anything else from one to the next",
+        "your responsibility", counts_batches, "take `step.number`, and keep what lasts in `state`",
+    ),
+    Construct(
+        "an iterable dataset that is not the same in every worker", "your responsibility", stream_by_rank,
+        "make its random numbers from the epoch, as `set_epoch` tells it",
     ),
 ]  # fmt: skip
 
