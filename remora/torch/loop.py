@@ -23,6 +23,7 @@ from remora.torch.agreement import (
 from remora.torch.buffers import Buffers
 from remora.torch.catching_up import Standing
 from remora.torch.elastic import ElasticLoop
+from remora.torch.feed import Parcel
 from remora.torch.group import PeerLost
 from remora.torch.hardware import hardware
 from remora.torch.layout import Writer
@@ -43,7 +44,7 @@ from remora.torch.settings import (
     needed,
 )
 from remora.torch.state import LoopState, Progress, Stateful
-from remora.torch.step import MOST_METRICS, Compute, Step, moved, outcome
+from remora.torch.step import NOTES, Compute, Outcome, Step, divide_gradients, means, moved, outcome
 
 
 class Loop(ElasticLoop):
@@ -123,7 +124,7 @@ class Loop(ElasticLoop):
         self._optimizers = Optimizers(model, optimizer)
         self._scaler = scaler
         self._buffers = Buffers(model)
-        notes = 1 + MOST_METRICS + self._buffers.width
+        notes = NOTES + self._buffers.width
         kind = Bitwise if exactness == "bitwise" else SampleExact
         self._reduction = kind(parameters, shards, notes)
         self._state = LoopState(
@@ -134,6 +135,8 @@ class Loop(ElasticLoop):
         self._fingerprint = fingerprint(settings, self._parameters.values())
         self._hardware = mark_of(hardware(self._device)) if exactness == "bitwise" else 0
         self._metric_names: tuple[str, ...] = ()
+        #: Whether the loss, and each metric, comes as a sum with its count.
+        self._are_sums: tuple[bool, ...] | None = None
         #: What else is saved, that only the script changes.
         self._extra = dict(state or {})
         #: Steps after which the workers last held the same weights.
@@ -186,7 +189,9 @@ class Loop(ElasticLoop):
             raise
         self._optimizers.end(step.number)
         seed_everything(derive(self._settings.seed, "body", step.number))
-        loss, *metrics = notes[: 1 + MOST_METRICS].tolist()
+        numbers = notes[:NOTES].tolist()
+        divide_gradients(self._parameters.values(), numbers)
+        loss, *metrics = means(numbers)
         step.metrics = dict(zip(self._metric_names, metrics, strict=False))
         return torch.tensor(loss, device=self._device)
 
@@ -218,10 +223,10 @@ class Loop(ElasticLoop):
             if parcel.samples:
                 where = (step.number, parcel.shard, parcel.micro)
                 seed_everything(derive(self._settings.seed, "compute", *where))
-                loss = self._forward(batch, len(parcel.samples) / parcel.total, compute)
+                loss = self._forward(batch, parcel, compute)
                 if parcel.ends_shard and parcel.shard == 0:
                     # Before the backward pass, in which the notes may leave already.
-                    reduction.note(1 + MOST_METRICS, buffers.keep().to(self._device))
+                    reduction.note(NOTES, buffers.keep().to(self._device))
                 if parcel.ends_step:
                     reduction.arm()
                 loss.backward()
@@ -229,7 +234,7 @@ class Loop(ElasticLoop):
                 reduction.leaf(parcel.shard)
         self._own_time.end()
         notes = reduction.finish()
-        buffers.finish(reduction.group, notes[1 + MOST_METRICS :])
+        buffers.finish(reduction.group, notes[NOTES:])
         if unchanging is not None:
             self._check_unchanged(unchanging, compute)
         return notes
@@ -284,17 +289,28 @@ class Loop(ElasticLoop):
         self._trained = trained
         self._reduction.train([self._parameters[name] for name in trained])
 
-    def _forward(self, batch: Any, weight: float, compute: Compute) -> torch.Tensor:
-        """Loss of one micro-batch, as its share of the global batch, `weight`; notes it with its metrics."""
-        loss, metrics = outcome(compute(self._model, moved(batch, self._device)))
-        if metrics:
-            self._metric_names = tuple(metrics)
-        values = [loss.detach().float(), *(self._number(value) for value in metrics.values())]
-        self._reduction.note(0, torch.stack(values) * weight)
-        share = loss * weight
+    def _forward(self, batch: Any, parcel: Parcel, compute: Compute) -> torch.Tensor:
+        """Loss of one micro-batch, as its share of the global batch; notes it with its metrics."""
+        found = outcome(compute(self._model, moved(batch, self._device)))
+        if found.metrics:
+            self._metric_names = tuple(found.metrics)
+        self._check_counts(found)
+        shares = len(parcel.samples) / parcel.total, 1.0 / parcel.total
+        for place, numbers in found.notes(*shares, self._number):
+            self._reduction.note(place, numbers)
+        share = found.share(*shares)
         if self._scaler is not None:
             share = self._scaler.scale(share)
         return share
+
+    def _check_counts(self, found: Outcome) -> None:
+        """Raise TypeError for a script that returns means at one time and sums at another: they do not add up."""
+        are_sums = tuple(count is not None for count in found.counts)
+        if self._are_sums not in (None, are_sums):
+            raise TypeError(
+                "the function given to backward returns (sum, count) for every batch, or for none"
+            )
+        self._are_sums = are_sums
 
     def _undo(self) -> None:
         self._reduction.drop()

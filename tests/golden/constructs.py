@@ -475,6 +475,37 @@ def stream_by_rank(folder: Path) -> nn.Module:
     return model
 
 
+def summed_over_tokens(folder: Path) -> nn.Module:
+    model = network("mlp")
+    optimizer = adam(model)
+
+    def compute(model: nn.Module, batch: Any) -> Any:
+        tokens = batch[2] % 7 + 1
+        each = functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        return ((each * tokens).sum(), tokens.sum()), {"long": ((tokens > 4).sum(), len(tokens))}
+
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, factor=0.5)
+    for step in loop_of(model, optimizer, scheduler=schedule, micro_batch=2):
+        loss = step.backward(compute)
+        optimizer.step()
+        schedule.step(loss + step.metrics["long"])
+    return model
+
+
+def mean_over_tokens(folder: Path) -> nn.Module:
+    """One forward pass has another mean than the two that a shard is cut into; not its workers."""
+    model = network("mlp")
+    optimizer = adam(model)
+
+    def compute(model: nn.Module, batch: Any) -> Any:
+        tokens = batch[2] % 7 + 1
+        each = functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        return (each * tokens).sum() / tokens.sum()
+
+    run(loop_of(model, optimizer, micro_batch=2), optimizer, compute=compute)
+    return model
+
+
 # --- the table --------------------------------------------------------------------------------------------------------
 
 CONSTRUCTS = [
@@ -491,6 +522,14 @@ CONSTRUCTS = [
     Construct("activation checkpointing, `use_reentrant=False`", "exact", recomputed),
     Construct("schedules that follow the loss (`ReduceLROnPlateau`)", "exact", plateau),
     Construct("parameters frozen or unfrozen (`requires_grad_`) between two steps", "exact", unfrozen),
+    Construct(
+        "samples of unlike length whose function returns `(sum, count)`, also for metrics", "exact",
+        summed_over_tokens, "each token counts the same",
+    ),
+    Construct(
+        "the same with a mean over the tokens of each batch", "exact", mean_over_tokens,
+        "each sample counts the same, and long ones less in a long batch",
+    ),
     Construct("steps without `optimizer.step()` whose gradients `zero_grad()` drops", "exact", dropped_on_purpose),
     Construct("noise from a generator that is seeded with the sample's number", "exact", numbered_generator),
     Construct("a teacher that follows the weights after `optimizer.step()`, in `state`", "exact", teacher_after_step),
