@@ -14,6 +14,7 @@ Needs torch, which the rest of `remora` does not.
 from remora.torch.agreement import Diverged
 from remora.torch.group import PeerLost
 from remora.torch.loop import Loop
+from remora.torch.nonfinite import NotFinite
 from remora.torch.scaling import linear_scaling
 from remora.torch.settings import Exactness
 from remora.torch.state import CheckpointUnusable
@@ -25,6 +26,7 @@ __all__ = [
     "Diverged",
     "Exactness",
     "Loop",
+    "NotFinite",
     "PeerLost",
     "Step",
     "linear_scaling",

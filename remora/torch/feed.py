@@ -57,6 +57,8 @@ class Plan:
     start: Position
     #: Steps between two looks whether a sample is the same when it is read again; 0: none.
     probe_every: int = 0
+    #: Steps that are left out, by epoch and place.
+    left_out: frozenset[tuple[int, int]] = frozenset()
 
 
 Delivery = tuple[Parcel, Any]
@@ -127,12 +129,14 @@ class _Parcels:
         order, plan = self._order, self._plan
         first = plan.start.epoch * order.steps_per_epoch + plan.start.place
         last = None if plan.epochs is None else plan.epochs * order.steps_per_epoch
-        if plan.steps is not None:
-            last = min(first + plan.steps, first + plan.steps if last is None else last)
+        done = 0
         for step in count(first):
-            if last is not None and step >= last:
+            if (last is not None and step >= last) or done == plan.steps:
                 return
             position = order.position_after(step)
+            if (position.epoch, position.place) in plan.left_out:
+                continue
+            done += 1
             shares = [(shard, order.shard(position, shard)) for shard in plan.own]
             parcels = _parcels_of(position, shares, len(order.batch(position)), plan)
             if plan.probe_every and step % plan.probe_every == 0:
@@ -199,6 +203,8 @@ class _Stream(IterableDataset):  # type: ignore[misc]  # torch is not checked
                     continue
                 if left == 0:
                     return
+                if (epoch, place) in plan.left_out:
+                    continue
                 left = None if left is None else left - 1
                 shares = [(shard, list(kept.get(shard, {}))) for shard in plan.own]
                 for parcel in _parcels_of(Position(epoch, place), shares, total, plan):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import logging
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -28,6 +30,15 @@ from remora.torch.group import PeerLost
 from remora.torch.hardware import hardware
 from remora.torch.layout import Writer
 from remora.torch.members import Membership
+from remora.torch.nonfinite import (
+    MOST_ROLLBACKS,
+    MOST_SKIPS,
+    SNAPSHOT_EVERY,
+    Nonfinite,
+    NotFinite,
+    snapshot,
+    what_is_not_finite,
+)
 from remora.torch.optimizers import Optimizers
 from remora.torch.order import shards_of
 from remora.torch.randomness import derive, seed_everything
@@ -45,6 +56,8 @@ from remora.torch.settings import (
 )
 from remora.torch.state import LoopState, Progress, Stateful
 from remora.torch.step import NOTES, Compute, Outcome, Step, divide_gradients, means, moved, outcome
+
+log = logging.getLogger("remora.torch")
 
 
 class Loop(ElasticLoop):
@@ -66,10 +79,12 @@ class Loop(ElasticLoop):
     - `scheduler`, `scaler`: saved and resumed; losses are scaled by `scaler` before their backward pass.
     - `state`: anything else with `state_dict()` and `load_state_dict()`, by name.
     - `exactness`: `sample-exact` (same samples, order and random numbers) or `bitwise` (same bits too).
+    - `nonfinite`: what follows a loss or gradients that are not finite: `stop`, `skip` the step, or `rollback` to a
+      snapshot and leave the batch out; by default what the script makes of it.
     - `check_every`: steps between two comparisons of the workers' weights, which raise Diverged; 0 for none.
 
-    `global_batch`, `shards` and `exactness` that are left out come from `elastic` in the job's specification; without
-    that `exactness` is `sample-exact`, and the other two have to be given.
+    `global_batch`, `shards`, `exactness` and `nonfinite` that are left out come from `elastic` in the job's
+    specification; without that `exactness` is `sample-exact`, and the other two have to be given.
 
     Raises ValueError for arguments and models that cannot work, and CheckpointUnusable for a checkpoint of another
     script.
@@ -96,7 +111,9 @@ class Loop(ElasticLoop):
         drop_last: bool = False,
         exactness: Exactness | None = None,
         check_every: int = CHECK_EVERY,
+        nonfinite: Nonfinite | None = None,
     ) -> None:
+        nonfinite = cast("Nonfinite | None", agreed("nonfinite", nonfinite, str))
         exactness = cast("Exactness", agreed("exactness", exactness, str) or "sample-exact")
         global_batch, shards = needed("global_batch", global_batch), needed("shards", shards)
         settings = Settings(
@@ -110,6 +127,7 @@ class Loop(ElasticLoop):
             epochs,
             total_steps,
             check_every,
+            nonfinite,
         )
         check_model(model)
         if exactness == "bitwise":
@@ -141,6 +159,11 @@ class Loop(ElasticLoop):
         self._extra = dict(state or {})
         #: Steps after which the workers last held the same weights.
         self._agreed_after: int | None = None
+        #: What a rollback goes to, the same step on all workers.
+        self._snapshot: dict[str, Any] | None = None
+        self._is_rolled_back = False
+        #: Steps in a row that were left out.
+        self._skips = 0
 
     @property
     def steps_done(self) -> int:
@@ -183,17 +206,86 @@ class Loop(ElasticLoop):
     def _run(self, step: Step, compute: Compute) -> torch.Tensor:
         self._optimizers.begin(self._parameters.values())
         try:
-            notes = self._result(step, compute)
+            numbers = self._finite_result(step, compute)
         except BaseException:
             self._optimizers.end(None)
             raise
         self._optimizers.end(step.number)
         seed_everything(derive(self._settings.seed, "body", step.number))
-        numbers = notes[:NOTES].tolist()
-        divide_gradients(self._parameters.values(), numbers)
         loss, *metrics = means(numbers)
         step.metrics = dict(zip(self._metric_names, metrics, strict=False))
         return torch.tensor(loss, device=self._device)
+
+    def _finite_result(self, step: Step, compute: Compute) -> list[float]:
+        """The notes' sums of a step that may count; raises NotFinite when there is none."""
+        while True:
+            numbers: list[float] = self._result(step, compute)[:NOTES].tolist()
+            divide_gradients(self._parameters.values(), numbers)
+            self._is_rolled_back = False
+            what = self._not_finite(numbers)
+            if what is None:
+                self._skips = 0
+                return numbers
+            match self._settings.nonfinite:
+                case "stop":
+                    raise NotFinite(f"the {what} of step {step.number} is not finite")
+                case "skip":
+                    self._skip(step, what)
+                    return numbers
+            try:
+                # Nobody goes back while others still need the result of this step.
+                self._reduction.confirm()
+                self._reduction.await_confirmation()
+            except PeerLost as lost:
+                self._recover(str(lost))
+                continue
+            self._roll_back(step, what)
+            if self._feed.peek() is None:
+                step.was_skipped = True
+                return numbers
+
+    def _not_finite(self, numbers: Sequence[float]) -> str | None:
+        """`loss` or `gradient`, where something is to follow from it."""
+        policy = self._settings.nonfinite
+        # A GradScaler makes gradients overflow on purpose, and leaves such steps out by itself.
+        if policy is None or (policy == "skip" and self._scaler is not None):
+            return None
+        gradients = [] if self._scaler is not None else [one.grad for one in self._parameters.values()]
+        return what_is_not_finite(means(numbers)[0], gradients)
+
+    def _skip(self, step: Step, what: str) -> None:
+        self._skips += 1
+        if self._skips > MOST_SKIPS:
+            raise NotFinite(f"the {what} of step {step.number} is not finite, like {MOST_SKIPS} before it")
+        self._drop_gradients()
+        step.was_skipped = True
+        if self._rank == 0:
+            log.warning("the %s of step %d is not finite: its gradients are left out", what, step.number)
+
+    def _roll_back(self, step: Step, what: str) -> None:
+        """Go on from the last snapshot, without the batch of this step."""
+        if len(self._left_out) >= MOST_ROLLBACKS:
+            raise NotFinite(
+                f"the {what} of step {step.number} is not finite, after {MOST_ROLLBACKS} batches were left out"
+            )
+        assert self._snapshot is not None
+        left_out = [*self._left_out, (step.epoch, step.place)]
+        self._saving.await_copy()
+        self._restore_state(copy.deepcopy(self._snapshot))
+        self._left_out = left_out
+        self._is_rolled_back = True
+        self._saved_step = None
+        self._drop_gradients()
+        if self._rank == 0:
+            log.warning(
+                "the %s of step %d is not finite: training goes back to step %d and leaves out batch %d of epoch %d",
+                what, step.number, self._progress.step, step.place, step.epoch,
+            )  # fmt: skip
+        self._open_feed()
+
+    def _drop_gradients(self) -> None:
+        for one in self._parameters.values():
+            one.grad = None
 
     def _result(self, step: Step, compute: Compute) -> torch.Tensor:
         """Gradients of a step, whoever is lost meanwhile; returns the notes' sums."""
@@ -201,14 +293,22 @@ class Loop(ElasticLoop):
             try:
                 return self._attempt(step, compute)
             except PeerLost as lost:
-                self._undo()
-                if self._change(str(lost)):
+                if self._recover(str(lost)):
                     # Somebody else had the result already.
                     return self._reduction.spread()
+
+    def _recover(self, why: str) -> bool:
+        """Go over into the next group, as before the step; True when that brought the step's result."""
+        # First, because what it had under way may hold the device.
+        self._members.leave()
+        self._undo()
+        return self._change(why)
 
     def _attempt(self, step: Step, compute: Compute) -> torch.Tensor:
         """One try at a step; raises PeerLost, after which `_undo` brings everything back to the step's begin."""
         reduction, buffers = self._reduction, self._buffers
+        if self._settings.nonfinite == "rollback":
+            self._place(step)
         self._follow_frozen()
         unchanging = self._agree(compute)
         self._own_time.begin()
@@ -238,6 +338,16 @@ class Loop(ElasticLoop):
         if unchanging is not None:
             self._check_unchanged(unchanging, compute)
         return notes
+
+    def _place(self, step: Step) -> None:
+        """A rollback may have changed which step comes next; take a snapshot before it when it is time."""
+        parcel = self._feed.peek()
+        assert parcel is not None
+        step.number = self._progress.step + 1
+        step.epoch, step.place = parcel.position.epoch, parcel.position.place
+        before = self._snapshot
+        if before is None or self._progress.step - before["progress"][0] >= SNAPSHOT_EVERY:
+            self._snapshot = snapshot(self._capture_state(self._progress), self._saving.dealt)
 
     def _agree(self, compute: Compute) -> Holdings | None:
         """Compare the weights with those of all others when it is time; returns what the step must not change.
@@ -369,7 +479,11 @@ class Loop(ElasticLoop):
     def _change(self, why: str) -> bool:
         """Go over into the next group; True when it brought the result of the step under way."""
         self._saved_step = None
-        standing = Standing(self._progress.step, False, self._fingerprint, self._hardware)
+        # Whoever joins has none of the old ones.
+        self._snapshot = None
+        standing = Standing(
+            self._progress.step, False, self._fingerprint, self._hardware, self._is_rolled_back
+        )
         was_delivered = self._members.change(standing, why, self._capture, self._restore)
         self._tell_again()
         self._open_feed()
@@ -381,11 +495,16 @@ class Loop(ElasticLoop):
 
     def _capture_state(self, progress: Progress, only: Container[str] | None = None) -> dict[str, Any]:
         """The state of training, with the names of the parameters that are not frozen."""
-        return {**self._state.capture(progress, only), "trained": list(_trained(self._parameters))}
+        return {
+            **self._state.capture(progress, only),
+            "trained": list(_trained(self._parameters)),
+            "left_out": [list(one) for one in self._left_out],
+        }
 
     def _restore_state(self, state: Mapping[str, Any]) -> None:
         """Raises CheckpointUnusable."""
         self._progress = self._state.restore(state)
+        self._left_out = [(int(epoch), int(place)) for epoch, place in state.get("left_out", ())]
         # The script may have frozen and unfrozen some on its way here.
         if (trained := state.get("trained")) is not None:
             for name, one in self._parameters.items():

@@ -59,6 +59,11 @@ class Membership:
         except PeerLost as lost:
             self.change(standing, str(lost), capture, restore)
 
+    def leave(self) -> None:
+        """Leave the group; before this returns the device may wait for a peer that is lost, and must not be used."""
+        if self._group is not None:
+            self._group.abandon()
+
     def change(
         self, standing: Standing, why: str, capture: Callable[[], Any], restore: Callable[[Any], None]
     ) -> bool:
@@ -67,8 +72,7 @@ class Membership:
         Returns True when this worker got the result of the step that it had under way.
         Raises PeerLost when nobody can form another group.
         """
-        if self._group is not None:
-            self._group.abandon()
+        self.leave()
         while self._errands:
             self._errands.pop().close()
         if self._link is None:
@@ -140,12 +144,13 @@ class Membership:
 
     def _compare(self, group: Group, standing: Standing) -> list[Standing]:
         numbers = [standing.step, int(standing.is_fresh), standing.fingerprint, standing.hardware]
+        numbers.append(int(standing.is_rolled_back))
         own = torch.tensor(numbers, device=self._device)
         all_ = torch.empty(len(numbers) * group.world_size, dtype=own.dtype, device=self._device)
         group.wait(group.gather(all_, own))
         return [
-            Standing(step, bool(fresh), mark, hardware)
-            for step, fresh, mark, hardware in all_.view(group.world_size, -1).tolist()
+            Standing(step, bool(fresh), mark, hardware, bool(is_back))
+            for step, fresh, mark, hardware, is_back in all_.view(group.world_size, -1).tolist()
         ]
 
     def _refuse_hardware(self, group: Group) -> NoReturn:

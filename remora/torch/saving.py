@@ -57,6 +57,10 @@ class Saving:
         self._thread.start()
         self._stall = (step, time.monotonic() - began)
 
+    def await_copy(self) -> None:
+        """Wait until the state may change again."""
+        self._copied.wait()
+
     def wait(self) -> None:
         """Wait until nothing is under way; raises what went wrong in it."""
         thread, self._thread = self._thread, None

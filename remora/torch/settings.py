@@ -11,6 +11,7 @@ from typing import Literal, TypeVar, get_args
 import torch
 
 from remora.torch.agreement import CHECK_EVERY
+from remora.torch.nonfinite import Nonfinite
 from remora.torch.order import check_sizes
 
 Exactness = Literal["sample-exact", "bitwise"]
@@ -32,12 +33,16 @@ class Settings:
     total_steps: int | None
     #: Steps between two comparisons of the workers' weights; 0: none.
     check_every: int = CHECK_EVERY
+    #: What follows a loss or gradients that are not finite; None: what the script makes of it.
+    nonfinite: Nonfinite | None = None
 
     def __post_init__(self) -> None:
         check_sizes(self.global_batch, self.shards, self.micro_batch)
         if self.exactness not in get_args(Exactness):
             known = " or ".join(map(repr, get_args(Exactness)))
             raise ValueError(f"exactness is {known}, not {self.exactness!r}")
+        if self.nonfinite not in (None, *get_args(Nonfinite)):
+            raise ValueError(f"nonfinite is 'stop', 'skip' or 'rollback', not {self.nonfinite!r}")
         if self.check_every < 0:
             raise ValueError(f"check_every is a number of steps, or 0 for never, not {self.check_every}")
         if self.epochs is None and self.total_steps is None:

@@ -90,6 +90,8 @@ class Step:
         #: Numbers of the samples that this worker trained in this step, by shard.
         self.samples: dict[int, list[int]] = {}
         self.is_done = False
+        #: Its loss or gradients were not finite, so that it has no gradients and optimizers change nothing.
+        self.was_skipped = False
 
     def backward(self, compute: Compute) -> torch.Tensor:
         """Forward and backward passes of this worker's shards, and the mean gradient over the whole global batch.

@@ -506,6 +506,29 @@ def mean_over_tokens(folder: Path) -> nn.Module:
     return model
 
 
+class Damaged(Samples):
+    """One sample is not a number."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.features[17] = float("nan")
+
+
+def skips(folder: Path) -> nn.Module:
+    model = network("resnet")
+    optimizer = adam(model)
+    run(loop_of(model, optimizer, data=Damaged(60), nonfinite="skip"), optimizer)
+    return model[1:2]
+
+
+def goes_back(folder: Path) -> nn.Module:
+    model = network("mlp")
+    optimizer = adam(model)
+    run(loop_of(model, optimizer, data=Damaged(60), nonfinite="rollback"), optimizer)
+    assert all(one.isfinite().all() for one in model.parameters())
+    return model
+
+
 # --- the table --------------------------------------------------------------------------------------------------------
 
 CONSTRUCTS = [
@@ -530,6 +553,8 @@ CONSTRUCTS = [
         "the same with a mean over the tokens of each batch", "exact", mean_over_tokens,
         "each sample counts the same, and long ones less in a long batch",
     ),
+    Construct("losses that are not finite, with `nonfinite='skip'`", "exact", skips),
+    Construct("the same with `nonfinite='rollback'`", "exact", goes_back),
     Construct("steps without `optimizer.step()` whose gradients `zero_grad()` drops", "exact", dropped_on_purpose),
     Construct("noise from a generator that is seeded with the sample's number", "exact", numbered_generator),
     Construct("a teacher that follows the weights after `optimizer.step()`, in `state`", "exact", teacher_after_step),

@@ -36,6 +36,8 @@ class Job:
     num_workers: int = 0
     #: After this step its first layer, frozen until then, is trained too.
     thaws_after: int | None = None
+    #: A sample that is not a number, whose batch is left out after a rollback.
+    damaged: int | None = None
 
     @property
     def steps(self) -> int:
@@ -73,10 +75,14 @@ def train(job: Job, slot: int, out: Path, mishap: Mishap | None) -> None:
         # turns a rounding error into a full step: a bound of 1e-5 can hold for optimizers without that only.
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, job.steps)
+    data = (Stream if job.is_stream else Samples)(job.samples)
+    if job.damaged is not None:
+        data.features[job.damaged] = float("nan")
     loop = Loop(
         model,
         optimizer,
-        data=(Stream if job.is_stream else Samples)(job.samples),
+        data=data,
+        nonfinite=None if job.damaged is None else "rollback",
         global_batch=job.global_batch,
         shards=job.shards,
         micro_batch=job.micro_batch,
