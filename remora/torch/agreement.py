@@ -114,7 +114,8 @@ def parameters_beside(function: Any, known: Container[int]) -> dict[str, torch.T
     """Parameters of modules that a function uses beside its arguments, but for those whose id is known."""
     try:
         used = inspect.getclosurevars(function)
-    except TypeError:
+    except (TypeError, ValueError):
+        # It is no function of Python's, or names something that is not there yet.
         return {}
     modules = {
         name: one

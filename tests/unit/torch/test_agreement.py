@@ -15,7 +15,7 @@ from torch import nn
 from remora import training
 from remora.link import Rendezvous
 from remora.torch import Diverged, Loop
-from remora.torch.agreement import Holdings, differs, is_due, tensors_of
+from remora.torch.agreement import Holdings, differs, is_due, parameters_beside, tensors_of
 from remora.torch.group import Group, form
 
 CPU = torch.device("cpu")
@@ -139,6 +139,19 @@ def test_tensors_of_a_state_are_found_wherever_they_stand() -> None:
 )
 def test_samples_that_differ(one: Any, other: Any, is_other: bool) -> None:
     assert differs(one, other) == is_other
+
+
+def test_modules_that_a_function_uses_are_found_and_what_is_no_function_is_taken() -> None:
+    teacher, model = nn.Linear(2, 1), nn.Linear(2, 1)
+
+    def early(batch: Any) -> Any:
+        return teacher(batch) + model(batch) + later
+
+    known = {id(one) for one in model.parameters()}
+    assert parameters_beside(early, known) == {}, "one of its names has no value yet"
+    later = 1.0
+    assert list(parameters_beside(early, known)) == ["teacher.weight", "teacher.bias"]
+    assert parameters_beside(len, known) == {}
 
 
 class Listener:
