@@ -310,10 +310,11 @@ class Loop(ElasticLoop):
         if self._settings.nonfinite == "rollback":
             self._place(step)
         self._follow_frozen()
+        reduction.begin()
+        # Before anything that a lost peer may break off: an undone step goes back to here.
+        buffers.begin()
         unchanging = self._agree(compute)
         self._own_time.begin()
-        reduction.begin()
-        buffers.begin()
         step.samples = {}
         for parcel, batch in self._feed.step():
             reduction.group.check()

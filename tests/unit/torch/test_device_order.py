@@ -201,6 +201,7 @@ def train(device: Device, compute: Callable[..., torch.Tensor]) -> int:
         for step in loop:
             step.backward(compute)
             optimizer.step()
+    assert model[1].num_batches_tracked == loop.steps_done, "a step that is undone undoes no step before it"
     return loop.steps_done
 
 
