@@ -116,6 +116,13 @@ _FIGURES: tuple[tuple[str, Callable[..., Any], Callable[..., Any], str, Callable
         lambda d: d["bitwise_ratio"] <= 1.25,
     ),
     (
+        "share of its steps that a comparison of the workers' weights takes, digits",
+        _at("agreement_share", "digits"),
+        _none,
+        "at most 0.005",
+        lambda d: max(d["agreement_share"].values()) <= 0.005,
+    ),
+    (
         "seconds that a checkpoint of 200 MB stalls the loop (peer: async_save)",
         _at("stall", "remora_s"),
         _at("stall", "async_save_s"),

@@ -9,6 +9,8 @@ Script to supervisor:
 - `joined` `{generation, step}`: the group of that generation works, and its newest state is the one after `step`.
 - `pace` `{generation, own_s, shards}`: about once a second: the seconds that this rank's own part of a step took, with
   so many shards, until its gradients were there.
+- `diverged` `{generation, text}`: the workers of that group do not hold the same weights, or would not with another
+  number of them, as `text` says; the script ends with an error.
 
 Supervisor to script:
 

@@ -79,7 +79,7 @@ class JobSpec(Section):
     #: Folders below `REMORA_OUTPUTS_DIR`, by name.
     outputs: Outputs = Field({}, description="names, each with {} or the keys model, path, commit")
     placement: Placement = Field(Placement(), description="keys pools, capacity, zones, fabric")
-    elastic: Elastic = Field(Elastic(), description="keys exactness, global_batch, shards")
+    elastic: Elastic = Field(Elastic(), description="keys exactness, global_batch, shards, nonfinite")
     checkpoint: CheckpointPolicy = Field(CheckpointPolicy(), description="keys interval, keep, best, store")
     priority: Whole = Field(50, ge=0, le=100, description="a whole number from 0 to 100")
     retry: Retry = Field(Retry(), description="keys limit, backoff")
@@ -116,6 +116,15 @@ class JobSpec(Section):
         if shards is not None and self.workers.max > shards:
             raise ValueError(
                 f"workers.max is {self.workers.max} and elastic.shards is {shards}; every worker needs a shard"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _steps_can_be_left_out(self) -> Self:
+        if self.backend == "fsdp" and self.elastic.nonfinite != "none":
+            raise ValueError(
+                f"backend is fsdp and elastic.nonfinite is {self.elastic.nonfinite}; it is for models that each worker"
+                " holds as a whole, so leave it out, and look at the loss in the script"
             )
         return self
 

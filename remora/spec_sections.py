@@ -179,6 +179,9 @@ class Elastic(Section):
     )
     global_batch: Share | None = Field(None, description=SHARE_FORM)
     shards: Share | None = Field(None, description=SHARE_FORM)
+    nonfinite: Literal["none", "stop", "skip", "rollback"] = Field(
+        "none", description="none, stop, skip or rollback"
+    )
 
     @model_validator(mode="after")
     def _cut(self) -> Self:
@@ -190,7 +193,12 @@ class Elastic(Section):
 
     def variables(self) -> dict[str, str]:
         """Environment variables that tell a script what its job asks for."""
-        asked = {"EXACTNESS": self.exactness, "GLOBAL_BATCH": self.global_batch, "SHARDS": self.shards}
+        asked = {
+            "EXACTNESS": self.exactness,
+            "GLOBAL_BATCH": self.global_batch,
+            "SHARDS": self.shards,
+            "NONFINITE": self.nonfinite,
+        }
         return {f"REMORA_{name}": str(value) for name, value in asked.items() if value not in (None, "none")}
 
 

@@ -101,6 +101,8 @@ class EndReason(StrEnum):
     NODE_LOST = "node_lost"
     #: No step ended for far longer than the job's own history explains, or all ranks wait for each other.
     HANG = "hang"
+    #: The workers do not hold the same weights any more, so that no checkpoint of theirs is one of a training.
+    DIVERGED = "diverged"
     #: `limits.run_time` passed.
     RUN_TIME_EXCEEDED = "run_time_exceeded"
     #: `limits.budget` was spent.
@@ -123,4 +125,5 @@ class EndReason(StrEnum):
             EndReason.CANCELLED,
             EndReason.RUN_TIME_EXCEEDED,
             EndReason.BUDGET_SPENT,
+            EndReason.DIVERGED,
         )

@@ -11,12 +11,24 @@
 Needs torch, which the rest of `remora` does not.
 """
 
+from remora.torch.agreement import Diverged
 from remora.torch.group import PeerLost
 from remora.torch.loop import Loop
+from remora.torch.nonfinite import NotFinite
 from remora.torch.scaling import linear_scaling
 from remora.torch.settings import Exactness
 from remora.torch.state import CheckpointUnusable
 from remora.torch.state import read as read_checkpoint
 from remora.torch.step import Step
 
-__all__ = ["CheckpointUnusable", "Exactness", "Loop", "PeerLost", "Step", "linear_scaling", "read_checkpoint"]
+__all__ = [
+    "CheckpointUnusable",
+    "Diverged",
+    "Exactness",
+    "Loop",
+    "NotFinite",
+    "PeerLost",
+    "Step",
+    "linear_scaling",
+    "read_checkpoint",
+]

@@ -43,7 +43,7 @@ class Flats:
 
     def __init__(self, buckets: Sequence[Bucket], room: int) -> None:
         """Empty ones, with `room` elements more than the buckets need."""
-        self._buckets = buckets
+        self.buckets = buckets
         self.tensors = [torch.empty(one.size + room, dtype=one.dtype, device=one.device) for one in buckets]
         #: In the shape of its parameter each.
         self._views = [
@@ -61,13 +61,13 @@ class Flats:
     @property
     def tail(self) -> torch.Tensor:
         """The numbers that travel behind the gradients."""
-        last = self._buckets[-1]
+        last = self.buckets[-1]
         return self.tensors[-1][last.gradient_size : last.size]
 
     def fill(self, number: int) -> None:
         """Copy the gradients of a bucket into its flat tensor; zeros where there is none."""
         targets, gradients = [], []
-        for view, parameter in zip(self._views[number], self._buckets[number].parameters, strict=True):
+        for view, parameter in zip(self._views[number], self.buckets[number].parameters, strict=True):
             if parameter.grad is None:
                 view.zero_()
             else:
@@ -79,7 +79,7 @@ class Flats:
     def spread(self, number: int, is_used: Sequence[bool]) -> None:
         """Copy a flat tensor back into the gradients of its bucket; those of unused parameters become None."""
         targets, sources = [], []
-        owners = self._buckets[number].parameters
+        owners = self.buckets[number].parameters
         for view, parameter, used in zip(self._views[number], owners, is_used, strict=True):
             if not used:
                 parameter.grad = None

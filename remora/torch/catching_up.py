@@ -16,6 +16,10 @@ class Standing:
     is_fresh: bool
     #: Of the settings and the shapes of the parameters.
     fingerprint: int
+    #: Of what decides the bits that it computes; 0 where they may differ.
+    hardware: int = 0
+    #: It went back to a snapshot, and has done no step since.
+    is_rolled_back: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,11 @@ def plan_catch_up(standings: Sequence[Standing]) -> CatchUp:
     able = [rank for rank, one in enumerate(standings) if one.step == step]
     seasoned = [rank for rank in able if not standings[rank].is_fresh]
     root = (seasoned or able)[0]
-    joining = [rank for rank, one in enumerate(standings) if one.step < 0 or (one.is_fresh and rank != root)]
+    joining = [
+        rank
+        for rank, one in enumerate(standings)
+        if one.step < 0 or (one.is_fresh and rank != root) or (one.is_rolled_back and one.step < step)
+    ]
     behind = [rank for rank, one in enumerate(standings) if one.step < step and rank not in joining]
     if any(standings[rank].step < step - 1 for rank in behind):
         raise WorkersDiffer(

@@ -47,6 +47,8 @@ class ElasticLoop(ABC):
         #: What was reported last, kept on every rank: the one who told it may die before it was heard.
         self._reports: deque[tuple[int, dict[str, float]]] = deque(maxlen=REPORTS_KEPT)
         self._was_rank_0 = False
+        #: Epoch and place of batches that nobody trains any more.
+        self._left_out: list[tuple[int, int]] = []
         #: Step of the newest checkpoint of the present group.
         self._saved_step: int | None = None
 
@@ -136,6 +138,8 @@ class ElasticLoop(ABC):
             steps=left,
             own=self._own_shards,
             start=Position(progress.epoch, progress.place),
+            probe_every=settings.check_every,
+            left_out=frozenset(self._left_out),
         )
         self._feed = Feed(deliveries(self._data, plan, self._collate, self._num_workers))
 

@@ -8,13 +8,14 @@ to shard (i % global_batch) % shards; what belongs to others or was trained befo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
+from remora.torch.agreement import differs
 from remora.torch.order import Order, Position, cut
 from remora.torch.randomness import RandomStream, derive, seed_everything
 
@@ -34,6 +35,8 @@ class Parcel:
     ends_shard: bool
     #: Nothing else of this step comes on this worker.
     ends_step: bool
+    #: Its first sample is read twice, to see whether it is the same.
+    is_probed: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,10 @@ class Plan:
     steps: int | None
     own: range
     start: Position
+    #: Steps between two looks whether a sample is the same when it is read again; 0: none.
+    probe_every: int = 0
+    #: Steps that are left out, by epoch and place.
+    left_out: frozenset[tuple[int, int]] = frozenset()
 
 
 Delivery = tuple[Parcel, Any]
@@ -122,14 +129,19 @@ class _Parcels:
         order, plan = self._order, self._plan
         first = plan.start.epoch * order.steps_per_epoch + plan.start.place
         last = None if plan.epochs is None else plan.epochs * order.steps_per_epoch
-        if plan.steps is not None:
-            last = min(first + plan.steps, first + plan.steps if last is None else last)
+        done = 0
         for step in count(first):
-            if last is not None and step >= last:
+            if (last is not None and step >= last) or done == plan.steps:
                 return
             position = order.position_after(step)
+            if (position.epoch, position.place) in plan.left_out:
+                continue
+            done += 1
             shares = [(shard, order.shard(position, shard)) for shard in plan.own]
-            yield from _parcels_of(position, shares, len(order.batch(position)), plan)
+            parcels = _parcels_of(position, shares, len(order.batch(position)), plan)
+            if plan.probe_every and step % plan.probe_every == 0:
+                parcels[0] = replace(parcels[0], is_probed=True)
+            yield from parcels
 
 
 class _Fetch:
@@ -143,12 +155,20 @@ class _Fetch:
     def __getitem__(self, parcel: Parcel) -> Delivery:
         if not parcel.samples:
             return parcel, None
+        items = self._read(parcel)
+        if parcel.is_probed and differs(items[0], self._read(replace(parcel, samples=parcel.samples[:1]))[0]):
+            raise ValueError(
+                f"the dataset gave two different samples for number {parcel.samples[0]} from the same random numbers,"
+                " so the result would depend on which worker reads it: draw from torch, random or numpy.random, which"
+                " Loop seeds for every shard, and not from a generator of your own"
+            )
+        return parcel, self._collate(items)
+
+    def _read(self, parcel: Parcel) -> list[Any]:
         _seed_for(self._seed, parcel)
         if hasattr(self._data, "__getitems__"):
-            items = self._data.__getitems__(list(parcel.samples))
-        else:
-            items = [self._data[sample] for sample in parcel.samples]
-        return parcel, self._collate(items)
+            return list(self._data.__getitems__(list(parcel.samples)))
+        return [self._data[sample] for sample in parcel.samples]
 
 
 class _Stream(IterableDataset):  # type: ignore[misc]  # torch is not checked
@@ -183,6 +203,8 @@ class _Stream(IterableDataset):  # type: ignore[misc]  # torch is not checked
                     continue
                 if left == 0:
                     return
+                if (epoch, place) in plan.left_out:
+                    continue
                 left = None if left is None else left - 1
                 shares = [(shard, list(kept.get(shard, {}))) for shard in plan.own]
                 for parcel in _parcels_of(Position(epoch, place), shares, total, plan):

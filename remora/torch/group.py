@@ -1,7 +1,10 @@
 """A worker group whose collectives can be left: no peer that is lost or frozen holds this process.
 
 Collectives are started asynchronously; who waits is woken by their end, by their failure, or by the word that the group
-is to be left.  A group that was left is never destroyed: its destructor would wait for the peer that does not answer.
+is to be left.  With NCCL a collective that cannot end holds the device: whatever waits for the device, even the
+comparison of two tensors, would wait with it.  So the thread that hears the news aborts the communicators, and the
+script's thread touches the device only when that is done.  A group that was left ends in a thread of its own, because
+its destructor waits for whatever is under way with a peer that may not answer.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import datetime
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -117,15 +121,27 @@ class Group:
         self._why_broken: str | None = None
         self._under_way: list[Ticket] = []
         self._is_left = False
+        #: Groups of some of its members, whose communicators hold the device as this one's does.
+        self._parts: weakref.WeakSet[Group] = weakref.WeakSet()
+        self._aborting: threading.Thread | None = None
 
     @property
     def _why(self) -> str | None:
         return self._why_broken or (self._whole._why if self._whole else None)
 
     def break_off(self, why: str) -> None:
-        """Wake who waits for this group, with PeerLost; may be called from any thread."""
+        """Wake who waits for this group, with PeerLost; may be called from any thread.
+
+        What holds a device is aborted before; the abort itself goes on beside the caller.
+        """
         with self._changed:
             self._why_broken = self._why_broken or why
+        if self._on_cuda:
+            self._abort()
+        for part in list(self._parts):
+            if part._on_cuda:
+                part._abort()
+        with self._changed:
             self._changed.notify_all()
 
     def check(self) -> None:
@@ -218,36 +234,59 @@ class Group:
         backend = None
         if len(members) > 1:
             backend = _in_background(lambda: _process_group(store, place, on_cuda), self.check)
-        return Group(place, backend, store, on_cuda=on_cuda, whole=self, may_outlive=may_outlive)
+        made = Group(place, backend, store, on_cuda=on_cuda, whole=self, may_outlive=may_outlive)
+        self._parts.add(made)
+        if on_cuda and self._why is not None:
+            # The word to leave came while it was made.
+            made._abort()
+        return made
 
     def abandon(self) -> None:
-        """Leave the group for good."""
+        """Leave the group for good; when this returns the device is free."""
         self.break_off("the group was left")
-        if self._backend is None or self._is_left:
-            return
-        self._is_left = True
-        # Neither garbage collection nor the end of the interpreter may run its destructor, which joins threads that
-        # may be blocked in a collective with a frozen peer.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._backend))
-        if self._may_outlive:
-            for ticket in self._under_way:
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(ticket.work))
-        # NCCL's kernels wait on the device until their communicator is aborted, gloo's threads for their peers.
-        aborting = threading.Thread(target=self._backend.abort, daemon=True)
-        aborting.start()
-        _left.append((aborting, self))
+        if self._backend is not None and not self._is_left:
+            self._is_left = True
+            if self._may_outlive:
+                # Neither garbage collection nor the end of the interpreter may run its destructor, which joins threads
+                # that may be blocked in a collective for ever.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._backend))
+                for ticket in self._under_way:
+                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(ticket.work))
+                self._abort()
+            else:
+                self._end()
+        for one in (self, *self._parts):
+            if one._on_cuda and one._aborting is not None:
+                one._aborting.join()
 
-    def let_go(self, give_up_at: float) -> None:
-        """Wait until nothing is under way any more, until that time (of `time.monotonic`) at most."""
-        if self._may_outlive:
-            return
+    def _abort(self) -> threading.Thread | None:
+        """Begin to abort what is under way: NCCL's kernels wait on the device until then, gloo's threads for peers."""
+        with self._changed:
+            if self._aborting is None and self._backend is not None:
+                self._aborting = threading.Thread(
+                    target=self._backend.abort, name="remora-abort", daemon=True
+                )
+                self._aborting.start()
+                _let_go_of(self._aborting)
+            return self._aborting
+
+    def _end(self) -> None:
+        """Begin to end it, with its threads and connections; those who are held up by a frozen peer end with it."""
+        aborting = self._abort()
         for ticket in self._under_way:
             ticket.watch()
-        with self._changed:
-            self._changed.wait_for(
-                lambda: all(ticket.is_done for ticket in self._under_way),
-                max(0.0, give_up_at - time.monotonic()),
-            )
+
+        def end() -> None:
+            if aborting is not None:
+                aborting.join()
+            with self._changed:
+                self._changed.wait_for(lambda: all(one.is_done for one in self._under_way))
+            self._under_way.clear()
+            self._backend = self._store = None
+
+        ending = threading.Thread(target=end, name="remora-group-end", daemon=True)
+        ending.start()
+        _let_go_of(ending)
 
     def close(self) -> None:
         """End a group that nobody waits for any more."""
@@ -257,8 +296,12 @@ class Group:
         self._backend = self._store = None
 
 
-#: Groups that were left, with the threads that abort them.
-_left: list[tuple[threading.Thread, Group]] = []
+#: Threads that end groups which were left.
+_ending: list[threading.Thread] = []
+
+
+def _let_go_of(thread: threading.Thread) -> None:
+    _ending[:] = [*(one for one in _ending if one.is_alive()), thread]
 
 
 @atexit.register
@@ -268,9 +311,8 @@ def _let_go() -> None:
     A thread that asks for the interpreter's lock while the interpreter ends is ended itself, in the middle of gloo.
     """
     give_up_at = time.monotonic() + _LET_GO_S
-    for aborting, group in _left:
-        aborting.join(max(0.0, give_up_at - time.monotonic()))
-        group.let_go(give_up_at)
+    for one in list(_ending):
+        one.join(max(0.0, give_up_at - time.monotonic()))
     native_threads.await_rest()
 
 

@@ -3,24 +3,47 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import copy
+import logging
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 
 from remora import training
 from remora.torch import state as states
+from remora.torch.agreement import (
+    CHECK_EVERY,
+    Diverged,
+    Holdings,
+    difference_text,
+    is_due,
+    parameters_beside,
+    tensors_of,
+)
 from remora.torch.buffers import Buffers
 from remora.torch.catching_up import Standing
 from remora.torch.elastic import ElasticLoop
+from remora.torch.feed import Parcel
 from remora.torch.group import PeerLost
+from remora.torch.hardware import hardware
 from remora.torch.layout import Writer
 from remora.torch.members import Membership
+from remora.torch.nonfinite import (
+    MOST_ROLLBACKS,
+    MOST_SKIPS,
+    SNAPSHOT_EVERY,
+    Nonfinite,
+    NotFinite,
+    snapshot,
+    what_is_not_finite,
+)
+from remora.torch.optimizers import Optimizers
 from remora.torch.order import shards_of
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.reduction import Bitwise, SampleExact
-from remora.torch.saving import DEALT, Saving
+from remora.torch.saving import Saving
 from remora.torch.settings import (
     Exactness,
     Settings,
@@ -28,10 +51,13 @@ from remora.torch.settings import (
     check_model,
     fingerprint,
     make_deterministic,
+    mark_of,
     needed,
 )
 from remora.torch.state import LoopState, Progress, Stateful
-from remora.torch.step import MOST_METRICS, Compute, Step, moved, outcome
+from remora.torch.step import NOTES, Compute, Outcome, Step, divide_gradients, means, moved, outcome
+
+log = logging.getLogger("remora.torch")
 
 
 class Loop(ElasticLoop):
@@ -46,15 +72,19 @@ class Loop(ElasticLoop):
     Runs alone, under torchrun, and under Remora, where it resumes from the job's newest checkpoint, writes checkpoints
     when they are due, and goes on in place when workers are lost or come.
 
+    - `optimizer`: one, or a list of all that change parameters of the model.
     - `data`: a dataset with a length, or an iterable one (`feed.py` has its rule).
     - `global_batch`: samples of a step.  `shards`: parts of it that workers carry; no more workers than shards.
     - `micro_batch`: most samples of one forward pass; a whole shard if None.
     - `scheduler`, `scaler`: saved and resumed; losses are scaled by `scaler` before their backward pass.
     - `state`: anything else with `state_dict()` and `load_state_dict()`, by name.
     - `exactness`: `sample-exact` (same samples, order and random numbers) or `bitwise` (same bits too).
+    - `nonfinite`: what follows a loss or gradients that are not finite: `stop`, `skip` the step, or `rollback` to a
+      snapshot and leave the batch out; by default what the script makes of it.
+    - `check_every`: steps between two comparisons of the workers' weights, which raise Diverged; 0 for none.
 
-    `global_batch`, `shards` and `exactness` that are left out come from `elastic` in the job's specification; without
-    that `exactness` is `sample-exact`, and the other two have to be given.
+    `global_batch`, `shards`, `exactness` and `nonfinite` that are left out come from `elastic` in the job's
+    specification; without that `exactness` is `sample-exact`, and the other two have to be given.
 
     Raises ValueError for arguments and models that cannot work, and CheckpointUnusable for a checkpoint of another
     script.
@@ -63,7 +93,7 @@ class Loop(ElasticLoop):
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *,
         data: Any,
         global_batch: int | None = None,
@@ -80,11 +110,24 @@ class Loop(ElasticLoop):
         shuffle: bool = True,
         drop_last: bool = False,
         exactness: Exactness | None = None,
+        check_every: int = CHECK_EVERY,
+        nonfinite: Nonfinite | None = None,
     ) -> None:
+        nonfinite = cast("Nonfinite | None", agreed("nonfinite", nonfinite, str))
         exactness = cast("Exactness", agreed("exactness", exactness, str) or "sample-exact")
         global_batch, shards = needed("global_batch", global_batch), needed("shards", shards)
         settings = Settings(
-            global_batch, shards, micro_batch, seed, shuffle, drop_last, exactness, epochs, total_steps
+            global_batch,
+            shards,
+            micro_batch,
+            seed,
+            shuffle,
+            drop_last,
+            exactness,
+            epochs,
+            total_steps,
+            check_every,
+            nonfinite,
         )
         check_model(model)
         if exactness == "bitwise":
@@ -92,17 +135,35 @@ class Loop(ElasticLoop):
         parameters = [one for one in model.parameters() if one.requires_grad]
         super().__init__(settings, parameters[0].device, data, collate_fn, num_workers)
         self._model = model
-        self._optimizer = optimizer
+        #: All, also those that are frozen.
+        self._parameters = dict(model.named_parameters())
+        #: Names of those that have gradients.
+        self._trained = _trained(self._parameters)
+        self._optimizers = Optimizers(model, optimizer)
         self._scaler = scaler
         self._buffers = Buffers(model)
-        notes = 1 + MOST_METRICS + self._buffers.width
+        notes = NOTES + self._buffers.width
         kind = Bitwise if exactness == "bitwise" else SampleExact
         self._reduction = kind(parameters, shards, notes)
-        self._state = LoopState(_parts(model, optimizer, scheduler, scaler, state), settings.of_the_order())
+        self._state = LoopState(
+            _parts(model, self._optimizers, scheduler, scaler, state), settings.of_the_order()
+        )
         self._members = Membership(self._link, shards, self._reduction, self._buffers, self._device)
-        self._saving = Saving(model, optimizer, self._device)
-        self._fingerprint = fingerprint(settings, parameters)
+        self._saving = Saving(model, self._optimizers, self._device)
+        self._fingerprint = fingerprint(settings, self._parameters.values())
+        self._hardware = mark_of(hardware(self._device)) if exactness == "bitwise" else 0
         self._metric_names: tuple[str, ...] = ()
+        #: Whether the loss, and each metric, comes as a sum with its count.
+        self._are_sums: tuple[bool, ...] | None = None
+        #: What else is saved, that only the script changes.
+        self._extra = dict(state or {})
+        #: Steps after which the workers last held the same weights.
+        self._agreed_after: int | None = None
+        #: What a rollback goes to, the same step on all workers.
+        self._snapshot: dict[str, Any] | None = None
+        self._is_rolled_back = False
+        #: Steps in a row that were left out.
+        self._skips = 0
 
     @property
     def steps_done(self) -> int:
@@ -127,7 +188,7 @@ class Loop(ElasticLoop):
 
         Inside the loop it is called after `optimizer.step()`.
         """
-        states.write(self._state.capture(self._reached()), folder)
+        states.write(self._capture_state(self._reached()), folder)
 
     def _reached(self) -> Progress:
         """Where training stands, with the step that the script is in when its gradients were there."""
@@ -138,32 +199,122 @@ class Loop(ElasticLoop):
 
     def load(self, folder: Path) -> None:
         """Go on from a folder that `save` or a checkpoint has written; raises CheckpointUnusable."""
-        self._progress = self._state.restore(states.read(folder))
+        self._restore_state(states.read(folder))
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def _run(self, step: Step, compute: Compute) -> torch.Tensor:
-        while True:
-            try:
-                notes = self._attempt(step, compute)
-            except PeerLost as lost:
-                self._undo()
-                if not self._change(str(lost)):
-                    continue
-                # Somebody else had the result already.
-                notes = self._reduction.spread()
-            break
+        self._optimizers.begin(self._parameters.values())
+        try:
+            numbers = self._finite_result(step, compute)
+        except BaseException:
+            self._optimizers.end(None)
+            raise
+        self._optimizers.end(step.number)
         seed_everything(derive(self._settings.seed, "body", step.number))
-        loss, *metrics = notes[: 1 + MOST_METRICS].tolist()
+        loss, *metrics = means(numbers)
         step.metrics = dict(zip(self._metric_names, metrics, strict=False))
         return torch.tensor(loss, device=self._device)
+
+    def _finite_result(self, step: Step, compute: Compute) -> list[float]:
+        """The notes' sums of a step that may count; raises NotFinite when there is none."""
+        while True:
+            numbers: list[float] = self._result(step, compute)[:NOTES].tolist()
+            divide_gradients(self._parameters.values(), numbers)
+            self._is_rolled_back = False
+            what = self._not_finite(numbers)
+            if what is None:
+                self._skips = 0
+                return numbers
+            match self._settings.nonfinite:
+                case "stop":
+                    raise NotFinite(f"the {what} of step {step.number} is not finite")
+                case "skip":
+                    self._skip(step, what)
+                    return numbers
+            try:
+                # Nobody goes back while others still need the result of this step.
+                self._reduction.confirm()
+                self._reduction.await_confirmation()
+            except PeerLost as lost:
+                self._recover(str(lost))
+                continue
+            self._roll_back(step, what)
+            if self._feed.peek() is None:
+                step.was_skipped = True
+                return numbers
+
+    def _not_finite(self, numbers: Sequence[float]) -> str | None:
+        """`loss` or `gradient`, where something is to follow from it."""
+        policy = self._settings.nonfinite
+        # A GradScaler makes gradients overflow on purpose, and leaves such steps out by itself.
+        if policy is None or (policy == "skip" and self._scaler is not None):
+            return None
+        gradients = [] if self._scaler is not None else [one.grad for one in self._parameters.values()]
+        return what_is_not_finite(means(numbers)[0], gradients)
+
+    def _skip(self, step: Step, what: str) -> None:
+        self._skips += 1
+        if self._skips > MOST_SKIPS:
+            raise NotFinite(f"the {what} of step {step.number} is not finite, like {MOST_SKIPS} before it")
+        self._drop_gradients()
+        step.was_skipped = True
+        if self._rank == 0:
+            log.warning("the %s of step %d is not finite: its gradients are left out", what, step.number)
+
+    def _roll_back(self, step: Step, what: str) -> None:
+        """Go on from the last snapshot, without the batch of this step."""
+        if len(self._left_out) >= MOST_ROLLBACKS:
+            raise NotFinite(
+                f"the {what} of step {step.number} is not finite, after {MOST_ROLLBACKS} batches were left out"
+            )
+        assert self._snapshot is not None
+        left_out = [*self._left_out, (step.epoch, step.place)]
+        self._saving.await_copy()
+        self._restore_state(copy.deepcopy(self._snapshot))
+        self._left_out = left_out
+        self._is_rolled_back = True
+        self._saved_step = None
+        self._drop_gradients()
+        if self._rank == 0:
+            log.warning(
+                "the %s of step %d is not finite: training goes back to step %d and leaves out batch %d of epoch %d",
+                what, step.number, self._progress.step, step.place, step.epoch,
+            )  # fmt: skip
+        self._open_feed()
+
+    def _drop_gradients(self) -> None:
+        for one in self._parameters.values():
+            one.grad = None
+
+    def _result(self, step: Step, compute: Compute) -> torch.Tensor:
+        """Gradients of a step, whoever is lost meanwhile; returns the notes' sums."""
+        while True:
+            try:
+                return self._attempt(step, compute)
+            except PeerLost as lost:
+                if self._recover(str(lost)):
+                    # Somebody else had the result already.
+                    return self._reduction.spread()
+
+    def _recover(self, why: str) -> bool:
+        """Go over into the next group, as before the step; True when that brought the step's result."""
+        # First, because what it had under way may hold the device.
+        self._members.leave()
+        self._undo()
+        return self._change(why)
 
     def _attempt(self, step: Step, compute: Compute) -> torch.Tensor:
         """One try at a step; raises PeerLost, after which `_undo` brings everything back to the step's begin."""
         reduction, buffers = self._reduction, self._buffers
-        self._own_time.begin()
+        if self._settings.nonfinite == "rollback":
+            self._place(step)
+        self._follow_frozen()
         reduction.begin()
+        # Before anything that a lost peer may break off: an undone step goes back to here.
         buffers.begin()
+        unchanging = self._agree(compute)
+        self._own_time.begin()
         step.samples = {}
         for parcel, batch in self._feed.step():
             reduction.group.check()
@@ -173,10 +324,10 @@ class Loop(ElasticLoop):
             if parcel.samples:
                 where = (step.number, parcel.shard, parcel.micro)
                 seed_everything(derive(self._settings.seed, "compute", *where))
-                loss = self._forward(batch, len(parcel.samples) / parcel.total, compute)
+                loss = self._forward(batch, parcel, compute)
                 if parcel.ends_shard and parcel.shard == 0:
                     # Before the backward pass, in which the notes may leave already.
-                    reduction.note(1 + MOST_METRICS, buffers.keep().to(self._device))
+                    reduction.note(NOTES, buffers.keep().to(self._device))
                 if parcel.ends_step:
                     reduction.arm()
                 loss.backward()
@@ -184,20 +335,93 @@ class Loop(ElasticLoop):
                 reduction.leaf(parcel.shard)
         self._own_time.end()
         notes = reduction.finish()
-        buffers.finish(reduction.group, notes[1 + MOST_METRICS :])
+        buffers.finish(reduction.group, notes[NOTES:])
+        if unchanging is not None:
+            self._check_unchanged(unchanging, compute)
         return notes
 
-    def _forward(self, batch: Any, weight: float, compute: Compute) -> torch.Tensor:
-        """Loss of one micro-batch, as its share of the global batch, `weight`; notes it with its metrics."""
-        loss, metrics = outcome(compute(self._model, moved(batch, self._device)))
-        if metrics:
-            self._metric_names = tuple(metrics)
-        values = [loss.detach().float(), *(self._number(value) for value in metrics.values())]
-        self._reduction.note(0, torch.stack(values) * weight)
-        share = loss * weight
+    def _place(self, step: Step) -> None:
+        """A rollback may have changed which step comes next; take a snapshot before it when it is time."""
+        parcel = self._feed.peek()
+        assert parcel is not None
+        step.number = self._progress.step + 1
+        step.epoch, step.place = parcel.position.epoch, parcel.position.place
+        before = self._snapshot
+        if before is None or self._progress.step - before["progress"][0] >= SNAPSHOT_EVERY:
+            self._snapshot = snapshot(self._capture_state(self._progress), self._saving.dealt)
+
+    def _agree(self, compute: Compute) -> Holdings | None:
+        """Compare the weights with those of all others when it is time; returns what the step must not change.
+
+        Raises PeerLost and Diverged.
+        """
+        steps_done = self._progress.step
+        if not is_due(steps_done, self._settings.check_every):
+            return None
+        holdings = Holdings(self._held(), self._device)
+        found = holdings.compare(self._reduction.group, is_bitwise=self._settings.exactness == "bitwise")
+        if found is not None:
+            self._end_diverged(difference_text(*found, steps_done, self._agreed_after))
+        self._agreed_after = steps_done
+        return Holdings(self._watched(compute), self._device)
+
+    def _check_unchanged(self, before: Holdings, compute: Compute) -> None:
+        """Raise Diverged when the step changed what only the script may change, after it."""
+        if (name := before.changed(self._watched(compute))) is not None:
+            self._end_diverged(
+                f"{name} was changed inside step.backward, which does so as often as a worker has micro-batches:"
+                " change it after step.backward"
+            )
+
+    def _held(self) -> dict[str, torch.Tensor]:
+        """What all workers hold alike between two steps."""
+        extra = {f"state[{name!r}]": part.state_dict() for name, part in self._extra.items()}
+        return {**self._parameters, **dict(tensors_of(extra))}
+
+    def _watched(self, compute: Compute) -> dict[str, torch.Tensor]:
+        """What no function given to `backward` may change: that, and the modules that it uses beside the model."""
+        known = {id(one) for one in self._parameters.values()}
+        return {**self._held(), **parameters_beside(compute, known)}
+
+    def _end_diverged(self, text: str) -> NoReturn:
+        if self._link is not None:
+            self._link.send({"type": "diverged", "generation": self._generation, "text": text})
+        raise Diverged(text)
+
+    def _follow_frozen(self) -> None:
+        """Parameters may have been frozen or unfrozen since the last step."""
+        trained = _trained(self._parameters)
+        if trained == self._trained:
+            return
+        if not trained:
+            raise RuntimeError(
+                "the model has no parameter to train: leave at least one that requires a gradient"
+            )
+        self._trained = trained
+        self._reduction.train([self._parameters[name] for name in trained])
+
+    def _forward(self, batch: Any, parcel: Parcel, compute: Compute) -> torch.Tensor:
+        """Loss of one micro-batch, as its share of the global batch; notes it with its metrics."""
+        found = outcome(compute(self._model, moved(batch, self._device)))
+        if found.metrics:
+            self._metric_names = tuple(found.metrics)
+        self._check_counts(found)
+        shares = len(parcel.samples) / parcel.total, 1.0 / parcel.total
+        for place, numbers in found.notes(*shares, self._number):
+            self._reduction.note(place, numbers)
+        share = found.share(*shares)
         if self._scaler is not None:
             share = self._scaler.scale(share)
         return share
+
+    def _check_counts(self, found: Outcome) -> None:
+        """Raise TypeError for a script that returns means at one time and sums at another: they do not add up."""
+        are_sums = tuple(count is not None for count in found.counts)
+        if self._are_sums not in (None, are_sums):
+            raise TypeError(
+                "the function given to backward returns (sum, count) for every batch, or for none"
+            )
+        self._are_sums = are_sums
 
     def _undo(self) -> None:
         self._reduction.drop()
@@ -228,10 +452,12 @@ class Loop(ElasticLoop):
         return True
 
     def _finish(self) -> None:
+        self._optimizers.close()
         self._checkpoint(is_last=True)
         self._saving.wait()
 
     def _break_off(self) -> None:
+        self._optimizers.close()
         # Its end shall not meet a collective under way.
         with contextlib.suppress(PeerLost):
             self._reduction.await_confirmation()
@@ -245,15 +471,20 @@ class Loop(ElasticLoop):
             self.load(folder)
             is_fresh = False
         step = -1 if self._members.is_joiner else self._progress.step
-        standing = Standing(step, is_fresh, self._fingerprint)
+        standing = Standing(step, is_fresh, self._fingerprint, self._hardware)
         self._members.begin(standing, self._capture, self._restore)
         self._was_rank_0 = self._members.group.rank == 0
         self._open_feed()
+        self._optimizers.open()
 
     def _change(self, why: str) -> bool:
         """Go over into the next group; True when it brought the result of the step under way."""
         self._saved_step = None
-        standing = Standing(self._progress.step, False, self._fingerprint)
+        # Whoever joins has none of the old ones.
+        self._snapshot = None
+        standing = Standing(
+            self._progress.step, False, self._fingerprint, self._hardware, self._is_rolled_back
+        )
         was_delivered = self._members.change(standing, why, self._capture, self._restore)
         self._tell_again()
         self._open_feed()
@@ -263,15 +494,32 @@ class Loop(ElasticLoop):
                 pass
         return was_delivered
 
+    def _capture_state(self, progress: Progress, only: Container[str] | None = None) -> dict[str, Any]:
+        """The state of training, with the names of the parameters that are not frozen."""
+        return {
+            **self._state.capture(progress, only),
+            "trained": list(_trained(self._parameters)),
+            "left_out": [list(one) for one in self._left_out],
+        }
+
+    def _restore_state(self, state: Mapping[str, Any]) -> None:
+        """Raises CheckpointUnusable."""
+        self._progress = self._state.restore(state)
+        self._left_out = [(int(epoch), int(place)) for epoch, place in state.get("left_out", ())]
+        # The script may have frozen and unfrozen some on its way here.
+        if (trained := state.get("trained")) is not None:
+            for name, one in self._parameters.items():
+                one.requires_grad_(name in trained)
+
     def _capture(self) -> Any:
         return {
-            "state": self._state.capture(self._progress),
+            "state": self._capture_state(self._progress),
             "metric_names": list(self._metric_names),
             "reports": list(self._reports),
         }
 
     def _restore(self, captured: Any) -> None:
-        self._progress = self._state.restore(captured["state"])
+        self._restore_state(captured["state"])
         self._metric_names = tuple(captured["metric_names"])
         self._reports.clear()
         self._reports.extend((number, dict(values)) for number, values in captured["reports"])
@@ -284,27 +532,34 @@ class Loop(ElasticLoop):
         self._saved_step = step
         place = self._members.group.place
         writer = Writer(place.rank, place.world_size, self._members.generation)
-        state = self._state.capture(self._progress, None if place.rank == 0 else DEALT)
+        state = self._capture_state(self._progress, None if place.rank == 0 else self._saving.dealt)
         self._saving.save(step, state, writer, in_background=not (is_last or self._link.stops))
 
     def _number(self, value: Any) -> torch.Tensor:
         return torch.as_tensor(value, dtype=torch.float32, device=self._device).detach().reshape(())
 
 
+def _trained(parameters: Mapping[str, torch.nn.Parameter]) -> tuple[str, ...]:
+    return tuple(name for name, one in parameters.items() if one.requires_grad)
+
+
 def _parts(
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Optimizers,
     scheduler: Stateful | None,
     scaler: Stateful | None,
     state: Mapping[str, Stateful] | None,
 ) -> dict[str, Stateful]:
-    parts: dict[str, Stateful] = {"model": model, "optimizer": optimizer}
+    parts: dict[str, Stateful] = {"model": model, **optimizers.parts}
     named = {"scheduler": scheduler, "scaler": scaler}
+    if scheduler is not None:
+        optimizers.check_part("scheduler", scheduler)
     parts.update({name: part for name, part in named.items() if part is not None})
     for name, part in (state or {}).items():
         if name in parts:
             raise ValueError(f"state={{{name!r}: ...}} is a name that Loop uses itself: take another one")
         if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
             raise ValueError(f"state[{name!r}] needs the methods state_dict() and load_state_dict()")
+        optimizers.check_part(f"state[{name!r}]", part)
         parts[name] = part
     return parts

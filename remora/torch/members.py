@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from remora.link import Link, Rendezvous
 from remora.torch.buffers import Buffers
-from remora.torch.catching_up import CatchUp, Standing, plan_catch_up
+from remora.torch.catching_up import CatchUp, Standing, WorkersDiffer, plan_catch_up
 from remora.torch.group import Group, PeerLost, form
+from remora.torch.hardware import difference, hardware, read, written
 from remora.torch.order import shards_of
 from remora.torch.reduction import Reduction
 from remora.torch.state import receive, send
@@ -58,6 +59,11 @@ class Membership:
         except PeerLost as lost:
             self.change(standing, str(lost), capture, restore)
 
+    def leave(self) -> None:
+        """Leave the group; before this returns the device may wait for a peer that is lost, and must not be used."""
+        if self._group is not None:
+            self._group.abandon()
+
     def change(
         self, standing: Standing, why: str, capture: Callable[[], Any], restore: Callable[[Any], None]
     ) -> bool:
@@ -66,8 +72,7 @@ class Membership:
         Returns True when this worker got the result of the step that it had under way.
         Raises PeerLost when nobody can form another group.
         """
-        if self._group is not None:
-            self._group.abandon()
+        self.leave()
         while self._errands:
             self._errands.pop().close()
         if self._link is None:
@@ -99,7 +104,10 @@ class Membership:
         group = form(place, check=lambda: self._check(place.generation), on_cuda=self._device.type == "cuda")
         self._group = group
         self._check(place.generation)
-        plan = plan_catch_up(self._compare(group, standing))
+        standings = self._compare(group, standing)
+        if len({one.fingerprint for one in standings}) == 1 < len({one.hardware for one in standings}):
+            self._refuse_hardware(group)
+        plan = plan_catch_up(standings)
         if plan.behind and group.rank in (plan.root, *plan.behind):
             with self._errand(group, (plan.root, *plan.behind), "behind") as part:
                 self._reduction.share(part)
@@ -135,10 +143,25 @@ class Membership:
         self._errands.append(part)
 
     def _compare(self, group: Group, standing: Standing) -> list[Standing]:
-        own = torch.tensor([standing.step, int(standing.is_fresh), standing.fingerprint], device=self._device)
-        all_ = torch.empty(3 * group.world_size, dtype=own.dtype, device=self._device)
+        numbers = [standing.step, int(standing.is_fresh), standing.fingerprint, standing.hardware]
+        numbers.append(int(standing.is_rolled_back))
+        own = torch.tensor(numbers, device=self._device)
+        all_ = torch.empty(len(numbers) * group.world_size, dtype=own.dtype, device=self._device)
         group.wait(group.gather(all_, own))
-        return [Standing(step, bool(fresh), mark) for step, fresh, mark in all_.view(-1, 3).tolist()]
+        return [
+            Standing(step, bool(fresh), mark, hardware, bool(is_back))
+            for step, fresh, mark, hardware, is_back in all_.view(group.world_size, -1).tolist()
+        ]
+
+    def _refuse_hardware(self, group: Group) -> NoReturn:
+        own = written(hardware(self._device)).to(self._device)
+        all_ = torch.empty(own.numel() * group.world_size, dtype=own.dtype, device=self._device)
+        group.wait(group.gather(all_, own))
+        workers = [read(one) for one in all_.view(group.world_size, -1).tolist()]
+        raise WorkersDiffer(
+            f"exactness is bitwise, and {difference(workers)}: use machines of one kind (placement.pools of the job),"
+            " or sample-exact"
+        )
 
     def _check(self, generation: int) -> None:
         if self._link is not None and self._link.must_part(generation):

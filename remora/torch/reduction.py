@@ -28,28 +28,42 @@ class Reduction(ABC):
     """What both ways share; a step is: `begin`, `note` and `leaf` for each shard, `arm` before the last, `finish`."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], shards: int, notes: int) -> None:
-        self._parameters = list(parameters)
         self._shards = shards
         self._notes = notes
-        self._buckets = lay_out(self._parameters, notes + len(self._parameters))
         #: Results of the last reduced step.
         self._flats: Flats | None = None
         #: What the step under way is reduced in.
         self._next: Flats | None = None
-        self._tail = torch.zeros(notes, device=self._buckets[-1].device)
         self._group: Group | None = None
         self._confirmation: tuple[Ticket | None, torch.Tensor] | None = None
         self._is_armed = False
         self._failure: PeerLost | None = None
         self._launched = 0
         self._missing: list[int] = []
+        #: Parameters that tell of their gradients, by id.
+        self._hooked: dict[int, torch.Tensor] = {}
+        self._parameters: list[torch.Tensor] = []
+        self.train(parameters)
+
+    def train(self, parameters: Sequence[torch.Tensor]) -> None:
+        """From the next step on these have gradients, and no others; all workers say so between the same two steps.
+
+        The result of the last step stays as it is, for whoever has not got it yet.
+        """
+        for one in self._parameters:
+            one.grad = None
+        self._parameters = list(parameters)
+        self._buckets = lay_out(self._parameters, self._notes + len(self._parameters))
+        self._tail = torch.zeros(self._notes, device=self._buckets[-1].device)
         self._home = {
             id(parameter): number
             for number, bucket in enumerate(self._buckets)
             for parameter in bucket.parameters
         }
-        for parameter in self._parameters:
-            parameter.register_post_accumulate_grad_hook(self._on_gradient)
+        for one in self._parameters:
+            if id(one) not in self._hooked:
+                self._hooked[id(one)] = one
+                one.register_post_accumulate_grad_hook(self._on_gradient)
 
     @property
     def group(self) -> Group:
@@ -104,7 +118,7 @@ class Reduction(ABC):
         tail = self._flats.tail
         # Buckets have the parameters in the reverse order.
         flags = iter(tail[self._notes :].tolist()[::-1])
-        for number, bucket in enumerate(self._buckets):
+        for number, bucket in enumerate(self._flats.buckets):
             self._flats.spread(number, [next(flags) > 0 for _ in bucket.parameters])
         return tail[: self._notes]
 
@@ -140,7 +154,10 @@ class Reduction(ABC):
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         if not self._is_armed or self._failure is not None:
             return
-        number = self._home[id(parameter)]
+        number = self._home.get(id(parameter))
+        if number is None:
+            # It is frozen since the last step, and another loop may train it.
+            return
         self._missing[number] -= 1
         if self._missing[number] < 0:
             raise RuntimeError(
@@ -157,7 +174,8 @@ class Reduction(ABC):
     def _launch_next(self) -> None:
         if self._launched == 0:
             self.await_confirmation()
-            self._next = self._next or Flats(self._buckets, self._shards)
+            if self._next is None or self._next.buckets is not self._buckets:
+                self._next = Flats(self._buckets, self._shards)
         number = self._launched
         self._launched += 1
         assert self._next is not None
@@ -226,6 +244,11 @@ class Bitwise(Reduction):
         self._spare: list[Flats] = []
         #: What came for each bucket, the subtrees that it sums, and where the whole sum goes.
         self._exchanges: list[tuple[Ticket | None, torch.Tensor, Any, torch.Tensor]] = []
+
+    def train(self, parameters: Sequence[torch.Tensor]) -> None:
+        """From the next step on these have gradients, and no others."""
+        super().train(parameters)
+        self._stack, self._spare = [], []
 
     def begin(self) -> None:
         """Start a step from zero gradients."""

@@ -2,7 +2,8 @@
 
 The state does not change between two optimizer steps.  So a checkpoint is written in a thread of its own, straight from
 the live tensors into files in memory, while the next step's forward and backward passes run, and `optimizer.step()`
-alone waits for it.  From then on the files are the supervisor's, and outlive this process.
+alone waits for it, whichever optimizer is the first.  From then on the files are the supervisor's, and outlive this
+process.
 """
 
 from __future__ import annotations
@@ -17,17 +18,15 @@ import torch
 
 from remora import training
 from remora.torch.layout import Share, Writer, share_of, write
-
-#: Parts of the state that are the same on every worker between two steps.
-DEALT = ("model", "optimizer")
+from remora.torch.optimizers import Optimizers
 
 
 class Saving:
     """At most one checkpoint under way."""
 
-    def __init__(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, optimizers: Optimizers, device: torch.device) -> None:
+        #: Parts of the state that are the same on every worker between two steps.
+        self.dealt = ("model", *optimizers.parts)
         self._parameter_names = frozenset(name for name, _ in model.named_parameters())
         self._device = device
         self._thread: threading.Thread | None = None
@@ -36,19 +35,20 @@ class Saving:
         self._error: BaseException | None = None
         #: The checkpoint under way and the seconds that it has held the loop up; None once that was told.
         self._stall: tuple[int, float] | None = None
-        optimizer.register_step_pre_hook(self._await_copy)
+        for one in optimizers:
+            one.register_step_pre_hook(self._await_copy)
 
     def save(self, step: int, state: Mapping[str, Any], writer: Writer, *, in_background: bool) -> None:
         """Write this worker's share of the checkpoint of `step` and hand it over.
 
-        `state` is a captured one with live tensors; workers other than rank 0 may leave out all but the `DEALT` parts.
+        `state` is a captured one with live tensors; workers other than rank 0 may leave out all but the `dealt` parts.
         """
         began = time.monotonic()
         self.wait()
         if not in_background:
-            self._hand_over(step, share_of(state, writer, DEALT), writer)
+            self._hand_over(step, share_of(state, writer, self.dealt), writer)
             return
-        share = share_of(self._copy_what_moves(state), writer, DEALT)
+        share = share_of(self._copy_what_moves(state), writer, self.dealt)
         ready = mark(self._device)
         self._copied.clear()
         self._thread = threading.Thread(
@@ -56,6 +56,10 @@ class Saving:
         )
         self._thread.start()
         self._stall = (step, time.monotonic() - began)
+
+    def await_copy(self) -> None:
+        """Wait until the state may change again."""
+        self._copied.wait()
 
     def wait(self) -> None:
         """Wait until nothing is under way; raises what went wrong in it."""
@@ -77,16 +81,16 @@ class Saving:
             link.stalled(step, seconds + time.monotonic() - began)
 
     def _copy_what_moves(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Copy now what a forward pass or the script may change: all but parameters and the optimizer's state."""
+        """Copy now what a forward pass or the script may change: all but parameters and the optimizers' states."""
         parts = {}
         for name, part in state["parts"].items():
-            if name == "optimizer":
-                parts[name] = _copied(part, lambda tensor: tensor)
-            elif name == "model":
+            if name == "model":
                 parts[name] = {
                     key: one if key in self._parameter_names else _copied(one, _clone)
                     for key, one in part.items()
                 }
+            elif name in self.dealt:
+                parts[name] = _copied(part, lambda tensor: tensor)
             else:
                 parts[name] = _copied(part, _clone)
         return {**state, "parts": parts}

@@ -10,6 +10,8 @@ from typing import Literal, TypeVar, get_args
 
 import torch
 
+from remora.torch.agreement import CHECK_EVERY
+from remora.torch.nonfinite import Nonfinite
 from remora.torch.order import check_sizes
 
 Exactness = Literal["sample-exact", "bitwise"]
@@ -29,12 +31,20 @@ class Settings:
     exactness: Exactness
     epochs: int | None
     total_steps: int | None
+    #: Steps between two comparisons of the workers' weights; 0: none.
+    check_every: int = CHECK_EVERY
+    #: What follows a loss or gradients that are not finite; None: what the script makes of it.
+    nonfinite: Nonfinite | None = None
 
     def __post_init__(self) -> None:
         check_sizes(self.global_batch, self.shards, self.micro_batch)
         if self.exactness not in get_args(Exactness):
             known = " or ".join(map(repr, get_args(Exactness)))
             raise ValueError(f"exactness is {known}, not {self.exactness!r}")
+        if self.nonfinite not in (None, *get_args(Nonfinite)):
+            raise ValueError(f"nonfinite is 'stop', 'skip' or 'rollback', not {self.nonfinite!r}")
+        if self.check_every < 0:
+            raise ValueError(f"check_every is a number of steps, or 0 for never, not {self.check_every}")
         if self.epochs is None and self.total_steps is None:
             raise ValueError("say when training ends: total_steps=..., epochs=..., or both")
         for name, number in (("epochs", self.epochs), ("total_steps", self.total_steps)):
@@ -132,7 +142,10 @@ def make_deterministic() -> None:
 
 def fingerprint(settings: Settings, parameters: Iterable[torch.Tensor]) -> int:
     """A number that is the same in two processes only when they train the same with the same settings."""
-    threads = torch.get_num_threads() if settings.exactness == "bitwise" else 0
     shapes = [(tuple(one.shape), str(one.dtype)) for one in parameters]
-    text = repr((settings, shapes, threads, torch.__version__))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    return mark_of((settings, shapes, torch.__version__))
+
+
+def mark_of(value: object) -> int:
+    """A number from 0 to 2**63 - 1 that follows from how a value is written."""
+    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "big") >> 1

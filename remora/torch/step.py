@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -11,9 +12,58 @@ from remora.torch.order import Position
 
 #: Numbers beside the loss that `backward` averages over the shards.
 MOST_METRICS = 15
+#: The loss and these.
+VALUES = 1 + MOST_METRICS
+#: What travels of them: each value, and behind all of them the count that each was taken over, 0 for a mean.
+NOTES = 2 * VALUES
 
-#: Returns the mean loss of a batch, alone or with other means by name.
-Compute = Callable[[torch.nn.Module, Any], torch.Tensor | tuple[torch.Tensor, Mapping[str, Any]]]
+#: Returns the loss of a batch, as a mean or a sum and its count, alone or with other means by name.
+Compute = Callable[[torch.nn.Module, Any], torch.Tensor | tuple[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the function given to `backward` returned for one micro-batch."""
+
+    #: The mean loss of its samples, or the sum of what `counts[0]` counts.
+    loss: torch.Tensor
+    #: The means beside it, or sums, by name.
+    metrics: Mapping[str, Any]
+    #: What the loss and each of them count; None for means over samples.
+    counts: tuple[Any, ...]
+
+    def notes(
+        self, samples_share: float, per_sample: float, number: Callable[[Any], torch.Tensor]
+    ) -> list[tuple[int, torch.Tensor]]:
+        """Its share of the notes of a step, in stretches with the place where each begins.
+
+        Means count with `samples_share`, the part of the global batch's samples that it has; sums and counts are told
+        as so many per sample of the global batch (`per_sample` is 1 over its samples), so that none is too large.
+        """
+        values = torch.stack([number(value) for value in (self.loss, *self.metrics.values())])
+        if all(count is None for count in self.counts):
+            return [(0, values * samples_share)]
+        weights = [samples_share if count is None else per_sample for count in self.counts]
+        counts = torch.stack([number(0.0 if count is None else count) for count in self.counts])
+        return [(0, values * values.new_tensor(weights)), (VALUES, counts * per_sample)]
+
+    def share(self, samples_share: float, per_sample: float) -> torch.Tensor:
+        """The loss as its share of the global batch, with its graph; a sum still is to be divided by its count."""
+        return self.loss * (samples_share if self.counts[0] is None else per_sample)
+
+
+def means(notes: Sequence[float]) -> list[float]:
+    """The loss and the metrics of a step from the sums of all notes."""
+    return [
+        value / count if count else value
+        for value, count in zip(notes[:VALUES], notes[VALUES:NOTES], strict=True)
+    ]
+
+
+def divide_gradients(parameters: Iterable[torch.Tensor], notes: Sequence[float]) -> None:
+    """Make means of gradients of a loss that was told as sums, now that its whole count is known."""
+    if count := notes[VALUES]:
+        torch._foreach_mul_([one.grad for one in parameters if one.grad is not None], 1.0 / count)
 
 
 class Trains(Protocol):
@@ -40,12 +90,16 @@ class Step:
         #: Numbers of the samples that this worker trained in this step, by shard.
         self.samples: dict[int, list[int]] = {}
         self.is_done = False
+        #: Its loss or gradients were not finite, so that it has no gradients and optimizers change nothing.
+        self.was_skipped = False
 
     def backward(self, compute: Compute) -> torch.Tensor:
         """Forward and backward passes of this worker's shards, and the mean gradient over the whole global batch.
 
-        `compute(model, batch)` returns the mean loss of a batch, or that and a dictionary of other means.  It is called
-        once for each micro-batch, and again when a peer is lost meanwhile.  Gradients begin at zero.
+        `compute(model, batch)` returns the mean loss of a batch, or that and a dictionary of other means.  In place of
+        each mean it may return a tuple of a sum and what it counts, such as the tokens of samples of unlike length:
+        the mean over the global batch is the sum of all sums over the sum of all counts then.  It is called once for
+        each micro-batch, and again when a peer is lost meanwhile.  Gradients begin at zero.
         Returns the mean loss over the global batch, without a graph, the same on every worker.
         """
         if self.is_done:
@@ -62,19 +116,36 @@ class Step:
         self._loop._report(self, {**self.metrics, **metrics})
 
 
-def outcome(returned: Any) -> tuple[torch.Tensor, Mapping[str, Any]]:
-    """Loss and metrics that the function given to `backward` returned; raises TypeError and ValueError for others."""
-    loss, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not isinstance(metrics, Mapping):
+def outcome(returned: Any) -> Outcome:
+    """What the function given to `backward` returned; raises TypeError and ValueError for what cannot be averaged."""
+    loss, metrics = returned if _is_with_metrics(returned) else (returned, {})
+    loss, count = _counted(loss)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise TypeError(
-            "the function given to backward returns the mean loss of its batch, a tensor of one element, "
-            "or a tuple of that and a dictionary of metrics"
+            "the function given to backward returns the mean loss of its batch, a tensor of one element, or a tuple"
+            " (sum, count) of its sum and what it counts, or a tuple of one of these and a dictionary of metrics"
         )
     if not loss.requires_grad:
         raise TypeError("the loss has no graph: compute it from the model's output, and not under no_grad()")
     if len(metrics) > MOST_METRICS:
         raise ValueError(f"backward averages at most {MOST_METRICS} metrics, and got {len(metrics)}")
-    return loss.reshape(()), metrics
+    pairs = {name: _counted(value) for name, value in metrics.items()}
+    counts = (count, *(one for _, one in pairs.values()))
+    return Outcome(loss.reshape(()), {name: value for name, (value, _) in pairs.items()}, counts)
+
+
+def _is_with_metrics(returned: Any) -> bool:
+    return isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)
+
+
+def _counted(value: Any) -> tuple[Any, Any]:
+    """A sum with its count, or a mean with None."""
+    if isinstance(value, tuple) and len(value) == 2:
+        count = value[1]
+        is_number = isinstance(count, int | float) or (isinstance(count, torch.Tensor) and count.numel() == 1)
+        if is_number and not isinstance(count, bool):
+            return value[0], count
+    return value, None
 
 
 def moved(batch: Any, device: torch.device) -> Any:

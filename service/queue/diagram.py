@@ -65,6 +65,8 @@ _REASONS: Mapping[EndReason, str] = {
     "joins, all nodes of its fabric domain were lost",
     EndReason.HANG: "no step ended for far longer than the job's own steps take, or the worker group broke four times"
     " at one step although no worker was lost, or all ranks wait in PyTorch's rendezvous",
+    EndReason.DIVERGED: "the workers of a script that uses `remora.torch` do not hold the same weights any more, and"
+    " its checkpoints may mix them; the message names the first parameter that differs",
     EndReason.RUN_TIME_EXCEEDED: "`limits.run_time` passed",
     EndReason.BUDGET_SPENT: "`limits.budget` was spent",
     EndReason.CANCELLED: "the owner cancelled the job",

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.golden.driver import Driver
 from tests.golden.test_interrupted import assert_same, undisturbed
-from tests.golden.worker import Job
+from tests.golden.worker import Job, Mishap
 
 pytestmark = [pytest.mark.timeout(600)]
 
@@ -44,6 +45,47 @@ def test_losing_a_worker_changes_nothing(job: Job, tmp_path: Path) -> None:
         driver.recover()
         driver.finish()
         assert_same(job, driver)
+
+
+@pytest.mark.parametrize("exactness", ["bitwise", "sample-exact"])
+def test_layers_that_are_unfrozen_stay_so_for_those_who_go_on_and_those_who_join(
+    exactness: str, tmp_path: Path
+) -> None:
+    job = Job("mlp", exactness, thaws_after=8)
+    # The step after it is missed by one of them, who still needs what the others have as it was.
+    with Driver(job, tmp_path, mishap=Mishap(slot=1, step=8)) as driver:
+        driver.start(3)
+        joiner = driver.add()
+        driver.wait(lambda: driver.workers[1].parked is not None, "the worker parks")
+        driver.recover()
+        driver.reach(12)
+        driver.kill(2)
+        driver.recover()
+        driver.admit(joiner)
+        driver.finish()
+        assert_same(job, driver)
+
+
+def test_a_rollback_between_losses_ends_where_one_worker_alone_does(tmp_path: Path) -> None:
+    job = Job("mlp", damaged=31)
+    with Driver(replace(job, damaged=31), tmp_path / "alone") as alone:
+        alone.start(1)
+        alone.finish()
+        expected = alone.weights()
+    assert all(one.isfinite().all() for one in expected.values())
+    with Driver(job, tmp_path / "several") as driver:
+        driver.start(3)
+        joiner = driver.add()
+        driver.reach(3)
+        driver.kill(1)
+        driver.recover()
+        driver.reach(8)
+        driver.admit(joiner)
+        driver.reach(14)
+        driver.kill(0)
+        driver.recover()
+        driver.finish()
+        assert all(torch.equal(one, expected[name]) for name, one in driver.weights().items())
 
 
 def test_the_number_of_loader_processes_changes_nothing() -> None:

@@ -34,6 +34,10 @@ class Job:
     seed: int = 7
     is_stream: bool = False
     num_workers: int = 0
+    #: After this step its first layer, frozen until then, is trained too.
+    thaws_after: int | None = None
+    #: A sample that is not a number, whose batch is left out after a rollback.
+    damaged: int | None = None
 
     @property
     def steps(self) -> int:
@@ -62,6 +66,8 @@ def work(
 
 def train(job: Job, slot: int, out: Path, mishap: Mishap | None) -> None:
     model = network(job.network)
+    if job.thaws_after is not None:
+        model[0].requires_grad_(False)
     if job.exactness == "bitwise":
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     else:
@@ -69,10 +75,14 @@ def train(job: Job, slot: int, out: Path, mishap: Mishap | None) -> None:
         # turns a rounding error into a full step: a bound of 1e-5 can hold for optimizers without that only.
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, job.steps)
+    data = (Stream if job.is_stream else Samples)(job.samples)
+    if job.damaged is not None:
+        data.features[job.damaged] = float("nan")
     loop = Loop(
         model,
         optimizer,
-        data=(Stream if job.is_stream else Samples)(job.samples),
+        data=data,
+        nonfinite=None if job.damaged is None else "rollback",
         global_batch=job.global_batch,
         shards=job.shards,
         micro_batch=job.micro_batch,
@@ -93,6 +103,8 @@ def train(job: Job, slot: int, out: Path, mishap: Mishap | None) -> None:
             scheduler.step()
             optimizer.zero_grad()
             step.report(loss=loss)
+            if step.number == job.thaws_after:
+                model[0].requires_grad_(True)
             gate.stand(step.number)
     torch.save(model.state_dict(), out / f"weights-{slot}.pt")
 

@@ -306,6 +306,7 @@ class Attempt:
                 lost_nodes=tuple(sorted(nodes)),
                 lost_supervisors=tuple(sorted(supervisors)),
                 troubles=tuple(sorted(group.troubles.items())),
+                diverged=group.diverged,
                 is_planned=group.is_stopping,
             )
         )

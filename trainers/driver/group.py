@@ -25,6 +25,8 @@ CHECKPOINT_PATIENCE_S = 600.0
 RETRY_S = 5.0
 #: Characters of a command's last line of error that are told with its end.
 MOST_WORDS = 300
+#: The same of what it says of weights that differ, with their causes.
+_MOST_OF_A_CAUSE = 1000
 #: Steps that the store can hold.
 _MAX_STEP = 2**53
 #: Seconds before a deadline at which a planned stop no longer waits for its checkpoint.
@@ -98,6 +100,8 @@ class WorkerGroup:
     checkpoint_interval_s: float | None
     exits: dict[int, ChildExit] = field(default_factory=dict)
     troubles: dict[int, str] = field(default_factory=dict)
+    #: What the first rank said that found workers with other weights; "": none did.
+    diverged: str = ""
     _last_words: dict[int, str] = field(default_factory=dict)
     #: Ranks whose command is over, for whatever reason.
     ended: set[int] = field(default_factory=set)
@@ -164,6 +168,8 @@ class WorkerGroup:
                 self._saving[rank] = now
             case "pace":
                 yield from self._compare(rank, message, now)
+            case "diverged":
+                self.diverged = self.diverged or str(message["text"])[:_MOST_OF_A_CAUSE]
             case "held":
                 yield from self._answer(rank, message)
             case "relayed":

@@ -145,11 +145,12 @@ class InPlace:
 
     @property
     def _may_lose(self) -> bool:
-        """True while the worker group can go on without some of it: nobody is through, and nobody ends it."""
+        """True while the worker group can go on without some of it: nobody is through, and nothing ends it."""
         attempt = self._attempt
         if attempt.group is None or attempt.stop_reason is not None or attempt.verdict is not None:
             return False
-        return not attempt.group.is_stopping and not attempt.ended_slots
+        group = attempt.group
+        return not group.is_stopping and not group.diverged and not attempt.ended_slots
 
     def may_grow(self) -> bool:
         """True when workers may be started to join the present worker group."""
@@ -257,7 +258,7 @@ class InPlace:
     def _begin(self, cause: str) -> None:
         attempt, crew = self._attempt, self._crew
         group = attempt.group
-        if group is None or group.is_stopping or attempt.stop_reason or attempt.verdict:
+        if group is None or group.is_stopping or group.diverged or attempt.stop_reason or attempt.verdict:
             return
         change = Regrouping(
             attempt.generation,

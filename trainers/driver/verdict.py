@@ -49,6 +49,8 @@ class GroupFailure:
     lost_supervisors: tuple[int, ...] = ()
     #: What supervisors could not do for their child, by rank: an infrastructure failure, not the script's.
     troubles: tuple[tuple[int, str], ...] = ()
+    #: What a script said of workers that do not hold the same weights; "" where none did.
+    diverged: str = ""
     #: The driver had asked this group to end (to shrink or to grow).
     is_planned: bool = False
 
@@ -66,6 +68,9 @@ class Verdict:
 
 def judge(failure: GroupFailure) -> Verdict:
     """Find the cause of a failure."""
+    if failure.diverged:
+        # Whoever is lost besides: others would go on from weights that are not the same.
+        return Verdict(goes_on=False, end_reason=EndReason.DIVERGED, message=failure.diverged)
     if failure.lost_nodes:
         ranks = name_ranks(failure.lost_nodes)
         return Verdict(goes_on=True, end_reason=EndReason.NODE_LOST, message=f"The node of {ranks} was lost.")

@@ -52,7 +52,19 @@ from trainers.supervisor.window import WriteSpeed, fits
 
 #: What a script may tell the driver; `checkpoint` is for the supervisor, and all else it does not know.
 _FOR_DRIVER = frozenset(
-    {"hello", "report", "held", "abandoned", "stalled", "saving", "pace", "elastic", "parted", "joined"}
+    {
+        "hello",
+        "report",
+        "held",
+        "abandoned",
+        "stalled",
+        "saving",
+        "pace",
+        "elastic",
+        "parted",
+        "joined",
+        "diverged",
+    }
 )
 #: Seconds a script gets between SIGTERM and SIGKILL.
 _GRACE_S = 5.0

@@ -104,6 +104,10 @@ class ShardedLoop(ElasticLoop):
         if dist.is_initialized():
             raise ValueError("leave out init_process_group: ShardedLoop forms the process group itself")
         agreed("exactness", "sample-exact", str)  # raises when the job asks for more
+        if agreed("nonfinite", None, str) is not None:
+            raise ValueError(
+                "the job's elastic.nonfinite is for Loop: leave it out, and look at the loss in the script"
+            )
         global_batch, shards = needed("global_batch", global_batch), needed("shards", shards)
         settings = Settings(
             global_batch, shards, micro_batch, seed, shuffle, drop_last, "sample-exact", epochs, total_steps

@@ -16,7 +16,7 @@ from remora.torch.sharded.building import Built
 from remora.torch.sharded.cuts import passes
 from remora.torch.sharded.meeting import Meeting
 from remora.torch.sharded.mesh import Carried
-from remora.torch.step import MOST_METRICS, Compute, Step, moved, outcome
+from remora.torch.step import NOTES, Compute, Step, divide_gradients, means, moved, outcome
 
 
 class Trial:
@@ -62,10 +62,11 @@ class Trial:
         group.wait(group.sum(notes))
         if self._scaler is not None and notes[-1] > 0:
             spoil(model.parameters())
-        buffers.finish(group, notes[1 + MOST_METRICS : -1])
+        buffers.finish(group, notes[NOTES:-1])
         meeting.check()
-        numbers: list[float] = notes[: 1 + MOST_METRICS].tolist()
-        return numbers
+        numbers = notes[:NOTES].tolist()
+        divide_gradients(model.parameters(), numbers)
+        return means(numbers)
 
     def _all_passes(
         self, step: Step, compute: Compute, feed: Feed, built: Built, meeting: Meeting
@@ -76,7 +77,7 @@ class Trial:
         """
         buffers, model = built.buffers, built.sharded.model
         speaks = built.grid.speaks(meeting.group.rank)
-        notes = torch.zeros(1 + MOST_METRICS + buffers.width + 1, device=self._device)
+        notes = torch.zeros(NOTES + buffers.width + 1, device=self._device)
         step.samples = {}
         done = total = 0
         for parcel, batch in feed.step():
@@ -90,11 +91,11 @@ class Trial:
                 where = (step.number, parcel.shard, parcel.micro)
                 seed_everything(derive(self._settings.seed, "compute", *where))
                 self._spare = batch
-                shares = self._pass(model, compute, batch, len(parcel.samples) / total)
+                shares = self._pass(model, compute, batch, len(parcel.samples) / total, 1.0 / total)
                 if speaks:
-                    notes[: 1 + MOST_METRICS] += shares
+                    notes[:NOTES] += shares
             if parcel.ends_shard and parcel.shard == 0 and speaks:
-                notes[1 + MOST_METRICS : -1] = buffers.keep()
+                notes[NOTES:-1] = buffers.keep()
         self._keep_company(model, compute, done, total, built.grid.readers)
         return notes
 
@@ -117,24 +118,34 @@ class Trial:
                 item = next(iter(self._data)) if is_stream(self._data) else self._data[0]
                 # Twice, because BatchNorm takes no single sample.
                 self._spare = (self._collate or torch.utils.data.default_collate)([item, item])
-            self._pass(model, compute, self._spare, 0.0)
+            self._pass(model, compute, self._spare, 0.0, 0.0)
 
-    def _pass(self, model: torch.nn.Module, compute: Compute, batch: Any, weight: float) -> torch.Tensor:
-        """Forward and backward of one micro-batch; returns its loss and metrics as shares, [1 + MOST_METRICS].
+    def _pass(
+        self,
+        model: torch.nn.Module,
+        compute: Compute,
+        batch: Any,
+        samples_share: float,
+        per_sample: float,
+    ) -> torch.Tensor:
+        """Forward and backward of one micro-batch; returns what it adds to the notes.  [NOTES]
 
-        It counts as its share of the global batch, `weight`.
+        It has this share of the samples of the global batch, and each of its sums counts as so many.
         """
-        loss, metrics = outcome(compute(model, moved(batch, self._device)))
-        if metrics:
-            self.metric_names = tuple(metrics)
-        share = loss * weight
+        found = outcome(compute(model, moved(batch, self._device)))
+        if found.metrics:
+            self.metric_names = tuple(found.metrics)
+        share = found.share(samples_share, per_sample)
         if self._scaler is not None:
             share = self._scaler.scale(share)
         share.backward()
-        shares = torch.zeros(1 + MOST_METRICS, device=self._device)
-        for place, value in enumerate([loss.detach(), *metrics.values()]):
-            shares[place] = torch.as_tensor(full(value), dtype=torch.float32).detach().reshape(()) * weight
+        shares = torch.zeros(NOTES, device=self._device)
+        for place, numbers in found.notes(samples_share, per_sample, self._number):
+            shares[place : place + len(numbers)] = numbers
         return shares
+
+    def _number(self, value: Any) -> torch.Tensor:
+        return torch.as_tensor(full(value), dtype=torch.float32, device=self._device).detach().reshape(())
 
 
 def full(value: Any) -> Any:

@@ -20,6 +20,7 @@ GOOD: dict[str, Any] = {
     "grow": {"remora_pause_s": 0.1, "stock_pause_s": None},
     "steady_ratio": {"digits": 1.0, "gpt": 1.0},
     "bitwise_ratio": 1.1,
+    "agreement_share": {"digits": 0.003, "gpt": 0.0003},
     "stall": {"remora_s": 0.01, "torch_save_s": 0.4, "async_save_s": 0.2, "step_s": 1.0},
     "submit_to_first_step": {"remora_s": 2.0, "stock_s": 8.0},
 }  # fmt: skip
@@ -31,7 +32,7 @@ def verdicts(**changed: Any) -> list[bool]:
 
 def test_a_good_document_reaches_every_target() -> None:
     assert all(verdicts())
-    assert len(verdicts()) == 11
+    assert len(verdicts()) == 12
 
 
 def test_what_is_missed_or_was_not_measured_is_not_reached() -> None:
@@ -40,6 +41,7 @@ def test_what_is_missed_or_was_not_measured_is_not_reached() -> None:
     spins = {**GOOD["silent_death"], "remora_gcs_core_share": 0.7}
     assert verdicts(silent_death=spins).count(False) == 1
     assert verdicts(bitwise_ratio=1.3).count(False) == 1
+    assert verdicts(agreement_share={"digits": 0.003, "gpt": 0.006}).count(False) == 1
     assert verdicts(stall={}).count(False) == 1
     assert verdicts(notice={**GOOD["notice"], "samples_doubled": 2}).count(False) == 1
 

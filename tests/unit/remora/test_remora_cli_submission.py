@@ -32,7 +32,7 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
         "environment": {"variables": {"A": "1", "B": "x=y"}},
         "outputs": {},
         "placement": {"pools": ["ib", "a100"], "capacity": "spot", "zones": [], "fabric": "infiniband"},
-        "elastic": {"exactness": "none", "global_batch": None, "shards": None},
+        "elastic": {"exactness": "none", "global_batch": None, "shards": None, "nonfinite": "none"},
         "checkpoint": {"interval": 90.0, "keep": 2, "best": None, "store": None},
         "priority": 9,
         "retry": {"limit": 0, "backoff": 1.0},

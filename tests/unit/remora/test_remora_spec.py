@@ -46,7 +46,7 @@ def test_a_command_is_enough() -> None:
         "environment": {"variables": {}},
         "outputs": {},
         "placement": {"pools": [], "capacity": None, "zones": [], "fabric": "any"},
-        "elastic": {"exactness": "none", "global_batch": None, "shards": None},
+        "elastic": {"exactness": "none", "global_batch": None, "shards": None, "nonfinite": "none"},
         "checkpoint": {"interval": 60.0, "keep": 3, "best": None, "store": None},
         "priority": 50,
         "retry": {"limit": 3, "backoff": 1.0},

@@ -115,6 +115,61 @@ def test_metrics_are_means_over_the_samples_of_the_global_batch() -> None:
     assert step.metrics["number"] == pytest.approx(sum(numbers) / len(numbers), rel=1e-6)
 
 
+@pytest.mark.parametrize("exactness", ["sample-exact", "bitwise"])
+@pytest.mark.parametrize("scale", [None, 8.0])
+def test_sums_and_their_counts_are_divided_over_the_whole_global_batch(
+    exactness: Any, scale: float | None
+) -> None:
+    """Samples have 1 to 5 tokens, which all count the same."""
+
+    def lengths(numbers: torch.Tensor) -> torch.Tensor:
+        return (numbers % 5 + 1).double()
+
+    def summed(model: nn.Module, batch: Any) -> Any:
+        features, target, numbers = batch
+        each = (model(features)[:, 0] - target).square() * lengths(numbers)
+        tokens = lengths(numbers).sum()
+        right = (numbers % 2 * lengths(numbers)).sum()
+        return (each.sum(), tokens), {"odd": (right, int(tokens)), "number": numbers.double().mean()}
+
+    model, optimizer = make()
+    scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=100)
+    plain, plain_optimizer = make()
+    data = Numbers()
+    for step in loop_of(model, optimizer, exactness=exactness, micro_batch=2, scaler=scaler):
+        loss = step.backward(summed)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        numbers = torch.tensor([number for shard in step.samples.values() for number in shard])
+        plain_optimizer.zero_grad()
+        (total, tokens), means = summed(
+            plain, (data.features[numbers], data.features[numbers].sum(1), numbers)
+        )
+        (total / tokens).backward()
+        plain_optimizer.step()
+        assert loss.item() == pytest.approx((total / tokens).item(), rel=1e-5)
+        assert step.metrics["odd"] == pytest.approx((means["odd"][0] / tokens).item(), rel=1e-5)
+        assert step.metrics["number"] == pytest.approx(numbers.double().mean().item(), rel=1e-5)
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        # The whole count travels as a float32.
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-8)
+
+
+def test_sums_at_one_time_and_means_at_another_are_refused() -> None:
+    calls: list[int] = []
+
+    def compute(model: nn.Module, batch: Any) -> Any:
+        calls.append(1)
+        loss = error(model, batch)
+        return loss if len(calls) % 2 else (loss * len(batch[0]), len(batch[0]))
+
+    with pytest.raises(TypeError, match="for every batch, or for none"):
+        next(iter(loop_of(*make()))).backward(compute)
+
+
 def test_it_resumes_in_mid_epoch_with_the_same_random_numbers(tmp_path: Path) -> None:
     whole, whole_optimizer = make(dropout=0.5)
     expected = run(loop_of(whole, whole_optimizer), whole_optimizer)

@@ -47,7 +47,14 @@ def compute(model: nn.Module, batch: Any) -> torch.Tensor:
     return functional.cross_entropy(model(batch[0]), batch[1])
 
 
-def test_alone_it_trains_what_loop_trains() -> None:
+def summed(model: nn.Module, batch: Any) -> Any:
+    weights = batch[1] + 1.0
+    each = functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    return (each * weights).sum(), weights.sum()
+
+
+@pytest.mark.parametrize("compute", [compute, summed])
+def test_alone_it_trains_what_loop_trains(compute: Any) -> None:
     sharded = ShardedLoop(build, **ARGUMENTS)
     losses = []
     for step in sharded:

@@ -106,6 +106,22 @@ async def test_a_worker_that_parks_again_just_after_it_joined_is_not_forgotten()
 
 
 @scene
+async def test_a_group_whose_workers_hold_other_weights_does_not_go_on_without_one() -> None:
+    stage = Stage(3)
+    text = "After step 100 rank 2 does not hold the weights of rank 0, first in 0.weight."
+    stage.attempt.receive(1, {"type": "diverged", "generation": 1, "text": text})
+    stage.attempt.receive(2, {"type": "diverged", "generation": 1, "text": "another word"})
+    stage.attempt.receive(1, {"type": "exit", "exit_code": 1, "signal": None})
+    stage.park(0, "a peer was lost")
+    assert not stage.in_place.is_changing
+    assert stage.in_place.absorb({1}, {1}, set()) == set()
+    assert not await stage.attempt.judge({1}, set())
+    verdict = stage.attempt.verdict
+    assert verdict is not None
+    assert (verdict.end_reason, verdict.message) == (EndReason.DIVERGED, text)
+
+
+@scene
 async def test_patience_begins_anew_with_every_try() -> None:
     stage = Stage(4)
     stage.hanging.add(3)

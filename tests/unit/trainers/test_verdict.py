@@ -51,6 +51,12 @@ ABSENT = left(1, 1.0, start_failed="trane: No such file or directory")
         (GroupFailure(exits=(ERROR,), is_planned=True), "evicted", True, "changes its size"),
         (GroupFailure(exits=(ERROR,), lost_supervisors=(3,)), "supervisor_lost", False, "of rank 3 died"),
         (GroupFailure(exits=(ERROR,), troubles=((0, "disk full"),)), "supervisor_lost", False, "disk full"),
+        (
+            GroupFailure(exits=(CRASH,), lost_nodes=(1,), diverged="After step 100 rank 2 does not hold"),
+            "diverged",
+            False,
+            "After step 100 rank 2 does not hold",
+        ),
         (GroupFailure(), "supervisor_lost", False, "no process of it says why"),
     ],
 )

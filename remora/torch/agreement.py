@@ -1,0 +1,201 @@
+"""Whether all workers hold the same weights, and whether these change only where all workers change them alike.
+
+Gradients are averaged, so workers that apply different ones, or apply them to different weights, train on without an
+error.  Now and then they compare a digest of what they hold; it costs one pass over the weights and a collective of a
+few bytes, and only where digests differ another one finds the first tensor that does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from remora.torch.group import Group
+
+#: Steps between two comparisons where the script does not say it.
+CHECK_EVERY = 100
+#: What `sample-exact` allows tensors to differ in, as a share of their size: far more than rounding, on unlike hardware
+#: too, and far less than what makes another model.
+ROUNDING = 1e-3
+#: Elements that are smaller than this on average count as this large.
+_SMALL = 1e-2
+#: Odd, so that no digest is lost in a product.
+_FACTOR = 0x5851F42D4C957F2D
+
+CAUSES = (
+    "Usual causes: weights that are changed with what one worker alone has (its rank, its own loss or clock, a learning"
+    " rate that follows them), layers that are made or initialised anew while training runs, or a faulty processor or"
+    " memory"
+)
+
+
+class Diverged(RuntimeError):
+    """The workers do not hold the same weights any more, or would not with another number of them."""
+
+
+def is_due(steps_done: int, every: int) -> bool:
+    """Whether workers compare their weights after so many steps; after the first one, then every so many (0: never)."""
+    return every > 0 and steps_done > 0 and (steps_done == 1 or steps_done % every == 0)
+
+
+class Holdings:
+    """What a worker holds at one moment, by name."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        self._tensors = {name: one.detach() for name, one in tensors.items() if one.numel()}
+        self.names = tuple(self._tensors)
+        self._device = device
+        self._digests = _stack([_digest(one) for one in self._tensors.values()], torch.int64, device)
+
+    def changed(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
+        """Name of the first tensor that is not as it was when this was made, of those that are there now."""
+        now = Holdings(tensors, self._device)
+        if now.names != self.names:
+            return next(iter(set(now.names) ^ set(self.names)))
+        if torch.equal(now._digests, self._digests):
+            return None
+        return self.names[int((now._digests != self._digests).nonzero()[0])]
+
+    def compare(self, group: Group, *, is_bitwise: bool) -> tuple[str, list[int]] | None:
+        """Compare with all other workers, which call this too.
+
+        Returns the name of the first tensor that differs, with the ranks that do not hold what rank 0 holds; None where
+        there is none.  Without `is_bitwise` what rounding explains is no difference.  Raises PeerLost.
+        """
+        places = torch.arange(len(self.names), dtype=torch.int64, device=self._device)
+        # A product with an odd number for each place: the same tensors in another order are others.
+        own = (self._digests * ((2 * places + 1) * _FACTOR)).sum().reshape(1)
+        wholes = _gathered(group, own)
+        if bool((wholes == wholes[0]).all()):
+            return None
+        digests = _gathered(group, self._digests)
+        differ = digests != digests[0]
+        if not is_bitwise:
+            differ &= self._differ_in_size(group)
+        if not bool(differ.any()):
+            return None
+        first = int(differ.any(0).nonzero()[0])
+        return self.names[first], differ[:, first].nonzero().flatten().tolist()
+
+    def _differ_in_size(self, group: Group) -> torch.Tensor:
+        """Which tensors of which ranks are not those of rank 0 but for rounding; [ranks, tensors]."""
+        held = self._tensors.values()
+        sums = _stack([_sum(one) for one in held], torch.float64, self._device)
+        norms = _stack([_norm(one) for one in held], torch.float64, self._device)
+        floors = _stack([_SMALL * one.numel() ** 0.5 for one in held], torch.float64, self._device)
+        found = _gathered(group, torch.cat([sums, norms])).view(group.world_size, 2, -1)
+        allowed = ROUNDING * torch.maximum(found[0, 1], floors)
+        near = (found - found[0]).abs() <= allowed
+        # What is not finite has no distance; it is the same where the same is not finite.
+        alike = found.isfinite() == found[0].isfinite()
+        lost = ~found.isfinite() & alike
+        return ~(near | lost).all(1)
+
+
+def tensors_of(parts: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The numbers with a fraction that parts of the training state hold, by where they stand in it."""
+    for name, value in parts.items():
+        if isinstance(value, torch.Tensor):
+            if value.is_floating_point():
+                yield name, value
+        elif isinstance(value, Mapping):
+            for below, one in tensors_of({str(key): each for key, each in value.items()}):
+                yield f"{name}.{below}", one
+        elif isinstance(value, list | tuple):
+            for below, one in tensors_of({str(place): each for place, each in enumerate(value)}):
+                yield f"{name}.{below}", one
+
+
+def parameters_beside(function: Any, known: Container[int]) -> dict[str, torch.Tensor]:
+    """Parameters of modules that a function uses beside its arguments, but for those whose id is known."""
+    try:
+        used = inspect.getclosurevars(function)
+    except (TypeError, ValueError):
+        # It is no function of Python's, or names something that is not there yet.
+        return {}
+    modules = {
+        name: one
+        for name, one in {**used.globals, **used.nonlocals}.items()
+        if isinstance(one, torch.nn.Module)
+    }
+    return {
+        f"{name}.{below}": one
+        for name, module in modules.items()
+        for below, one in module.named_parameters()
+        if id(one) not in known
+    }
+
+
+def difference_text(name: str, ranks: Sequence[int], steps_done: int, agreed_after: int | None) -> str:
+    """What is told about workers that hold different weights."""
+    who = f"rank {ranks[0]} does" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} do"
+    before = "" if agreed_after is None else f", and after step {agreed_after} they did"
+    return f"After step {steps_done} {who} not hold the weights of rank 0, first in {name}{before}. {CAUSES}."
+
+
+def _gathered(group: Group, own: torch.Tensor) -> torch.Tensor:
+    """The same of all ranks, one row each; raises PeerLost."""
+    rows = torch.empty(group.world_size * own.numel(), dtype=own.dtype, device=own.device)
+    group.wait(group.gather(rows, own))
+    return rows.view(group.world_size, -1)
+
+
+def _digest(tensor: torch.Tensor) -> torch.Tensor:
+    """A number that follows from the bits of a tensor: their sum as whole numbers, which is exact in any order."""
+    flat = tensor.reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    several = 8 // flat.element_size()
+    even = flat.numel() // several * several
+    digest = _whole(flat[:even]).sum() if even else torch.zeros((), dtype=torch.int64, device=flat.device)
+    if even < flat.numel():
+        rest = flat.new_zeros(several)
+        rest[: flat.numel() - even] = flat[even:]
+        digest = digest + _whole(rest)[0]
+    return digest
+
+
+def _whole(flat: torch.Tensor) -> torch.Tensor:
+    is_aligned = flat.storage_offset() * flat.element_size() % 8 == 0
+    return (flat if is_aligned else flat.clone()).view(torch.int64)
+
+
+def _sum(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double().sum() if tensor.dtype != torch.float64 else tensor.sum()
+
+
+def _norm(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(tensor.reshape(-1), dtype=torch.float64)
+
+
+def _stack(values: Iterable[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    numbers = [torch.as_tensor(one, dtype=dtype).to(device).reshape(()) for one in values]
+    return torch.stack(numbers) if numbers else torch.zeros(0, dtype=dtype, device=device)
+
+
+def differs(one: Any, other: Any) -> bool:
+    """Whether two samples are different for sure; of what is not known it is not said."""
+    if type(one) is not type(other):
+        return True
+    if isinstance(one, torch.Tensor):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return True
+        return not torch.equal(one, other) and not bool(
+            ((one == other) | ((one != one) & (other != other))).all()
+        )
+    if isinstance(one, Mapping):
+        return one.keys() != other.keys() or any(differs(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) != len(other) or any(itertools.starmap(differs, zip(one, other, strict=True)))
+    if isinstance(one, int | str | bytes):
+        return bool(one != other)
+    if isinstance(one, float):
+        return one != other and not (one != one and other != other)
+    if hasattr(one, "__array__") and hasattr(one, "tobytes"):
+        # Arrays and pictures.
+        return bool(one.tobytes() != other.tobytes())
+    return False

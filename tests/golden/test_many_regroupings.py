@@ -1,0 +1,71 @@
+"""Thirty regroupings leave the processes of workers as they were: threads, sockets and memory."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.golden.driver import Driver, Worker
+from tests.golden.worker import Job
+
+pytestmark = [pytest.mark.timeout(600)]
+
+#: What the two or three groups hold that end just now, or whose last collective is still known; not one each.
+THREADS, SOCKETS = 12, 20
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a process holds."""
+
+    threads: int
+    sockets: int
+    memory_mib: float
+
+
+def held(worker: Worker) -> Held:
+    process = Path(f"/proc/{worker.process.pid}")
+    sockets = 0
+    for one in (process / "fd").iterdir():
+        with contextlib.suppress(OSError):
+            sockets += str(one.readlink()).startswith("socket:")
+    fields = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
+    return Held(int(fields["Threads"]), sockets, int(fields["RssAnon"].split()[0]) / 1024)
+
+
+def regroup(driver: Driver, times: int) -> None:
+    for number in range(times):
+        driver.reach(driver.step + 1)
+        if number % 2:
+            driver.recover()
+        else:
+            driver.hold_and_part()
+            driver.regroup()
+
+
+@pytest.mark.parametrize("exactness", ["bitwise", "sample-exact"])
+def test_thirty_regroupings_leave_nothing(exactness: str, tmp_path: Path) -> None:
+    with Driver(Job("resnet", exactness, epochs=400), tmp_path) as driver:
+        driver.start(3)
+        regroup(driver, 4)
+        before = [held(worker) for worker in driver.living]
+        regroup(driver, 30)
+
+        def is_over() -> bool:
+            """The last groups may still be ending."""
+            for worker, then in zip(driver.living, before, strict=True):
+                now = held(worker)
+                if now.threads > then.threads + THREADS or now.sockets > then.sockets + SOCKETS:
+                    return False
+            return True
+
+        try:
+            driver.wait(is_over, "threads and sockets are as they were")
+        finally:
+            after = [held(worker) for worker in driver.living]
+            print(*zip(before, after, strict=True), sep="\n")
+        for then, now in zip(before, after, strict=True):
+            assert now.memory_mib < then.memory_mib + 15

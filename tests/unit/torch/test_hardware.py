@@ -1,0 +1,83 @@
+"""Workers whose processors compute other bits are refused in `bitwise` mode, with what they differ in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from remora.torch.hardware import difference, hardware, processor_told_by, read, written
+from tests.golden.driver import free_port
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+from remora.torch import Loop
+
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+data = torch.randn(64, 64)
+try:
+    for step in Loop(model, optimizer, data=data, global_batch=16, shards=4, total_steps=4, exactness=sys.argv[1]):
+        step.backward(lambda model, batch: model(batch).square().mean())
+        optimizer.step()
+except ValueError as error:
+    print(error)
+else:
+    print("trained")
+"""
+
+
+def train_on_two(exactness: str, **of_rank_1: str) -> list[str]:
+    port = str(free_port())
+    both = []
+    for rank in range(2):
+        environment = {
+            **os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **(of_rank_1 if rank else {}),
+        }  # fmt: skip
+        both.append(
+            subprocess.Popen(
+                [sys.executable, "-c", SCRIPT, exactness], stdout=subprocess.PIPE, text=True, env=environment
+            )
+        )
+    return [one.communicate(timeout=240)[0].strip() for one in both]
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="this processor has no other capability"
+)
+def test_workers_with_other_instructions_are_refused_and_allowed_without_bitwise() -> None:
+    said = train_on_two("bitwise", ATEN_CPU_CAPABILITY="default")
+    for one in said:
+        assert one.startswith(
+            "exactness is bitwise, and rank 1 differs from rank 0 in CPU capability (DEFAULT, and"
+        )
+    assert train_on_two("sample-exact", ATEN_CPU_CAPABILITY="default") == ["trained", "trained"]
+
+
+def test_what_travels_is_what_is_read() -> None:
+    own = hardware(torch.device("cpu"))
+    assert read(written(own).tolist()) == own
+    assert own["oneDNN"] != "none"
+    assert read([0] * 8) == {}
+
+
+def test_processors_are_told_apart_by_maker_and_instructions() -> None:
+    told = "vendor_id\t: GenuineIntel\nmodel name\t: X\nflags\t\t: fpu avx2 fma avx512f amx_tile\n\nvendor_id : other\n"
+    assert processor_told_by(told) == "GenuineIntel amx_tile avx2 avx512f fma"
+    arm = "processor\t: 0\nFeatures\t: fp asimd sve aes\nCPU implementer\t: 0x41\n"
+    assert processor_told_by(arm) == "0x41 asimd sve"
+    assert processor_told_by("") == "unknown"
+
+
+def test_a_difference_names_the_rank_and_only_what_differs() -> None:
+    first = {"processor": "GenuineIntel avx2 avx512f fma", "PyTorch": "2.13"}
+    assert difference([first, first, {**first, "processor": "AuthenticAMD avx2 fma"}]) == (
+        "rank 2 differs from rank 0 in processor (AuthenticAMD, and GenuineIntel avx512f on rank 0)"
+    )
