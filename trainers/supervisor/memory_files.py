@@ -148,7 +148,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def reserve_record(record: Path) -> None:
-    """Make an empty record, and take the memory that it and its draft need as long as there is some.  Raises OSError."""
+    """Make an empty record, and take the memory that it and its draft need while there is some.  Raises OSError."""
     for _ in range(2):
         write_record(record, {})
 

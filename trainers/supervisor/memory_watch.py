@@ -98,8 +98,8 @@ class MemoryWatch:
                 if self._has_news():
                     self._look(processes())
             except Exception:
-                # Memory that is full, a process that went in the middle.  Where nothing happens from now on, there would
-                # be no reason for another look.
+                # Memory that is full, a process that went in the middle.  The next look comes also where nothing
+                # happens from now on.
                 self._free = None
                 log.exception("looking into %s failed", self._memory)
             took_s = time.monotonic() - began_at

@@ -109,7 +109,7 @@ def _shortened(folder: Path, tell: Callable[[str], None]) -> Path:
         with contextlib.suppress(FileExistsError):
             link.symlink_to(folder)
         if link.readlink() != folder:
-            raise FileExistsError(f"{link} is not a link to it")  # noqa: TRY301
+            raise FileExistsError(f"{link} is not a link to it")
     except OSError as error:
         tell(f"the path of TMPDIR, {folder}, may be too long for sockets: {error}")
         return folder

@@ -338,10 +338,10 @@ def small(tmp_path: Path) -> Iterator[Path]:
     memory = tmp_path / "small"
     memory.mkdir()
     mounted = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(memory)]
-    if os.getuid() or subprocess.run(mounted, capture_output=True, check=False).returncode:  # noqa: S603
+    if os.getuid() or subprocess.run(mounted, capture_output=True, check=False).returncode:
         pytest.skip("nobody may mount a file system here")
     yield memory
-    subprocess.run(["umount", "--lazy", str(memory)], check=True)  # noqa: S603, S607
+    subprocess.run(["umount", "--lazy", str(memory)], check=True)
 
 
 def test_a_memory_that_is_full_is_told_and_what_filled_it_is_removed(script: Script, small: Path) -> None:
