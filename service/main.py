@@ -115,6 +115,8 @@ def serve(settings: Settings) -> int:
     # A check in its thread gives way to requests sooner than after Python's 5 ms.
     sys.setswitchinterval(SWITCH_S)
     # What is there now stays: the garbage collector would stop all threads for 0.1 s each time it walked all of it.
+    # What is garbage already goes before: it would stay, too.
+    gc.collect()
     gc.freeze()
     try:
         Server(config, app).run(sockets=[listening])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -81,9 +82,12 @@ async def list_versions(request: Request, name: str, query: Annotated[PageParame
 
     def work(connection: sa.Connection) -> bytes:
         rows = _versions(connection, name, before, query.limit)
-        if not rows and query.cursor is None:
+        first = next(rows, None)
+        if first is None and query.cursor is None:
             raise _model_not_found(name)
-        return write_page(rows, _view, lambda row: row.version, query.limit)
+        return write_page(
+            chain(() if first is None else (first,), rows), _view, lambda row: row.version, query.limit
+        )
 
     return as_json(await context_of(request).database.read(work))
 
@@ -95,7 +99,7 @@ async def model_file(
     """The content of one file of a model."""
     number = int(version) if version.isascii() and version.isdecimal() and len(version) < 10 else 0
     rows = await context_of(request).database.read(
-        lambda connection: _versions(connection, name, number + 1, 1)
+        lambda connection: list(_versions(connection, name, number + 1, 1))
     )
     if not rows or rows[0].version != number:
         raise _model_not_found(f"{name[:100]}:{version[:20]}")
@@ -104,9 +108,9 @@ async def model_file(
     return await _content(request, rows[0].location, file, rows[0].files[file])
 
 
-def _versions(connection: sa.Connection, name: str, before: int, limit: int) -> list[ModelRow]:
+def _versions(connection: sa.Connection, name: str, before: int, limit: int) -> Iterator[ModelRow]:
     if "\0" in name:
-        return []
+        return iter(())
     # The column is a 32-bit one.
     return store.page_of_versions(connection, name, min(before, 2**31 - 1), limit)
 

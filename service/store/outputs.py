@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,9 @@ from service.queue.models import NewModel, models_of
 from service.queue.rows import JobRow, NewEvent
 from service.store.rows import upsert
 from service.store.tables import models, outputs
+
+#: Versions of models that a page reads together.
+_TOGETHER = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +131,11 @@ def _next_version(connection: sa.Connection, name: str) -> int:
     return int(newest or 0) + 1
 
 
-def page_of_models(connection: sa.Connection, after: str, limit: int) -> list[ModelRow]:
-    """The newest version of each model whose name sorts behind `after`, by name."""
+def page_of_models(connection: sa.Connection, after: str, limit: int) -> Iterator[ModelRow]:
+    """The newest version of each model whose name sorts behind `after`, by name.
+
+    They are read as they are asked for, while the transaction lasts: lists of files may be large.
+    """
     newest = (
         sa.select(models.c.name, sa.func.max(models.c.version).label("version"))
         .where(models.c.name > after)
@@ -138,16 +145,21 @@ def page_of_models(connection: sa.Connection, after: str, limit: int) -> list[Mo
         .subquery()
     )
     same = sa.and_(models.c.name == newest.c.name, models.c.version == newest.c.version)
-    rows = connection.execute(sa.select(models).join(newest, same).order_by(models.c.name))
-    return [ModelRow(**row._mapping) for row in rows]
+    yield from _read(connection, sa.select(models).join(newest, same).order_by(models.c.name))
 
 
-def page_of_versions(connection: sa.Connection, name: str, before: int, limit: int) -> list[ModelRow]:
-    """Versions of a model below `before`, newest first."""
+def page_of_versions(connection: sa.Connection, name: str, before: int, limit: int) -> Iterator[ModelRow]:
+    """Versions of a model below `before`, newest first; read like the page of models."""
     statement = (
         sa.select(models)
         .where(models.c.name == name, models.c.version < before)
         .order_by(models.c.version.desc())
         .limit(limit)
     )
-    return [ModelRow(**row._mapping) for row in connection.execute(statement)]
+    yield from _read(connection, statement)
+
+
+def _read(connection: sa.Connection, statement: sa.Select[Any]) -> Iterator[ModelRow]:
+    with connection.execute(statement.execution_options(yield_per=_TOGETHER)) as found:
+        for row in found:
+            yield ModelRow(**row._mapping)

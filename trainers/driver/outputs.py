@@ -167,6 +167,7 @@ class Outputs:
     def agree(self) -> None:
         """Make a version of what has become one state of an output, and begin to commit it."""
         self._has_news, self._agreed_at = False, self._clock()
+        held = self._present
         if (excess := self._rounds.excess) is not None:
             # Of a rank's folder only what is gone would be told, not what replaced it.
             self._wants_another = False
@@ -194,6 +195,9 @@ class Outputs:
         self._present = self._kept.newest.files
         self._rounds.know(self._present)
         self._loose |= before.folders - self._kept.folders
+        # What was too large waits in no version.
+        needed = self._kept.folders | {file.folder for file in self._present.values()}
+        self._loose |= {file.folder for file in held.values()} - needed
         self._begin_commit()
 
     @property

@@ -92,6 +92,18 @@ def open_lock(path: Path, *, make: bool = True) -> IO[str]:
     return os.fdopen(os.open(path, flags, 0o600), "r+")
 
 
+def is_in_use(path: Path) -> bool:
+    """True when a living process shares the folder of a lock file; one that is being removed is in use no more."""
+    with contextlib.suppress(OSError), open_lock(path, make=False) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # Succeeds beside those who share it, and not beside one who removes it.
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return True
+    return False
+
+
 def _is_same(path: Path, opened: IO[str]) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(opened.fileno()))

@@ -7,7 +7,7 @@ import logging
 from remora import cgroups
 from trainers.supervisor.code import sweep_folders
 from trainers.supervisor.snapshots import sweep_memory
-from trainers.supervisor.temporary import sweep_temporary
+from trainers.supervisor.temporary import sweep_temporary, sweep_temporary_of_node
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +19,7 @@ def sweep_node() -> None:
     except cgroups.ProcessesRemain as error:
         log.warning("%s", error)
     sweep_folders()
+    sweep_temporary_of_node()
     sweep_machine()
 
 

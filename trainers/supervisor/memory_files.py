@@ -24,6 +24,8 @@ from trainers.rooms import Room
 MOST_SEEN = 100_000
 #: Files and folders that a record holds, and bytes of it that are read.
 MOST_RECORDED, _RECORD_BYTES = 10_000, 16 << 20
+#: Bytes that a record and its draft take from the beginning: room for about a thousand names.
+_RESERVED_BYTES = 64 << 10
 #: How the kernel marks the name of a mapped file that has none any more.
 _GONE = b" (deleted)"
 
@@ -145,11 +147,29 @@ def _status(path: Path) -> os.stat_result | None:
         return None
 
 
+def reserve_record(record: Path) -> None:
+    """Make an empty record, and take the memory that it and its draft need while there is some.  Raises OSError."""
+    for _ in range(2):
+        write_record(record, {})
+
+
 def write_record(record: Path, names: Mapping[int, str]) -> None:
-    """Put down what is a command's, whole or not at all.  Raises OSError."""
-    draft = record.with_name(f"{record.name}.new")
-    draft.write_text(json.dumps(list(names.items())[:MOST_RECORDED]))
+    """Put down what is a command's, whole or not at all.  Raises OSError.
+
+    The record and its draft change places, so that both keep the memory that they have: it may be full.
+    """
+    draft, old = (record.with_name(f"{record.name}.{end}") for end in ("new", "old"))
+    content = json.dumps(list(names.items())[:MOST_RECORDED]).encode()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    with os.fdopen(os.open(draft, flags, 0o600), "wb") as file:
+        # Spaces behind it mean nothing there.
+        file.write(content.ljust(max(_RESERVED_BYTES, os.fstat(file.fileno()).st_size)))
+    old.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.link(record, old, follow_symlinks=False)
     draft.replace(record)
+    with contextlib.suppress(FileNotFoundError):
+        old.replace(draft)
 
 
 def read_record(record: Path) -> dict[int, str]:

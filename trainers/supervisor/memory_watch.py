@@ -23,6 +23,7 @@ from trainers.supervisor.memory_files import (
     folders_above,
     held_by,
     is_at,
+    reserve_record,
     size_of,
     write_record,
 )
@@ -43,7 +44,7 @@ class MemoryWatch:
     def __init__(
         self, memory: Path, own: str, record: Path, most_bytes: int, on_excess: Callable[[int], None]
     ) -> None:
-        """What lies below the name `own` there is nobody's concern.
+        """What lies below the name `own` there is nobody's concern; `record` gets its memory now, while there is some.
 
         `on_excess` hears once, from another thread, how many bytes it is when that is more than `most_bytes`.
         """
@@ -51,6 +52,10 @@ class MemoryWatch:
         self._most_bytes, self._on_excess = most_bytes, on_excess
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._events = _told_of_new_files(memory)
+        try:
+            reserve_record(record)
+        except OSError as error:
+            log.warning("no memory can be set aside for %s: %s", record, error)
         present = entries(memory)
         if present is None:
             log.warning("there are too many files in %s to know which ones a command makes", memory)
@@ -58,6 +63,8 @@ class MemoryWatch:
         self._before = None if present is None else frozenset(present)
         #: Names of what is the command's, by inode.
         self._names: dict[int, str] = {}
+        #: What of that the record holds.
+        self._recorded: dict[int, str] = {}
         self._free: tuple[int, int] | None = None
         self._is_over = self._is_told = False
         self._thread: threading.Thread | None = None
@@ -68,7 +75,7 @@ class MemoryWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Watch no more; may be called twice."""
+        """Watch no more, and put down what full memory refused before; may be called twice."""
         if self._wake < 0:
             return
         self._is_over = True
@@ -79,6 +86,10 @@ class MemoryWatch:
             if descriptor is not None:
                 os.close(descriptor)
         self._wake = -1
+        try:
+            self._put_down()
+        except OSError:
+            log.exception("what the command made in %s could not be written down", self._memory)
 
     def _watch(self, processes: Callable[[], Iterable[int]]) -> None:
         while not self._is_over and self._before is not None:
@@ -87,7 +98,9 @@ class MemoryWatch:
                 if self._has_news():
                     self._look(processes())
             except Exception:
-                # Memory that is full, a process that went in the middle: the next look comes.
+                # Memory that is full, a process that went in the middle.  The next look comes also where nothing
+                # happens from now on.
+                self._free = None
                 log.exception("looking into %s failed", self._memory)
             took_s = time.monotonic() - began_at
             if self._waits(max(_PAUSE_S, _PAUSES * took_s), for_files=False):
@@ -135,14 +148,20 @@ class MemoryWatch:
             present = entries(self._memory)
             if present is not None:
                 known = {inode: present[inode] for inode in known if inode in present}
-        if known != self._names:
-            write_record(self._record, known)
-            self._names = known
+        self._names = known
         closed = (name for inode, name in known.items() if inode not in held)
         size = sum(one.size_bytes for one in held.values()) + size_of(closed, self._memory)
         if size > self._most_bytes and not self._is_told:
             self._is_told = True
             self._on_excess(size)
+        # Last: this is what full memory may refuse.
+        self._put_down()
+
+    def _put_down(self) -> None:
+        """Bring the record up to date.  Raises OSError."""
+        if self._names != self._recorded:
+            write_record(self._record, self._names)
+            self._recorded = self._names
 
 
 def _told_of_new_files(folder: Path) -> int | None:

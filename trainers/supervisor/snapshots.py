@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainers.rooms import remove_tree
-from trainers.supervisor.code import is_private, shared_folder, sweep_folders
+from trainers.supervisor.code import is_in_use, is_private, shared_folder, sweep_folders
 from trainers.supervisor.memory_files import remove_recorded
 
 #: Where Linux keeps files in memory.
@@ -67,20 +67,23 @@ def snapshot_room(name: str, workers: int) -> Iterator[SnapshotRoom | None]:
         yield None
         return
     sweep_memory()
-    with shared_folder(name, root, _clear) as folder:
-        room = SnapshotRoom(
-            folder / _SCRIPT,
-            folder / _TAKEN,
-            limit_bytes=most_bytes(root) // max(1, workers),
-            memory=_MEMORY.resolve(),
-            own=root.name,
-            record=folder / _RECORD,
-        )
-        room.folder.mkdir(exist_ok=True)
-        room.staging.mkdir(exist_ok=True)
-        yield room
-    # What others left because this worker's command used it.
-    sweep_memory()
+    try:
+        with shared_folder(name, root, _clear) as folder:
+            room = SnapshotRoom(
+                folder / _SCRIPT,
+                folder / _TAKEN,
+                limit_bytes=most_bytes(root) // max(1, workers),
+                memory=_MEMORY.resolve(),
+                own=root.name,
+                record=folder / _RECORD,
+            )
+            room.folder.mkdir(exist_ok=True)
+            room.staging.mkdir(exist_ok=True)
+            yield room
+    finally:
+        # What others left because this worker's command used it.
+        with contextlib.suppress(OSError):
+            sweep_memory()
 
 
 def most_bytes(folder: Path) -> int:
@@ -96,9 +99,15 @@ def sweep_memory() -> None:
 
 
 def _clear(folder: Path) -> bool:
-    """Remove what the command of a worker's folder made by itself; False while some of that is used."""
-    if remove_recorded(folder / _RECORD, _MEMORY.resolve()):
-        return True
+    """Remove what the command of a worker's folder made by itself; False while some of that may be used.
+
+    Other workers of its attempt on this machine may need a file there without having it open.  Raises OSError.
+    """
     for name in (_SCRIPT, _TAKEN):
+        # First: checkpoints are large, and the rest may fail or have to wait.
         remove_tree(folder / name)
-    return False
+    attempt = folder.name.partition("-")[0]
+    siblings = (path for path in folder.parent.glob("*.lock") if path.stem.partition("-")[0] == attempt)
+    if any(is_in_use(path) for path in siblings if path.stem != folder.name):
+        return False
+    return remove_recorded(folder / _RECORD, _MEMORY.resolve())

@@ -213,7 +213,9 @@ class Supervisor:
             name += f"-{self._slot}"
         own = f"{name}-{place.rank}-{os.getpid()}"
         with (
-            temporary_folder() as temporary,
+            temporary_folder(
+                place.attempt_id, lambda text: self._outbox.put_line("remora", text)
+            ) as temporary,
             shared_folder(name) as folder,
             snapshot_room(own, place.local_world_size) as self._room,
         ):
@@ -326,6 +328,9 @@ class Supervisor:
         Raises CompanionFailed.
         """
         status = child.wait()
+        if self._watch is not None:
+            # Its process id may be another's from now on.
+            self._watch.close()
         if self._collecting is not None:
             self._collecting.note_end()
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import shutil
@@ -331,6 +332,74 @@ def test_nothing_is_read_while_nothing_happens(
     watched.remove()
 
 
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A memory of 4 MiB."""
+    memory = tmp_path / "small"
+    memory.mkdir()
+    mounted = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(memory)]
+    if os.getuid() or subprocess.run(mounted, capture_output=True, check=False).returncode:
+        pytest.skip("nobody may mount a file system here")
+    yield memory
+    subprocess.run(["umount", "--lazy", str(memory)], check=True)
+
+
+def test_a_memory_that_is_full_is_told_and_what_filled_it_is_removed(script: Script, small: Path) -> None:
+    (small / "own").mkdir()
+    watched = Watched(small / "own" / "files", 1 << 20, script, memory=small)
+    script.do(
+        f"f = open('{small}/a', 'wb'); os.posix_fallocate(f.fileno(), 0, os.statvfs('{small}').f_bavail * {PAGE})"
+    )
+    assert os.statvfs(small).f_bfree == 0
+    assert watched.is_told.wait(20.0)
+    script.end()
+    watched.watch.close()
+    assert watched.known() == ["a"]
+    assert watched.remove()
+    assert [path.name for path in small.iterdir()] == ["own"]
+
+
+def test_after_a_look_that_failed_another_one_comes_where_nothing_happens(
+    tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, looks, numbers = tmp_path / "memory", threading.Semaphore(0), os.statvfs(tmp_path)
+    memory.mkdir()
+
+    def fail(*_: object, **__: object) -> None:
+        looks.release()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(memory_watch, "_EVERY_S", 0.05)
+    monkeypatch.setattr(os, "statvfs", lambda _: numbers)
+    monkeypatch.setattr(memory_watch, "held_by", fail)
+    watched = Watched(tmp_path / "files", 1 << 30, script, memory=memory)
+    try:
+        assert looks.acquire(timeout=10.0)
+        assert looks.acquire(timeout=10.0)
+    finally:
+        watched.watch.close()
+
+
+def test_what_could_not_be_put_down_is_put_down_at_the_end(
+    tmp_path: Path, script: Script, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed, write = threading.Event(), vars(memory_watch)["write_record"]
+
+    def refuse(*_: object) -> None:
+        failed.set()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(memory_watch, "write_record", refuse)
+    watched = Watched(tmp_path / "files", 0, script)
+    made(script, MEMORY / f"{own}-a")
+    assert failed.wait(10.0)
+    assert watched.is_told.wait(10.0), "the excess is told before"
+    monkeypatch.setattr(memory_watch, "write_record", write)
+    script.end()
+    assert watched.remove()
+    assert not (MEMORY / f"{own}-a").exists()
+
+
 def test_a_look_that_fails_is_not_the_last_one(
     tmp_path: Path, script: Script, own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,6 +417,6 @@ def test_a_look_that_fails_is_not_the_last_one(
     script.do("f.close()")
     monkeypatch.setattr(memory_watch, "write_record", write)
     made(script, MEMORY / f"{own}-b")
-    watched.until(f"{own}-b")
+    watched.until(f"{own}-a", f"{own}-b")
     script.end()
     assert watched.remove()

@@ -940,6 +940,9 @@ def test_files_of_several_ranks_are_counted_together(tmp_path: Path) -> None:
     pair.rounds()
     assert pair.head.outputs.is_complete
     assert sorted(file.size_bytes for file in pair.head.outputs.files.values()) == [1, 400, 400]
+    pair.head.outputs._is_ending = False
+    pair.head.acknowledge()
+    assert len(stored(tmp_path)) == 3 + 2 + 1, "what fits, the save before it, and the manifest"
     for rank in (0, 1):
         pair.write(rank, f"checkpoint-20/random-{rank}", "x" * 600)
     pair.rounds()

@@ -19,39 +19,100 @@ ROOT = Path(__file__).parents[3]
 RAY = "ray/session_2026-11-24_03-13-00_123456_4194304/sockets/plasma_store"
 
 
-def test_a_socket_with_a_long_name_fits_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the system's own folder has a path of any length."""
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, Path]:
+    """The node's TMPDIR, where short links lie, and the node's own folder."""
+    system, short, work = tmp_path / ("x" * 60), tmp_path / "short", tmp_path / "work"
+    for folder in (system, short, work):
+        folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(system))
+    monkeypatch.setattr("trainers.supervisor.temporary._SHORT", short)
+    monkeypatch.setenv("REMORA_WORK_DIR", str(work))
+    return system, short, work
+
+
+def test_a_socket_with_a_long_name_fits_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[str]
+) -> None:
+    """Also where the system's own folder has a path of any length; the files lie there."""
     long = tmp_path / ("x" * 60)
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
-    with temporary_folder() as folder, socket.socket(socket.AF_UNIX) as one:
+    with temporary_folder("att_1", told.append) as folder, socket.socket(socket.AF_UNIX) as one:
         assert folder.stat().st_mode & 0o777 == 0o700
+        assert folder.resolve().is_relative_to(long.resolve())
         path = folder / RAY
         path.parent.mkdir(parents=True)
         one.bind(str(path))
-    assert not folder.exists()
-    assert not folder.with_name(f"{folder.name}.lock").exists()
+    assert not folder.is_symlink()
+    assert list((long / f"remora-tmp-{os.getuid()}").iterdir()) == []
+    assert told == []
 
 
-def test_a_short_folder_of_the_system_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    with temporary_folder() as short:
-        monkeypatch.setattr("tempfile.tempdir", str(short))
-        monkeypatch.setattr("trainers.supervisor.temporary._PATH_BYTES", len(str(short)) + 30)
-        assert temporary_root().parent == short
+def test_workers_of_one_attempt_share_a_folder_on_a_node(roots: tuple[Path, ...], told: list[str]) -> None:
+    with temporary_folder("att_1", told.append) as first:
+        with (
+            temporary_folder("att_1", told.append) as second,
+            temporary_folder("att_2", told.append) as other,
+        ):
+            assert first == second != other
+        assert first.is_dir(), "one of them lives"
+        assert not other.exists()
+    assert not first.is_symlink()
 
 
-def test_a_folder_that_others_may_write_to_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("why", ["is another's", "is a file"])
+def test_where_no_short_link_can_be_made_the_long_path_is_used(
+    roots: tuple[Path, ...], told: list[str], why: str
 ) -> None:
+    system, short, _ = roots
+    taken = short / f"remora-tmp-{os.getuid()}"
+    if why == "is a file":
+        taken.touch()
+    else:
+        taken.mkdir()
+        taken.chmod(0o777)
+    with temporary_folder("att_1", told.append) as folder:
+        assert folder.is_relative_to(system)
+        assert not folder.is_symlink()
+    (line,) = told
+    assert "may be too long for sockets" in line
+
+
+def test_a_folder_that_others_may_write_to_is_not_used(roots: tuple[Path, ...], told: list[str]) -> None:
+    system, short, work = roots
+    sweep_machine()
+    assert [*system.iterdir(), *short.iterdir(), *work.iterdir()] == [], "a sweep makes nothing"
+    taken = system / f"remora-tmp-{os.getuid()}"
+    taken.mkdir()
+    taken.chmod(0o777)
+    with temporary_folder("att_1", told.append) as folder:
+        assert folder.resolve().is_relative_to(work.resolve())
+    (line,) = told
+    assert "is no folder of this user alone" in line
+    assert list((work / "temporary").iterdir()) == []
+    assert list(taken.iterdir()) == []
+    sweep_machine()
+
+
+def test_a_sweep_finds_folders_of_nodes_with_another_tmpdir(
+    roots: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    system, short, _ = roots
+    root, links = system / f"remora-tmp-{os.getuid()}", short / f"remora-tmp-{os.getuid()}"
+    (root / "0123abcd").mkdir(parents=True)
+    (root / "0123abcd.lock").touch()
+    links.mkdir(mode=0o700)
+    (links / "0123abcd").symlink_to(root / "0123abcd")
+    (links / "89abcdef").symlink_to(tmp_path / "gone")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("trainers.supervisor.temporary._PATH_BYTES", 4096)
     sweep_machine()
-    assert list(tmp_path.iterdir()) == [], "a sweep makes nothing"
-    (tmp_path / f"remora-tmp-{os.getuid()}").mkdir()
-    (tmp_path / f"remora-tmp-{os.getuid()}").chmod(0o777)
-    with pytest.raises(PermissionError, match="is no folder of this user alone"), temporary_folder():
-        pass
-    sweep_machine()
+    assert list(root.iterdir()) == list(links.iterdir()) == []
 
 
 HOLDS = """
@@ -59,7 +120,7 @@ import signal, tempfile
 from pathlib import Path
 from trainers.supervisor import temporary
 temporary._PATH_BYTES = 4096
-with temporary.temporary_folder() as folder:
+with temporary.temporary_folder("att_2", print) as folder:
     (folder / "left").touch()
     print(folder, flush=True)
     signal.pause()
@@ -80,7 +141,7 @@ def test_what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_not(
         sweep_machine()
         assert (left / "left").exists(), "its owner lives"
         holder.kill()
-    with temporary_folder() as living:
+    with temporary_folder("att_1", print) as living:
         sweep_machine()
         assert sorted(path.name for path in temporary_root().iterdir()) == [
             living.name, f"{living.name}.lock",
