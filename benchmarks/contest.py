@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.ratios import Ratio, ratio
 from benchmarks.remora_cluster import RemoraCluster, Run, until
-from remora.worker_sizes import WorkerSizes
+from remora.spec.worker_sizes import WorkerSizes
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Seconds until all contestants are up, and that a block may take.

@@ -22,13 +22,13 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from cluster.offerings import CapacityType, Offering
-from cluster.policies import CapacityRule, Policies, PoolPolicy
-from cluster.simulator.doors import Assumptions
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
+from cluster.simulator.ports import Assumptions
 from cluster.simulator.report import report_of
 from cluster.traces.skypilot import read_skypilot
 from cluster.traces.trace import MarketChange, Trace, TraceJob
-from remora.worker_sizes import WorkerSizes
+from remora.spec.worker_sizes import WorkerSizes
 from service.what_if.answer import replayed
 
 SIZE = "Standard_NC6s_v3"

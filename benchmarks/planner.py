@@ -8,13 +8,13 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from cluster.actions import Launch
-from cluster.offerings import CapacityType, Offering
-from cluster.planner import plan
-from cluster.policies import Policies
-from cluster.view import ClusterView, JobDemand, NodeView, Refusal
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.policies import Policies
+from cluster.scheduling.actions import Launch
+from cluster.scheduling.planner import plan
+from cluster.scheduling.view import ClusterView, JobDemand, NodeView, Refusal
+from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
-from remora.worker_sizes import WorkerSizes
 
 NOW = 1_800_000_000.0
 SIZES = ((10, 100), (100, 1_000), (1_000, 10_000))

@@ -17,8 +17,8 @@ from ray.core.generated.autoscaler_pb2 import GangResourceRequest, NodeState, No
 from ray.core.generated.instance_manager_pb2 import Instance, NodeKind
 
 from benchmarks.planner import NOW, crowd
-from cluster.planner import plan
-from cluster.view import ClusterView, JobDemand, NodeView
+from cluster.scheduling.planner import plan
+from cluster.scheduling.view import ClusterView, JobDemand, NodeView
 
 #: The largest takes Ray's packer too long to be asked in every run.
 SIZES = ((10, 100), (100, 1_000))

@@ -15,14 +15,14 @@ from typing import Any
 
 import ray
 
-from cluster.connection import connect
-from cluster.drain import drain
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
-from cluster.membership import RayMembership
 from cluster.provider import NodeRequest
-from remora.bundle import pack
-from remora.worker_sizes import WorkerSizes
+from cluster.ray.connection import connect
+from cluster.ray.drain import drain
+from cluster.ray.membership import RayMembership
+from remora.code.bundle import pack
+from remora.spec.worker_sizes import WorkerSizes
 from service.settings import Settings
 from trainers.launch import RayLauncher
 from trainers.plan import AttemptPlan, DriverGone, Record

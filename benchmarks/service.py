@@ -6,6 +6,12 @@ machine and the same kind of database; CPU is what the server's process computed
 
 `tick`: statements and milliseconds of CPU of one turn of the controller on SQLite, with fakes for all that is outside.
 
+`driver` and `driver_log_mib`: what a driver costs; see `benchmarks/driver_cost.py`.
+
+`idle_share`: the share of a core that a cluster without work takes; see `benchmarks/idle.py`.
+
+`jobs_per_minute`: how many short jobs three nodes end, in peace and with nodes killed; see `benchmarks/short_jobs.py`.
+
 `metrics_scrape_ms`: milliseconds of CPU of the store's part of `GET /metrics`, by the number of jobs there ever were.
 """
 
@@ -28,6 +34,7 @@ from typing import Any
 import psutil
 import sqlalchemy as sa
 
+from benchmarks import driver_cost, idle, short_jobs
 from remora.states import JobState
 from service.settings import Settings
 from service.store.database import Database
@@ -58,18 +65,26 @@ _BODY = json.dumps(
 
 def run() -> dict[str, Any]:
     """All of it; minutes."""
-    ratios, figures = {}, {}
+    ratios: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
+    missing: dict[str, str] = {}
     for kind in ("sqlite", "postgresql"):
         with _database(kind) as urls:
-            if urls is not None:
+            if urls is None:
+                missing[kind] = "it is not installed; install the package postgresql"
+            else:
                 ratios[kind], figures[kind] = _posts(*urls)
     return {
+        **({"missing": missing} if missing else {}),
         "post_ratio": ratios,
         "post": figures,
         "tick": [
             tick(*counts)
             for counts in ((20, 5, 0), (200, 50, 0), (200, 50, 100), (200, 50, 5000), (200, 0, 0))
         ],
+        **driver_cost.run(),
+        **idle.run(),
+        **short_jobs.run(),
         "metrics_scrape_ms": {str(count): scrape_ms(count) for count in (2_000, 20_000, 200_000)},
     }
 
@@ -84,7 +99,6 @@ def _database(kind: str) -> Iterator[tuple[str, str] | None]:
             return
         folder_of_binaries = binaries()
         if folder_of_binaries is None:
-            print("PostgreSQL is not installed and is left out", file=sys.stderr)
             yield None
             return
         server = OwnServer(folder_of_binaries)

@@ -28,9 +28,10 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.nn import functional
 
-from remora import channel
+from remora.script import channel
 from remora.torch.layout import Writer
-from remora.torch.saving import DEALT, Saving
+from remora.torch.optimizers import Optimizers
+from remora.torch.saving import Saving
 from remora.torch.state import LoopState, Progress
 from trainers.checkpoints.catalog import Catalog
 from trainers.rooms import Room
@@ -106,8 +107,9 @@ class _Bench:
         self._model = nn.Sequential(*layers)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
         self._batch = torch.randn(_BATCH, _WIDTH)
-        self._state = LoopState({"model": self._model, "optimizer": self._optimizer}, {})
-        self._saving = Saving(self._model, self._optimizer, torch.device("cpu"))
+        optimizers = Optimizers(self._model, self._optimizer)
+        self._state = LoopState({"model": self._model, **optimizers.parts}, {})
+        self._saving = Saving(self._model, optimizers, torch.device("cpu"))
         self._number = 0
         store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -145,7 +147,7 @@ class _Bench:
 
     def _remora(self) -> Callable[[], Any]:
         self._number += 1
-        state = self._state.capture(Progress(self._number, 0, self._number), DEALT)
+        state = self._state.capture(Progress(self._number, 0, self._number))
         self._saving.save(self._number, state, Writer(), in_background=True)
         return self._stored.recv
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -12,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cluster.processes import end, find_by_environment
+from remora.ports import free_port
 
 _MARK = "REMORA_BENCHMARK_NODE"
 _ROOT = Path(__file__).resolve().parents[1]
 _DRAIN = """
 import sys, ray
-from cluster.drain import drain
+from cluster.ray.drain import drain
 ray.init(log_to_driver=False)
 node = next(one for one in ray.nodes() if one["Alive"] and one["NodeManagerAddress"] == sys.argv[1])
 drain(node["NodeID"], "benchmark", float(sys.argv[2]))
@@ -29,9 +29,7 @@ class StockCluster:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.9.9.1", 0))
-            self.address = f"127.9.9.1:{probe.getsockname()[1]}"
+        self.address = f"127.9.9.1:{free_port()}"
         self._started: list[str] = []
         port = self.address.rpartition(":")[2]
         self._start(1, "--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false")

@@ -10,9 +10,9 @@ from random import Random
 from typing import Any
 
 from benchmarks.yardstick import Yardstick
-from cluster.offerings import CapacityType, Offering
-from cluster.policies import CapacityRule, Policies, PoolPolicy
-from cluster.simulator.doors import Assumptions
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
+from cluster.simulator.ports import Assumptions
 from cluster.simulator.report import Report, report_of
 from cluster.traces.generator import CLUSTERS, DAY_S, Wish, generate_jobs, generated
 from cluster.traces.skypilot import read_skypilot

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from cluster.local.gcs import GcsUse
 from examples.demo import (
+    START_S,
     DemoFailed,
     Seen,
     check,
@@ -125,12 +126,12 @@ def emulated_azure(home: Path, console: Console) -> Iterator[tuple[Client, Cloud
     """`remora up --cloud azure-emulated`, from its start to the end of its last process."""
     with remora_up(home, console, "--cloud", "azure-emulated") as up:
         with console.status("The service, the head of the Ray cluster and the emulated cloud start ..."):
-            server = wait_for(lambda: read_address(home, up), 60, "the service did not start")
+            server = wait_for(lambda: read_address(home, up), START_S, "the service did not start")
             file = home / "azure-emulated.json"
-            wait_for(file.exists, 60, "the emulator did not start")
+            wait_for(file.exists, START_S, "the emulator did not start")
             endpoint = json.loads(file.read_text())["endpoint"]
             cloud = Cloud(endpoint)
-            wait_for(cloud.answers, 60, "the emulator does not answer")
+            wait_for(cloud.answers, START_S, "the emulator does not answer")
         console.print(f"Service at {server}, Azure Resource Manager at {endpoint}; there is no machine yet.")
         with Client(server) as client:
             yield client, cloud

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from remora.async_client import AsyncClient
-    from remora.client import Client
+    from remora.client.asynchronous import AsyncClient
+    from remora.client.blocking import Client
     from remora.errors import (
         ApiError,
         BundleError,
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
         Unavailable,
         WaitTimeout,
     )
-    from remora.spec import JobSpec
+    from remora.spec.spec import JobSpec
     from remora.states import AttemptState, EndReason, JobState, NodeState
 
 _MODULE_OF = {
-    "AsyncClient": "remora.async_client",
-    "Client": "remora.client",
-    "JobSpec": "remora.spec",
+    "AsyncClient": "remora.client.asynchronous",
+    "Client": "remora.client.blocking",
+    "JobSpec": "remora.spec.spec",
     **dict.fromkeys(("AttemptState", "EndReason", "JobState", "NodeState"), "remora.states"),
     **dict.fromkeys(
         (

@@ -17,7 +17,7 @@ class JobState(StrEnum):
     ADMITTED = "admitted"
     #: An attempt is training.
     RUNNING = "running"
-    #: Stopped at a checkpoint by an operator or a budget; keeps its place, uses nothing.
+    #: Stopped at a checkpoint by the cluster's budget; keeps its place, uses nothing, and goes on by itself.
     PAUSED = "paused"
     #: The command of every rank returned 0.
     SUCCEEDED = "succeeded"

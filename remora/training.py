@@ -29,8 +29,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from remora import channel, memory
-from remora.link import Link, Preemption
+from remora.script import channel, memory
+from remora.script.link import Link, Preemption
 
 __all__ = [
     "Preemption",

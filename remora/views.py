@@ -87,6 +87,8 @@ class Job(View):
     cancel_requested_at: float | None = None
     created_at: float
     started_at: float | None = None
+    #: Since when a budget keeps it from running, while it is paused.
+    paused_at: float | None = None
     ended_at: float | None = None
     #: Grows with every change; the ETag, together with the place in the line of a job that waits for its turn.
     version: int

@@ -22,8 +22,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from service.api.app import create_app
+from service.api.connections import GuardedProtocol
 from service.api.gate import is_loopback
-from service.connections import GuardedProtocol
 from service.journal import write_log
 from service.private_home import make_private
 from service.settings import Settings

@@ -7,11 +7,11 @@ from functools import lru_cache
 
 import sqlalchemy as sa
 
-from cluster.policies import Policies
-from cluster.policy_documents import read_stored
-from cluster.policy_problems import PoliciesRefused
+from cluster.policies.documents import read_stored
+from cluster.policies.policies import Policies
+from cluster.policies.problems import PoliciesRefused
+from service.clouds.fixed_pool import fixed_pool
 from service.collector import without_collections
-from service.fixed_pool import fixed_pool
 from service.queue.policy_versions import PolicyRow
 from service.settings import Settings
 from service.store import policies as store

@@ -11,7 +11,8 @@ import platformdirs
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from remora.spec_fields import NAME_FORM, is_name
+from remora.spec.fields import NAME_FORM, is_name
+from trainers.preloaded import FORKED
 
 _STORES_FORM = '{"models": "abfs://models/remora", "archive": "/mnt/archive"}'
 
@@ -74,6 +75,10 @@ class Settings(BaseSettings):
     tick_s: float = Field(default=0.25, gt=0)
     #: Modules that each node imports once for all Python commands, separated by commas; empty: none is forked.
     warm_modules: str = "torch,torch._dynamo,remora.torch"
+    #: Drivers that wait for the next jobs with everything imported, at most; 0: none does.
+    ready_drivers: int = Field(default=3, ge=0, le=64)
+    #: Ray's worker processes are forked from one process of their node that has imported everything.
+    fork_ray_workers: bool = True
     #: Bytes of a JSON request body.
     max_body_bytes: int = Field(default=2 * 2**20, gt=0)
     #: Bytes of a request body with traces.
@@ -117,6 +122,12 @@ class Settings(BaseSettings):
     def warm(self) -> tuple[str, ...]:
         """Names of the modules in `warm_modules`."""
         return tuple(name for part in self.warm_modules.split(",") if (name := part.strip()))
+
+    @property
+    def forked_modules(self) -> str:
+        """Modules that one process of each node imports to fork Ray's workers, separated by commas; empty: none is."""
+        # Machines of Azure, and their head, are started by an image, where Ray starts its workers itself.
+        return FORKED if self.fork_ray_workers and self.cloud != "azure" else ""
 
     @property
     def storage(self) -> str:

@@ -21,8 +21,10 @@ from cluster.local import head, machine
 from cluster.provider import ProviderError
 from remora import cgroups
 from remora.neutral import neutral
-from service import upkeep
-from service.embedded import (
+from service.embedded import upkeep
+from service.embedded.emulated_azure import EmulatorPart, cloud_problem
+from service.embedded.home_lock import HomeLock, HomeTaken
+from service.embedded.parts import (
     ClusterPart,
     ServicePart,
     end_cluster,
@@ -30,11 +32,9 @@ from service.embedded import (
     policies_version,
     port_problem,
 )
-from service.emulated_azure import EmulatorPart, cloud_problem
-from service.home_lock import HomeLock, HomeTaken
+from service.embedded.upkeep import Part, PartView
 from service.private_home import make_private
 from service.settings import Settings
-from service.upkeep import Part, PartView
 
 #: Seconds between two looks at the parts.
 TICK_S = 0.2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from remora.worker_sizes import WorkerSizes
+from remora.spec.worker_sizes import WorkerSizes
 from trainers.plan import AttemptPlan
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from service.store.database import Database
 from service.store.migrate import migrate
@@ -17,7 +17,13 @@ from tests.needed import is_missing
 from tests.postgres import OwnServer, PostgresServer, binaries
 
 # How fast a busy machine makes examples says nothing about what they are examples of.
-settings.register_profile("remora", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# To explain a failure Hypothesis traces every line, which takes minutes where examples are whole clusters.
+settings.register_profile(
+    "remora",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=set(Phase) - {Phase.explain},
+)
 settings.load_profile("remora")
 
 
@@ -28,6 +34,14 @@ def pytest_configure() -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of several processes one runs all slow tests of a file, and one all that cut networks."""
+    for item in items:
+        if item.get_closest_marker("slow") is not None:
+            cuts = "lan" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("network" if cuts else str(item.path)))
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 import psycopg
 import sqlalchemy as sa
 
+from remora.ports import free_port
 from service.store.database import Database
 from service.store.migrate import migrate
 
@@ -87,9 +87,7 @@ class OwnServer:
             capture_output=True,
             cwd="/",
         )
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         settings = {
             "port": port,
             "listen_addresses": "127.0.0.1",

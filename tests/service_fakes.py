@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sqlalchemy as sa
 
-from cluster.agent.beats import Hearing
-from cluster.offerings import Offering
-from cluster.placement import ZONE_LABEL
+from cluster.node.agent.heartbeats import AgentStatus
+from cluster.policies.offerings import Offering
+from cluster.policies.placement import ZONE_LABEL
 from cluster.provider import NodeRequest, ProvidedNode, ProviderError
-from remora.spec import JobSpec
+from remora.spec.spec import JobSpec
 from remora.states import EndReason
-from service.connecting import Cluster
-from service.controller import Controller
-from service.fixed_pool import local_offerings
+from service.clouds.fixed_pool import local_offerings
+from service.controller.connecting import Cluster
+from service.controller.controller import Controller
 from service.queue import lifecycle
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from service.settings import Settings
@@ -82,6 +82,8 @@ class FakeDriver:
     stop_reason: EndReason | None = None
     #: False: it goes on after `stop`.
     obeys: bool = True
+    #: What it heard of kept nodes, one after the other.
+    heard: list[dict[str, str]] = field(default_factory=list)
 
     def tell(self, kind: str, /, at: float = 1001.0, **body: Any) -> None:
         """Say one more thing."""
@@ -126,7 +128,7 @@ class FakeLauncher:
             self.history.append(driver)
         return driver.has_plan and not self.is_mute
 
-    def prepare(self) -> None:
+    def prepare(self, token: int) -> None:
         pass
 
     def poll(self, attempt_ids: list[str], after: dict[str, int]) -> dict[str, list[Record] | DriverGone]:
@@ -142,6 +144,14 @@ class FakeLauncher:
                 driver.acknowledged = max(driver.acknowledged, after[attempt_id])
                 answers[attempt_id] = [record for record in driver.told if record.seq > after[attempt_id]]
         return answers
+
+    def keep(self, attempt_id: str, nodes: Mapping[str, str], token: int) -> bool:
+        del token
+        self._maybe_fail("keep")
+        driver = self.drivers[attempt_id]
+        if (driver.heard[-1] if driver.heard else {}) != nodes:
+            driver.heard.append(dict(nodes))
+        return True
 
     def stop(self, attempt_id: str, reason: EndReason) -> None:
         self._maybe_fail("stop")
@@ -182,7 +192,7 @@ class FakeMember:
     deadline_at: float | None = None
     is_in_use: bool = False
     leaves: str | None = None
-    agent: Hearing | None = None
+    agent: AgentStatus | None = None
 
 
 class FakeCluster:
@@ -205,7 +215,7 @@ class FakeCluster:
         #: Ray gives them away right before it hears of the next drain.
         self.taken_before_drain: set[str] = set()
         #: What is heard of agents; who is missing has none.
-        self.agents: dict[str, Hearing] = {}
+        self.agents: dict[str, AgentStatus] = {}
         #: Raised by the next `create`, one each.
         self.refusals: list[ProviderError] = []
         self.list_error: ProviderError | None = None

@@ -3,69 +3,93 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 import time
-import uuid
+from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.experimental import internal_kv
 
 from remora.states import EndReason
+from trainers import driver_actors
 from trainers.claims import Claims
-from trainers.driver.driver import Driver, DriverTaken
+from trainers.driver.driver import DriverTaken
+from trainers.driver.kept import RENEWED_S
 from trainers.plan import AttemptPlan, DriverGone, Record
 from trainers.ray_train import forget_reservations, free_resources, names_reserved
+from trainers.ready_drivers import ReadyDrivers
 from trainers.ready_processes import ReadyProcesses
 from trainers.storage import Storage
 
 log = logging.getLogger(__name__)
 
-#: Ray namespace of all drivers.
-NAMESPACE = "remora"
-#: Label of the Ray node on which drivers run: the head is never preempted.
-_HEAD = {"remora-role": "head"}
-#: An actor that needs no resource is first asked of a random node, and dies with it when that one is just being lost;
-#: one that needs any is asked of the node of its owner, which is the head.
-_ON_HEAD = {"node:__internal_head__": 0.001}
-#: Records fetched from one driver at once.
-_LIMIT = 2000
-_KV_NAMESPACE = b"remora"
-#: Where the name of the driver that waits for an attempt is kept.
-_SPARE = b"driver-spare"
-#: How the names of such drivers begin.
-_SPARE_NAME = "driver-spare-"
-_OF_ATTEMPT = b"driver:"
-#: Seconds after the last start before a driver is started for the next one: that costs a core for seconds.
-_SPARE_AFTER_S = 10.0
+#: Rows fetched from one driver at once: lines, and other records.
+ROWS_AT_ONCE = 10_000
+#: Drivers that are kept ready unless somebody says otherwise.
+READY_DRIVERS = 3
+#: Seconds after the last start before a driver or a worker process is started for the next one: that costs a core for
+#: seconds.
+_QUIET_AFTER_S = 10.0
+#: The same, and seconds between two looks, where they are forked and cost next to nothing.
+_FORKS_LOOK_S = 0.5
 #: Seconds between two looks for nodes that became free.
 _LOOK_S = 2.0
+#: Orders what this process sends of kept nodes, whichever launcher sends it.
+_numbers = itertools.count(1)
+
+
+@dataclass
+class _Kept:
+    """What a driver was sent of nodes that are kept for jobs."""
+
+    nodes: Mapping[str, str]
+    #: By `time.monotonic`.
+    sent_at: float
+    #: Its answer while that has not come; None once it has taken it.
+    answer: Any = None
+
+    def is_lost(self) -> bool:
+        """The driver did not take it, and never will."""
+        if self.answer is not None and ray.wait([self.answer], timeout=0)[0]:
+            try:
+                ray.get(self.answer)
+            except ray.exceptions.RayError:
+                return True
+            self.answer = None
+        return False
 
 
 class RayLauncher:
     """Drivers as detached actors; needs `ray.init(..., namespace="remora")` before.
 
-    Ray's internal store says under which name the driver of an attempt runs, and which one waits for the next attempt.
+    Ray's internal store says under which name the driver of an attempt runs, and which ones wait for the next attempts.
     Nothing here waits for a driver longer than `timeout_s`.
     """
 
-    def __init__(self, *, timeout_s: float = 1.0) -> None:
+    def __init__(
+        self, *, timeout_s: float = 1.0, ready_drivers: int = READY_DRIVERS, forks: bool = False
+    ) -> None:
+        """`ready_drivers`: how many wait for attempts, at most; `forks`: Ray's worker processes are forked."""
+        self._forks = forks
         self._timeout_s = timeout_s
         self._handles: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}
         #: When something was started last, by `time.monotonic`.
         self._started_at = time.monotonic()
-        #: Name of a driver that waits; only one that this process has started, because others may have other code.
-        self._spare: str | None = None
         #: What drivers that were sent their plan have not answered yet.
         self._starting: dict[str, Any] = {}
         #: What drivers that were asked to stop have not answered yet.
         self._stopping: dict[str, Any] = {}
+        #: What drivers were sent of kept nodes.
+        self._kept: dict[str, _Kept] = {}
         #: Attempts that are being closed.
         self._closing: dict[str, Future[None]] = {}
-        self._ready = ReadyProcesses()
+        self._ready_processes = ReadyProcesses()
+        self._ready_drivers = ReadyDrivers(ready_drivers)
         self._looked_at = 0.0
 
     def start(self, plan: AttemptPlan) -> bool | DriverGone:
@@ -81,17 +105,17 @@ class RayLauncher:
 
     def _send(self, plan: AttemptPlan) -> None:
         self._started_at = time.monotonic()
-        name = _read(_key(plan.attempt_id))
+        name = driver_actors.name_of(plan.attempt_id)
         if name is None:
-            found = self._take_spare() or f"driver-{plan.attempt_id}"
+            found = self._ready_drivers.take() or f"driver-{plan.attempt_id}"
             # Another controller may have been here meanwhile: the first word counts.
-            internal_kv._internal_kv_put(
-                _key(plan.attempt_id), found.encode(), overwrite=False, namespace=_KV_NAMESPACE
-            )
-            name = _read(_key(plan.attempt_id)) or found
+            name = driver_actors.give(plan.attempt_id, found)
             if name != found:
-                _end_driver(found)
-        handle = _driver(name)
+                driver_actors.end(found)
+            else:
+                # Nobody has told this one of kept nodes.
+                self._kept[plan.attempt_id] = _Kept({}, self._started_at)
+        handle = driver_actors.make(name)
         self._handles[plan.attempt_id] = handle
         self._starting[plan.attempt_id] = handle.start.remote(plan)
 
@@ -107,7 +131,7 @@ class RayLauncher:
             if isinstance(error.cause, DriverTaken):
                 # The other attempt keeps its driver, also when this one is made sure of.
                 self._handles.pop(attempt_id, None)
-                internal_kv._internal_kv_del(_key(attempt_id), namespace=_KV_NAMESPACE)
+                driver_actors.forget(attempt_id)
             else:
                 self.kill(attempt_id)
             message = f"The driver of this attempt could not begin: {error.cause}"
@@ -115,34 +139,26 @@ class RayLauncher:
         except ray.exceptions.RayError:
             # It died; another one finds out whether this one had begun.
             self._handles.pop(attempt_id, None)
+            self._kept.pop(attempt_id, None)
             return False
         return True
 
-    def prepare(self) -> None:
-        """When nothing was started for a while, have a driver and worker processes wait for the next attempt."""
-        now = time.monotonic()
-        is_quiet = now - self._started_at >= _SPARE_AFTER_S
-        if now - self._looked_at >= _LOOK_S:
-            self._looked_at = now
-            self._ready.look(is_quiet=is_quiet)
-            _free_what_is_left()
-        if self._spare is not None or not is_quiet:
-            return
-        for left in _spares_left():
-            _end_driver(left)
-        self._spare = f"{_SPARE_NAME}{uuid.uuid4().hex}"
-        _write(_SPARE, self._spare)
-        _driver(self._spare)
+    def prepare(self, token: int) -> None:
+        """Have drivers and worker processes wait for the next attempts, at once where they are forked.
 
-    def _take_spare(self) -> str | None:
-        """Name of a driver that waits, which nobody else gets any more."""
-        name, self._spare = self._spare, None
-        if name is None or _read(_SPARE) != name:
-            return None
-        # Who deletes the entry has the driver.  A crash after that never gives it to two attempts.
-        if not internal_kv._internal_kv_del(_SPARE, namespace=_KV_NAMESPACE):
-            return None
-        return name if _lives(name) else None
+        Where they are not, when nothing was started for a while: each costs a core for seconds.
+
+        `token` is that of the lease of the controller that acts: of two controllers the one with the later token ends
+        the drivers that the other one has made ready.
+        """
+        now = time.monotonic()
+        if now - self._looked_at < (_FORKS_LOOK_S if self._forks else _LOOK_S):
+            return
+        self._looked_at = now
+        is_quiet = self._forks or now - self._started_at >= _QUIET_AFTER_S
+        slots = self._ready_processes.look(is_quiet=is_quiet)
+        _free_what_is_left()
+        self._ready_drivers.look(token, slots, may_start=is_quiet)
 
     def poll(self, attempt_ids: list[str], after: dict[str, int]) -> dict[str, list[Record] | DriverGone]:
         """New records of each attempt, or how its driver is gone; an attempt without an answer yet is left out."""
@@ -163,6 +179,23 @@ class RayLauncher:
             if answer is not None:
                 answers[attempt_id] = answer
         return answers
+
+    def keep(self, attempt_id: str, nodes: Mapping[str, str], token: int) -> bool:
+        """Let the driver know for which job each of our nodes is kept, by their ids; to be called at every turn.
+
+        True: it has taken it.  It is sent what is news to it, and what it would forget otherwise; of two controllers
+        the one with the later `token` counts.
+        """
+        now, sent = time.monotonic(), self._kept.get(attempt_id)
+        if sent is not None and sent.nodes == nodes and not sent.is_lost():
+            has_taken = sent.answer is None
+            if not (nodes and has_taken and now - sent.sent_at >= RENEWED_S):
+                return has_taken
+        handle = self._handle(attempt_id)
+        if handle is not None:
+            answer = handle.keep.remote((token, next(_numbers)), dict(nodes))
+            self._kept[attempt_id] = _Kept(nodes, now, answer)
+        return False
 
     def stop(self, attempt_id: str, reason: EndReason) -> None:
         """Ask the driver to end the attempt; it answers with its last record.
@@ -196,9 +229,9 @@ class RayLauncher:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(handle, no_restart=True)
         self._forget(attempt_id)
-        if handle is not None and _lives(_read(_key(attempt_id))):
+        if handle is not None and driver_actors.find(driver_actors.name_of(attempt_id)) is not None:
             return False
-        internal_kv._internal_kv_del(_key(attempt_id), namespace=_KV_NAMESPACE)
+        driver_actors.forget(attempt_id)
         return True
 
     def close(self, attempt_id: str, *, job_id: str, storage_url: str) -> bool:
@@ -222,7 +255,7 @@ class RayLauncher:
         handle = self._handle(attempt_id)
         if handle is None:
             return self._gone(attempt_id)
-        self._asked[attempt_id] = handle.poll.remote(after, _LIMIT)
+        self._asked[attempt_id] = handle.poll.remote(after, ROWS_AT_ONCE)
         return None
 
     def _take(self, attempt_id: str, reference: Any) -> list[Record] | DriverGone | None:
@@ -235,7 +268,7 @@ class RayLauncher:
         return records
 
     def _gone(self, attempt_id: str) -> DriverGone:
-        known = internal_kv._internal_kv_exists(_key(attempt_id), namespace=_KV_NAMESPACE)
+        known = driver_actors.name_of(attempt_id) is not None
         self._forget(attempt_id)
         if known:
             return DriverGone(EndReason.DRIVER_LOST, "The driver of this attempt died.")
@@ -248,31 +281,16 @@ class RayLauncher:
         self._asked.pop(attempt_id, None)
         self._starting.pop(attempt_id, None)
         self._stopping.pop(attempt_id, None)
+        self._kept.pop(attempt_id, None)
         free_resources(attempt_id)
 
     def _handle(self, attempt_id: str) -> Any:
         if attempt_id not in self._handles:
-            name = _read(_key(attempt_id))
-            try:
-                self._handles[attempt_id] = ray.get_actor(name or "", namespace=NAMESPACE)
-            except ValueError:
+            handle = driver_actors.find(driver_actors.name_of(attempt_id))
+            if handle is None:
                 return None
+            self._handles[attempt_id] = handle
         return self._handles[attempt_id]
-
-
-def _driver(name: str) -> Any:
-    """The driver of that name, which is started if there is none; returns before it is up."""
-    actor = ray.remote(Driver).options(
-        name=name,
-        namespace=NAMESPACE,
-        lifetime="detached",
-        get_if_exists=True,
-        num_cpus=0,
-        resources=_ON_HEAD,
-        label_selector=_HEAD,
-        max_concurrency=1000,
-    )
-    return actor.remote()
 
 
 def _in_a_thread(attempt_id: str, job_id: str, storage_url: str) -> Future[None]:
@@ -291,51 +309,12 @@ def _in_a_thread(attempt_id: str, job_id: str, storage_url: str) -> Future[None]
     return closing
 
 
-def _lives(name: str | None) -> bool:
-    """Ray's head has a driver of that name."""
-    try:
-        ray.get_actor(name or "", namespace=NAMESPACE)
-    except ValueError:
-        return False
-    return True
-
-
-def _end_driver(name: str) -> None:
-    """End a driver that waits and that nobody wants; fine when there is none."""
-    with contextlib.suppress(ValueError, ray.exceptions.RayError):
-        ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
-
-
 def _free_what_is_left() -> None:
     """Free what was reserved for attempts that have no driver any more.
 
     A driver that is killed may have asked for room a moment before its end, after all that it had was freed.
     """
     for attempt_id in names_reserved():
-        if _read(_key(attempt_id)) is None:
+        if driver_actors.name_of(attempt_id) is None:
             free_resources(attempt_id)
             forget_reservations(attempt_id)
-
-
-def _spares_left() -> list[str]:
-    """Drivers that wait, or were taken by a controller that then died, so that no attempt has them.
-
-    One that is just being taken is found here, too: its attempt gets another one under that name.
-    """
-    keys = internal_kv._internal_kv_list(_OF_ATTEMPT, namespace=_KV_NAMESPACE)
-    taken = {_read(key) for key in keys}
-    names = [name for name in ray.util.list_named_actors() if name.startswith(_SPARE_NAME)]
-    return [name for name in names if name not in taken]
-
-
-def _read(key: bytes) -> str | None:
-    value = internal_kv._internal_kv_get(key, namespace=_KV_NAMESPACE)
-    return value.decode() if value else None
-
-
-def _write(key: bytes, name: str) -> None:
-    internal_kv._internal_kv_put(key, name.encode(), namespace=_KV_NAMESPACE)
-
-
-def _key(attempt_id: str) -> bytes:
-    return _OF_ATTEMPT + attempt_id.encode()

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from remora.backends import BackendName
-from remora.spec_sections import Device, Precision
+from remora.spec.backends import BackendName
+from remora.spec.sections import Device, Precision
+from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
-from remora.worker_sizes import WorkerSizes
 
-RecordKind = Literal["event", "log", "metric", "checkpoint", "output", "progress", "ended"]
+RecordKind = Literal["event", "log", "metric", "checkpoint", "checkpoints", "output", "progress", "ended"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,15 +100,18 @@ class Record:
     `body` by kind:
 
     - `event`: `{"kind": "worker_group.started", "message": str, "data": {...}}`
-    - `log`: `{"rank": int, "stream": "stdout"|"stderr"|"remora", "text": str}`
-    - `metric`: `{"step": int, "world_size": int, "values": {name: float | None}}` (from rank 0; None: not finite)
-    - `checkpoint`: `{"step", "world_size", "size_bytes", "location", "files": {name: bytes}, "committed_at"}`;
-      also `{"step": int, "deleted": true}` when retention removed it
+    - `log`: `{"rank": int, "stream": "stdout"|"stderr"|"remora", "text": str}`: one or more lines, newlines between
+    - `metric`: `{"step": int, "world_size": int, "values": {name: float | None}}` (from rank 0; None: not finite); of
+      attempts with more than 100,000 reports not all
+    - `checkpoint`: `{"step", "attempt", "world_size", "size_bytes", "location", "files": {name: bytes},
+      "committed_at"}`; also `{"step": int, "deleted": true, "reason": "retention"|"damaged"}` when it is there no more
+    - `checkpoints`: `{"checkpoints": [...]}`, each as above: all that the job has at the beginning of the attempt
     - `output`: `{"location", "committed_at", "files": {name: {"size_bytes", "sha256", "stored"}}}`: all outputs now
     - `progress`: any of `{"state": "running"|"draining"|"starting", "world_size": int, "workers": {address: int},
       "step": int, "total_steps": int, "repeated_steps": int, "lost_s": float, "resumed_from_step": int}`; `workers` are
       those of `world_size` by the address under which Ray knows their node; counters are totals of the attempt
-    - `ended`: `{"end_reason": EndReason value, "message": str, "exit_code": int | None}`; always the last record
+    - `ended`: `{"end_reason": EndReason value, "message": str, "exit_code": int | None, "open_lost_s": float}`; always
+      the last record; the seconds are those of a loss that no new step followed
     """
 
     seq: int

@@ -66,8 +66,11 @@ class ReadyProcesses:
         #: Requests under way, with the channels that they need.
         self._asked: list[tuple[Any, Any]] = []
 
-    def look(self, *, is_quiet: bool) -> None:
-        """See which nodes are free and, in quiet times, ask their raylets for what was taken; waits for nobody."""
+    def look(self, *, is_quiet: bool) -> int:
+        """See which nodes are free and, in quiet times, ask their raylets for what was taken; waits for nobody.
+
+        Returns how many workers the nodes could have, all together.
+        """
         nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"] and _slots(node["Resources"])}
         available = ray_state.available_resources_per_node()
         seen = [
@@ -78,6 +81,7 @@ class ReadyProcesses:
         self._asked = [(call, channel) for call, channel in self._asked if not call.done()]
         for name, count in wanted.items():
             self._ask(f"{nodes[name]['NodeManagerAddress']}:{nodes[name]['NodeManagerPort']}", count)
+        return sum(node.slots for node in seen)
 
     def _ask(self, address: str, count: int) -> None:
         channel = grpc.intercept_channel(

@@ -7,9 +7,11 @@ on local disks by rename after fsync, on object stores because an upload becomes
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import posixpath
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +21,33 @@ import fsspec.core
 
 from trainers.rooms import NotInRoom, parts_of
 
+#: Bytes of a file that is read as a whole, unless its reader says more.
+MOST_BYTES = 32 * 2**20
+#: Links are not followed, and nothing waits for the other end of a pipe.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+#: What the kernel says when it opens no such thing as a file, and what that means.
+_NO_FILES = {
+    errno.ELOOP: "is a link",
+    errno.ENXIO: "is no file",
+    errno.EACCES: "may not be read by this user",
+    errno.EPERM: "may not be read by this user",
+}
+
+
+#: What the kernel says of a disk without room.
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 class StorageError(Exception):
     """The storage could not do it; the message says what to look at."""
+
+
+class StorageFull(StorageError):
+    """There is no room left in the storage."""
+
+
+class NotReadable(StorageError):
+    """The storage works, and what has the name is no file that is read: a folder, a link, closed, or too large."""
 
 
 class Storage:
@@ -73,15 +99,32 @@ class Storage:
             self._fs.invalidate_cache()
             return str(self._fs.ukey(self.path(name)))
 
-    def read_bytes(self, name: str) -> bytes:
-        """Whole content of a small file."""
+    def read_bytes(self, name: str, most_bytes: int = MOST_BYTES) -> bytes:
+        """Whole content of a small file.  Raises NotReadable for a larger one, and for what is no file."""
         with self._errors(name):
-            return cast("bytes", self._fs.cat_file(self.path(name)))
+            if self.local_root is None:
+                _check_size(name, self._file_size(name), most_bytes)
+                return cast("bytes", self._fs.cat_file(self.path(name)))
+            with _opened(self.path(name), name) as file:
+                _check_size(name, os.fstat(file.fileno()).st_size, most_bytes)
+                content = file.read(most_bytes + 1)
+                _check_size(name, len(content), most_bytes)
+                return content
 
     def open_read(self, name: str) -> IO[bytes]:
-        """A binary stream of a file."""
+        """A binary stream of a file.  Raises NotReadable for what is no file."""
         with self._errors(name):
+            if self.local_root is not None:
+                return _opened(self.path(name), name)
+            self._file_size(name)
             return cast("IO[bytes]", self._fs.open(self.path(name), "rb"))
+
+    def _file_size(self, name: str) -> int:
+        self._fs.invalidate_cache()
+        found = self._fs.info(self.path(name))
+        if found.get("type") == "directory":
+            raise NotReadable(f"{name!r} is a folder")
+        return int(found.get("size") or 0)
 
     def write_bytes(self, name: str, content: bytes) -> None:
         """Write a small file at once."""
@@ -175,6 +218,30 @@ class Storage:
                 return []
             return sorted(str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in entries)
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Bytes of every file in a folder and below, by its name relative to the folder; empty when there is none.
+
+        One question, however many files there are.
+        """
+        with self._errors(folder):
+            self._fs.invalidate_cache()
+            root = self.path(folder)
+            try:
+                found: dict[str, dict[str, Any]] = self._fs.find(root, detail=True)
+            except FileNotFoundError:
+                return {}
+            return {path.removeprefix(f"{root}/"): int(info.get("size") or 0) for path, info in found.items()}
+
+    def rename(self, name: str, new: str) -> None:
+        """Give a file or a whole folder another name in the same folder, which nothing has."""
+        with self._errors(name):
+            if self.local_root is not None:
+                Path(self.path(name)).rename(self.path(new))
+                return
+            if not self._fs.exists(self.path(name)):
+                raise FileNotFoundError(name)
+            self._fs.mv(self.path(name), self.path(new), recursive=True)
+
     def delete(self, name: str) -> None:
         """Remove a file or a whole folder; fine when it is gone already."""
         with self._errors(name), contextlib.suppress(FileNotFoundError):
@@ -187,7 +254,29 @@ class Storage:
         except (FileNotFoundError, StorageError):
             raise
         except Exception as error:  # every fsspec filesystem has errors of its own kind
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise StorageFull(f"the storage {self.url!r} is full: make room in it") from error
             raise StorageError(f"the storage {self.url!r} failed at {name!r}: {error}") from error
+
+
+def _check_size(name: str, size_bytes: int, most_bytes: int) -> None:
+    if size_bytes > most_bytes:
+        raise NotReadable(f"{name!r} has {size_bytes} bytes, more than {most_bytes}")
+
+
+def _opened(path: str, name: str) -> IO[bytes]:
+    """A real file of a local disk, open for reading."""
+    try:
+        descriptor = os.open(path, _READ)
+    except OSError as error:
+        if (what := _NO_FILES.get(error.errno or 0)) is None:
+            raise
+        raise NotReadable(f"{name!r} {what}") from error
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise NotReadable(f"{name!r} is {'a folder' if stat.S_ISDIR(mode) else 'no file'}")
+    return os.fdopen(descriptor, "rb")
 
 
 @contextlib.contextmanager

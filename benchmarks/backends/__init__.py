@@ -1,6 +1,6 @@
 """Step time of each backend beside the framework's own launcher: `make bench-backends`.
 
-Every module here that has a function `run()` is a part of it.  It returns a part of the document, such as
+Every module here is a part of it, and has a function `run`.  It returns a part of the document, such as
 `{"steady_ratio": {"fsdp": 1.01}}`, and raises FrameworkMissing where it cannot be measured.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 import logging
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -21,9 +22,24 @@ class FrameworkMissing(Exception):
     """What a part measures is not installed; the message says what to install."""
 
 
-def run() -> Part:
-    """The whole document; what could not be measured stands in `missing` with the reason."""
-    return collect(dict(_parts()))
+def run(leave_out: Collection[str] = (), rounds: int | None = None) -> Part:
+    """The whole document, with as many rounds as told or as each part takes by itself.
+
+    What could not be measured stands in `missing` with the reason, and what was left out in `left_out`.
+    """
+    told = {} if rounds is None else {"rounds": rounds}
+    parts = {
+        name: partial(importlib.import_module(f"{__name__}.{name}").run, **told)
+        for name in names()
+        if name not in leave_out
+    }
+    return collect(parts) | ({"left_out": sorted(leave_out)} if leave_out else {})
+
+
+def names() -> list[str]:
+    """The parts: every module here but those that contestants run, with imports of their own."""
+    found = sorted(one.name for one in pkgutil.iter_modules(__path__))
+    return [name for name in found if not name.endswith("_train")]
 
 
 def collect(parts: Mapping[str, Callable[[], Part]]) -> Part:
@@ -36,7 +52,7 @@ def collect(parts: Mapping[str, Callable[[], Part]]) -> Part:
         try:
             found = part()
         except FrameworkMissing as missing:
-            found = {"missing": {name: str(missing)}}
+            found = {"missing": {name: f"{missing}; or leave it out: make bench-backends LEAVE_OUT={name}"}}
         except Exception as error:
             log.exception("the part %s failed", name)
             found = {"failed": {name: f"{type(error).__name__}: {error}"[:500]}}
@@ -46,11 +62,3 @@ def collect(parts: Mapping[str, Callable[[], Part]]) -> Part:
             else:
                 document[key] = value
     return document
-
-
-def _parts() -> Iterator[tuple[str, Callable[[], Part]]]:
-    for found in sorted(pkgutil.iter_modules(__path__), key=lambda one: one.name):
-        if not found.name.endswith("_train"):  # what the contestants run, with imports of their own
-            module = importlib.import_module(f"{__name__}.{found.name}")
-            if hasattr(module, "run"):
-                yield found.name, module.run

@@ -10,10 +10,11 @@ from benchmarks.backends import FrameworkMissing
 from benchmarks.contest import ROOT, Contest, contest
 from benchmarks.ratios import steady
 from benchmarks.remora_cluster import remora_cluster
-from trainers.supervisor.supervisor import free_port
+from remora.ports import free_port
 
 SCRIPT = Path(__file__).with_name("tensorflow_train.py")
-PYTHON = ROOT / ".venv-tensorflow" / "bin" / "python"
+ENVIRONMENT = ROOT / ".venv-tensorflow"
+PYTHON = ENVIRONMENT / "bin" / "python"
 #: Rounds, and steps of each block.
 ROUNDS, STEPS = 80, 20
 #: No GPU of the machine is to be shared by both contestants.
@@ -22,7 +23,7 @@ _VARIABLES = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 def run(rounds: int = ROUNDS, steps: int = STEPS) -> dict[str, Any]:
     """Its part of the document."""
-    if not PYTHON.exists():
+    if not (ENVIRONMENT / ".installed").exists():
         raise FrameworkMissing("TensorFlow's environment is not there; run `make tensorflow`")
     with remora_cluster(2) as cluster, contest(cluster, SCRIPT, rounds=rounds, steps=steps) as match:
         start_plain(match)

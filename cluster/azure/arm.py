@@ -34,6 +34,7 @@ from cluster.azure.wire import (
     state_of,
     tags_of,
     told_failure,
+    vm_id_of,
 )
 
 _SCOPE = "https://management.azure.com/.default"
@@ -54,6 +55,8 @@ class SeenMachine:
     tags: Mapping[str, str] = field(default_factory=dict)
     #: Azure's word: `Creating`, `Succeeded`, `Failed`, `Deleting`, ...
     state: str = ""
+    #: Azure's own id of this machine, which no later one of the same name has; empty: it tells none.
+    vm_id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +267,10 @@ class Arm:
 
 def _seen(machine: Any) -> SeenMachine:
     return SeenMachine(
-        name=name_of(machine.name), tags=tags_of(machine.tags), state=state_of(machine.properties)
+        name=name_of(machine.name),
+        tags=tags_of(machine.tags),
+        state=state_of(machine.properties),
+        vm_id=vm_id_of(machine.properties),
     )
 
 

@@ -14,7 +14,7 @@ from cluster.azure.arm import Arm
 from cluster.azure.errors import CloudFailure, Reason, judge, to_error
 from cluster.azure.memory import Group, Memory
 from cluster.azure.wire import ArmError
-from cluster.offerings import CapacityType, Offering
+from cluster.policies.offerings import CapacityType, Offering
 from cluster.provider import ProviderError
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.azure.settings import AzureSettings
-from cluster.offerings import CapacityType, Offering
-from cluster.placement import labels_of
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.placement import labels_of
 from cluster.provider import InvalidRequest, NodeRequest
 
 #: Tags of every resource of a node.

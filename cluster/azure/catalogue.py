@@ -12,7 +12,7 @@ from typing import Any
 
 from cluster.azure.body import DISK_PLACEMENT_LABEL
 from cluster.azure.scores import Scarce
-from cluster.offerings import CapacityType, Offering
+from cluster.policies.offerings import CapacityType, Offering
 
 #: When the table was made; prices are USD per hour for Linux, pay as you go, in `eastus` unless a line says otherwise.
 TABLE_DATE = "2026-06-18"

@@ -12,7 +12,7 @@ from cluster.azure.catalogue import DISK_GB, SkuFacts, offerings, read_skus
 from cluster.azure.evictions import read_evictions
 from cluster.azure.prices import Prices
 from cluster.azure.scores import Scarce, read_scores
-from cluster.offerings import CapacityType, Offering
+from cluster.policies.offerings import CapacityType, Offering
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cluster.azure import quota
-from cluster.offerings import Offering
+from cluster.policies.offerings import Offering
 from cluster.provider import NodeRequest, ProvidedNode, ProviderError
 
 
@@ -50,6 +50,15 @@ class Wish:
     counted_in: float | None = None
 
 
+@dataclass(frozen=True)
+class Deletion:
+    """A machine was asked to go."""
+
+    at: float
+    #: Azure's own id of it; empty when it was never seen.
+    vm_id: str = ""
+
+
 @dataclass
 class Memory:
     """All of it; times are seconds since 1970."""
@@ -58,8 +67,10 @@ class Memory:
     wishes: dict[str, Wish] = field(default_factory=dict)
     #: Nodes seen in the last look, by machine name.
     nodes: dict[str, ProvidedNode] = field(default_factory=dict)
-    #: When each machine was asked to go.
-    deleted: dict[str, float] = field(default_factory=dict)
+    #: Azure's own ids of the machines seen in the last look, by machine name.
+    vm_ids: dict[str, str] = field(default_factory=dict)
+    #: Machines that were asked to go, by name.
+    deleted: dict[str, Deletion] = field(default_factory=dict)
     #: What machines failed with.
     refusals: dict[str, ProviderError] = field(default_factory=dict)
     #: Before these times Azure is not asked for requests of a group.

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx2
 
-from cluster.offerings import CapacityType
+from cluster.policies.offerings import CapacityType
 
 #: Public clouds only; other clouds have no such list.
 ENDPOINT = "https://prices.azure.com"

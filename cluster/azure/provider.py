@@ -32,12 +32,12 @@ from cluster.azure.body import (
 )
 from cluster.azure.errors import CloudFailure
 from cluster.azure.event_loop import EventLoopThread
-from cluster.azure.memory import Group, Memory, Wish
+from cluster.azure.memory import Deletion, Group, Memory, Wish
 from cluster.azure.scale_sets.nodes import ScaleSets
 from cluster.azure.settings import AzureSettings
 from cluster.azure.sweep import orphans
 from cluster.azure.wire import ArmError
-from cluster.offerings import Offering
+from cluster.policies.offerings import Offering
 from cluster.provider import (
     InvalidRequest,
     NodeRequest,
@@ -250,6 +250,7 @@ class AzureProvider:
         except ArmError as error:
             raise self._asking.error(error.failure, None) from error
         shown = {name: one for name, one in ours.items() if not self._is_going(one)}
+        self._memory.vm_ids = {name: one.vm_id for name, one in ours.items()}
         await self._learn_failures([one for one in shown.values() if one.state in ("Failed", "Canceled")])
         # Names that Azure writes in another case are still ours.
         self._memory.nodes = {name: self._node(one) for name, one in shown.items()}
@@ -273,7 +274,7 @@ class AzureProvider:
             await self._asking.asked(Group.DELETE, self._arm.delete(name))
         except ArmError as error:
             raise self._asking.error(error.failure, None) from error
-        self._memory.deleted[name] = self._clock()
+        self._memory.deleted[name] = Deletion(self._clock(), self._memory.vm_ids.get(name, ""))
         self._memory.wishes.pop(name, None)
         self._memory.nodes.pop(name, None)
 
@@ -292,11 +293,16 @@ class AzureProvider:
             raise self._asking.error(error.failure, None) from error
 
     def _forget(self, now: float) -> None:
-        self._memory.deleted = {n: at for n, at in self._memory.deleted.items() if now - at < _GOING_S}
+        self._memory.deleted = {n: one for n, one in self._memory.deleted.items() if now - one.at < _GOING_S}
 
     def _is_going(self, machine: SeenMachine) -> bool:
-        """It was asked to go, and did not fail to."""
-        return machine.name in self._memory.deleted and machine.state != "Failed"
+        """It was asked to go, and did not fail to.
+
+        Not so one that another process had made by the same name since, because it stood still before it asked.
+        """
+        deletion = self._memory.deleted.get(machine.name)
+        is_another = deletion is not None and deletion.vm_id and machine.vm_id not in ("", deletion.vm_id)
+        return deletion is not None and machine.state != "Failed" and not is_another
 
     async def _learn_failures(self, failed: Sequence[SeenMachine]) -> None:
         """Find out why machines failed; what cannot be found out now is asked for at the next look."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cluster.azure.catalogue import SPOT_QUOTA
-from cluster.offerings import CapacityType, Offering
+from cluster.policies.offerings import CapacityType, Offering
 
 #: The quota of all on-demand machines of a region, which every on-demand machine uses besides its family's.
 REGION_QUOTA = "cores"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from cluster.azure.market import Market
 from cluster.azure.provider import AzureProvider
-from cluster.offerings import Offering
+from cluster.policies.offerings import Offering
 
 log = logging.getLogger(__name__)
 

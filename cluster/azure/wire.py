@@ -93,3 +93,13 @@ def tags_of(told: Mapping[Any, Any] | None) -> dict[str, str]:
 def state_of(properties: Any) -> str:
     """Azure's word for the state of what has these properties; empty while it has none."""
     return str((properties.provisioning_state if properties is not None else None) or "")
+
+
+def unique_id_of(properties: Any) -> str:
+    """Azure's own id of the scale set that has these properties; empty where it tells none."""
+    return str((properties.unique_id if properties is not None else None) or "")
+
+
+def vm_id_of(properties: Any) -> str:
+    """Azure's own id of the machine that has these properties; empty where it tells none."""
+    return str((properties.vm_id if properties is not None else None) or "")

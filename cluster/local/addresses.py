@@ -1,4 +1,4 @@
-"""Loopback addresses and ports for machines that share one host.
+"""Loopback addresses for machines that share one host.
 
 Every living machine has an address of its own out of 127.0.0.0/8, so that nothing can mistake one for another by its
 address.  Ray turns 127.0.0.1 into the host's outer address, so that one is not used.
@@ -7,7 +7,6 @@ address.  Ray turns 127.0.0.1 into the host's outer address, so that one is not 
 from __future__ import annotations
 
 import hashlib
-import socket
 from collections.abc import Collection
 from pathlib import Path
 
@@ -21,14 +20,6 @@ def node_address(home: Path, taken: Collection[str]) -> str | None:
     """The lowest address of this home that nobody has, None when all 253 are taken."""
     block = _block(home)
     return next((free for n in range(2, 255) if (free := f"{block}.{n}") not in taken), None)
-
-
-def free_port(address: str) -> int:
-    """A TCP port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _block(home: Path) -> str:

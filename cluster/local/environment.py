@@ -7,8 +7,8 @@ import secrets
 from collections.abc import Collection
 from pathlib import Path
 
-from cluster.joining import NODE_VARIABLE, RAY_SETTINGS, token_environment
 from cluster.local.folders import ClusterFolders
+from cluster.ray.joining import NODE_VARIABLE, RAY_SETTINGS, token_environment
 
 #: Every process of a machine carries the machine's mark in this variable, so that nothing of it is ever left behind.
 #: The mark names the home too: another cluster on this host may have a machine of the same name.

@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 
 from cluster.local import machine, records
-from cluster.local.addresses import free_port, head_address
+from cluster.local.addresses import head_address
 from cluster.local.folders import ClusterFolders
 from cluster.local.records import Machine
 from cluster.provider import ProviderError
+from remora.ports import free_port
 
 
 class HeadFailed(Exception):
@@ -30,8 +31,8 @@ def find_head(home: Path) -> Machine | None:
     return recorded if recorded.is_running else None
 
 
-def start_head(home: Path) -> Machine:
-    """Start a head and return without waiting; `wait_until_reachable` waits.
+def start_head(home: Path, **variables: str) -> Machine:
+    """Start a head and return without waiting; `wait_until_reachable` waits.  `variables` are added to its environment.
 
     A head of this home that runs already is returned as it is; what a dead one left is removed.
     Raises ProviderError when the process cannot be started.
@@ -45,7 +46,7 @@ def start_head(home: Path) -> Machine:
         _stop(folders, 0.0)
         _make(folders)
         address = head_address(folders.home)
-        port = free_port(address)
+        port = free_port()
         cgroup = folders.cgroup_of(folders.head_id)
         head = machine.start(
             folders.home,
@@ -66,6 +67,7 @@ def start_head(home: Path) -> Machine:
                 *("--head", f"--port={port}", "--num-cpus=0", "--num-gpus=0", "--labels=remora-role=head"),
                 *("--no-monitor", "--include-dashboard=false"),
             ],
+            variables=variables,
         )
         folders.address.write_text(f"{head.ray_address}\n")
         return head

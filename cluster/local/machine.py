@@ -16,12 +16,12 @@ from pathlib import Path
 import psutil
 
 from cluster import processes
-from cluster.joining import NODE_VARIABLE, ray_start
 from cluster.local import records
 from cluster.local.environment import MACHINE_VARIABLE, bare_environment, process_environment
 from cluster.local.faults import Fault
 from cluster.local.records import Machine
 from cluster.provider import ProviderError
+from cluster.ray.joining import NODE_VARIABLE, ray_start
 from remora.cgroups import LEAF, Cgroup
 
 #: Seconds between SIGTERM and SIGKILL.
@@ -46,14 +46,17 @@ def start(
     flags: Sequence[str],
     fault: Fault | None = None,
     late_s: float = 0.0,
+    variables: Mapping[str, str] | None = None,
 ) -> Machine:
     """Start the machine's `ray start` in a session of its own and return at once, with its record written.
 
-    `flags` follow those that every machine has.  With a `fault` that happens to it; one that joins late does so by
-    `late_s`.  Raises ProviderError when the process cannot be started.
+    `flags` follow those that every machine has, and `variables` are added to its environment.  With a `fault` that
+    happens to it; one that joins late does so by `late_s`.  Raises ProviderError when the process cannot be started.
     """
     command = _faulty(ray_start(sys.executable, [*own_flags(machine), *flags]), fault, late_s)
-    return start_first(machine, record, log, command, process_environment(home, **_marks(machine)))
+    return start_first(
+        machine, record, log, command, process_environment(home, **(variables or {}), **_marks(machine))
+    )
 
 
 def _faulty(command: list[str], fault: Fault | None, late_s: float) -> list[str]:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import psutil
 
-from cluster.joining import join_flags
 from cluster.local import machine, records
 from cluster.local.addresses import node_address
 from cluster.local.environment import MACHINE_VARIABLE
@@ -23,6 +22,7 @@ from cluster.local.folders import ClusterFolders
 from cluster.local.records import Machine
 from cluster.processes import find_by_environment
 from cluster.provider import InsufficientCapacity, InvalidRequest, NodeRequest, ProvidedNode, ProviderError
+from cluster.ray.joining import join_flags
 
 #: Seconds for which a refusal is believed.
 REFUSED_S = 10.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cluster.drain import drain
 from cluster.local.provider import LocalProvider
-from cluster.membership import RayMembership
+from cluster.ray.drain import drain
+from cluster.ray.membership import RayMembership
 
 #: What Ray and the node's events say about it.
 REASON = "a preemption is rehearsed"

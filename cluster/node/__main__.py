@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from cluster.agent.metadata import URL
-from cluster.agent.naming import node_id
 from cluster.azure.body import NODE_FILE, NodeFile, secret_name
 from cluster.node import processes
+from cluster.node.agent.metadata import URL
+from cluster.node.agent.naming import node_id
 from cluster.node.boot import Place, start_of
 from cluster.node.file import NodeFileUnusable, parse
 from cluster.provider import InvalidRequest

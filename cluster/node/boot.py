@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from cluster.azure.body import NodeFile
-from cluster.joining import NODE_VARIABLE, RAY_SETTINGS, join_flags, ray_start, token_environment
 from cluster.provider import NodeRequest
+from cluster.ray.joining import NODE_VARIABLE, RAY_SETTINGS, join_flags, ray_start, token_environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def start_of(node: NodeFile, node_id: str, place: Place) -> Start:
     )
     gpus = place.gpus if place.gpus is not None else _gpus(node)
     agent = [
-        *(place.python, "-P", "-m", "cluster.agent", "--head", node.head, "--node-id", node_id),
+        *(place.python, "-P", "-m", "cluster.node.agent", "--head", node.head, "--node-id", node_id),
         *("--metadata-url", place.metadata_url, "--ray-pid-file", str(place.ray_pid)),
         *("--gpus", str(gpus)),
     ]

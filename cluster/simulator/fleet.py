@@ -6,14 +6,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from random import Random
 
-from cluster.actions import Launch
-from cluster.offerings import CapacityType
-from cluster.simulator.agenda import Agenda
+from cluster.policies.offerings import CapacityType
+from cluster.scheduling.actions import Launch
+from cluster.scheduling.view import ENDED, Refusal, Spending
+from cluster.simulator.event_queue import Agenda
 from cluster.simulator.ledger import Ledger
 from cluster.simulator.market import Market
 from cluster.simulator.nodes import SimNode
 from cluster.traces.trace import MarketChange, Trace
-from cluster.view import ENDED, Refusal, Spending
 from remora.states import NodeState
 
 #: Seconds for which a view remembers nodes that ended, and refusals that are over, where nothing asks for more.

@@ -9,10 +9,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.placement import Placement
-from cluster.policies import BudgetStep
+from cluster.policies.placement import Placement
+from cluster.policies.policies import BudgetStep
+from cluster.scheduling.view import JobDemand
 from cluster.traces.trace import TraceJob
-from cluster.view import JobDemand
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from cluster.offerings import CapacityType
+from cluster.policies.offerings import CapacityType
 from cluster.simulator.nodes import SimNode
 
 DAY_S = 86_400.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from cluster.offerings import Offering
+from cluster.policies.offerings import Offering
 from cluster.traces.trace import MarketChange
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cluster.scheduling.view import NodeView
 from cluster.simulator.market import Stock
-from cluster.view import NodeView
 from remora.states import NodeState
 
 

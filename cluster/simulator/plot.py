@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape
 
-from cluster.simulator.course import STEPS, Course
+from cluster.simulator.time_series import STEPS, Course
 
 WIDTH, PANEL, LEFT, TOP, GAP = 860, 150, 60, 30, 46
 SPOT, ON_DEMAND, WAITING = "#2a9d8f", "#e9a03b", "#c0392b"

@@ -9,22 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from cluster.actions import Drain, Launch, Notice, Terminate, Wait
-from cluster.planning.health import remembered_s
-from cluster.planning.money import step_reached
-from cluster.planning.quotas import counts_money, has_quotas
-from cluster.policies import BudgetStep, Policies
-from cluster.simulator.agenda import Agenda
-from cluster.simulator.doors import Assumptions, Planner, Queue
+from cluster.policies.policies import BudgetStep, Policies
+from cluster.scheduling.actions import Drain, Launch, Notice, Terminate, Wait
+from cluster.scheduling.health import remembered_s
+from cluster.scheduling.money import step_reached
+from cluster.scheduling.quotas import counts_money, has_quotas
+from cluster.scheduling.view import ClusterView
+from cluster.simulator.event_queue import Agenda
 from cluster.simulator.fleet import BLUR_S, Fleet
 from cluster.simulator.jobs import SimJob
 from cluster.simulator.ledger import DAY_S, Ledger
+from cluster.simulator.planner_view import view_of
+from cluster.simulator.ports import Assumptions, Planner, Queue
 from cluster.simulator.rest import is_at_rest, may_return_to_spot
-from cluster.simulator.seeing import view_of
 from cluster.simulator.times import Times
 from cluster.simulator.work import Work
 from cluster.traces.trace import MarketChange, Trace, TraceJob
-from cluster.view import ClusterView
 
 #: Events between two calls of `progress`.
 PROGRESS_EVERY = 2_000
@@ -86,7 +86,7 @@ class Replay:
         self._next_change(0.0)
         self._look_at(0.0)
         events = 0
-        while not self._is_over() and (at_s := self._agenda.next_s) is not None:
+        while (at_s := self._next_s()) is not None:
             self.now = at_s
             self._agenda.act(at_s)
             if self._looks_now(at_s):
@@ -97,13 +97,29 @@ class Replay:
             events += 1
             if progress is not None and events % PROGRESS_EVERY == 0:
                 progress(len(self.work.ended) / max(1, len(self.trace.jobs)))
+        if not self._is_done:
+            self.now = max(self.now, self._given_up_s)
         self.fleet.pay_all(self.now)
 
-    def _is_over(self) -> bool:
-        if self._arrived < len(self.trace.jobs):
-            return False
-        is_stuck = not self.work.running and self.now - self.work.moved_s > self._assumptions.stuck_s
-        return self.work.is_done or is_stuck
+    def _next_s(self) -> float | None:
+        """When something happens next; None: it is over.
+
+        Jobs are given up at a time of their own: not at the next event after it, of which there are more or fewer.
+        """
+        at_s = self._agenda.next_s
+        if at_s is None or self._is_done:
+            return None
+        may_move = self._arrived < len(self.trace.jobs) or bool(self.work.running)
+        return at_s if may_move or at_s <= self._given_up_s else None
+
+    @property
+    def _is_done(self) -> bool:
+        return self._arrived == len(self.trace.jobs) and self.work.is_done
+
+    @property
+    def _given_up_s(self) -> float:
+        """When the jobs that wait are given up if nothing moves before."""
+        return self.work.moved_s + self._assumptions.stuck_s
 
     def _next_arrival(self, now: float) -> None:
         job = next(self._arrivals, None)
@@ -205,6 +221,7 @@ class Replay:
         self._step = step_reached(view, self.policies)
         if self.fleet.has_failures:
             self._times.see(view)
+        self._times.see_late(view)
         for action in self._planner(view, self.policies, at):
             if not isinstance(action, Wait):  # most of a plan in a crowded cluster
                 has_acted |= self._do(now, action)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cluster.offerings import CapacityType
+from cluster.policies.offerings import CapacityType
 from cluster.simulator.ledger import width
 from cluster.simulator.replay import Replay
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cluster.offerings import CapacityType
-from cluster.planning.fitting import slots
-from cluster.policies import CapacityRule, Policies, PoolPolicy
+from cluster.policies.offerings import CapacityType
+from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
+from cluster.scheduling.fitting import slots
 from cluster.simulator.fleet import Fleet
 from cluster.simulator.jobs import SimJob
 from remora.states import NodeState

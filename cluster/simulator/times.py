@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from cluster.planning.health import closed_offerings, launch_not_before
-from cluster.planning.limits import next_at, window_of
-from cluster.planning.slack import changes_at
-from cluster.policies import CapacityRule, Policies, PoolPolicy
+from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
+from cluster.scheduling.health import closed_offerings, join_limit_s, launch_not_before
+from cluster.scheduling.limits import next_at, window_of
+from cluster.scheduling.slack import changes_at
+from cluster.scheduling.view import ClusterView
 from cluster.simulator.fleet import BLUR_S, Fleet
 from cluster.simulator.jobs import SimJob
 from cluster.simulator.nodes import SimNode
-from cluster.simulator.seeing import demand_of
+from cluster.simulator.planner_view import demand_of
 from cluster.traces.trace import Trace
-from cluster.view import ClusterView
 from remora.states import NodeState
 
 
@@ -28,6 +28,8 @@ class Times:
         self._start_up_s = trace.provisioning_s
         #: When pools may buy again what they do not buy now, as nodes of theirs failed.
         self._held_until: list[float] = []
+        #: Seconds after which nodes that are late are given up, by their ids.
+        self._join_limits: dict[str, float] = {}
         self._has_deadlines = any(job.deadline_s is not None for job in trace.jobs)
         self._patiences = {pool.patience_s for pool in policies.pools.values()}
         #: Pools whose on-demand nodes are exchanged for spot, and after how long.
@@ -49,6 +51,16 @@ class Times:
             if until > view.now
         ]
 
+    def see_late(self, view: ClusterView) -> None:
+        """Learn how long nodes may still take that have not joined in the time of their pool."""
+        self._join_limits = {}
+        for node in view.unwell:
+            pool = self._pools.get(node.pool)
+            if node.state is NodeState.LAUNCHED and pool is not None:
+                timeout_s = pool.join_timeout_s
+                if view.now - node.created_at >= timeout_s - BLUR_S:
+                    self._join_limits[node.id] = join_limit_s(view, node, timeout_s, view.now)
+
     def next(self, now: float, wanting: Sequence[Sequence[SimJob]]) -> float:
         """The first of these times, infinity for none; `wanting` are lines of jobs that may use more nodes."""
         return _first_of(list(self._times(now, wanting)), now)
@@ -62,7 +74,7 @@ class Times:
                 yield max(now, node.idle_since + pools[node.pool].idle_s)
         for node in fleet.changing.values():
             if node.state is NodeState.LAUNCHED:
-                yield node.created_s + pools[node.pool].join_timeout_s
+                yield node.created_s + self._join_limits.get(node.id, pools[node.pool].join_timeout_s)
         if fleet.has_failures:
             # What is forgotten may shorten what is held up, so that it is learnt anew then.
             yield _first_of([*self._held_until, *fleet.failures_end()], now)

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from cluster.offerings import CapacityType
-from cluster.placement import ANYWHERE, Placement
-from cluster.planning.fitting import slots
-from cluster.planning.slack import changes_at, is_urgent, should_move
-from cluster.policies import CapacityRule
-from cluster.simulator.agenda import Agenda
-from cluster.simulator.doors import FreeRoom, Queue
+from cluster.policies.offerings import CapacityType
+from cluster.policies.placement import ANYWHERE, Placement
+from cluster.policies.policies import CapacityRule
+from cluster.scheduling.fitting import slots
+from cluster.scheduling.keeping import kept_nodes, kept_s
+from cluster.scheduling.slack import changes_at, is_urgent, should_move
+from cluster.scheduling.view import ENDED, START_UP_S
+from cluster.simulator.event_queue import Agenda
 from cluster.simulator.fleet import BLUR_S, Fleet
 from cluster.simulator.jobs import SimJob
-from cluster.simulator.line import Line, SharedLine
 from cluster.simulator.nodes import SimNode
-from cluster.simulator.seeing import demand_of
+from cluster.simulator.planner_view import demand_of, node_view
+from cluster.simulator.ports import FreeRoom, Queue
+from cluster.simulator.queue import Line, SharedLine
 from cluster.traces.trace import TraceJob
-from cluster.view import ENDED, START_UP_S
+from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
-from remora.worker_sizes import WorkerSizes
 
 #: Jobs that the queue is asked about at first; as long as all of them start, twice as many.
 FIRST_LOOK = 4
@@ -42,6 +43,8 @@ class Work:
         self.running: dict[str, SimJob] = {}
         #: All that have come, by id.
         self.sims: dict[str, SimJob] = {}
+        #: Those of them that have neither ended nor been given up.
+        self.unended: dict[str, SimJob] = {}
         #: Running jobs that have fewer workers than they can use.
         self.short = Line()
         #: Jobs that wait for the time at which they may start again.
@@ -74,6 +77,8 @@ class Work:
         self._urgent: set[str] = set()
         #: Somebody was kept off spot when starts were sought last.
         self._is_any_off_spot = False
+        #: Ids of nodes of which it is known when they are kept for nobody any more.
+        self._foreseen: set[str] = set()
 
     @property
     def is_done(self) -> bool:
@@ -89,7 +94,8 @@ class Work:
         if not self._queue.can_ever_start(job):
             self.impossible += 1
             return
-        sim = self.sims[job.id] = SimJob(job, self._queue.turn(job), at_s=now, short_since=now)
+        sim = SimJob(job, self._queue.turn(job), at_s=now, short_since=now)
+        self.sims[job.id] = self.unended[job.id] = sim
         self._has_deadlines = self._has_deadlines or job.deadline_s is not None
         self._wait(now, sim)
         if job.placement is not ANYWHERE:
@@ -170,8 +176,7 @@ class Work:
         self._settled, fleet.has_room = None, False
         self._is_any_off_spot = False
         rooms = sorted(fleet.roomy.values(), key=_preference)
-        for sim in self.short.first(len(self.short)):
-            self._grow(now, sim, rooms)
+        kept = self._grow_all(now, rooms, None)
         # Where projects count, all are asked about before anything starts, as the service does.
         look = len(self.waiting) if self._queue.counts_projects else FIRST_LOOK
         has_quotas = self._queue.has_quotas
@@ -186,16 +191,70 @@ class Work:
             else:
                 free = [FreeRoom(node.id, node.pool, node.free) for node in rooms]
             running = self._running() if has_quotas else ()
-            chosen = self._queue.starts([sim.job for sim in waiting], free, running, spent, off_spot)
+            chosen = self._queue.starts([sim.job for sim in waiting], free, running, spent, off_spot, kept)
             for sim in waiting:
                 if sim.job.id in chosen:
                     fabric = chosen[sim.job.id]
-                    self._start(now, sim, rooms, fabric, is_off_spot=sim.job.id in off_spot)
+                    others = _not_kept(rooms, kept, sim)
+                    self._start(now, sim, (others, rooms), fabric, is_off_spot=sim.job.id in off_spot)
             if len(chosen) < len(waiting):
                 break
             look *= 2
+        if kept:
+            # Who has started needs what was kept for it no more.
+            self._grow_all(now, rooms, kept)
         self._settled, self._settled_day = self.waiting.first(1), fleet.day_of(now)
         self._is_line_new = False
+
+    def _grow_all(
+        self, now: float, rooms: list[SimNode], before: Mapping[str, str] | None
+    ) -> Mapping[str, str]:
+        """Let elastic jobs grow, unless the same is kept as `before`; what is kept for which job, by node id."""
+        kept = self._kept(now)
+        if kept != before:
+            for sim in self.short.first(len(self.short)):
+                self._grow(now, sim, _not_kept(rooms, kept, sim))
+        return kept
+
+    def _kept(self, now: float) -> Mapping[str, str]:
+        """The job that each ready node is kept for, by node id."""
+        fleet = self._fleet()
+        own = [
+            node
+            for node in fleet.idle.values()
+            if node.bought_for is not None
+            and node.bought_for in self.unended
+            and now - (node.ready_s or 0.0) < kept_s(self._start_up_s)
+        ]
+        for node in own:
+            self._foresee_release(node)
+        if not own:
+            return {}
+        owners = {node.bought_for: self.unended[node.bought_for] for node in own if node.bought_for}
+        if self._queue.has_quotas:
+            waiting = [sim.job for sim in self.waiting.first(len(self.waiting))]
+            held_up = self._queue.held_up(waiting, owners, self._running(), fleet.spent_by_project(now))
+            owners = {job_id: sim for job_id, sim in owners.items() if job_id not in held_up}
+        theirs = {number for sim in owners.values() for number in sim.placed}
+        nodes = [*own, *(fleet.every[number - 1] for number in theirs)]
+        return kept_nodes(
+            [node_view(node, self._begins_at) for node in nodes],
+            {job_id: sim.seen or demand_of(sim, now, self._begins_at) for job_id, sim in owners.items()},
+            self._begins_at + now,
+            self._start_up_s,
+        )
+
+    def _foresee_release(self, node: SimNode) -> None:
+        """Whoever wants it may grow onto the node once it was ready for so long, and plans may count with that."""
+        if node.id not in self._foreseen:
+            self._foreseen.add(node.id)
+            self._agenda.add((node.ready_s or 0.0) + kept_s(self._start_up_s), self._release, node)
+
+    def _release(self, now: float, node: SimNode) -> None:
+        del now
+        if node.state is NodeState.READY and not node.jobs:
+            self._settled = None
+            self._fleet().has_changed = True
 
     def _is_settled(self, now: float) -> bool:
         """Nothing starts or grows: nothing has become free, and who is next was too large for what there is.
@@ -235,18 +294,27 @@ class Work:
         self._foresee(sim)
 
     def _start(
-        self, now: float, sim: SimJob, rooms: list[SimNode], fabric: str | None, *, is_off_spot: bool
+        self,
+        now: float,
+        sim: SimJob,
+        rooms: tuple[list[SimNode], list[SimNode]],
+        fabric: str | None,
+        *,
+        is_off_spot: bool,
     ) -> None:
+        """Start it on the first of these rooms, or, where its smallest group finds no place on them, on the others."""
         job = sim.job
         placement = job.placement
         if fabric is not None:
             placement = replace(placement, fabric=fabric)
         if is_off_spot:
             placement = replace(placement, capacity=CapacityRule.ON_DEMAND)
-        if placement is not ANYWHERE:
-            rooms = _allowed(rooms, placement)
         self.waiting.remove(sim.turn)
-        found = _whole(_places(rooms, job.max_workers, job.resources), 0, job.sizes)
+        found: list[tuple[SimNode, int]] = []
+        for these in rooms:
+            if sum(workers for _, workers in found) < job.min_workers:
+                open_rooms = these if placement is ANYWHERE else _allowed(these, placement)
+                found = _whole(_places(open_rooms, job.max_workers, job.resources), 0, job.sizes)
         self._put(job, found)
         sim.start(now, {node.number: workers for node, workers in found}, placement)
         self.running[job.id] = sim
@@ -280,7 +348,16 @@ class Work:
             return
         self._leave(now, sim)
         sim.stop(now, is_noticed=True)
+        self._give_up(sim)
+
+    def _give_up(self, sim: SimJob) -> None:
         self.given_up.append(sim)
+        self._forget(sim)
+
+    def _forget(self, sim: SimJob) -> None:
+        """Nothing is kept for it any more."""
+        del self.unended[sim.job.id]
+        self._settled = None if self._foreseen else self._settled
 
     def _end(self, now: float, foreseen: tuple[SimJob, int]) -> None:
         sim, version = foreseen
@@ -289,6 +366,7 @@ class Work:
         self._leave(now, sim)
         sim.finish(now)
         self.ended.append(sim)
+        self._forget(sim)
 
     def _leave(self, now: float, sim: SimJob) -> None:
         """Free all that a running job holds."""
@@ -347,7 +425,7 @@ class Work:
         sim.short_since = now
         again_s = self._queue.after_loss(sim.losses, now)
         if again_s is None:
-            self.given_up.append(sim)
+            self._give_up(sim)
             return
         self.resting += 1
         self._agenda.add(max(now, again_s), self._wait_again, sim)
@@ -380,6 +458,11 @@ def _allowed(rooms: list[SimNode], placement: Placement) -> list[SimNode]:
         if placement.reaches(node.fabric)
         and placement.allows(node.pool, node.stock.offering.zone, node.stock.offering.capacity)
     ]
+
+
+def _not_kept(rooms: list[SimNode], kept: Mapping[str, str], sim: SimJob) -> list[SimNode]:
+    """Those of the rooms that are kept for no other job."""
+    return [node for node in rooms if kept.get(node.id, sim.job.id) == sim.job.id] if kept else rooms
 
 
 def _may_fit(job: TraceJob, rooms: list[SimNode]) -> bool:

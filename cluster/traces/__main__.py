@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from cluster.offerings import CapacityType, Offering
+from cluster.policies.offerings import CapacityType, Offering
 from cluster.traces.generator import CLUSTERS, DAY_S, Wish, generated
 from cluster.traces.lines import write_lines
 

@@ -15,9 +15,9 @@ from itertools import accumulate
 from random import Random
 from statistics import NormalDist
 
-from cluster.offerings import CapacityType, Offering
+from cluster.policies.offerings import CapacityType, Offering
 from cluster.traces.trace import MarketChange, Trace, TraceJob
-from remora.worker_sizes import WorkerSizes
+from remora.spec.worker_sizes import WorkerSizes
 
 DAY_S = 86_400.0
 #: Jobs of one user that come at once, after every one that comes by itself, on average.

@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from cluster.offerings import CapacityType, Offering
-from cluster.placement import ANYWHERE, Placement
-from cluster.policies import CapacityRule
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.placement import ANYWHERE, Placement
+from cluster.policies.policies import CapacityRule
 from cluster.traces.trace import PROVISIONING_S, MarketChange, Trace, TraceError, TraceJob
-from remora import spec_sections
-from remora.spec_fields import MAX_WORKERS
-from remora.spec_problems import short
-from remora.worker_sizes import NoSizePossible, WorkerSizes
+from remora.spec import sections as spec_sections
+from remora.spec.fields import MAX_WORKERS
+from remora.spec.problems import short
+from remora.spec.worker_sizes import NoSizePossible, WorkerSizes
 
 Second = Annotated[float, Field(ge=0, le=1e10)]
 Duration = Annotated[float, Field(ge=0, le=1e9)]

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from cluster.traces.trace import Trace, TraceError, TraceJob
-from remora.worker_sizes import WorkerSizes
+from remora.spec.worker_sizes import WorkerSizes
 
 #: CPUs of a worker per GPU; the log does not say them.
 CPUS_PER_GPU = 4.0

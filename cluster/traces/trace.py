@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cluster.offerings import Offering
-from cluster.placement import ANYWHERE, Placement
-from remora.worker_sizes import WorkerSizes
+from cluster.policies.offerings import Offering
+from cluster.policies.placement import ANYWHERE, Placement
+from remora.spec.worker_sizes import WorkerSizes
 
 #: Seconds from the order of a node to its first work, where a trace does not say it.
 PROVISIONING_S = 240.0

@@ -126,6 +126,21 @@ def _print_node_events(node_id: str, *, as_json: bool, server: str | None) -> No
         output.print_line(f"{output.clock(time.time())}  {'now':24}  {said}")
 
 
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        version()
+        raise typer.Exit
+
+
+def options(
+    is_version_asked: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the client's version."),
+    ] = False,
+) -> None:
+    """Options that stand before every command."""
+
+
 def version(as_json: JsonOption = False) -> None:
     """Print the client's version."""
     if as_json:

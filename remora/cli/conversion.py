@@ -36,10 +36,10 @@ def convert(
 ) -> None:
     """Print a job written for Azure ML or Kubeflow as a specification; on standard error, what became of what."""
     from remora.errors import SpecError
-    from remora.spec import JobSpec
+    from remora.spec.spec import JobSpec
 
-    raw, folder = read_file(file)
-    translation = translate(raw, folder, inputs or [])
+    raw, folder, left = read_file(file)
+    translation = translate(raw, folder, inputs or [], left)
     if translation is None:
         raise typer.BadParameter(f"{file} is no job of Azure ML or Kubeflow; submit takes it as it is")
     if as_json:
@@ -56,22 +56,27 @@ def convert(
         raise typer.Exit(ExitCode.USAGE)
 
 
-def read_file(name: str) -> tuple[dict[str, Any], Path]:
-    """The mapping in a YAML or JSON file (- is standard input), and the folder that its paths start from."""
-    from remora.errors import SpecError, SpecProblem
-    from remora.spec import MAX_SPEC_BYTES
-    from remora.spec_problems import read_yaml
+def read_file(name: str) -> tuple[dict[str, Any], Path, tuple[Remark, ...]]:
+    """The mapping in a YAML or JSON file (- is standard input), and the folder that its paths start from.
 
-    if name == "-":
-        raw, folder = read_yaml(sys.stdin.read(MAX_SPEC_BYTES + 1), MAX_SPEC_BYTES), Path.cwd()
-    else:
-        raw, folder = read_yaml(Path(name), MAX_SPEC_BYTES), Path(name).resolve().parent
+    Beside it: what of several documents in the file is left out.
+    """
+    from remora.errors import SpecError, SpecProblem
+    from remora.foreign import the_job
+    from remora.spec.problems import read_documents
+    from remora.spec.spec import MAX_SPEC_BYTES
+
+    source = sys.stdin.read(MAX_SPEC_BYTES + 1) if name == "-" else Path(name)
+    folder = Path.cwd() if isinstance(source, str) else source.resolve().parent
+    raw, left = the_job(read_documents(source, MAX_SPEC_BYTES))
     if not isinstance(raw, dict):
         raise SpecError([SpecProblem("", f"{name} holds no mapping of keys to values")])
-    return raw, folder
+    return raw, folder, left
 
 
-def translate(raw: dict[str, Any], folder: Path, inputs: Sequence[str]) -> Translation | None:
+def translate(
+    raw: dict[str, Any], folder: Path, inputs: Sequence[str], left: tuple[Remark, ...] = ()
+) -> Translation | None:
     """The translation of a job written for others; None for a specification, which takes no `--input`."""
     from remora import foreign
 
@@ -82,11 +87,13 @@ def translate(raw: dict[str, Any], folder: Path, inputs: Sequence[str]) -> Trans
             raise typer.BadParameter(f"--input {pair!r}: expected NAME=VALUE")
         given[name] = value
     translation = foreign.translate(raw, folder, given)
-    if given and (translation is None or translation.source != "an Azure ML command job"):
+    if given and (translation is None or not translation.source.startswith("an Azure ML command")):
         raise typer.BadParameter(
             "--input is for Azure ML command jobs; a specification has its values inside"
         )
-    return translation
+    if translation is None or not left:
+        return translation
+    return dataclasses.replace(translation, unhonoured=(*translation.unhonoured, *left))
 
 
 def tell(translation: Translation) -> None:
@@ -107,7 +114,7 @@ def _tell(remarks: Sequence[Remark], sign: str) -> None:
 def _yaml(spec: dict[str, Any]) -> str:
     import yaml
 
-    from remora.spec import JobSpec
+    from remora.spec.spec import JobSpec
 
     ordered = {name: spec[name] for name in JobSpec.model_fields if name in spec}
     text: str = yaml.safe_dump(

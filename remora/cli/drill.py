@@ -15,7 +15,7 @@ from remora.cli.session import connect
 from remora.states import DrillState
 
 if TYPE_CHECKING:
-    from remora.client import Client
+    from remora.client.blocking import Client
     from remora.views import Drill, DrilledJob
 
 #: Seconds between two looks at a drill that goes on.

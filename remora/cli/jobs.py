@@ -12,7 +12,7 @@ from remora.cli import output
 from remora.cli.exits import code_of_state
 from remora.cli.options import JobArgument, JsonOption, ServerOption
 from remora.cli.session import connect, detaching
-from remora.quantities import format_duration, parse_duration
+from remora.spec.quantities import format_duration, parse_duration
 
 
 def list_jobs(
@@ -41,7 +41,8 @@ def list_jobs(
         )
         for job in found
     )
-    output.print_table(columns, rows, "There are no jobs. Submit one: remora submit -- python train.py")
+    empty = "There are no jobs. Submit one: remora submit -- python train.py"
+    output.print_table(columns, rows, "There are no such jobs." if state or project else empty)
 
 
 def show(job: JobArgument, as_json: JsonOption = False, server: ServerOption = None) -> None:
@@ -73,6 +74,7 @@ def show(job: JobArgument, as_json: JsonOption = False, server: ServerOption = N
             ("resources", json.dumps(found.spec.get("resources"))),
             ("created", output.date(found.created_at)),
             ("started", output.date(found.started_at)),
+            ("paused since", output.date(found.paused_at)),
             ("ended", output.date(found.ended_at)),
         ]
     )

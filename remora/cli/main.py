@@ -58,6 +58,7 @@ for command in (
     cluster.version,
 ):
     app.command("list" if command is jobs.list_jobs else None)(command)
+app.callback()(cluster.options)
 app.add_typer(models.app, name="models")
 app.add_typer(policies.app, name="policy")
 app.add_typer(pools.app, name="pools")

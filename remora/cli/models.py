@@ -10,7 +10,7 @@ import typer
 from remora.cli import output
 from remora.cli.options import JobArgument, JsonOption, ServerOption
 from remora.cli.session import connect
-from remora.quantities import format_size
+from remora.spec.quantities import format_size
 
 if TYPE_CHECKING:
     from remora.views import ModelVersion

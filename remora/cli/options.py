@@ -9,7 +9,7 @@ import typer
 
 def complete_job(incomplete: str) -> list[str]:
     """Ids of the newest jobs for the shell; nothing when the service does not answer at once."""
-    from remora.client import Client
+    from remora.client.blocking import Client
     from remora.errors import RemoraError
 
     try:

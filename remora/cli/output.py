@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from remora.neutral import neutral, neutral_json
-from remora.quantities import format_duration
+from remora.spec.quantities import format_duration
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -21,6 +21,7 @@ STATE_STYLES = {
     "queued": "yellow",
     "admitted": "yellow",
     "running": "cyan",
+    "paused": "yellow",
     "succeeded": "green",
     "failed": "red",
     "cancelled": "magenta",
@@ -104,8 +105,10 @@ def printable(text: str) -> str:
 
 
 def clock(at: float) -> str:
-    """A time of today for people."""
-    return time.strftime("%H:%M:%S", time.localtime(at))
+    """A time for people, with its date where that is not today's."""
+    there, here = time.localtime(at), time.localtime()
+    is_today = (there.tm_year, there.tm_yday) == (here.tm_year, here.tm_yday)
+    return time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M:%S", there)
 
 
 def date(at: float | None) -> str | None:

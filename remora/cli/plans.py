@@ -13,7 +13,7 @@ from remora.cli import output
 from remora.cli.exits import ExitCode
 from remora.cli.options import JsonOption, ServerOption
 from remora.cli.session import connect
-from remora.quantities import format_duration
+from remora.spec.quantities import format_duration
 
 if TYPE_CHECKING:
     from remora.views import ReplayReport

@@ -17,7 +17,7 @@ from remora.cli.session import connect
 from remora.errors import NotFound
 
 if TYPE_CHECKING:
-    from remora.client import Client
+    from remora.client.blocking import Client
     from remora.views import Policy, PolicyCheck
 
 app = typer.Typer(help="The operators' policies: pools, projects and the budget.", no_args_is_help=True)

@@ -55,14 +55,15 @@ def _rows(pool: Pool) -> Iterator[tuple[str, ...]]:
     if pool.warm_nodes:
         limits += f", {pool.warm_nodes} warm"
     said = [(output.clock(wait.since), wait.reason) for wait in pool.waits]
-    said += [(output.clock(one.at), _refused(one)) for one in pool.refused]
+    said += [(output.clock(one.at), _refused(one, pool.name)) for one in pool.refused]
     first, *more = said or [("", "")]
     yield pool.name, nodes, limits, *first
     for wait in more:
         yield "", "", "", *wait
 
 
-def _refused(one: RefusedOffering) -> str:
+def _refused(one: RefusedOffering, pool: str) -> str:
     again = f", refused {one.tries} times in a row" if one.tries > 1 else ""
     why = f": {one.reason}" if one.reason else ""
-    return f"{one.offering} is not asked for before {output.date(one.until)}{again}{why}"
+    until = f"before {output.date(one.until)} (`remora pools reopen {pool}` asks at once)"
+    return f"{one.offering} is not asked for {until}{again}{why}"

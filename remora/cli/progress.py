@@ -13,7 +13,7 @@ from remora.cli import output
 from remora.neutral import neutral
 
 if TYPE_CHECKING:
-    from remora.client import Client
+    from remora.client.blocking import Client
     from remora.views import Event, Job, MetricPoint
 
 #: Pause between two looks.

@@ -14,7 +14,7 @@ from remora.cli import output
 from remora.cli.options import JobArgument, JsonOption, ServerOption
 from remora.cli.session import connect
 from remora.neutral import neutral
-from remora.quantities import format_duration, format_size
+from remora.spec.quantities import format_duration, format_size
 
 if TYPE_CHECKING:
     from remora.views import MetricPoint

@@ -12,7 +12,7 @@ from remora.cli.exits import ExitCode
 from remora.cli.output import say
 
 if TYPE_CHECKING:
-    from remora.client import Client
+    from remora.client.blocking import Client
 
 #: A command at a terminal says soon that nobody answers; one that follows a job outlasts a restart of the service.
 SHORT_S = 3.0
@@ -21,7 +21,7 @@ LONG_S = 120.0
 
 def connect(server: str | None, *, patient: bool = False) -> Client:
     """A client for one command."""
-    from remora.client import Client
+    from remora.client.blocking import Client
 
     return Client(server, retry_s=LONG_S if patient else SHORT_S)
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remora.backends import BACKEND_WORDS
 from remora.cli import output
 from remora.cli.conversion import read_file, tell, translate
 from remora.cli.exits import code_of_state
 from remora.cli.jobs import duration_option
 from remora.cli.options import InputOption, JsonOption, ServerOption
 from remora.cli.session import connect, detaching
+from remora.spec.backends import BACKEND_WORDS
 
 if TYPE_CHECKING:
-    from remora.spec import JobSpec
+    from remora.spec.spec import JobSpec
 
 _SPEC_SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -114,7 +114,7 @@ def submit(
 
 
 def _checked(raw: dict[str, Any]) -> JobSpec:
-    from remora.spec import JobSpec
+    from remora.spec.spec import JobSpec
 
     return JobSpec.from_mapping(raw)
 
@@ -143,18 +143,20 @@ def _send(
 
 def _raw_spec(words: list[str], inputs: list[str], *, quiet: bool) -> dict[str, Any]:
     """The specification before the options are laid over it."""
-    if words[0] != "-" and not words[0].endswith(_SPEC_SUFFIXES):
+    # One argument with spaces in it is a command line, as for ssh and `bash -c`.
+    is_line = len(words) == 1 and len(words[0].split()) > 1 and not Path(words[0]).is_file()
+    if is_line or (words[0] != "-" and not words[0].endswith(_SPEC_SUFFIXES)):
         if inputs:
             raise typer.BadParameter("--input is for the file of an Azure ML job")
         if len(words) == 1 and words[0].endswith(".py") and Path(words[0]).is_file():
             raise typer.BadParameter(f"{words[0]} is no command; write: remora submit -- python {words[0]}")
-        return {"command": list(words), "code": "."}
+        return {"command": words[0] if is_line else list(words), "code": "."}
     if len(words) > 1:
         raise typer.BadParameter(
             f"after the file {words[0]} comes {words[1]!r}; a file has its command inside"
         )
-    raw, folder = read_file(words[0])
-    translation = translate(raw, folder, inputs)
+    raw, folder, left = read_file(words[0])
+    translation = translate(raw, folder, inputs, left)
     if translation is not None:
         if not quiet:
             tell(translation)
@@ -163,7 +165,7 @@ def _raw_spec(words: list[str], inputs: list[str], *, quiet: bool) -> dict[str, 
 
             raise SpecError(translation.problems)
         raw = translation.spec
-    from remora.spec_problems import with_code_from
+    from remora.spec.problems import with_code_from
 
     return raw if words[0] == "-" else with_code_from(raw, folder)
 

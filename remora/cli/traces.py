@@ -14,7 +14,7 @@ from remora.cli.exits import ExitCode
 from remora.cli.options import ServerOption
 from remora.cli.session import connect
 from remora.errors import ConfigurationError
-from remora.quantities import parse_duration
+from remora.spec.quantities import parse_duration
 
 app = typer.Typer(help="What happened here, to be replayed under other policies.", no_args_is_help=True)
 

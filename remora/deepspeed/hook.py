@@ -16,9 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from remora import native_threads
 from remora.deepspeed.configuration import TOTAL, filled
 from remora.deepspeed.refusal import Refused, end_refused
+from remora.script import native_threads
 
 #: DeepSpeed's kernel for inference on CPUs; compiling it would cost each machine's first script a minute.
 _UNUSED_KERNEL = "deepspeed_shm_comm"

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import posixpath
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
+from remora.code.texts import texts_of
 from remora.deepspeed.configuration import check
 from remora.deepspeed.refusal import Refused
 
 _OPTIONS = ("--deepspeed_config", "--deepspeed-config")
-#: Bytes of a configuration; what is larger is none.
-_MOST = 2**20
 
 
 def check_named(command: Sequence[str], global_batch: int | None, read: Callable[[str], str | None]) -> None:
@@ -37,15 +35,7 @@ def check_named(command: Sequence[str], global_batch: int | None, read: Callable
 
 def check_bundle(bundle: IO[bytes], command: Sequence[str], global_batch: int | None) -> None:
     """The same for a code bundle, of which only the configuration is read.  Raises Refused."""
-    with zipfile.ZipFile(bundle) as archive:
-
-        def read(name: str) -> str | None:
-            try:
-                entry = archive.getinfo(name)
-            except KeyError:
-                return None
-            return archive.read(entry).decode(errors="replace") if entry.file_size <= _MOST else ""
-
+    with texts_of(bundle) as read:
         check_named(command, global_batch, read)
 
 

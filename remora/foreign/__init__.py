@@ -7,15 +7,15 @@ It is None for what is a specification of Remora's own.  `docs/azure-ml.md` says
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from remora.errors import SpecError
+from remora.errors import SpecError, SpecProblem
 from remora.foreign import azureml, kubeflow
 from remora.foreign.translation import Remark, Translation
 
-__all__ = ["Remark", "Translation", "translate"]
+__all__ = ["Remark", "Translation", "the_job", "translate"]
 
 
 def translate(
@@ -35,3 +35,27 @@ def translate(
     if translation.problems and not translation.spec:
         raise SpecError(translation.problems)
     return translation
+
+
+def the_job(documents: Sequence[Any]) -> tuple[Any, tuple[Remark, ...]]:
+    """The document of a file that is the job, and what is left out beside it; None for a file without documents.
+
+    Manifests for Kubernetes often have a Service or a ConfigMap beside the job.  Raises SpecError for several jobs, and
+    for several documents of anything else.
+    """
+    if len(documents) < 2:
+        return (documents[0] if documents else None), ()
+    manifests = [one for one in documents if isinstance(one, Mapping) and kubeflow.is_manifest(one)]
+    if len(manifests) < len(documents):
+        raise _refuse(f"it holds {len(documents)} documents; write each into a file of its own")
+    jobs = [one for one in manifests if kubeflow.is_job(one)]
+    if len(jobs) > 1:
+        names = ", ".join(map(kubeflow.name_of, jobs))
+        raise _refuse(f"it holds {len(jobs)} jobs ({names[:200]}); write each into a file of its own")
+    job = (jobs or manifests)[0]
+    others = [one for one in manifests if one is not job]
+    return job, tuple(Remark(kubeflow.name_of(one), "only the job of the file is taken") for one in others)
+
+
+def _refuse(message: str) -> SpecError:
+    return SpecError([SpecProblem("", message)])

@@ -10,17 +10,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from remora.expressions import EXPRESSION
+from remora.commands.shell_quotes import Value, fill
+from remora.commands.texts import argument_list
 from remora.foreign.azureml_data import local_path, read_inputs, read_outputs
-from remora.foreign.shell_words import Value, argument_list, fill
 from remora.foreign.translation import Draft, Fields, Remark, Translation, scalar, slug
-from remora.spec_fields import refuses_variable
+from remora.spec.expressions import EXPRESSION
+from remora.spec.fields import refuses_variable
 
 _SCHEMA = re.compile(r"azureml.{0,200}/(\w{1,100})\.schema\.json$", re.IGNORECASE)
 #: What Azure ML collects without being asked, and its name for it.
 _DEFAULT_OUTPUT, _DEFAULT_FOLDER = "default", "outputs"
 _SCRIPT = re.compile(r"([A-Za-z0-9][\w.-]{0,200})\.(?:py|sh)\b")
 _INPUT = re.compile(r"\$\{\{\s*inputs\.([A-Za-z_]\w*)\s*\}\}")
+#: What a command has only when the optional inputs in it are given.
+_OPTIONAL = re.compile(r"\$\[\[((?:[^\]$]|\](?!\])|\$(?!\[\[))*+)\]\]")
 _DATA = re.compile(r"(inputs|outputs)\.([A-Za-z_]\w*)(?:\.path)?")
 #: What to do with the types of job that are more than one command.
 _OTHER_TYPES = {
@@ -33,7 +36,6 @@ _OTHER_TYPES = {
     "data_transfer": "copy the data to where the nodes can read it",
     "finetuning": "submit the training script as a command",
     "distillation": "submit the training script as a command",
-    "component": "write its command, code and inputs into a file of type command",
 }
 _ENVIRONMENT = "there are no images and environments; install what the script needs on the nodes beforehand"
 _RESOURCES = {
@@ -60,17 +62,20 @@ def translate(raw: Mapping[Any, Any], folder: Path, inputs: Mapping[str, str]) -
     kind = _kind_of_schema(raw) or "command"
     if isinstance(given := raw.get("type"), str):
         kind = given
-    if kind != "command":
+    is_component = kind == "component" or (_is_component(raw) and kind == "command")
+    if kind != "command" and not is_component:
         draft = Draft("an Azure ML job")
         why = _OTHER_TYPES.get(kind, "write a file of type command")
         draft.refuse("type", f"Azure ML's {kind[:40]} jobs are not taken; {why}")
         return draft.finish()
-    draft = Draft("an Azure ML command job")
+    draft = Draft("an Azure ML command component" if is_component else "an Azure ML command job")
     fields = Fields(draft, raw)
     fields.drop("$schema", "type")
+    if is_component:
+        fields.drop("version", "is_deterministic")
     _names(draft, fields)
     code = _code(draft, fields)
-    values = read_inputs(draft, fields.section("inputs"), folder, code, inputs)
+    values = read_inputs(draft, fields.section("inputs"), folder, code, inputs, is_component=is_component)
     outputs = read_outputs(draft, fields.section("outputs"))
     if _DEFAULT_OUTPUT not in outputs:
         draft.put(f"outputs.{_DEFAULT_OUTPUT}", {"path": _DEFAULT_FOLDER}, f"./{_DEFAULT_FOLDER}")
@@ -91,9 +96,16 @@ def _kind_of_schema(raw: Mapping[Any, Any]) -> str | None:
     if found is None:
         return None
     word = re.sub(r"Job$", "", found.group(1))
-    word = "component" if word.endswith("Component") else word
+    word = "component" if _is_component(raw) else word
     known = {name.replace("_", ""): name for name in _OTHER_TYPES}
     return known.get(word.lower(), word)
+
+
+def _is_component(raw: Mapping[Any, Any]) -> bool:
+    """True for a command component: a job whose inputs are to be given, each with a type and perhaps a default."""
+    schema = raw.get("$schema")
+    found = _SCHEMA.search(schema) if isinstance(schema, str) else None
+    return found is not None and found.group(1).lower() == "commandcomponent"
 
 
 def _names(draft: Draft, fields: Fields) -> None:
@@ -125,8 +137,9 @@ def _command(draft: Draft, fields: Fields, values: dict[str, str], outputs: set[
         if not draft.problems:
             draft.refuse("command", "missing; a command job has one")
         return
+    template = _OPTIONAL.sub(lambda part: _chosen(part.group(1), values), template)
     if "$[[" in template:
-        draft.refuse("command", "$[[...]] stands in components only; write what shall be there")
+        draft.refuse("command", "a part $[[...]] of it does not end; write ]] behind it")
 
     def value(match: re.Match[str]) -> Value:
         data = _DATA.fullmatch(match.group(1).strip())
@@ -153,6 +166,11 @@ def _command(draft: Draft, fields: Fields, values: dict[str, str], outputs: set[
         draft.put("command", words, "command")
         if "name" not in draft.spec and (script := _SCRIPT.search(words[-1])) and words[0] == "bash":
             draft.put("name", slug(script.group(1)), "command")
+
+
+def _chosen(part: str, values: Mapping[str, str]) -> str:
+    """An optional part of a command, when all inputs that it names have a value; else nothing."""
+    return part if all(match.group(1) in values for match in _INPUT.finditer(part)) else ""
 
 
 def _workers(draft: Draft, fields: Fields) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from remora.foreign.translation import Draft, Fields, Remark, scalar, slug, text_of
-from remora.spec_problems import short
+from remora.spec.problems import short
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _DATA_TYPES = (
@@ -26,15 +26,29 @@ _ASSET = (
 
 
 def read_inputs(
-    draft: Draft, section: Fields, folder: Path, code: str | None, given: Mapping[str, str]
+    draft: Draft,
+    section: Fields,
+    folder: Path,
+    code: str | None,
+    given: Mapping[str, str],
+    *,
+    is_component: bool = False,
 ) -> dict[str, str]:
-    """Text for each input by its name; `given` stands above what the file says."""
+    """Text for each input by its name; `given` stands above what the file says.
+
+    Optional inputs of a component that nobody gives are left out.
+    """
     values = {}
     for name, raw in section.items():
         field = section.name(name)
         if name in given:
             text: str | None = given[name]
             draft.mapped.append(_used(field, given[name], " (given by --input)"))
+        elif isinstance(raw, Mapping) and is_component and raw.get("default") is None:
+            if raw.get("optional") is not True:
+                draft.refuse(field, f"a component has no value for it; give --input {name[:80]}=VALUE")
+                values[name] = ""
+            continue
         elif isinstance(raw, Mapping):
             text = _data(draft, Fields(draft, raw, field), name, folder, code)
         else:
@@ -44,6 +58,13 @@ def read_inputs(
             else:
                 draft.mapped.append(_used(field, text))
         values[name] = text or ""
+    for name in section.empty:
+        if name in given:
+            values[name] = given[name]
+            draft.mapped.append(_used(section.name(name), given[name], " (given by --input)"))
+        else:
+            draft.refuse(section.name(name), f"it has no value; give --input {name[:80]}=VALUE")
+            values[name] = ""
     for name in given.keys() - values.keys():
         draft.refuse("inputs", f"there is no input {name[:80]!r} that --input could give")
     return values
@@ -61,7 +82,7 @@ def _data(draft: Draft, fields: Fields, name: str, folder: Path, code: str | Non
         value = fields.take("default")
     mode = fields.text("mode") or "ro_mount"
     path = fields.text("path")
-    fields.drop("description", "optional")
+    fields.drop("description", "optional", "min", "max", "enum")
     fields.close()
     if path is None and (text := scalar(value)) is not None:
         draft.mapped.append(_used(fields.path, text))
@@ -109,7 +130,8 @@ def _local(path: str, folder: Path, code: str | None) -> str:
 def read_outputs(draft: Draft, section: Fields) -> set[str]:
     """Names of the outputs, each a folder of the job."""
     names: set[str] = set()
-    for name, raw in section.items():
+    # `final:` without a value is a folder like any other.
+    for name, raw in [*section.items(), *((name, None) for name in section.empty)]:
         fields = Fields(draft, raw, section.name(name))
         kind, model = fields.text("type") or "uri_folder", slug(fields.text("name") or "")
         fields.drop("description")

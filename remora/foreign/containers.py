@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from remora.foreign.translation import Draft, Fields
-from remora.spec_fields import refuses_variable
-from remora.spec_problems import short
+from remora.spec.fields import refuses_variable
+from remora.spec.problems import short
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z]*)")

@@ -10,7 +10,7 @@ from typing import Any
 
 from remora.foreign.containers import Container, read_container, read_environment, read_resources, words_of
 from remora.foreign.translation import MOST, Draft, Fields, Translation, slug, text_of
-from remora.spec_problems import short
+from remora.spec.problems import short
 
 #: Other kinds, and what to do instead.
 _OTHER_KINDS = {
@@ -32,11 +32,27 @@ def is_manifest(raw: Mapping[Any, Any]) -> bool:
     return isinstance(raw.get("apiVersion"), str) and isinstance(raw.get("kind"), str)
 
 
+def _kind(raw: Mapping[Any, Any]) -> tuple[str, str]:
+    """The group of the API and the kind."""
+    return str(raw["apiVersion"]).partition("/")[0], str(raw["kind"])
+
+
+def is_job(raw: Mapping[Any, Any]) -> bool:
+    """True for a manifest that has a translation."""
+    return _kind(raw) in _READERS
+
+
+def name_of(raw: Mapping[Any, Any]) -> str:
+    """A manifest for people: `Service cifar`."""
+    metadata = raw.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    return f"{_kind(raw)[1][:40]} {name[:60]}" if isinstance(name, str) else _kind(raw)[1][:40]
+
+
 def translate(raw: Mapping[Any, Any]) -> Translation:
     """Translate a manifest; a kind without a translation becomes a problem, and nothing else."""
-    group, kind = str(raw["apiVersion"]).partition("/")[0], str(raw["kind"])
-    known = {("trainer.kubeflow.org", "TrainJob"): _train_job, ("kubeflow.org", "PyTorchJob"): _pytorch_job}
-    read = known.get((group, kind))
+    kind = _kind(raw)[1]
+    read = _READERS.get(_kind(raw))
     if read is None:
         draft = Draft("a Kubernetes manifest")
         why = _OTHER_KINDS.get(
@@ -203,3 +219,7 @@ def _run_policy(draft: Draft, policy: Fields) -> None:
         draft.leave("spec.runPolicy.suspend", "a job begins as soon as there is room")
     policy.leave("schedulingPolicy", "all workers of a job start together; `priority` orders the queue")
     policy.close()
+
+
+#: What translates a job, by the group of its API and its kind.
+_READERS = {("trainer.kubeflow.org", "TrainJob"): _train_job, ("kubeflow.org", "PyTorchJob"): _pytorch_job}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remora.errors import SpecProblem
-from remora.spec_problems import short
+from remora.spec.problems import short
 
 #: No number of a job is as big; the text of an integer of thousands of digits cannot even be made.
 MOST = 10**15
@@ -92,7 +92,10 @@ class Fields:
         self.draft = draft
         self.path = path
         self._left: dict[str, Any] = {}
+        #: Keys that are there without a value.
+        self.empty: tuple[str, ...] = ()
         if isinstance(raw, Mapping):
+            self.empty = tuple(_key(key) for key, value in raw.items() if value is None)
             self._left = {_key(key): value for key, value in raw.items() if value is not None}
         elif raw is not None:
             draft.refuse(path, f"{short(raw)} given, expected a mapping of keys to values")

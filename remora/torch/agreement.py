@@ -7,6 +7,7 @@ few bytes, and only where digests differ another one finds the first tensor that
 
 from __future__ import annotations
 
+import copy
 import inspect
 import itertools
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -42,6 +43,11 @@ def is_due(steps_done: int, every: int) -> bool:
     return every > 0 and steps_done > 0 and (steps_done == 1 or steps_done % every == 0)
 
 
+def is_rehearsed(steps_done: int, every: int) -> bool:
+    """Whether the next step computes one micro-batch twice: after the first step, and after every tenth comparison."""
+    return is_due(steps_done, every) and (steps_done == 1 or steps_done % (10 * every) == 0)
+
+
 class Holdings:
     """What a worker holds at one moment, by name."""
 
@@ -49,7 +55,7 @@ class Holdings:
         self._tensors = {name: one.detach() for name, one in tensors.items() if one.numel()}
         self.names = tuple(self._tensors)
         self._device = device
-        self._digests = _stack([_digest(one) for one in self._tensors.values()], torch.int64, device)
+        self._digests = stacked([digest(one) for one in self._tensors.values()], torch.int64, device)
 
     def changed(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
         """Name of the first tensor that is not as it was when this was made, of those that are there now."""
@@ -66,13 +72,10 @@ class Holdings:
         Returns the name of the first tensor that differs, with the ranks that do not hold what rank 0 holds; None where
         there is none.  Without `is_bitwise` what rounding explains is no difference.  Raises PeerLost.
         """
-        places = torch.arange(len(self.names), dtype=torch.int64, device=self._device)
-        # A product with an odd number for each place: the same tensors in another order are others.
-        own = (self._digests * ((2 * places + 1) * _FACTOR)).sum().reshape(1)
-        wholes = _gathered(group, own)
+        wholes = gathered(group, weighed(self._digests).reshape(1))
         if bool((wholes == wholes[0]).all()):
             return None
-        digests = _gathered(group, self._digests)
+        digests = gathered(group, self._digests)
         differ = digests != digests[0]
         if not is_bitwise:
             differ &= self._differ_in_size(group)
@@ -84,23 +87,19 @@ class Holdings:
     def _differ_in_size(self, group: Group) -> torch.Tensor:
         """Which tensors of which ranks are not those of rank 0 but for rounding; [ranks, tensors]."""
         held = self._tensors.values()
-        sums = _stack([_sum(one) for one in held], torch.float64, self._device)
-        norms = _stack([_norm(one) for one in held], torch.float64, self._device)
-        floors = _stack([_SMALL * one.numel() ** 0.5 for one in held], torch.float64, self._device)
-        found = _gathered(group, torch.cat([sums, norms])).view(group.world_size, 2, -1)
-        allowed = ROUNDING * torch.maximum(found[0, 1], floors)
-        near = (found - found[0]).abs() <= allowed
-        # What is not finite has no distance; it is the same where the same is not finite.
-        alike = found.isfinite() == found[0].isfinite()
-        lost = ~found.isfinite() & alike
-        return ~(near | lost).all(1)
+        sums = stacked([sum_of(one) for one in held], torch.float64, self._device)
+        norms = stacked([norm_of(one) for one in held], torch.float64, self._device)
+        floors = stacked([_SMALL * one.numel() ** 0.5 for one in held], torch.float64, self._device)
+        found = gathered(group, torch.cat([sums, norms])).view(group.world_size, 2, -1)
+        wanted = torch.cat([found[0], floors[None]])[None]
+        return ~is_near(found, wanted, torch.full_like(floors, ROUNDING))
 
 
 def tensors_of(parts: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """The numbers with a fraction that parts of the training state hold, by where they stand in it."""
     for name, value in parts.items():
         if isinstance(value, torch.Tensor):
-            if value.is_floating_point():
+            if value.is_floating_point() or value.is_complex():
                 yield name, value
         elif isinstance(value, Mapping):
             for below, one in tensors_of({str(key): each for key, each in value.items()}):
@@ -130,33 +129,68 @@ def parameters_beside(function: Any, known: Container[int]) -> dict[str, torch.T
     }
 
 
-def difference_text(name: str, ranks: Sequence[int], steps_done: int, agreed_after: int | None) -> str:
-    """What is told about workers that hold different weights."""
+def difference_text(
+    name: str,
+    ranks: Sequence[int],
+    steps_done: int,
+    agreed_after: int | None,
+    *,
+    held: str = "weights",
+    of: int = 0,
+) -> str:
+    """What is told about workers that hold other weights, or whatever else is `held`, than rank `of`."""
     who = f"rank {ranks[0]} does" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} do"
     before = "" if agreed_after is None else f", and after step {agreed_after} they did"
-    return f"After step {steps_done} {who} not hold the weights of rank 0, first in {name}{before}. {CAUSES}."
+    return (
+        f"After step {steps_done} {who} not hold the {held} of rank {of}, first in {name}{before}. {CAUSES}."
+    )
 
 
-def _gathered(group: Group, own: torch.Tensor) -> torch.Tensor:
+def changed_text(name: str) -> str:
+    """What is told about a tensor that the function given to `backward` has changed."""
+    return (
+        f"{name} was changed inside step.backward, which does so as often as a worker has micro-batches:"
+        " change it after step.backward"
+    )
+
+
+def weighed(digests: torch.Tensor) -> torch.Tensor:
+    """One digest of several; the same ones in another order have another one."""
+    places = torch.arange(len(digests), dtype=torch.int64, device=digests.device)
+    return (digests * ((2 * places + 1) * _FACTOR)).sum()
+
+
+def is_near(found: torch.Tensor, wanted: torch.Tensor, rounding: torch.Tensor) -> torch.Tensor:
+    """Whether rounding explains what tensors differ in.
+
+    `found` has their sums and norms, [ranks, 2, tensors]; `wanted` those that they should have, and what counts as
+    small, [ranks or 1, 3, tensors]; `rounding` is what each may differ in as a share of its norm, below 0 for nothing.
+    """
+    right, small = wanted[:, :2], wanted[:, 2:]
+    near = (found - right).abs() <= rounding * torch.maximum(right[:, 1:2], small)
+    # What is not finite has no distance; it is the same where the same is not finite.
+    lost = ~found.isfinite() & ~right.isfinite()
+    return (near | lost).all(1) & (rounding >= 0)
+
+
+def gathered(group: Group, own: torch.Tensor) -> torch.Tensor:
     """The same of all ranks, one row each; raises PeerLost."""
     rows = torch.empty(group.world_size * own.numel(), dtype=own.dtype, device=own.device)
     group.wait(group.gather(rows, own))
     return rows.view(group.world_size, -1)
 
 
-def _digest(tensor: torch.Tensor) -> torch.Tensor:
+def digest(tensor: torch.Tensor) -> torch.Tensor:
     """A number that follows from the bits of a tensor: their sum as whole numbers, which is exact in any order."""
-    flat = tensor.reshape(-1)
-    if flat.is_complex():
-        flat = torch.view_as_real(flat).reshape(-1)
+    flat = real(tensor).reshape(-1)
     several = 8 // flat.element_size()
     even = flat.numel() // several * several
-    digest = _whole(flat[:even]).sum() if even else torch.zeros((), dtype=torch.int64, device=flat.device)
+    found = _whole(flat[:even]).sum() if even else torch.zeros((), dtype=torch.int64, device=flat.device)
     if even < flat.numel():
         rest = flat.new_zeros(several)
         rest[: flat.numel() - even] = flat[even:]
-        digest = digest + _whole(rest)[0]
-    return digest
+        found = found + _whole(rest)[0]
+    return found
 
 
 def _whole(flat: torch.Tensor) -> torch.Tensor:
@@ -164,17 +198,36 @@ def _whole(flat: torch.Tensor) -> torch.Tensor:
     return (flat if is_aligned else flat.clone()).view(torch.int64)
 
 
-def _sum(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.double().sum() if tensor.dtype != torch.float64 else tensor.sum()
+def sum_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum of its elements, in float64."""
+    return real(tensor).sum(dtype=torch.float64)
 
 
-def _norm(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(tensor.reshape(-1), dtype=torch.float64)
+def norm_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Its norm, in float64."""
+    flat = real(tensor).reshape(-1)
+    # Counts and masks are no numbers for a norm.
+    flat = flat if flat.is_floating_point() else flat.to(torch.float64)
+    return torch.linalg.vector_norm(flat, dtype=torch.float64)
 
 
-def _stack(values: Iterable[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def real(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def stacked(values: Iterable[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Numbers as one tensor."""
     numbers = [torch.as_tensor(one, dtype=dtype).to(device).reshape(()) for one in values]
     return torch.stack(numbers) if numbers else torch.zeros(0, dtype=dtype, device=device)
+
+
+def copy_of(value: Any) -> Any:
+    """A copy of a batch or of samples; None where it holds something that cannot be copied."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return None
 
 
 def differs(one: Any, other: Any) -> bool:

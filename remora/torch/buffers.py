@@ -14,34 +14,55 @@ import torch
 
 from remora.torch.group import Group
 
-#: Elements up to which a buffer is compared; larger ones are masks and tables.
+#: Elements up to which a buffer is always compared; larger ones are mostly masks and tables.
 _SMALL = 1 << 14
 #: Bytes of all buffers that travel with the gradients.
 _RIDING_BYTES = 1 << 18
 
 
 class Buffers:
-    """The buffers of one model."""
+    """The buffers of one model.
+
+    They are known by where they stand, because `self.mean = ...` puts another tensor into the place of one.  One that
+    is replaced by a tensor of another shape is a cache of its worker.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._buffers: list[torch.Tensor] = list(model.buffers())
-        numbers = {id(buffer): number for number, buffer in enumerate(self._buffers)}
+        #: Where each stands: its module and its name there; one that stands in several places is known by the first.
+        self._places: list[tuple[torch.nn.Module, str]] = []
+        self._names: list[str] = []
+        #: What stood there when the step began.
+        self._buffers: list[torch.Tensor] = []
         #: Numbers of the buffers of each module, which move together.
-        self._modules = [
-            own for one in model.modules() if (own := [numbers[id(b)] for b in one.buffers(recurse=False)])
-        ]
+        self._modules: list[list[int]] = []
+        seen: set[int] = set()
+        for path, module in model.named_modules():
+            own = [pair for pair in module.named_buffers(recurse=False) if id(pair[1]) not in seen]
+            if own:
+                self._modules.append(list(range(len(self._buffers), len(self._buffers) + len(own))))
+            for name, buffer in own:
+                seen.add(id(buffer))
+                self._places.append((module, name))
+                self._names.append(f"{path}.{name}" if path else name)
+                self._buffers.append(buffer)
         self._before: list[torch.Tensor] = [buffer.detach().clone() for buffer in self._buffers]
         self._versions: list[int] = [buffer._version for buffer in self._buffers]
         self._kept: dict[int, torch.Tensor] = {}
         self._riding = _riding(self._buffers)
+        #: Numbers of those that are compared: small ones, and large ones that have changed once.
+        self._compared = {number for number, one in enumerate(self._buffers) if one.numel() <= _SMALL}
+        #: Whether all of them are, as in the first step.
+        self._compares_all = True
         #: Elements of what `keep` returns.
         self.width = len(self._buffers) + sum(_bytes_of(self._buffers[number]) for number in self._riding)
 
     def begin(self) -> None:
         """A step begins with what is there now."""
         for number in self._changed():
-            self._before[number].copy_(self._buffers[number])
-            self._versions[number] = self._buffers[number]._version
+            now = self._now(number)
+            self._buffers[number] = now
+            self._before[number].copy_(now.detach())
+            self._versions[number] = now._version
         self._kept = {}
 
     def restore(self) -> None:
@@ -50,13 +71,21 @@ class Buffers:
             self._set(number, self._before[number])
             self._versions[number] = self._buffers[number]._version
 
+    def held(self) -> dict[str, torch.Tensor]:
+        """Those that are saved, by name."""
+        return {
+            name: self._now(number)
+            for number, (name, (module, own)) in enumerate(zip(self._names, self._places, strict=True))
+            if own not in module._non_persistent_buffers_set
+        }
+
     def keep(self) -> torch.Tensor:
         """Remember what shard 0 made of them.
 
         Returns float32 of shape (width,): 1 for each buffer that it changed and 0 for the others, then the bytes of
         those that travel.
         """
-        self._kept = {number: self._buffers[number].detach().clone() for number in self._changed()}
+        self._kept = {number: self._now(number).detach().clone() for number in self._changed()}
         flags = [float(number in self._kept) for number in range(len(self._buffers))]
         carried = torch.tensor(flags)
         if not self._riding:
@@ -83,6 +112,8 @@ class Buffers:
                 self._set(number, self._before[number])
         for number in changed:
             self._set(number, values[number])
+        self._compared.update(changed)
+        self._compares_all = False
 
     def _unpacked(self, bytes_: torch.Tensor) -> dict[int, torch.Tensor]:
         """Values by number from the bytes of those that travel."""
@@ -95,11 +126,23 @@ class Buffers:
 
     def share(self, part: Group) -> None:
         """Give the buffers of rank 0 of `part` to the others in it; raises PeerLost."""
-        values = [buffer.detach().clone() for buffer in self._buffers]
+        values = [self._now(number).detach().clone() for number in range(len(self._buffers))]
         share(part, values)
         if part.rank != 0:
             for number, value in enumerate(values):
                 self._set(number, value)
+
+    def _now(self, number: int) -> torch.Tensor:
+        """What stands in its place now."""
+        module, name = self._places[number]
+        found, known = module._buffers.get(name), self._buffers[number]
+        if found is None or (found.shape, found.dtype, found.device) != (
+            known.shape,
+            known.dtype,
+            known.device,
+        ):
+            return known
+        return found
 
     def _changed(self) -> list[int]:
         """Buffers that are not as they were when the step began."""
@@ -107,15 +150,24 @@ class Buffers:
 
     def _has_changed(self, own: Sequence[int]) -> bool:
         # torch counts most changes, and looking at a counter costs nothing; but it does not count what `batch_norm`
-        # does to running statistics, which shows in their module's counter of batches or only in the values.
-        return any(self._buffers[n]._version != self._versions[n] for n in own) or any(
-            self._buffers[n].numel() <= _SMALL and not torch.equal(self._buffers[n], self._before[n])
-            for n in own
+        # does to running statistics, which shows in their module's counter of batches or only in the values, nor what
+        # is done to `buffer.data`.
+        now = {number: self._now(number) for number in own}
+        return any(
+            one is not self._buffers[number] or one._version != self._versions[number]
+            for number, one in now.items()
+        ) or any(
+            (self._compares_all or number in self._compared) and not torch.equal(one, self._before[number])
+            for number, one in now.items()
         )
 
     def _set(self, number: int, value: torch.Tensor) -> None:
+        module, name = self._places[number]
+        target = self._buffers[number]
+        if self._now(number) is not target:
+            module._buffers[name] = target
         with torch.no_grad():
-            self._buffers[number].copy_(value)
+            target.copy_(value)
 
 
 def _bytes_of(tensor: torch.Tensor) -> int:

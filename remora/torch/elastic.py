@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from remora import training
+from remora.torch.agreement import Diverged
 from remora.torch.feed import Feed, Plan, deliveries
+from remora.torch.group import Group
+from remora.torch.marks import unlike, unlike_text
 from remora.torch.order import Position
 from remora.torch.own_time import OwnTime
 from remora.torch.settings import Settings, use_told_precision
@@ -158,6 +161,22 @@ class ElasticLoop(ABC):
             for number, values in self._reports:
                 self._link.report(number, values, self._settings.total_steps, is_again=True)
         self._was_rank_0 = is_first
+
+    def _check_data(self, group: Group) -> None:
+        """Compare one sample with what all other workers read, when that is due; raises Diverged and PeerLost."""
+        parcel = self._feed.peek()
+        if parcel is None or parcel.mark is None:
+            return
+        is_bitwise = self._settings.exactness == "bitwise"
+        rank = unlike(group, parcel.mark, self._device, is_bitwise=is_bitwise)
+        if rank is not None:
+            self._end_diverged(unlike_text(rank, parcel.mark))
+
+    def _end_diverged(self, text: str) -> NoReturn:
+        """Tell why the attempt ends, and raise Diverged."""
+        if self._link is not None:
+            self._link.send({"type": "diverged", "generation": self._generation, "text": text})
+        raise Diverged(text)
 
     def _tell_own_time(self, own_s: float) -> None:
         if self._link is not None:

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
-from remora.torch.agreement import differs
+from remora.torch.agreement import copy_of, differs
+from remora.torch.marks import Mark, mark_of
 from remora.torch.order import Order, Position, cut
-from remora.torch.randomness import RandomStream, derive, seed_everything
+from remora.torch.randomness import RandomStream, capture, derive, restore, seed_everything
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,10 @@ class Parcel:
     ends_shard: bool
     #: Nothing else of this step comes on this worker.
     ends_step: bool
-    #: Its first sample is read twice, to see whether it is the same.
+    #: It is read twice, to see whether it is the same, and says what one sample is.
     is_probed: bool = False
+    #: What one sample is, for workers to compare, where it is probed.
+    mark: Mark | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def deliveries(data: Any, plan: Plan, collate: Collate | None, num_workers: int)
         return iter(stream if num_workers == 0 else _loader(stream, None, num_workers))
     fetch = _Fetch(data, plan.seed, collate)
     order = Order(len(data), plan.global_batch, plan.shards, plan.seed, plan.shuffle, plan.drop_last)
-    parcels = _Parcels(order, plan)
+    parcels = _Parcels(order, plan, data)
     return map(fetch.__getitem__, parcels) if num_workers == 0 else iter(_loader(fetch, parcels, num_workers))
 
 
@@ -121,18 +124,26 @@ def _parcels_of(
 class _Parcels:
     """Parcels of a dataset of known length, in order."""
 
-    def __init__(self, order: Order, plan: Plan) -> None:
+    def __init__(self, order: Order, plan: Plan, data: Any) -> None:
         self._order = order
         self._plan = plan
+        self._data = data
 
     def __iter__(self) -> Iterator[Parcel]:
         order, plan = self._order, self._plan
+        size = len(self._data)
         first = plan.start.epoch * order.steps_per_epoch + plan.start.place
         last = None if plan.epochs is None else plan.epochs * order.steps_per_epoch
         done = 0
         for step in count(first):
             if (last is not None and step >= last) or done == plan.steps:
                 return
+            if len(self._data) != size:
+                raise ValueError(
+                    f"the dataset had {size} samples and has {len(self._data)} now, and the place in it would be"
+                    " another one: keep its length, and let set_epoch(epoch) decide what its samples are, or use"
+                    " an iterable dataset"
+                )
             position = order.position_after(step)
             if (position.epoch, position.place) in plan.left_out:
                 continue
@@ -151,24 +162,57 @@ class _Fetch:
         self._data = data
         self._seed = seed
         self._collate = collate
+        self._epoch: int | None = None
 
     def __getitem__(self, parcel: Parcel) -> Delivery:
+        epoch = parcel.position.epoch
+        if epoch != self._epoch:
+            self._epoch = epoch
+            if hasattr(self._data, "set_epoch"):
+                self._data.set_epoch(epoch)
+        if not parcel.is_probed:
+            return parcel, self._collate(self._read(parcel)) if parcel.samples else None
+        parcel = replace(parcel, mark=self._mark(parcel))
         if not parcel.samples:
             return parcel, None
-        items = self._read(parcel)
-        if parcel.is_probed and differs(items[0], self._read(replace(parcel, samples=parcel.samples[:1]))[0]):
+        items, again = self._read(parcel), self._read(parcel)
+        if differs(items[0], again[0]):
             raise ValueError(
                 f"the dataset gave two different samples for number {parcel.samples[0]} from the same random numbers,"
                 " so the result would depend on which worker reads it: draw from torch, random or numpy.random, which"
                 " Loop seeds for every shard, and not from a generator of your own"
             )
-        return parcel, self._collate(items)
+        return parcel, _collated_twice(self._collate, items, again)
 
     def _read(self, parcel: Parcel) -> list[Any]:
         _seed_for(self._seed, parcel)
+        return self._items(parcel.samples)
+
+    def _items(self, samples: Sequence[int]) -> list[Any]:
         if hasattr(self._data, "__getitems__"):
-            return list(self._data.__getitems__(list(parcel.samples)))
-        return [self._data[sample] for sample in parcel.samples]
+            return list(self._data.__getitems__(list(samples)))
+        return [self._data[sample] for sample in samples]
+
+    def _mark(self, parcel: Parcel) -> Mark:
+        """Of one sample that is the same for all workers in this step."""
+        where = parcel.position.epoch, parcel.position.place
+        sample = derive(self._seed, "mark", *where) % len(self._data)
+        seed_everything(derive(self._seed, "marked", *where), devices=False)
+        return mark_of(sample, parcel.position.epoch, self._items([sample])[0])
+
+
+def _collated_twice(collate: Collate, items: list[Any], again: list[Any]) -> Any:
+    """The batch of some items, which were read twice; raises ValueError where their batch is not the same twice."""
+    numbers = capture()
+    batch = collate(items)
+    restore(numbers)
+    if differs(batch, collate(again)):
+        raise ValueError(
+            "collate_fn made two different batches of the same samples from the same random numbers, so the result"
+            " would depend on which worker calls it: draw from torch, random or numpy.random, which Loop seeds for"
+            " every shard, and keep nothing from one call to the next"
+        )
+    return batch
 
 
 class _Stream(IterableDataset):  # type: ignore[misc]  # torch is not checked
@@ -185,20 +229,22 @@ class _Stream(IterableDataset):  # type: ignore[misc]  # torch is not checked
         for number, (parcel, items) in enumerate(self._parcels()):
             if number % turns != turn:
                 continue
-            if items:
-                _seed_for(self._plan.seed, parcel)
-                yield parcel, self._collate(items)
-            else:
+            if not items:
                 yield parcel, None
+                continue
+            again = copy_of(items) if parcel.is_probed else None
+            _seed_for(self._plan.seed, parcel)
+            yield parcel, _collated_twice(self._collate, items, again) if again else self._collate(items)
 
     def _parcels(self) -> Iterator[tuple[Parcel, list[Any]]]:
         plan = self._plan
         left = plan.steps
+        done = 0
         for epoch in count(plan.start.epoch):
             if plan.epochs is not None and epoch >= plan.epochs:
                 return
             place = -1
-            for place, (kept, total) in enumerate(self._batches(epoch)):
+            for place, (kept, total, first) in enumerate(self._batches(epoch)):
                 if (epoch, place) < (plan.start.epoch, plan.start.place):
                     continue
                 if left == 0:
@@ -207,7 +253,12 @@ class _Stream(IterableDataset):  # type: ignore[misc]  # torch is not checked
                     continue
                 left = None if left is None else left - 1
                 shares = [(shard, list(kept.get(shard, {}))) for shard in plan.own]
-                for parcel in _parcels_of(Position(epoch, place), shares, total, plan):
+                parcels = _parcels_of(Position(epoch, place), shares, total, plan)
+                if plan.probe_every and done % plan.probe_every == 0:
+                    mark = mark_of(place * plan.global_batch, epoch, first)
+                    parcels[0] = replace(parcels[0], is_probed=True, mark=mark)
+                done += 1
+                for parcel in parcels:
                     yield parcel, [kept[parcel.shard][sample] for sample in parcel.samples]
             if place < 0:
                 raise ValueError(
@@ -215,8 +266,8 @@ class _Stream(IterableDataset):  # type: ignore[misc]  # torch is not checked
                     "use more data, a smaller global_batch, or drop_last=False"
                 )
 
-    def _batches(self, epoch: int) -> Iterator[tuple[dict[int, dict[int, Any]], int]]:
-        """Own samples by shard and number, and the size, of each global batch of an epoch."""
+    def _batches(self, epoch: int) -> Iterator[tuple[dict[int, dict[int, Any]], int, Any]]:
+        """Own samples by shard and number, the size, and the first sample of each global batch of an epoch."""
         plan = self._plan
         random = RandomStream(derive(plan.seed, "stream", epoch))
         if hasattr(self._data, "set_epoch"):
@@ -226,20 +277,23 @@ class _Stream(IterableDataset):  # type: ignore[misc]  # torch is not checked
         own = frozenset(plan.own)
         kept: dict[int, dict[int, Any]] = {}
         total = 0
+        first: Any = None
         for number in count():
             with random.running():
                 item = next(stream, _END)
             if item is _END:
                 break
             shard = total % plan.shards
+            if total == 0:
+                first = item
             if shard in own:
                 kept.setdefault(shard, {})[number] = item
             total += 1
             if total == plan.global_batch:
-                yield kept, total
+                yield kept, total, first
                 kept, total = {}, 0
         if total and not plan.drop_last:
-            yield kept, total
+            yield kept, total, first
 
 
 _END = object()

@@ -1,10 +1,11 @@
 """A worker group whose collectives can be left: no peer that is lost or frozen holds this process.
 
 Collectives are started asynchronously; who waits is woken by their end, by their failure, or by the word that the group
-is to be left.  With NCCL a collective that cannot end holds the device: whatever waits for the device, even the
-comparison of two tensors, would wait with it.  So the thread that hears the news aborts the communicators, and the
-script's thread touches the device only when that is done.  A group that was left ends in a thread of its own, because
-its destructor waits for whatever is under way with a peer that may not answer.
+is to be left.  With gloo nothing of Python hangs on their end: its threads would have to ask for the interpreter then,
+also while that ends, and the process would abort.  With NCCL a collective that cannot end holds the device: whatever
+waits for the device, even the comparison of two tensors, would wait with it.  So the thread that hears the news aborts
+the communicators, and the script's thread touches the device only when that is done.  A group that was left ends in a
+thread of its own, because its destructor waits for whatever is under way with a peer that may not answer.
 """
 
 from __future__ import annotations
@@ -23,17 +24,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from remora import native_threads
-from remora.link import Rendezvous
+from remora.script import native_threads
+from remora.script.link import Rendezvous
 
 #: Seconds until a collective fails by itself, as in `torch.distributed`.
 _COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=1800)
 #: Seconds that the end of the process waits for what groups that were left have still under way.
 _LET_GO_S = 3.0
+#: Seconds that each thread gets to see that it is waited for no longer.
+_GIVES_UP_S = 0.5
 #: Seconds between two looks at a GPU's queue.
 _DEVICE_POLL_S = 2e-5
-#: How long a wait is deaf to the word to leave; less than a person, or a deadline, would notice.
-_BRIEFLY = datetime.timedelta(milliseconds=10)
+#: Seconds for which a wait does not see the word to leave; less than a person, or a deadline, would notice.
+_BRIEFLY_S = 0.01
+_BRIEFLY = datetime.timedelta(seconds=_BRIEFLY_S)
+#: Seconds between two looks at what stays under way for long.
+_SELDOM_S = 0.5
+#: Set when the end of the process waits no longer for groups that were left.
+_given_up = threading.Event()
 #: How gloo begins to say that it cannot send tensors of this type, size or device (torch's ProcessGroupGloo.cpp).
 _UNUSABLE = ("Invalid scalar type", "ProcessGroupGloo::")
 
@@ -52,7 +60,7 @@ class Ticket:
         self._is_done = False
         self._is_watched = False
         if on_cuda:
-            self.watch()
+            self._watch()
 
     @property
     def is_done(self) -> bool:
@@ -74,11 +82,14 @@ class Ticket:
             with contextlib.suppress(RuntimeError):  # it failed, or the moment is over: `is_done` knows
                 self.work.wait(_BRIEFLY)
 
-    def watch(self) -> None:
+    def keep(self) -> None:
+        """Never free what torch has of it: the last to let go of a tensor needs the interpreter, which ends."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.work))
+
+    def _watch(self) -> None:
         """From now on its end wakes who waits for the condition."""
-        if not (self._is_done or self._is_watched):
-            self._is_watched = True
-            self.work.get_future().add_done_callback(self._end)
+        self._is_watched = True
+        self.work.get_future().add_done_callback(self._end)
 
     def _end(self, future: Any) -> None:
         try:
@@ -179,13 +190,13 @@ class Group:
         """Wait until a collective is done; raises PeerLost when it will not be."""
         if ticket is None:
             return
-        ticket.wait_briefly()
-        while self._may_outlive and not ticket.is_done and self._why is None:
-            ticket.wait_briefly()
-        if not ticket.is_done and not self._may_outlive:
-            ticket.watch()
+        if self._on_cuda:
             with self._changed:
                 self._changed.wait_for(lambda: ticket.is_done or self._why is not None)
+        else:
+            ticket.wait_briefly()
+            while not ticket.is_done and self._why is None:
+                ticket.wait_briefly()
         self.check()
         if ticket.error is not None:
             if _is_unusable(ticket.error):
@@ -247,11 +258,7 @@ class Group:
         if self._backend is not None and not self._is_left:
             self._is_left = True
             if self._may_outlive:
-                # Neither garbage collection nor the end of the interpreter may run its destructor, which joins threads
-                # that may be blocked in a collective for ever.
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._backend))
-                for ticket in self._under_way:
-                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(ticket.work))
+                self._keep()
                 self._abort()
             else:
                 self._end()
@@ -273,20 +280,29 @@ class Group:
     def _end(self) -> None:
         """Begin to end it, with its threads and connections; those who are held up by a frozen peer end with it."""
         aborting = self._abort()
-        for ticket in self._under_way:
-            ticket.watch()
 
         def end() -> None:
             if aborting is not None:
                 aborting.join()
-            with self._changed:
-                self._changed.wait_for(lambda: all(one.is_done for one in self._under_way))
+            pause_s = _BRIEFLY_S
+            while not all(one.is_done for one in self._under_way):
+                if _given_up.wait(pause_s):
+                    self._keep()
+                    return
+                # A peer whose network is cut may not answer for half an hour.
+                pause_s = min(2 * pause_s, _SELDOM_S)
             self._under_way.clear()
             self._backend = self._store = None
 
         ending = threading.Thread(target=end, name="remora-group-end", daemon=True)
         ending.start()
         _let_go_of(ending)
+
+    def _keep(self) -> None:
+        """Never run its destructor, which joins threads that may be blocked in a collective for ever."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._backend))
+        for ticket in self._under_way:
+            ticket.keep()
 
     def close(self) -> None:
         """End a group that nobody waits for any more."""
@@ -313,6 +329,10 @@ def _let_go() -> None:
     give_up_at = time.monotonic() + _LET_GO_S
     for one in list(_ending):
         one.join(max(0.0, give_up_at - time.monotonic()))
+    # What is left waits for a peer that may answer at any time: from now on nothing of it needs the interpreter.
+    _given_up.set()
+    for one in list(_ending):
+        one.join(_GIVES_UP_S)
     native_threads.await_rest()
 
 

@@ -7,7 +7,7 @@ import copy
 import logging
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import torch
 
@@ -15,10 +15,12 @@ from remora import training
 from remora.torch import state as states
 from remora.torch.agreement import (
     CHECK_EVERY,
-    Diverged,
     Holdings,
+    changed_text,
+    copy_of,
     difference_text,
     is_due,
+    is_rehearsed,
     parameters_beside,
     tensors_of,
 )
@@ -31,15 +33,17 @@ from remora.torch.hardware import hardware
 from remora.torch.layout import Writer
 from remora.torch.members import Membership
 from remora.torch.nonfinite import (
-    MOST_ROLLBACKS,
-    MOST_SKIPS,
     SNAPSHOT_EVERY,
     Nonfinite,
     NotFinite,
+    check_rollbacks,
+    left_out_text,
+    looks,
+    rollback_text,
     snapshot,
     what_is_not_finite,
 )
-from remora.torch.optimizers import Optimizers
+from remora.torch.optimizers import Optimizers, gradient_of
 from remora.torch.order import shards_of
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.reduction import Bitwise, SampleExact
@@ -55,7 +59,19 @@ from remora.torch.settings import (
     needed,
 )
 from remora.torch.state import LoopState, Progress, Stateful
-from remora.torch.step import NOTES, Compute, Outcome, Step, divide_gradients, means, moved, outcome
+from remora.torch.step import (
+    NOTES,
+    Compute,
+    Outcome,
+    Step,
+    check_gradients,
+    divide_gradients,
+    means,
+    moved,
+    not_repeated_text,
+    outcome,
+    repeats,
+)
 
 log = logging.getLogger("remora.torch")
 
@@ -157,6 +173,7 @@ class Loop(ElasticLoop):
         self._are_sums: tuple[bool, ...] | None = None
         #: What else is saved, that only the script changes.
         self._extra = dict(state or {})
+        self._saved_beside = [*self._extra.values(), *([scheduler] if scheduler is not None else [])]
         #: Steps after which the workers last held the same weights.
         self._agreed_after: int | None = None
         #: What a rollback goes to, the same step on all workers.
@@ -204,13 +221,18 @@ class Loop(ElasticLoop):
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def _run(self, step: Step, compute: Compute) -> torch.Tensor:
-        self._optimizers.begin(self._parameters.values())
+        self._optimizers.begin(one.grad for one in self._parameters.values())
         try:
             numbers = self._finite_result(step, compute)
         except BaseException:
             self._optimizers.end(None)
             raise
         self._optimizers.end(step.number)
+        if not step.was_skipped and all(one.grad is None for one in self._parameters.values()):
+            raise RuntimeError(
+                "no parameter of the model got a gradient, so it would not be trained: compute the loss from the model"
+                " that the function given to backward gets, and not from copies of its parameters"
+            )
         seed_everything(derive(self._settings.seed, "body", step.number))
         loss, *metrics = means(numbers)
         step.metrics = dict(zip(self._metric_names, metrics, strict=False))
@@ -246,28 +268,24 @@ class Loop(ElasticLoop):
 
     def _not_finite(self, numbers: Sequence[float]) -> str | None:
         """`loss` or `gradient`, where something is to follow from it."""
-        policy = self._settings.nonfinite
-        # A GradScaler makes gradients overflow on purpose, and leaves such steps out by itself.
-        if policy is None or (policy == "skip" and self._scaler is not None):
+        if not looks(self._settings.nonfinite, is_scaled=self._scaler is not None):
             return None
         gradients = [] if self._scaler is not None else [one.grad for one in self._parameters.values()]
         return what_is_not_finite(means(numbers)[0], gradients)
 
     def _skip(self, step: Step, what: str) -> None:
         self._skips += 1
-        if self._skips > MOST_SKIPS:
-            raise NotFinite(f"the {what} of step {step.number} is not finite, like {MOST_SKIPS} before it")
+        text = left_out_text(self._skips, what, step.number)
         self._drop_gradients()
+        # The statistics of BatchNorm are as little finite as the loss.
+        self._buffers.restore()
         step.was_skipped = True
         if self._rank == 0:
-            log.warning("the %s of step %d is not finite: its gradients are left out", what, step.number)
+            log.warning("%s", text)
 
     def _roll_back(self, step: Step, what: str) -> None:
         """Go on from the last snapshot, without the batch of this step."""
-        if len(self._left_out) >= MOST_ROLLBACKS:
-            raise NotFinite(
-                f"the {what} of step {step.number} is not finite, after {MOST_ROLLBACKS} batches were left out"
-            )
+        check_rollbacks(len(self._left_out), what, step.number)
         assert self._snapshot is not None
         left_out = [*self._left_out, (step.epoch, step.place)]
         self._saving.await_copy()
@@ -277,10 +295,8 @@ class Loop(ElasticLoop):
         self._saved_step = None
         self._drop_gradients()
         if self._rank == 0:
-            log.warning(
-                "the %s of step %d is not finite: training goes back to step %d and leaves out batch %d of epoch %d",
-                what, step.number, self._progress.step, step.place, step.epoch,
-            )  # fmt: skip
+            text = rollback_text(what, step.number, self._progress.step, step.epoch, step.place)
+            log.warning("%s", text)
         self._open_feed()
 
     def _drop_gradients(self) -> None:
@@ -313,7 +329,9 @@ class Loop(ElasticLoop):
         reduction.begin()
         # Before anything that a lost peer may break off: an undone step goes back to here.
         buffers.begin()
+        self._check_data(reduction.group)
         unchanging = self._agree(compute)
+        rehearses = is_rehearsed(self._progress.step, self._settings.check_every)
         self._own_time.begin()
         step.samples = {}
         for parcel, batch in self._feed.step():
@@ -323,8 +341,14 @@ class Loop(ElasticLoop):
             step.samples.setdefault(parcel.shard, []).extend(parcel.samples)
             if parcel.samples:
                 where = (step.number, parcel.shard, parcel.micro)
-                seed_everything(derive(self._settings.seed, "compute", *where))
-                loss = self._forward(batch, parcel, compute)
+                seed = derive(self._settings.seed, "compute", *where)
+                rehearsed = self._rehearse(batch, compute, seed) if rehearses else None
+                seed_everything(seed)
+                found = self._computed(batch, compute)
+                rehearses = False
+                if rehearsed is not None:
+                    self._check_repeats(rehearsed, found, unchanging, compute)
+                loss = self._share(found, parcel)
                 if parcel.ends_shard and parcel.shard == 0:
                     # Before the backward pass, in which the notes may leave already.
                     reduction.note(NOTES, buffers.keep().to(self._device))
@@ -334,6 +358,7 @@ class Loop(ElasticLoop):
             if parcel.ends_shard and not parcel.ends_step:
                 reduction.leaf(parcel.shard)
         self._own_time.end()
+        reduction.check_hooks()
         notes = reduction.finish()
         buffers.finish(reduction.group, notes[NOTES:])
         if unchanging is not None:
@@ -358,7 +383,8 @@ class Loop(ElasticLoop):
         steps_done = self._progress.step
         if not is_due(steps_done, self._settings.check_every):
             return None
-        holdings = Holdings(self._held(), self._device)
+        self._check_names()
+        holdings = Holdings({**self._held(), **self._buffers.held()}, self._device)
         found = holdings.compare(self._reduction.group, is_bitwise=self._settings.exactness == "bitwise")
         if found is not None:
             self._end_diverged(difference_text(*found, steps_done, self._agreed_after))
@@ -368,9 +394,18 @@ class Loop(ElasticLoop):
     def _check_unchanged(self, before: Holdings, compute: Compute) -> None:
         """Raise Diverged when the step changed what only the script may change, after it."""
         if (name := before.changed(self._watched(compute))) is not None:
-            self._end_diverged(
-                f"{name} was changed inside step.backward, which does so as often as a worker has micro-batches:"
-                " change it after step.backward"
+            self._end_diverged(changed_text(name))
+
+    def _check_names(self) -> None:
+        """Raise RuntimeError where layers were replaced: nobody who joins or resumes would have the new ones."""
+        now = dict(self._model.named_parameters())
+        others = [
+            name for name in (*now, *self._parameters) if now.get(name) is not self._parameters.get(name)
+        ]
+        if others:
+            raise RuntimeError(
+                f"{others[0]} is not the parameter that it was when Loop was made, and neither a worker that joins"
+                " nor a resume would know: change layers, parametrizations and pruning before Loop(...)"
             )
 
     def _held(self) -> dict[str, torch.Tensor]:
@@ -382,11 +417,6 @@ class Loop(ElasticLoop):
         """What no function given to `backward` may change: that, and the modules that it uses beside the model."""
         known = {id(one) for one in self._parameters.values()}
         return {**self._held(), **parameters_beside(compute, known)}
-
-    def _end_diverged(self, text: str) -> NoReturn:
-        if self._link is not None:
-            self._link.send({"type": "diverged", "generation": self._generation, "text": text})
-        raise Diverged(text)
 
     def _follow_frozen(self) -> None:
         """Parameters may have been frozen or unfrozen since the last step."""
@@ -400,9 +430,38 @@ class Loop(ElasticLoop):
         self._trained = trained
         self._reduction.train([self._parameters[name] for name in trained])
 
-    def _forward(self, batch: Any, parcel: Parcel, compute: Compute) -> torch.Tensor:
-        """Loss of one micro-batch, as its share of the global batch; notes it with its metrics."""
+    def _rehearse(self, batch: Any, compute: Compute, seed: int) -> float | None:
+        """The loss of a micro-batch that is about to be computed, of which nothing else is left.
+
+        None where the batch cannot be copied: the script's function may change it.
+        """
+        if (copied := copy_of(batch)) is None:
+            return None
+        seed_everything(seed)
+        loss = float(self._computed(copied, compute).loss.detach())
+        self._buffers.restore()
+        return loss
+
+    def _check_repeats(
+        self, rehearsed: float, found: Outcome, unchanging: Holdings | None, compute: Compute
+    ) -> None:
+        """Raise Diverged where a micro-batch has another loss than when it was rehearsed."""
+        again = float(found.loss.detach())
+        if not repeats(rehearsed, again, is_bitwise=self._settings.exactness == "bitwise"):
+            if unchanging is not None:
+                self._check_unchanged(unchanging, compute)
+            self._end_diverged(not_repeated_text(rehearsed, again))
+
+    def _computed(self, batch: Any, compute: Compute) -> Outcome:
+        """What the script's function makes of one micro-batch."""
+        parameters = tuple(self._parameters.values())
+        before = [gradient_of(one) for one in parameters]
         found = outcome(compute(self._model, moved(batch, self._device)))
+        check_gradients(parameters, before)
+        return found
+
+    def _share(self, found: Outcome, parcel: Parcel) -> torch.Tensor:
+        """Loss of one micro-batch, as its share of the global batch; notes it with its metrics."""
         if found.metrics:
             self._metric_names = tuple(found.metrics)
         self._check_counts(found)
@@ -475,6 +534,7 @@ class Loop(ElasticLoop):
         self._members.begin(standing, self._capture, self._restore)
         self._was_rank_0 = self._members.group.rank == 0
         self._open_feed()
+        self._optimizers.know_saved(self._saved_beside)
         self._optimizers.open()
 
     def _change(self, why: str) -> bool:
@@ -552,6 +612,8 @@ def _parts(
 ) -> dict[str, Stateful]:
     parts: dict[str, Stateful] = {"model": model, **optimizers.parts}
     named = {"scheduler": scheduler, "scaler": scaler}
+    if isinstance(scheduler, list | tuple):
+        raise TypeError("hand over one scheduler as scheduler=..., and further ones in state={'second': ...}")
     if scheduler is not None:
         optimizers.check_part("scheduler", scheduler)
     parts.update({name: part for name, part in named.items() if part is not None})

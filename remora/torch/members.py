@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from remora.link import Link, Rendezvous
+from remora.script.link import Link, Rendezvous
 from remora.torch.buffers import Buffers
 from remora.torch.catching_up import CatchUp, Standing, WorkersDiffer, plan_catch_up
 from remora.torch.group import Group, PeerLost, form

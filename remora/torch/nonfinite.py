@@ -35,6 +35,34 @@ def what_is_not_finite(loss: float, gradients: Iterable[torch.Tensor | None]) ->
     return None if bool(torch.isfinite(largest).all()) else "gradient"
 
 
+def looks(policy: Nonfinite | None, *, is_scaled: bool) -> bool:
+    """Whether somebody looks; a GradScaler makes gradients overflow on purpose, and leaves such steps out by itself."""
+    return policy is not None and not (policy == "skip" and is_scaled)
+
+
+def left_out_text(skips: int, what: str, step: int) -> str:
+    """What is told of a step that is left out, the last of so many in a row; raises NotFinite for too many."""
+    if skips > MOST_SKIPS:
+        raise NotFinite(f"the {what} of step {step} is not finite, like {MOST_SKIPS} before it")
+    return f"the {what} of step {step} is not finite: its gradients are left out"
+
+
+def check_rollbacks(left_out: int, what: str, step: int) -> None:
+    """Raise NotFinite where so many batches were left out that no other one may be."""
+    if left_out >= MOST_ROLLBACKS:
+        raise NotFinite(
+            f"the {what} of step {step} is not finite, after {MOST_ROLLBACKS} batches were left out"
+        )
+
+
+def rollback_text(what: str, step: int, back_to: int, epoch: int, place: int) -> str:
+    """What is told of a rollback."""
+    return (
+        f"the {what} of step {step} is not finite: training goes back to step {back_to} and leaves out batch {place} of"
+        f" epoch {epoch}"
+    )
+
+
 def snapshot(state: Mapping[str, Any], to_host: Container[str]) -> dict[str, Any]:
     """A copy of a captured state; tensors of the parts of these names lie in host memory."""
     parts = {name: _copied(part, is_moved=name in to_host) for name, part in dict(state["parts"]).items()}

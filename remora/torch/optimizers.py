@@ -3,7 +3,8 @@
 A step's gradients are there when `step.backward` returns, on all workers alike.  An optimizer that changes weights
 before that uses what one worker has; one that the loop does not know is neither saved nor waits for the copy of a
 checkpoint; gradients that nobody uses are gone with the next backward.  All three look like training, so they are
-refused when they happen.
+refused when they happen.  So are a scheduler that would begin anew in every resume, and an optimizer beside the loop
+whose gradients come from `step.backward` of one worker alone.
 """
 
 from __future__ import annotations
@@ -14,18 +15,33 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from remora.torch.state import Stateful
+
+#: A gradient, and how often it has changed.
+Gradient = tuple[torch.Tensor | None, int]
+
+#: Those of all loops that run in this process.
+_open: weakref.WeakSet[Optimizers] = weakref.WeakSet()
+
+_UNKNOWN = (
+    "an optimizer that Loop was not given changes parameters of its model: hand over all of them,"
+    " Loop(model, [first, second], ...)"
+)
 
 
 class Optimizers:
     """All that a loop was given; raises ValueError for those that cannot work.
 
-    From `open` to `close` no other one may change the parameters of the model.
+    From `open` to `close` no other one may change the parameters of the model; `unknown` is what is told of one.
     """
 
-    def __init__(self, model: torch.nn.Module, given: Optimizer | Sequence[Optimizer]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, given: Optimizer | Sequence[Optimizer], unknown: str = _UNKNOWN
+    ) -> None:
+        self._told_of_unknown = unknown
         self._all = [given] if isinstance(given, Optimizer) else list(given)
         if not self._all or not all(isinstance(one, Optimizer) for one in self._all):
             raise ValueError("hand over an optimizer, or a list of some: Loop(model, optimizer, ...)")
@@ -45,6 +61,13 @@ class Optimizers:
         #: The step whose gradients no optimizer has used yet.
         self._unused: int | None = None
         self._hooks: list[Any] = []
+        #: Parameters beside the model that other optimizers change, by id, and their gradients when a backward began.
+        self._beside: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._gradients_beside: list[tuple[torch.Tensor, Gradient]] = []
+        #: Optimizers that no scheduler follows which is saved.
+        self._unfollowed: list[Optimizer] = []
+        #: Of those that another one follows, the learning rates in the step before, by id.
+        self._rates: dict[int, list[float]] = {}
 
     def __iter__(self) -> Iterator[Optimizer]:
         return iter(self._all)
@@ -64,10 +87,19 @@ class Optimizers:
                 " hand over all of them, Loop(model, [first, second], ...)"
             )
 
+    def know_saved(self, parts: Sequence[object]) -> None:
+        """What is saved beside them: schedulers are to be among it, raises RuntimeError at the step that shows it."""
+        if not all(isinstance(part, torch.nn.Module | LRScheduler) for part in parts):
+            # Something of the script's own may hold them.
+            return
+        followed = {id(one) for part in parts for one in _inside(part)}
+        self._unfollowed = [one for one in self._all if id(one) not in followed]
+
     def open(self) -> None:
         """From now on look at every step that any optimizer of this process makes."""
         if self._hooks:
             return
+        _open.add(self)
         this = weakref.ref(self)
 
         def before(optimizer: Optimizer, *_: object) -> None:
@@ -83,32 +115,52 @@ class Optimizers:
 
     def close(self) -> None:
         """Look no more."""
+        _open.discard(self)
         while self._hooks:
             self._hooks.pop().remove()
 
-    def begin(self, parameters: Iterable[torch.Tensor]) -> None:
+    def begin(self, gradients: Iterable[torch.Tensor | None]) -> None:
         """A backward pass begins; raises RuntimeError when it would drop gradients that are meant to be used.
 
         Gradients that were set to None or zero were dropped by the script, and those that are not finite are left out
         by whoever looks at them.
         """
         unused, self._unused = self._unused, None
-        if unused is not None and _are_of_use([one.grad for one in parameters]):
+        if unused is not None and _are_of_use(gradients):
             raise RuntimeError(
                 f"no optimizer has used the gradients of step {unused}, and the next backward would drop them: call"
                 " optimizer.step() in every step, with a larger global_batch (and micro_batch) in place of several"
                 " steps, or optimizer.zero_grad() where they are meant to be dropped"
             )
+        scheduled = [one for one in self._unfollowed if getattr(one.step, "_wrapped_by_lr_sched", False)]
+        rates = {id(one): [float(group["lr"]) for group in one.param_groups] for one in scheduled}
+        if any(self._rates.get(number, now) != now for number, now in rates.items()):
+            raise RuntimeError(
+                "a scheduler that Loop was not given changes the learning rate, and would begin anew in every resume:"
+                " hand it over as scheduler=..., and further ones in state={'second': ...}"
+            )
+        self._rates = rates
+        known = [one() for one in self._beside.values()]
+        self._gradients_beside = [(one, gradient_of(one)) for one in known if one is not None]
         self._is_computing = True
 
     def end(self, step: int | None) -> None:
         """It is over; the gradients of this step are there, if it has not failed (None)."""
         self._is_computing = False
         self._unused = step
+        before, self._gradients_beside = self._gradients_beside, []
+        if step is not None and any(is_changed(one, held) for one, held in before):
+            raise RuntimeError(
+                "step.backward gives gradients to parameters that are not in the model, which an optimizer of their own"
+                " changes with what this worker alone has: put all modules into one, such as"
+                " torch.nn.ModuleList([model, head]), and hand over all optimizers"
+            )
 
     def _before_step(self, optimizer: Optimizer) -> None:
         is_known = id(optimizer) in self._known
         if not is_known and not any(id(one) in self._parameters for one in _parameters_of(optimizer)):
+            if not any(id(optimizer) in other._known for other in _open):
+                self._beside.update({id(one): weakref.ref(one) for one in _parameters_of(optimizer)})
             return
         if self._is_computing:
             raise RuntimeError(
@@ -116,16 +168,26 @@ class Optimizers:
                 " out of hooks and of the function given to backward, and call optimizer.step() after it"
             )
         if not is_known:
-            raise RuntimeError(
-                "an optimizer that Loop was not given changes parameters of its model: hand over all of them,"
-                " Loop(model, [first, second], ...)"
-            )
+            raise RuntimeError(self._told_of_unknown)
         if [_size(one) for one in self._all] != self._sizes:
             raise RuntimeError(
                 "an optimizer got other parameters since Loop was made, which neither a worker that joins nor a resume"
                 " would know: give it all of them at the start, and freeze some with requires_grad_(False)"
             )
         self._unused = None
+
+
+def gradient_of(parameter: torch.Tensor) -> Gradient:
+    """The gradient that a parameter has now, in a form that tells later whether it is another one."""
+    held = parameter.grad
+    return held, -1 if held is None else held._version
+
+
+def is_changed(parameter: torch.Tensor, before: Gradient) -> bool:
+    """Whether its gradient is not the one that it was."""
+    held, version = before
+    now = parameter.grad
+    return now is not held or (now is not None and now._version != version)
 
 
 def _parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:

@@ -44,19 +44,20 @@ class RandomStream:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Inside, random numbers go on where this stream was left; outside nothing of it is seen."""
-        outside = _capture()
+        outside = capture()
         if self._state is None:
             seed_everything(self._seed, devices=False)
         else:
-            _restore(self._state)
+            restore(self._state)
         try:
             yield
         finally:
-            self._state = _capture()
-            _restore(outside)
+            self._state = capture()
+            restore(outside)
 
 
-def _capture() -> tuple[Any, ...]:
+def capture() -> tuple[Any, ...]:
+    """Where the random numbers of torch on processors, of Python and of numpy stand."""
     numpy = sys.modules.get("numpy")
     return (
         torch.get_rng_state(),
@@ -65,7 +66,8 @@ def _capture() -> tuple[Any, ...]:
     )
 
 
-def _restore(state: tuple[Any, ...]) -> None:
+def restore(state: tuple[Any, ...]) -> None:
+    """Let them go on from there."""
     of_torch, of_python, of_numpy = state
     torch.set_rng_state(of_torch)
     random.setstate(of_python)

@@ -151,7 +151,23 @@ class Reduction(ABC):
         for ticket in tickets:
             part.wait(ticket)
 
+    def check_hooks(self) -> None:
+        """Raise RuntimeError where another hook looks at, or changes, what this worker alone has summed."""
+        hooks = (
+            hook for one in self._parameters for hook in (one._post_accumulate_grad_hooks or {}).values()
+        )
+        if not all(isinstance(getattr(hook, "__self__", None), Reduction) for hook in hooks):
+            raise RuntimeError(
+                "a hook of register_post_accumulate_grad_hook sees what one worker alone has summed: use register_hook,"
+                " which sees the gradient of each micro-batch, or change gradients after step.backward"
+            )
+
     def _on_gradient(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(parameter.shape)} has sparse gradients, which Loop does not add up over"
+                " workers: build its layer with sparse=False"
+            )
         if not self._is_armed or self._failure is not None:
             return
         number = self._home.get(id(parameter))

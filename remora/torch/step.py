@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
+from remora.torch.agreement import ROUNDING
+from remora.torch.optimizers import Gradient, is_changed
 from remora.torch.order import Position
 
 #: Numbers beside the loss that `backward` averages over the shards.
@@ -114,6 +117,33 @@ class Step:
         Values need `float()` to work on them, which waits for the GPU.
         """
         self._loop._report(self, {**self.metrics, **metrics})
+
+
+def check_gradients(parameters: Sequence[torch.Tensor], before: Sequence[Gradient]) -> None:
+    """Raise RuntimeError where the function given to `backward` has changed gradients."""
+    if any(is_changed(one, held) for one, held in zip(parameters, before, strict=True)):
+        raise RuntimeError(
+            "the function given to backward changes gradients itself, which adds to or drops those of other"
+            " micro-batches: call neither backward() nor zero_grad() in it and return the loss, with"
+            " torch.autograd.grad where it needs a gradient on the way"
+        )
+
+
+def repeats(once: float, again: float, *, is_bitwise: bool) -> bool:
+    """Whether two losses of the same micro-batch are the same; without `is_bitwise` but for rounding."""
+    if is_bitwise or not (math.isfinite(once) and math.isfinite(again)):
+        return once == again or (math.isnan(once) and math.isnan(again))
+    return abs(once - again) <= ROUNDING * max(abs(once), abs(again))
+
+
+def not_repeated_text(once: float, again: float) -> str:
+    """What is told of a function for `backward` that returns two losses for the same micro-batch."""
+    return (
+        f"the function given to backward returned {once:.7g} and then {again:.7g} for one micro-batch with the same"
+        " random numbers, so it keeps something from one call to the next (a count, a hidden state, a generator of its"
+        " own) and the result would depend on which worker calls it: take step.number, keep what lasts in buffers of"
+        " the model, and draw from the random numbers that Loop seeds"
+    )
 
 
 def outcome(returned: Any) -> Outcome:

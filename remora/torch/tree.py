@@ -37,7 +37,8 @@ def parents(shards: int) -> Mapping[Node, Node]:
     return found
 
 
-@lru_cache(maxsize=256)
+# Every worker asks for the covers of all workers in every step.
+@lru_cache(maxsize=1 << 15)
 def cover(own: range, shards: int) -> tuple[Node, ...]:
     """The largest subtrees inside the contiguous shards `own`, from left to right."""
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import anyio
 from starlette.requests import ClientDisconnect, Request
 
-from remora.bounds import has_more_values
+from remora.spec.bounds import has_more_values
 from service.api.checks import Checks
 from service.api.problems import ApiProblem
 

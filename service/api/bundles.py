@@ -13,7 +13,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from remora.bundle import BundleLimits, verify
+from remora.code.bundle import BundleLimits, verify
 from remora.errors import BundleError
 from service.api.bodies import save
 from service.api.context import Context, context_of

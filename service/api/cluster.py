@@ -15,6 +15,7 @@ from service.api.context import Context, context_of
 from service.api.parameters import Parameters
 from service.store import leases
 from service.store.totals import totals
+from service.store.troubles import SENTENCES, trouble_of
 
 router = APIRouter()
 
@@ -35,8 +36,8 @@ async def readyz(request: Request, _: Annotated[Parameters, Query()]) -> Respons
     age = None
     try:
         age = await _controller_age_s(context)
-    except DBAPIError:
-        status = "the database does not answer"
+    except DBAPIError as error:
+        status = SENTENCES.get(trouble_of(error), "the database does not answer")
     else:
         alive = age is not None and age < 3 * context.settings.lease_s
         status = "ready" if alive else "no controller is at work: jobs are accepted and wait"

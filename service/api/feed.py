@@ -14,8 +14,9 @@ from functools import partial
 
 from sqlalchemy.exc import DBAPIError
 
-from service.store.database import Database, why_unreachable
+from service.store.database import Database
 from service.store.telemetry import Position, positions
+from service.store.troubles import why_failed
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class Feed:
             try:
                 found = await self._database.read(partial(positions, job_ids=job_ids))
             except DBAPIError as error:
-                log.warning("%s", why_unreachable(error))
+                log.warning("%s", why_failed(error))
             else:
                 async with self._news:
                     self._positions.update(found)

@@ -15,10 +15,10 @@ from fastapi import APIRouter, Query, Request
 from sqlalchemy.exc import IntegrityError
 from starlette.responses import Response
 
-from cluster.planning.quotas import has_quotas
-from remora.code_checks import check_code, needs_code
+from cluster.scheduling.quotas import has_quotas
+from remora.code.checks import check_code, needs_code
 from remora.errors import SpecError, SpecProblem
-from remora.spec import MAX_SPEC_BYTES, MAX_SPEC_VALUES, JobSpec
+from remora.spec.spec import MAX_SPEC_BYTES, MAX_SPEC_VALUES, JobSpec
 from remora.states import JobState
 from remora.views import Attempt, FieldProblem, Job, Page
 from service.api.bodies import read_object

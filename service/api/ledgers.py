@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from cluster.offerings import zone_and_capacity
+from cluster.policies.offerings import zone_and_capacity
 from remora.views import AccountLine, ClusterLedger, Ledger, LedgerLine
 from service.api.context import context_of, job_of
 from service.api.pages import as_json

@@ -12,10 +12,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from sqlalchemy.exc import IntegrityError
 from starlette.responses import Response
 
-from cluster.policies import Policies
-from cluster.policy_documents import MAX_DOCUMENT, digest_of, read_document, read_stored
-from cluster.policy_problems import PoliciesRefused
-from remora.bounds import exceeds
+from cluster.policies.documents import MAX_DOCUMENT, digest_of, read_document, read_stored
+from cluster.policies.policies import Policies
+from cluster.policies.problems import PoliciesRefused
+from remora.spec.bounds import exceeds
 from remora.views import ClusterEvent, FieldProblem, Page, Policy, PolicyCheck, PolicyVersion
 from service.api.bodies import read_object
 from service.api.context import Context, context_of
@@ -28,7 +28,7 @@ from service.api.parameters import (
     read_number_cursor,
 )
 from service.api.problems import ApiProblem
-from service.fixed_pool import fixed_pool, known
+from service.clouds.fixed_pool import fixed_pool, known
 from service.queue.policy_versions import PoliciesMoved, PolicyDecision, PolicyRow, PolicyWish, follow
 from service.store import policies as store
 

@@ -10,18 +10,18 @@ from typing import Annotated
 import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 
-from cluster.offerings import zone_and_capacity
-from cluster.placement import bought_by
-from cluster.planning.limits import limits_of
-from cluster.planning.refusals import taken_back
-from cluster.policies import Policies, PoolPolicy
-from cluster.view import Refusal
+from cluster.policies.offerings import zone_and_capacity
+from cluster.policies.placement import bought_by
+from cluster.policies.policies import Policies, PoolPolicy
+from cluster.scheduling.limits import limits_of
+from cluster.scheduling.refusals import taken_back
+from cluster.scheduling.view import Refusal
 from remora.states import NodeState
 from remora.views import Page, Pool, PoolWait, RefusedOffering
 from service.api.context import context_of
 from service.api.parameters import Parameters
 from service.api.problems import ApiProblem
-from service.fixed_pool import kept_full
+from service.clouds.fixed_pool import kept_full
 from service.policies_in_force import policies_in_force
 from service.queue.rows import WaitKind
 from service.store import spending

@@ -16,8 +16,8 @@ from starlette.routing import BaseRoute, Match
 from remora.errors import MAX_PROBLEMS
 from remora.views import FieldProblem, Problem
 from service.journal import request_id
-from service.store.database import why_unreachable
-from trainers.storage import StorageError
+from service.store.troubles import SENTENCES, Trouble, trouble_of, why_failed
+from trainers.storage import FULL, StorageError, StorageFull
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ TITLES: Mapping[int, str] = {
     429: "Too many",
     500: "Internal error",
     503: "Not available now",
+    507: "No room",
 }
 
 
@@ -154,16 +155,40 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
 
     @app.exception_handler(DBAPIError)
     async def _database(request: Request, error: DBAPIError) -> Response:  # noqa: ARG001
-        log.error("%s", why_unreachable(error))
-        return _unavailable("database_unavailable", "the database does not answer").response()
+        log.error("%s", why_failed(error))
+        return _of_database(error).response()
 
     @app.exception_handler(StorageError)
     async def _storage(request: Request, error: StorageError) -> Response:  # noqa: ARG001
         log.error("%s", error)
+        if isinstance(error, StorageFull):
+            return _unavailable("storage_full", "the storage is full: make room in it", 507).response()
         return _unavailable("storage_unavailable", "the storage does not answer").response()
 
+    @app.exception_handler(OSError)
+    async def _disk(request: Request, error: OSError) -> Response:  # noqa: ARG001
+        if error.errno not in FULL:
+            raise error
+        log.error("a disk of the service is full: %s", error)
+        return _unavailable("disk_full", "a disk of the service is full: make room on it", 507).response()
 
-def _unavailable(code: str, detail: str) -> ApiProblem:
-    return ApiProblem(
-        503, code, detail, hint="try again; the service's log says more", headers={"Retry-After": "1"}
-    )
+
+def _of_database(error: DBAPIError) -> ApiProblem:
+    trouble = trouble_of(error)
+    detail = SENTENCES.get(trouble, "the database does not answer")
+    match trouble:
+        case Trouble.FULL:
+            return _unavailable("database_full", detail, 507)
+        case Trouble.READ_ONLY:
+            return _unavailable("database_read_only", detail)
+        case Trouble.BROKEN_DISK | Trouble.DAMAGED:
+            return _unavailable("database_failed", detail)
+        case _:
+            return _unavailable("database_unavailable", detail)
+
+
+def _unavailable(code: str, detail: str, status: int = 503) -> ApiProblem:
+    hint, retry_s = "try again; the service's log says more", "1"
+    if status == 507:
+        hint, retry_s = "try again when there is room; what was answered before is stored", "30"
+    return ApiProblem(status, code, detail, hint=hint, headers={"Retry-After": retry_s})

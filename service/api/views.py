@@ -33,6 +33,7 @@ def job_view(row: JobRow) -> Job:
         cancel_requested_at=row.cancel_requested_at,
         created_at=row.created_at,
         started_at=row.started_at,
+        paused_at=row.paused_at,
         ended_at=row.ended_at,
         version=row.version,
     )

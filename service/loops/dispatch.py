@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
-from cluster.offerings import Offering, zone_and_capacity
-from cluster.planning.fitting import as_shown
-from cluster.planning.quotas import counts_money
-from cluster.policies import Policies
+from cluster.policies.offerings import Offering, zone_and_capacity
+from cluster.policies.policies import Policies
+from cluster.scheduling.fitting import as_shown
+from cluster.scheduling.quotas import counts_money
 from remora.states import JobState, NodeState
+from service.loops.keeping import load_kept, tell_kept
 from service.loops.launching import Launching
 from service.loops.line import line, pool_sizes
 from service.loops.live import Live, Pair
@@ -43,6 +44,8 @@ class _Snapshot:
     quotas: Quotas | None
     #: Jobs that do not start on spot, by id.
     off_spot: frozenset[str]
+    #: The job that each node is kept for, by node id.
+    kept: Mapping[str, str]
 
 
 def dispatch(
@@ -55,30 +58,40 @@ def dispatch(
 ) -> None:
     """Admit what fits and launch it; `why_short` says by job id why the planner gets no nodes.  Raises Fenced."""
     with turn.deciding:
-        started = _decide(turn, live, supply, why_short or {})
-    # 4. Act; `track` hears whether the drivers have their plans.
+        started, kept = _decide(turn, live, supply, why_short or {})
+    # 4. Act: first on groups that could grow onto what the new ones start on.
+    tell_kept(turn, live, launcher, kept)
+    # `track` hears whether the drivers have their plans.
     launching.launch(turn, live, launcher, started)
 
 
-def _decide(turn: Turn, live: Live, supply: Supply, why_short: Mapping[str, str]) -> Sequence[Pair]:
-    """Admit what fits, and write that down."""
+def _decide(
+    turn: Turn, live: Live, supply: Supply, why_short: Mapping[str, str]
+) -> tuple[Sequence[Pair], Mapping[str, str]]:
+    """Admit what fits, and write that down; what was started, and the job that each node is kept for."""
     # 1. Load.
     running, offerings = live.pairs(), supply.offerings()
     snapshot = turn.load(lambda connection: _load(connection, turn, running, offerings))
     for job in snapshot.spent:
         _end_spent(turn, job)
     if not snapshot.queue:
-        return ()
+        return (), snapshot.kept
     # 2. Decide.
     pools, quotas = snapshot.pools, snapshot.quotas
     admission = admit(
-        snapshot.queue, snapshot.claims, snapshot.rooms, pools, quotas=quotas, off_spot=snapshot.off_spot
+        snapshot.queue,
+        snapshot.claims,
+        snapshot.rooms,
+        pools,
+        quotas=quotas,
+        off_spot=snapshot.off_spot,
+        kept=snapshot.kept,
     )
     # 3. Apply: rows first, so that a crash before the driver runs is found and healed by `track`.
     started = _start(turn, admission)
     live.add(started)
     _tell(turn, snapshot.queue, [_explained(wait, why_short) for wait in admission.waits])
-    return started
+    return started, snapshot.kept
 
 
 def _explained(wait: Wait, why_short: Mapping[str, str]) -> Wait:
@@ -97,13 +110,15 @@ def _load(
     pools = pool_sizes(policies, as_shown(offerings, nodes), now)
     takes_s = start_up_s(nodes)
     queue = line(connection, policies, pools, live, now, takes_s)
+    quotas = _quotas(connection, policies, live, now) if queue else None
+    kept = load_kept(connection, nodes, queue, live, pools, quotas, now, takes_s)
     if not queue:
-        return _Snapshot([], [], [], [], pools, None, frozenset())
+        return _Snapshot([], [], [], [], pools, None, frozenset(), kept)
     # Something of an ended attempt may still run: its job does not start again before that is over.
     unreleased = {attempt.job_id for attempt in store.unreleased_attempts(connection)}
     at = workers_of_jobs(nodes, [attempt for _, attempt in live])
     claims = [
-        Claim(job.sizes, job.worker_resources, placement_in(job, one), at.get(job.id, {}))
+        Claim(job.sizes, job.worker_resources, placement_in(job, one), job.id, at.get(job.id, {}))
         for job, one in live
     ]
     rooms = [
@@ -122,12 +137,12 @@ def _load(
     out = unreleased | {job.id for job in spent}
     queue = [job for job in queue if job.id not in out]
     off_spot = jobs_off_spot(queue, nodes, pools, now, takes_s)
-    return _Snapshot(queue, spent, claims, rooms, pools, _quotas(connection, policies, live, now), off_spot)
+    return _Snapshot(queue, spent, claims, rooms, pools, quotas, off_spot, kept)
 
 
 def _quotas(connection: sa.Connection, policies: Policies, live: Sequence[Pair], now: float) -> Quotas | None:
     _, by_project = spending.spent(connection, now) if counts_money(policies) else (None, {})
-    return quotas_of(policies, [(job, attempt.world_size) for job, attempt in live], by_project)
+    return quotas_of(policies, [(job, attempt.world_size) for job, attempt in live], by_project, now)
 
 
 def _have_spent(connection: sa.Connection, queue: Sequence[JobRow], now: float) -> list[JobRow]:

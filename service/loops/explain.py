@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from cluster.actions import Wait
+from cluster.scheduling.actions import Wait
 from remora.states import JobState
 from service.loops.turn import Turn
 from service.queue import lifecycle

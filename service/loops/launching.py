@@ -6,9 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from cluster.placement import LASTING
+from cluster.policies.placement import LASTING
 from remora.errors import SpecError
-from remora.spec import JobSpec
+from remora.spec.spec import JobSpec
 from remora.states import EndReason
 from service.loops.live import Live, Pair
 from service.loops.ports import Launcher

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from cluster.offerings import Offering
-from cluster.planning.limits import limits_of
-from cluster.planning.quotas import has_quotas
-from cluster.policies import Policies
+from cluster.policies.offerings import Offering
+from cluster.policies.policies import Policies
+from cluster.scheduling.limits import limits_of
+from cluster.scheduling.quotas import has_quotas
 from service.queue.admission import PoolSize
 from service.queue.hurry import urgent_jobs
 from service.queue.ordering import in_order

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import sqlalchemy as sa
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from remora.states import AttemptState, EndReason
 from service.loops.turn import Turn
@@ -15,12 +15,13 @@ from service.queue.rows import AttemptRow, JobRow
 from service.store import jobs as store
 from service.store.errors import Fenced
 from service.store.ingest import ingest_all
+from service.store.troubles import concerns_everybody
 from trainers.plan import Record
 
 log = logging.getLogger(__name__)
 
-#: Records in one transaction, so that those who submit jobs meanwhile wait for none that lasts for long.
-MOST_RECORDS = 5000
+#: Rows in one transaction, so that those who submit jobs meanwhile wait for none that lasts for long.
+MOST_ROWS = 5000
 
 Pair = tuple[JobRow, AttemptRow]
 Write = Callable[[sa.Connection, Sequence[str]], store.Changed]
@@ -90,10 +91,13 @@ class Live:
             return
         try:
             changed = self._turn.apply(lambda connection: work(connection, attempt_ids))
-        except (Fenced, OperationalError):
+        except Fenced:
             self._pairs = None
             raise
         except Exception as error:
+            if isinstance(error, DBAPIError) and concerns_everybody(error):
+                self._pairs = None
+                raise
             if len(attempt_ids) == 1:
                 changed = store.Changed(failed={attempt_ids[0]: error})
             else:
@@ -115,13 +119,19 @@ class Live:
 
 
 def _parts(told: Mapping[str, Sequence[Record]]) -> list[list[str]]:
-    """The attempts in parts of not too many records; one that told more is a part of its own."""
+    """The attempts in parts of not too many rows; one that told more is a part of its own."""
     parts: list[list[str]] = []
     room = 0
     for attempt_id, new in told.items():
-        if not parts or len(new) > room:
+        rows = sum(_rows_of(record) for record in new)
+        if not parts or rows > room:
             parts.append([])
-            room = MOST_RECORDS
+            room = MOST_ROWS
         parts[-1].append(attempt_id)
-        room -= len(new)
+        room -= rows
     return parts
+
+
+def _rows_of(record: Record) -> int:
+    """A log's text is a row for each of its lines; whether it is a text at all is found when it is stored."""
+    return str(record.body.get("text", "")).count("\n") + 1 if record.kind == "log" else 1

@@ -1,6 +1,6 @@
 """What the loops need from others; an interface is its promises.
 
-`trainers.launch` and `cluster.membership` fulfil these by their shape, the tests' fakes as well.
+`trainers.launch` and `cluster.ray.membership` fulfil these by their shape, the tests' fakes as well.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from cluster.agent.beats import Hearing
-from cluster.offerings import Offering
+from cluster.node.agent.heartbeats import AgentStatus
+from cluster.policies.offerings import Offering
 from remora.states import EndReason
 from trainers.plan import AttemptPlan, DriverGone, Record
 
@@ -28,8 +28,8 @@ class Launcher(Protocol):
         """
         ...
 
-    def prepare(self) -> None:
-        """Use a quiet moment to make the next start faster; called at every tick."""
+    def prepare(self, token: int) -> None:
+        """Use a quiet moment to make the next starts faster; called at every tick under the lease with that token."""
         ...
 
     def poll(
@@ -39,6 +39,14 @@ class Launcher(Protocol):
 
         Asking acknowledges: a driver may forget everything up to `after[attempt_id]`.  A driver that does not answer
         in time is left out; one that has no plan is gone.
+        """
+        ...
+
+    def keep(self, attempt_id: str, nodes: Mapping[str, str], token: int) -> bool:
+        """Let the driver know for which job nodes are kept, by their ids: groups of other jobs do not grow onto them.
+
+        Called at every turn, and waits for nobody: a driver is sent what is news to it until it has taken it.  `token`
+        is that of the lease: what a later controller says counts, whatever comes last.  True: it has taken it.
         """
         ...
 
@@ -94,7 +102,7 @@ class Member(Protocol):
         ...
 
     @property
-    def agent(self) -> Hearing | None:
+    def agent(self) -> AgentStatus | None:
         """What is heard of its agent; None where none was ever heard."""
         ...
 

@@ -6,7 +6,7 @@ import logging
 
 import sqlalchemy as sa
 
-from cluster.policies import Policies
+from cluster.policies.policies import Policies
 from service.loops.ports import Supply
 from service.loops.turn import Turn
 from service.queue.rows import NewEvent

@@ -16,18 +16,19 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 
-from cluster.actions import Drain, Launch, Notice, Plan, Terminate, Wait
-from cluster.offerings import Offering, zone_and_capacity
-from cluster.placement import FABRIC_LABEL, labels_of
-from cluster.planner import plan
-from cluster.planning.money import step_reached
-from cluster.planning.refusals import after_refusal, made_good, taken_back
-from cluster.policies import Policies
+from cluster.policies.offerings import Offering, zone_and_capacity
+from cluster.policies.placement import FABRIC_LABEL, labels_of
+from cluster.policies.policies import Policies
 from cluster.provider import NodeRequest, ProvidedNode, Provider, ProviderError, Throttled, Unanswered
-from cluster.view import ENDED, ClusterView, NodeView
+from cluster.scheduling.actions import Drain, Launch, Notice, Plan, Terminate, Wait
+from cluster.scheduling.money import money_of, step_reached
+from cluster.scheduling.planner import plan
+from cluster.scheduling.refusals import after_refusal, made_good, taken_back
+from cluster.scheduling.view import ENDED, ClusterView, NodeView
 from remora.states import NodeState
-from service.fixed_pool import kept_full
+from service.clouds.fixed_pool import kept_full
 from service.loops.explain import explain
+from service.loops.hold import hold
 from service.loops.look import Hands, Seen
 from service.loops.ports import Drains, Supply
 from service.loops.quotas import note_quotas
@@ -108,6 +109,8 @@ def _decide(turn: Turn, hands: Hands, seen: Seen) -> tuple[_Asks, list[Wait]]:
         view = free_view(hands.supply, load, nodes, turn.now)
     actions = plan(view, policies, turn.now)
     _keep_step(turn, view, policies)
+    if hands.follows_policies:
+        hold(turn, money_of(view, policies, {offering.id: offering for offering in view.offerings}))
     asks, vetoed = _write_down(turn, policies, view, actions, rows, machines)
     # 4. Say why the rest is not done.
     waits = [*(action for action in actions if isinstance(action, Wait)), *vetoed]

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import sqlalchemy as sa
 
-from cluster.planning.fitting import as_shown
-from cluster.planning.health import remembered_s
-from cluster.planning.quotas import counts_money
-from cluster.policies import Policies
+from cluster.policies.policies import Policies
 from cluster.provider import ProvidedNode
-from cluster.view import START_UP_S, ClusterView, JobDemand, NodeView
+from cluster.scheduling.fitting import as_shown
+from cluster.scheduling.health import remembered_s
+from cluster.scheduling.quotas import counts_money
+from cluster.scheduling.view import START_UP_S, ClusterView, JobDemand, NodeView
 from remora.states import NodeState
 from service.loops.line import line, pool_sizes
 from service.loops.ports import Member, Supply

@@ -8,11 +8,11 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from cluster.actions import Launch, Wait
-from cluster.installed_rules import load_rules
-from cluster.planning.sifting import Veto, veto
-from cluster.policies import Policies
-from cluster.view import ClusterView
+from cluster.policies.policies import Policies
+from cluster.scheduling.actions import Launch, Wait
+from cluster.scheduling.installed_rules import load_rules
+from cluster.scheduling.launch_checks import Veto, veto
+from cluster.scheduling.view import ClusterView
 from service.loops.turn import Turn
 from service.queue.rows import NewEvent
 from service.store import policies as store

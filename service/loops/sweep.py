@@ -7,12 +7,13 @@ import logging
 import sqlalchemy as sa
 
 from remora.states import JobState
+from service.loops.listing import MOST, Listing, settle
 from service.loops.live import Live
 from service.loops.ports import Launcher
 from service.loops.turn import Turn
 from service.queue import lifecycle
 from service.queue.rows import AttemptRow, JobRow
-from service.store import answers, jobs
+from service.store import answers, checkpoints, jobs
 
 log = logging.getLogger(__name__)
 
@@ -20,24 +21,26 @@ log = logging.getLogger(__name__)
 ANSWER_LIFETIME_S = 7 * 24 * 3600.0
 
 
-def sweep(turn: Turn, live: Live, launcher: Launcher) -> None:
+def sweep(turn: Turn, live: Live, launcher: Launcher, listing: Listing) -> None:
     """Do what nothing else waits for.  Raises Fenced."""
     # 1. Load.
     oldest = turn.now - ANSWER_LIFETIME_S
     ended, overdue, has_old_answers = turn.load(
         lambda connection: (
-            jobs.unreleased_attempts(connection),
+            checkpoints.ended_attempts(connection, MOST),
             jobs.overdue_jobs(connection, turn.now),
             answers.has_answers(connection, oldest),
         )
     )
     # 2. Ended attempts: first nothing of them runs, then their jobs may start again.
-    over = [attempt.id for attempt in ended if _is_over(turn, launcher, attempt)]
+    over = [attempt.id for attempt in ended.unreleased if _is_over(turn, launcher, attempt)]
     live.change(dict.fromkeys(over, _releasing(turn.now)))
-    # 3. Waits that lasted too long.
+    # 3. Those of which nothing runs: what they committed and deleted, and nobody heard of.
+    settle(turn, listing, ended.unlisted)
+    # 4. Waits that lasted too long.
     for job in overdue:
         _give_up(turn, job)
-    # 4. Old answers.
+    # 5. Old answers.
     if has_old_answers:
         turn.apply(lambda connection: answers.forget_answers(connection, oldest))
 

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
-from remora.states import EndReason
+from cluster.policies.policies import BudgetStep
+from remora.states import AttemptState, EndReason
 from service.loops.launching import Launching
 from service.loops.live import Live
 from service.loops.ports import Launcher
@@ -24,6 +25,10 @@ log = logging.getLogger(__name__)
 
 #: Seconds between the wish that an attempt ends and its being killed.
 STOP_GRACE_S = 10.0
+#: The same for one that has no workers any more, and may still be storing their last checkpoint: nobody waits for it.
+EVICTION_GRACE_S = 300.0
+#: Seconds after which an attempt that never had workers is taken for one whose nodes go.
+_START_S = 60.0
 
 
 def track(turn: Turn, live: Live, launching: Launching, launcher: Launcher) -> None:
@@ -93,6 +98,8 @@ def _must_stop(job: JobRow, attempt: AttemptRow, spent: float, now: float) -> En
         return attempt.stop_reason
     if job.cancel_requested_at is not None:
         return EndReason.CANCELLED
+    if job.budget_step is BudgetStep.PAUSE and _has_no_workers(attempt, now):
+        return EndReason.EVICTED
     budget = budget_of(job.spec)
     if budget is not None and spent >= budget:
         return EndReason.BUDGET_SPENT
@@ -100,6 +107,12 @@ def _must_stop(job: JobRow, attempt: AttemptRow, spent: float, now: float) -> En
         trained_s = job.trained_s + now - attempt.started_at
         return EndReason.RUN_TIME_EXCEEDED if trained_s > job.run_time_s else None
     return None
+
+
+def _has_no_workers(attempt: AttemptRow, now: float) -> bool:
+    """Its nodes have gone, and it waits for others; while it has workers, they make a checkpoint of their state."""
+    has_begun = attempt.started_at is not None or now - attempt.created_at > _START_S
+    return attempt.state is AttemptState.STARTING and has_begun
 
 
 class _Stopping(Enum):
@@ -114,13 +127,14 @@ def _stop(turn: Turn, launcher: Launcher, attempt: AttemptRow, reason: EndReason
     if attempt.launched_at is None:
         return _Stopping.OVER
     is_asked = attempt.stop_requested_at is not None
-    overdue = attempt.stop_requested_at is not None and turn.now - attempt.stop_requested_at > STOP_GRACE_S
+    grace_s = EVICTION_GRACE_S if reason is EndReason.EVICTED else STOP_GRACE_S
+    overdue = attempt.stop_requested_at is not None and turn.now - attempt.stop_requested_at > grace_s
     try:
         if not overdue:
             # Also when that was written down already: who sent it may have died before it was gone.
             launcher.stop(attempt.id, reason)
         else:
-            log.warning("attempt %s did not end within %g s and is killed", attempt.id, STOP_GRACE_S)
+            log.warning("attempt %s did not end within %g s and is killed", attempt.id, grace_s)
             launcher.kill(attempt.id)
     except Exception as error:
         log.warning("attempt %s cannot be stopped, it is tried again: %s", attempt.id, error)

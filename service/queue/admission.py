@@ -10,14 +10,15 @@ A job that asks for InfiniBand is bound to one fabric domain when it starts, and
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
-from cluster.offerings import CapacityType, Offering
-from cluster.placement import ANYWHERE, Placement
-from cluster.planning.fitting import most_workers, slots
-from cluster.policies import CapacityRule
-from remora.worker_sizes import WorkerSizes
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.placement import ANYWHERE, Placement
+from cluster.policies.policies import CapacityRule
+from cluster.scheduling.fitting import most_workers, slots
+from remora.spec.worker_sizes import WorkerSizes
 from service.queue.demand import placement_of
 from service.queue.domains import Seats, seats_in_a_domain
 from service.queue.ordering import WAITS_FOR_NODES, WAITS_FOR_TURN
@@ -33,6 +34,7 @@ class Claim:
     sizes: WorkerSizes
     resources: Resources
     placement: Placement = ANYWHERE
+    job_id: str = ""
     #: Those of its workers that are there, by node id.
     at: Mapping[str, int] = field(default_factory=dict)
 
@@ -103,14 +105,16 @@ def admit(
     *,
     quotas: Quotas | None = None,
     off_spot: Container[str] = (),
+    kept: Mapping[str, str] = MappingProxyType({}),
     tells_jobs: bool = True,
 ) -> Admission:
     """Decide about `queue`, which is in order of turns and holds only jobs that may start now.
 
     Those in `off_spot` start on nodes that the cloud does not take back, by id: their deadline is near.
+    `kept` says by node id for which job a node is kept (`cluster.scheduling.keeping`): no other claim grows onto it.
     With `tells_jobs` false nobody is going to read why the others wait, so that it is left out.
     """
-    free = _beside(claims, rooms)
+    free = _beside(claims, rooms, kept)
     starts: list[str] = []
     fabrics: dict[str, str] = {}
     on_demand: set[str] = set()
@@ -125,7 +129,7 @@ def admit(
         never = _never(job, placement, pools) if ahead else None
         seats, has_room = _NOWHERE, False
         if not ahead or never is not None:
-            seats = _seats(job, job.sizes, placement, rooms, free, allowed)
+            seats = _seats_beside(kept, job, placement, rooms, free, allowed)
             has_room = seats.workers >= job.sizes.min
         # Nodes that are there may be larger than what is bought now.
         if not ahead and not has_room:
@@ -158,7 +162,25 @@ def admit(
     return Admission(tuple(starts), tuple(waits), fabrics, frozenset(on_demand))
 
 
-def _beside(claims: Iterable[Claim], rooms: Sequence[Room]) -> list[Resources]:
+def held_up(
+    queue: Iterable[JobRow], owners: Collection[str], pools: Sequence[PoolSize], quotas: Quotas | None
+) -> frozenset[str]:
+    """Those of the owners, by id, that no node would let start now; `queue` is in order of turns.
+
+    Nothing could ever hold them, or their project's quota keeps them from starting, as far as nobody starts before.
+    Owners are jobs that nodes were bought for.
+    """
+    counting = Counting(quotas, owners)
+    found: set[str] = set()
+    for job in queue:
+        # All are asked about, as a job that waits for a quota holds up those of its project that are behind it.
+        is_refused = quotas is not None and (counting.never(job) or counting.refusal(job)) is not None
+        if job.id in owners and (is_refused or _never(job, placement_of(job.spec), pools) is not None):
+            found.add(job.id)
+    return frozenset(found)
+
+
+def _beside(claims: Iterable[Claim], rooms: Sequence[Room], kept: Mapping[str, str]) -> list[Resources]:
     """What is free on each node beside the claims: their workers where they are, then what they may grow to."""
     free: list[Resources] = [room.resources for room in rooms]
     index = {room.node_id: at for at, room in enumerate(rooms)}
@@ -170,10 +192,43 @@ def _beside(claims: Iterable[Claim], rooms: Sequence[Room]) -> list[Resources]:
             free[at] = without(free[at], count, claim.resources)
         growing.append((claim, sum(here.values())))
     for claim, held in growing:
-        _, free = place_group(
-            free, claim.sizes, claim.resources, _allowed(rooms, claim.placement), min(held, claim.sizes.max)
-        )
+        held, allowed = min(held, claim.sizes.max), _allowed(rooms, claim.placement)
+        others = _not_kept(kept, claim.job_id, rooms, allowed)
+        found, after = place_group(free, claim.sizes, claim.resources, others, held)
+        if held + found < claim.sizes.min and others is not allowed:
+            # It starts, and takes what it finds.
+            _, after = place_group(free, claim.sizes, claim.resources, allowed, held)
+        free = after
     return free
+
+
+def _not_kept(
+    kept: Mapping[str, str], job_id: str, rooms: Sequence[Room], allowed: Sequence[bool] | None
+) -> Sequence[bool] | None:
+    """Those of the allowed nodes that are kept for no other job."""
+    if not kept:
+        return allowed
+    mine = [kept.get(room.node_id, job_id) == job_id for room in rooms]
+    return mine if allowed is None else [one and other for one, other in zip(mine, allowed, strict=True)]
+
+
+def _seats_beside(
+    kept: Mapping[str, str],
+    job: JobRow,
+    placement: Placement,
+    rooms: Sequence[Room],
+    free: list[Resources],
+    allowed: Sequence[bool] | None,
+) -> Seats:
+    """Room for a worker group of the job: also on what is kept for others only where there is none elsewhere.
+
+    Two jobs that wait for what is kept for one another would never start.
+    """
+    others = _not_kept(kept, job.id, rooms, allowed)
+    seats = _seats(job, job.sizes, placement, rooms, free, others)
+    if seats.workers >= job.sizes.min or others is allowed:
+        return seats
+    return _seats(job, job.sizes, placement, rooms, free, allowed)
 
 
 def _allowed(rooms: Sequence[Room], placement: Placement) -> list[bool] | None:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from cluster.placement import ANYWHERE, Placement
-from cluster.policies import CapacityRule
-from cluster.view import JOINED, JobDemand, NodeView
+from cluster.policies.placement import ANYWHERE, Placement
+from cluster.policies.policies import CapacityRule
+from cluster.scheduling.view import JOINED, JobDemand, NodeView
 from remora.states import NodeState
 from service.queue.limits import budget_of, deadline_of, repeats_s, work_left_s
 from service.queue.rows import AttemptRow, JobRow, NodeRow

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from remora.states import AttemptState, EndReason, JobState, NodeState
-from service.queue.lifecycle import ATTEMPT_EDGES, JOB_EDGES, NODE_EDGES
+from service.queue.lifecycle import ATTEMPT_EDGES, JOB_EDGES, NODE_EDGES, WAITING_FOR_BUDGET
 from service.queue.retry import (
     FRUITLESS_LIMIT,
     LOSS_BACKOFF_CAP_S,
@@ -26,7 +26,8 @@ _JOBS: Mapping[JobState, str] = {
     JobState.QUEUED: "Accepted and stored; waits for its turn and for nodes. `reason` and `message` say what for.",
     JobState.ADMITTED: "It has an attempt whose workers do not step yet.",
     JobState.RUNNING: "An attempt trains.",
-    JobState.PAUSED: "Stopped at a checkpoint. Reserved: nothing leads here in this version.",
+    JobState.PAUSED: "Had begun, and the cluster's budget keeps it from running. It uses nothing, keeps its place, and"
+    " goes on from its checkpoint by itself; `message` says how much is spent of what, and what ends the pause.",
     JobState.SUCCEEDED: "The command of every rank returned 0.",
     JobState.FAILED: "No attempt follows; `reason` says why the last one ended.",
     JobState.CANCELLED: "Ended because its owner asked.",
@@ -70,7 +71,7 @@ _REASONS: Mapping[EndReason, str] = {
     EndReason.RUN_TIME_EXCEEDED: "`limits.run_time` passed",
     EndReason.BUDGET_SPENT: "`limits.budget` was spent",
     EndReason.CANCELLED: "the owner cancelled the job",
-    EndReason.EVICTED: "the job's machines were taken by a decision of ours",
+    EndReason.EVICTED: "the job's nodes were given back, as the cluster's budget reached its last step",
 }
 
 
@@ -123,7 +124,8 @@ def page() -> str:
         _edges(JOB_EDGES),
         "While a job is `queued`, `reason` is `waiting_for_nodes`, `waiting_for_turn`, `waiting_for_quota` or\n"
         "`waiting_for_retry`; while it is `running`, it is `regrouping` when none work and a new worker group is\n"
-        f"being gathered; at the end it is the last attempt's end reason, `{NO_PROGRESS}` or `wait_time_exceeded`.",
+        f"being gathered; while it is `paused`, it is `{WAITING_FOR_BUDGET}`; at the end it is the last\n"
+        f"attempt's end reason, `{NO_PROGRESS}` or `wait_time_exceeded`.",
         "## Attempt",
         mermaid(ATTEMPT_EDGES, AttemptState.STARTING),
         _states(_ATTEMPTS),

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cluster.view import LEAVING
+from cluster.scheduling.view import LEAVING
+from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
-from remora.worker_sizes import WorkerSizes
 from service.queue.rooms import Resources, Room, place, place_group
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 

@@ -1,6 +1,6 @@
 """What a near deadline changes about a job that waits: its turn, and where it may start (pure).
 
-Both follow `cluster.planning.slack`, as what is bought does.
+Both follow `cluster.scheduling.slack`, as what is bought does.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
-from cluster.offerings import CapacityType, zone_and_capacity
-from cluster.placement import Placement
-from cluster.planning.slack import is_urgent, keeps_off_spot, measured_start_up_s
-from cluster.policies import CapacityRule
-from cluster.view import JobDemand
+from cluster.policies.offerings import CapacityType, zone_and_capacity
+from cluster.policies.placement import Placement
+from cluster.policies.policies import CapacityRule
+from cluster.scheduling.slack import is_urgent, keeps_off_spot, measured_start_up_s
+from cluster.scheduling.view import JobDemand
 from remora.states import NodeState
 from service.queue.admission import PoolSize
 from service.queue.demand import demand_of

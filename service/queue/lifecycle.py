@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from cluster.agent.beats import Hearing
-from cluster.planning.health import DRAIN_S
-from cluster.policies import BudgetStep
-from cluster.view import JOINED
+from cluster.node.agent.heartbeats import AgentStatus
+from cluster.policies.policies import BudgetStep
+from cluster.scheduling.health import DRAIN_S
+from cluster.scheduling.view import JOINED
+from cluster.scheduling.words import clock
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import retry
 from service.queue.limits import budget_of
@@ -29,8 +30,16 @@ JOB_EDGES: Mapping[tuple[JobState, JobState], str] = {
         JobState.FAILED,
     ): "it waited longer than `limits.wait_time`, or has spent `limits.budget`",
     (JobState.QUEUED, JobState.CANCELLED): "its owner cancelled it while no attempt existed",
+    (
+        JobState.QUEUED,
+        JobState.PAUSED,
+    ): "it waits for another attempt, and the cluster's budget reached its last step",
     (JobState.ADMITTED, JobState.RUNNING): "the driver reported its first worker group",
     (JobState.ADMITTED, JobState.QUEUED): "the attempt ended before it trained and another one follows",
+    (
+        JobState.ADMITTED,
+        JobState.PAUSED,
+    ): "the attempt ended before it trained, as the cluster's budget reached its last step",
     (
         JobState.ADMITTED,
         JobState.SUCCEEDED,
@@ -38,9 +47,18 @@ JOB_EDGES: Mapping[tuple[JobState, JobState], str] = {
     (JobState.ADMITTED, JobState.FAILED): "the attempt ended before it trained and none follows",
     (JobState.ADMITTED, JobState.CANCELLED): "the attempt ended after its owner had cancelled",
     (JobState.RUNNING, JobState.QUEUED): "the attempt ended and another one follows",
+    (
+        JobState.RUNNING,
+        JobState.PAUSED,
+    ): "the attempt ended at a checkpoint, as the cluster's budget reached its last step",
     (JobState.RUNNING, JobState.SUCCEEDED): "every rank returned 0",
     (JobState.RUNNING, JobState.FAILED): "the attempt ended and none follows",
     (JobState.RUNNING, JobState.CANCELLED): "the attempt ended after its owner had cancelled",
+    (
+        JobState.PAUSED,
+        JobState.QUEUED,
+    ): "the budget has room again: a new day or month began, or an operator raised it",
+    (JobState.PAUSED, JobState.CANCELLED): "its owner cancelled it",
 }
 
 ATTEMPT_EDGES: Mapping[tuple[AttemptState, AttemptState], str] = {
@@ -82,6 +100,13 @@ NODE_EDGES: Mapping[tuple[NodeState, NodeState], str] = {
         NodeState.FAILED,
     ): "the provider no longer lists it and it ended before it was of use",
 }
+
+
+#: Why a paused job is paused, as a stable word; and what people are told until the budget's figures are looked up.
+WAITING_FOR_BUDGET = "waiting_for_budget"
+_PAUSED = (
+    "the cluster's budget has reached its last step; it goes on by itself when the budget has room again"
+)
 
 
 class TransitionError(Exception):
@@ -197,7 +222,7 @@ def observe(job: JobRow, attempt: AttemptRow, said: Progress, at: float) -> Deci
         job = replace(job, total_steps=said.total_steps)
     job, attempt = _observe_totals(job, attempt, said)
     if said.step is not None:
-        return _with_events(observe_step(job, attempt, said.step, at), events)
+        return _with_events(observe_step(job, attempt, said.step, at, is_done_now=False), events)
     return Decision(job, attempt, events)
 
 
@@ -230,12 +255,20 @@ def _observe_totals(job: JobRow, attempt: AttemptRow, said: Progress) -> tuple[J
     return job, attempt
 
 
-def observe_step(job: JobRow, attempt: AttemptRow, step: int, at: float) -> Decision:
-    """Rank 0 reported a step; the first new one after an ended attempt closes the time that was lost."""
+def observe_step(
+    job: JobRow, attempt: AttemptRow, step: int, at: float, *, is_done_now: bool = True
+) -> Decision:
+    """Rank 0 reported a step; the first new one after an ended attempt closes the time that was lost.
+
+    Without `is_done_now` it is the newest one that the driver knows, which an earlier attempt may have done.
+    """
     if job.max_step is None or step > job.max_step:
         if job.lost_since is not None:
             job = replace(job, lost_s=job.lost_s + max(0.0, at - job.lost_since), lost_since=None)
         job = replace(job, max_step=step, step_at=at, loss_streak=0, fruitless=0)
+    elif is_done_now and step == job.max_step and not _is_won_back(job):
+        # What comes after that is no loss, even if no new step follows.
+        job = replace(job, step_at=at)
     return Decision(replace(job, step=step), replace(attempt, step=step))
 
 
@@ -262,6 +295,13 @@ def released(attempt: AttemptRow, now: float) -> AttemptRow:
     return replace(attempt, released_at=now)
 
 
+def listed(attempt: AttemptRow, now: float) -> AttemptRow:
+    """The list of its job's checkpoints agrees with the storage, as far as this attempt is concerned."""
+    if attempt.released_at is None:
+        raise TransitionError("what still runs may commit checkpoints")
+    return replace(attempt, listed_at=now)
+
+
 def request_stop(job: JobRow, attempt: AttemptRow, reason: EndReason, now: float) -> Decision:
     """The driver was asked to end the attempt."""
     if attempt.stop_requested_at is not None:
@@ -280,9 +320,11 @@ def request_cancel(job: JobRow, now: float) -> Decision:
         return Decision(job, None)
     job = replace(job, cancel_requested_at=now)
     asked = NewEvent(at=now, kind="job.cancel_requested", message="its owner asked to cancel the job")
-    if job.state is not JobState.QUEUED:
+    if job.state not in (JobState.QUEUED, JobState.PAUSED):
         return Decision(replace(job, message="it is being cancelled"), None, (asked,))
-    ended = _finish(job, JobState.CANCELLED, EndReason.CANCELLED.value, "cancelled before it started", now)
+    when = "before it started" if job.attempt == 0 else "while it waited for another attempt"
+    when = "while it was paused" if job.state is JobState.PAUSED else when
+    ended = _finish(job, JobState.CANCELLED, EndReason.CANCELLED.value, f"cancelled {when}", now)
     return _with_events(ended, (asked,))
 
 
@@ -304,6 +346,8 @@ def why_stopped(job: JobRow, reason: EndReason) -> str:
         return f"it trained longer than limits.run_time ({job.run_time_s:g} s)"
     if reason is EndReason.BUDGET_SPENT:
         return f"it has spent limits.budget ({budget_of(job.spec) or 0.0:.2f} USD)"
+    if reason is EndReason.EVICTED:
+        return "its nodes are given back, as the cluster's budget has reached its last step"
     if reason is EndReason.NODE_LOST:
         return "all nodes of its fabric domain were lost"
     return "its owner cancelled it" if reason is EndReason.CANCELLED else f"it was stopped: {reason.value}"
@@ -318,10 +362,11 @@ def end_attempt(
     exit_code: int | None = None,
     *,
     by_driver: bool = True,
+    open_lost_s: float = 0.0,
 ) -> Decision:
     """The attempt is over: it ends, and its job succeeds, fails, is cancelled, or waits for another attempt.
 
-    `by_driver` says that its driver told of the end.
+    `by_driver` says that its driver told of the end, `open_lost_s` what a loss has cost it that no new step followed.
     """
     # Children that we told to stop die in many ways; the cause is that we told them to.
     if attempt.stop_reason is not None and end_reason is not EndReason.COMPLETED:
@@ -335,6 +380,7 @@ def end_attempt(
         world_size=0,
         workers={},
         short_since=None,
+        lost_s=attempt.lost_s + open_lost_s,
         ended_at=now,
     )
     event = _event(
@@ -349,21 +395,36 @@ def end_attempt(
     trained = max(0.0, now - attempt.started_at) if attempt.started_at is not None else 0.0
     job = replace(job, trained_s=job.trained_s + trained, world_size=0)
     next_step = retry.after(job, ended, end_reason, message, now, by_driver=by_driver)
-    return _with_events(_follow(job, ended, next_step, now), (event,))
+    return _with_events(_follow(job, ended, next_step, now, open_lost_s), (event,))
 
 
-def _follow(job: JobRow, ended: AttemptRow, next_step: retry.Again | retry.Finish, now: float) -> Decision:
+def _is_won_back(job: JobRow) -> bool:
+    """All steps were done again that the end of an attempt had cost, and no new one yet."""
+    return job.lost_since is None or (job.step_at is not None and job.step_at > job.lost_since)
+
+
+def _close_loss(job: JobRow, open_lost_s: float, now: float) -> JobRow:
+    """The job ends, and no new step will follow the loss that is open, in its last attempt or before it."""
+    if job.lost_since is None:
+        return replace(job, lost_s=job.lost_s + open_lost_s)
+    until = job.step_at if _is_won_back(job) and job.step_at is not None else now
+    return replace(job, lost_s=job.lost_s + max(0.0, until - job.lost_since), lost_since=None)
+
+
+def _follow(
+    job: JobRow, ended: AttemptRow, next_step: retry.Again | retry.Finish, now: float, open_lost_s: float
+) -> Decision:
     if isinstance(next_step, retry.Finish):
+        job = _close_loss(job, open_lost_s, now)
         return _finish(job, next_step.state, next_step.reason, next_step.message, now, ended)
+    if job.budget_step is BudgetStep.PAUSE:
+        # What was stopped for the budget has lost nothing.
+        counted = job if ended.end_reason is EndReason.EVICTED else _counted(job, next_step)
+        return pause(_close_loss(counted, open_lost_s, now), _PAUSED, now, ended)
     waiting = replace(
-        _job_to(job, JobState.QUEUED),
+        _counted(_job_to(job, JobState.QUEUED), next_step),
         reason="waiting_for_retry",
         message=next_step.message,
-        not_before=next_step.not_before,
-        user_failures=next_step.user_failures,
-        losses=next_step.losses,
-        loss_streak=next_step.loss_streak,
-        fruitless=next_step.fruitless,
         lost_since=job.lost_since or job.step_at,
     )
     reason = ended.end_reason.value if ended.end_reason is not None else None
@@ -371,10 +432,72 @@ def _follow(job: JobRow, ended: AttemptRow, next_step: retry.Again | retry.Finis
     return Decision(waiting, ended, (event,))
 
 
+def _counted(job: JobRow, next_step: retry.Again) -> JobRow:
+    """The job with what counts of its ended attempts, and the time before which none follows."""
+    return replace(
+        job,
+        not_before=next_step.not_before,
+        user_failures=next_step.user_failures,
+        losses=next_step.losses,
+        loss_streak=next_step.loss_streak,
+        fruitless=next_step.fruitless,
+    )
+
+
+def pause(job: JobRow, message: str, now: float, ended: AttemptRow | None = None) -> Decision:
+    """The cluster's budget keeps a job from running that had begun; `ended` is the attempt that ended for it.
+
+    What the pause takes is not lost to the job: it uses nothing.
+    """
+    paused = replace(
+        _job_to(job, JobState.PAUSED),
+        reason=WAITING_FOR_BUDGET,
+        message=message,
+        paused_at=now,
+        lost_since=None,
+        world_size=0,
+    )
+    number = job.attempt if ended is None else ended.attempt
+    end_reason = None if ended is None or ended.end_reason is None else ended.end_reason.value
+    event = NewEvent(
+        at=now,
+        kind="job.paused",
+        message=message,
+        attempt=number,
+        data={"reason": WAITING_FOR_BUDGET, "end_reason": end_reason},
+    )
+    return Decision(paused, ended, (event,))
+
+
+def tell_paused(job: JobRow, message: str) -> Decision:
+    """The owner of a paused job can see what is spent, and what ends the pause."""
+    if job.state is not JobState.PAUSED:
+        raise TransitionError(f"a job that is {job.state.value} is not paused")
+    return Decision(replace(job, message=message), None)
+
+
+def resume(job: JobRow, now: float) -> Decision:
+    """The budget has room again: the job waits for its turn, and goes on from its checkpoint."""
+    message = "the cluster's budget has room again: it goes on"
+    waiting = replace(
+        _job_to(job, JobState.QUEUED),
+        reason="waiting_for_turn",
+        message=message,
+        paused_at=None,
+        budget_step=None,
+        lost_since=None if job.step_at is None else now,
+    )
+    event = NewEvent(at=now, kind="job.queued", message=message, attempt=job.attempt)
+    return Decision(waiting, None, (event,))
+
+
 def _finish(
     job: JobRow, state: JobState, reason: str, message: str, now: float, attempt: AttemptRow | None = None
 ) -> Decision:
-    done = replace(_job_to(job, state), reason=reason, message=message, ended_at=now, world_size=0)
+    job = _close_loss(job, 0.0, now)
+    done = replace(
+        _job_to(job, state), reason=reason, message=message, ended_at=now, world_size=0, paused_at=None
+    )
     number = attempt.attempt if attempt is not None else None
     event = NewEvent(
         at=now, kind=f"job.{state.value}", message=message, attempt=number, data={"reason": reason}
@@ -432,7 +555,8 @@ def terminate_node(
 
 def drain_node(node: NodeRow, message: str, deadline_at: float, now: float) -> NodeDecision:
     """The node takes no more work and goes at `deadline_at`, in seconds since 1970."""
-    decision = move_node(node, NodeState.DRAINING, message, now)
+    until = f"{message}; what works on it has until {clock(deadline_at)}"
+    decision = move_node(node, NodeState.DRAINING, until, now)
     return replace(decision, node=replace(decision.node, deadline_at=deadline_at))
 
 
@@ -466,7 +590,7 @@ class SeenNode:
     #: Why it drains or has left, where somebody says so.
     leaves: str | None = None
     #: What is heard of its agent; None where none was ever heard.
-    agent: Hearing | None = None
+    agent: AgentStatus | None = None
     address: str | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
 
@@ -492,7 +616,13 @@ def _observe_once(node: NodeRow, seen: SeenNode, now: float) -> NodeDecision | N
             return move_node(joined, NodeState.JOINED, "it joined the Ray cluster", now)
         case NodeState.JOINED | NodeState.READY if seen.is_alive and seen.is_draining:
             why = f"{seen.leaves}: it" if seen.leaves else "it"
-            return move_node(node, NodeState.DRAINING, f"{why} is being drained and takes no new work", now)
+            until = (
+                ""
+                if seen.deadline_at is None
+                else f", and what works on it has until {clock(seen.deadline_at)}"
+            )
+            says = f"{why} is being drained and takes no new work{until}"
+            return move_node(node, NodeState.DRAINING, says, now)
         case NodeState.JOINED | NodeState.READY if seen.leaves and not seen.is_alive:
             # A drain ends as soon as nothing runs on the node, which may be before anybody has looked.
             why = f"{seen.leaves}: it was drained and has left the Ray cluster"
@@ -520,7 +650,7 @@ def _drained_until(seen: SeenNode, now: float) -> float | None:
     return seen.deadline_at
 
 
-def _observe_agent(node: NodeRow, agent: Hearing, now: float) -> NodeDecision | None:
+def _observe_agent(node: NodeRow, agent: AgentStatus, now: float) -> NodeDecision | None:
     """That a node's agent has fallen silent, or deaf to its cloud, or is well again, is told once; so is what it says.
 
     It is no reason to drain or to end the node: the machine works, and only the notice of its end is lost, which would
@@ -528,11 +658,11 @@ def _observe_agent(node: NodeRow, agent: Hearing, now: float) -> NodeDecision | 
     """
     if node.agent_silent_since is None and (agent.is_silent or agent.is_deaf):
         message = (
-            f"its agent has said nothing for {agent.unchanged_s:.0f} s: the node goes on working, but"
+            f"its agent has said nothing since {clock(now - agent.unchanged_s)}: the node goes on working, but"
             " a notice of its cloud or a sick GPU may not be heard of"
             if agent.is_silent
-            else f"its agent has had no answer of its cloud for {agent.beat.deaf_s:.0f} s: the node goes on working,"
-            " but a notice of its cloud may not be heard of"
+            else f"its agent has had no answer of its cloud since {clock(now - agent.beat.deaf_s)}: the node goes on"
+            " working, but a notice of its cloud may not be heard of"
         )
         silent = replace(node, agent_silent_since=agent.beat.at, message=message)
         return NodeDecision(silent, (NewEvent(at=now, kind="node.agent_silent", message=message),))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cluster.offerings import CapacityType, Offering
-from cluster.placement import bought_by
-from cluster.policies import CapacityRule, Policies, PoolPolicy
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.placement import bought_by
+from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
 from service.queue.admission import PoolSize
 
 

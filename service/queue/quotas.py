@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cluster.planning.quotas import (
+from cluster.policies.policies import Policies, ProjectPolicy
+from cluster.scheduling.quotas import (
     allowed_workers,
     counted_workers,
     gpus_of,
@@ -18,8 +19,7 @@ from cluster.planning.quotas import (
     never_allowed,
     why_no_money,
 )
-from cluster.policies import Policies, ProjectPolicy
-from cluster.view import Spending
+from cluster.scheduling.view import Spending
 from service.queue.rows import JobRow
 
 
@@ -32,22 +32,30 @@ class Quotas:
     gpus: Mapping[str, float] = field(default_factory=dict)
     #: USD of the running day and month, by project.
     spent: Mapping[str, Spending] = field(default_factory=dict)
+    #: The time of all this, seconds since 1970.
+    now: float = 0.0
 
 
 _NO_QUOTAS = Quotas(projects={})
 
 
 def quotas_of(
-    policies: Policies, running: Iterable[tuple[JobRow, int]], spent: Mapping[str, Spending]
+    policies: Policies,
+    running: Iterable[tuple[JobRow, int]],
+    spent: Mapping[str, Spending],
+    now: float = 0.0,
 ) -> Quotas | None:
-    """The quotas beside jobs that run with so many workers (0: not known yet); None where no project has one."""
+    """The quotas beside jobs that run with so many workers (0: not known yet); None where no project has one.
+
+    `now` is told to people, as the time at which money is spent.
+    """
     if not has_quotas(policies):
         return None
     gpus: dict[str, float] = defaultdict(float)
     for job, workers in running:
         counted = counted_workers(workers, job.sizes.min, job.sizes.max)
         gpus[job.project] += gpus_of(job.worker_resources, counted)
-    return Quotas(projects=policies.projects, gpus=gpus, spent=spent)
+    return Quotas(projects=policies.projects, gpus=gpus, spent=spent, now=now)
 
 
 class Counting:
@@ -90,7 +98,8 @@ class Counting:
     def why_no_nodes(self, job: JobRow) -> str | None:
         """Why nothing is bought for the job that has no room, or None: then it waits for nodes like any other."""
         policy = self._quotas.projects.get(job.project)
-        why = why_no_money(job.project, policy, self._quotas.spent.get(job.project, Spending()))
+        spent = self._quotas.spent.get(job.project, Spending())
+        why = why_no_money(job.project, policy, spent, self._quotas.now)
         return None if why is None else self._waits(job, why)
 
     def start(self, job: JobRow) -> None:

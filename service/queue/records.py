@@ -16,6 +16,8 @@ from trainers.plan import Record
 MAX_INTEGER = 2**53
 #: Nodes on which an attempt can have workers.
 MAX_ADDRESSES = 4096
+#: Checkpoints on the list of a job: more than `checkpoint.keep` may be, for those that could not be deleted.
+MAX_CHECKPOINTS = 10_000
 
 
 def clean_text(value: object) -> object:
@@ -91,7 +93,7 @@ class Happened(Said):
 
 
 class Printed(Said):
-    """One line of output."""
+    """One or more lines of output, with newlines between them."""
 
     rank: Annotated[int, Field(ge=-1, le=MAX_INTEGER)]
     stream: Literal["stdout", "stderr", "remora"]
@@ -117,11 +119,24 @@ class Committed(Said):
     committed_at: Seconds
 
 
+class ListedCheckpoint(Committed):
+    """One that is there, whoever committed it."""
+
+    attempt: Count
+
+
+class Listed(Said):
+    """All checkpoints that the job has in its storage."""
+
+    checkpoints: Annotated[tuple[ListedCheckpoint, ...], Field(max_length=MAX_CHECKPOINTS)]
+
+
 class Removed(Said):
-    """Retention removed a checkpoint."""
+    """A checkpoint is not there any more."""
 
     step: Count
     deleted: Literal[True]
+    reason: Literal["retention", "damaged"] = "retention"
 
 
 class StoredFile(Said):
@@ -163,6 +178,8 @@ class Ended(Said):
     exit_code: Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER)] | None = None
     #: False when its scripts stored outputs that the job's list does not name.
     outputs_are_complete: bool = True
+    #: Seconds of a loss that no new step followed.
+    open_lost_s: Seconds = 0.0
 
 
 class Unreadable(Said):
@@ -177,6 +194,7 @@ _MODELS: dict[str, type[Said]] = {
     "log": Printed,
     "metric": Measured,
     "checkpoint": Committed,
+    "checkpoints": Listed,
     "output": Collected,
     "progress": Progress,
     "ended": Ended,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from cluster.offerings import CapacityType
-from cluster.planning.fitting import slots
-from remora.worker_sizes import WorkerSizes
+from cluster.policies.offerings import CapacityType
+from cluster.scheduling.fitting import slots
+from remora.spec.worker_sizes import WorkerSizes
 
 Resources = Mapping[str, float]
 

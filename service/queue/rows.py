@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from cluster.policies import BudgetStep
+from cluster.policies.policies import BudgetStep
+from remora.spec.worker_sizes import WorkerSizes, sizes_of
 from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
-from remora.worker_sizes import WorkerSizes, sizes_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class JobRow:
     #: Newest step reported, and the highest one ever.
     step: int | None = None
     max_step: int | None = None
-    #: When the highest step was reported.
+    #: When the highest step was reported; after a loss, when it was done again.
     step_at: float | None = None
     total_steps: int | None = None
     world_size: int = 0
@@ -65,6 +65,8 @@ class JobRow:
     trained_s: float = 0.0
     checkpoint_step: int | None = None
     cancel_requested_at: float | None = None
+    #: Since when a budget keeps it from running; None: none does.
+    paused_at: float | None = None
     #: The last step of the cluster's budget that its owner was told of.
     budget_step: BudgetStep | None = None
     #: Why it has fewer workers than it could use while it runs, as the planner said last; None: nothing is in its way.
@@ -120,6 +122,8 @@ class AttemptRow:
     launched_at: float | None = None
     #: When it was made sure that nothing of it runs; no later attempt starts before.
     released_at: float | None = None
+    #: When its job's list of checkpoints was made to agree with the storage, once it had ended.
+    listed_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
 

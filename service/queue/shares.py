@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from cluster.policies import Policies
+from cluster.policies.policies import Policies
 from service.queue.admission import PoolSize
 from service.queue.dominant_part import dominant_part
 from service.queue.ordering import Turn, turn_key

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from cluster.actions import Wait
+from cluster.scheduling.actions import Wait
 from service.queue.rows import WaitKind, WaitRow
 
 #: Reasons that are kept of one pool or node, and of all of them; those of pools come first.

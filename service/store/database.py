@@ -11,7 +11,6 @@ import asyncio
 import json
 import sqlite3
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -20,17 +19,16 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from service.private_home import close_to_others, make_private_file
 from service.store.errors import StoreError
+from service.store.transactions import Work, run
 
 T = TypeVar("T")
-Work = Callable[[sa.Connection], T]
 
 _BUSY_MS = 15_000
 _GROUP = 64
-_TRIES = 5
 #: Characters of a JSON text that is remembered with what it says.
 _SHORT_JSON = 4096
 
@@ -100,13 +98,6 @@ def _sqlite_engine(url: sa.URL, begin: str, size: int) -> sa.Engine:
     return engine
 
 
-def _is_conflict(error: DBAPIError) -> bool:
-    """True when the same transaction may succeed if it is simply run again."""
-    code = getattr(error.orig, "sqlstate", None)
-    locked = isinstance(error.orig, sqlite3.OperationalError) and "locked" in str(error.orig)
-    return code in ("40001", "40P01", "55P03") or locked or error.connection_invalidated
-
-
 class Database:
     """A database by its URL.  Raises StoreError when it cannot be opened."""
 
@@ -142,11 +133,12 @@ class Database:
     def transact(self, work: Work[T]) -> T:
         """Run `work` in one transaction and return what it returns; its exceptions roll everything back.
 
-        `work` must bear being run again: conflicts between processes are repeated a few times.
+        `work` must bear being run again: conflicts between processes are repeated a few times.  Raises Unsure when
+        the connection to PostgreSQL broke during COMMIT and nobody says whether that was done.
         """
         if self._writer is not None:
             return self._writer.submit(work).result()
-        return _run(self._writing, work)
+        return run(self._writing, work)
 
     def query(self, work: Work[T]) -> T:
         """Run `work`, which only reads, on one consistent snapshot."""
@@ -170,17 +162,6 @@ class Database:
         self._readers.shutdown()
         self._writing.dispose()
         self._reading.dispose()
-
-
-def _run(engine: sa.Engine, work: Work[T]) -> T:
-    for left in range(_TRIES - 1, -1, -1):
-        try:
-            with engine.begin() as connection:
-                return work(connection)
-        except DBAPIError as error:
-            if not left or not _is_conflict(error):
-                raise
-    raise AssertionError("unreachable: the last try returns or raises")
 
 
 _Waiting = tuple[Work[Any], "Future[Any]"]
@@ -231,22 +212,15 @@ class _Writer:
             return
         for work, future in group:
             try:
-                future.set_result(_run(self._engine, work))
+                future.set_result(run(self._engine, work))
             except BaseException as error:
                 future.set_exception(error)
 
     def _commit_together(self, group: list[_Waiting]) -> bool:
         try:
-            answers = _run(self._engine, lambda connection: [work(connection) for work, _ in group])
+            answers = run(self._engine, lambda connection: [work(connection) for work, _ in group])
         except Exception:  # one of them failed and took the others along: each gets its own transaction
             return False
         for (_, future), answer in zip(group, answers, strict=True):
             future.set_result(answer)
         return True
-
-
-def why_unreachable(error: Exception) -> str:
-    """One sentence for people about a database error."""
-    if isinstance(error, OperationalError):
-        return f"the database does not answer: {str(error.orig).strip().splitlines()[0]}"
-    return f"the database refused: {type(error).__name__}"

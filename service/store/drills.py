@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from cluster.view import ENDED
+from cluster.scheduling.view import ENDED
 from remora.states import NodeState
 from service.queue.drills import TakenNode, Traces
 from service.queue.rows import DrilledJob, DrillRow, JobRow, NodeRow

@@ -13,17 +13,13 @@ import sqlalchemy as sa
 from remora.states import AttemptState, JobState
 from service.queue import lifecycle, records
 from service.queue.rows import AttemptRow, JobRow, NewEvent
-from service.store import jobs, outputs
+from service.store import checkpoints, jobs, outputs
 from service.store.leases import Lease
-from service.store.rows import in_parts, insert_into, upsert
-from service.store.tables import checkpoints, log_lines, metrics
+from service.store.rows import insert_into, upsert
+from service.store.tables import log_lines, metrics
 from trainers.plan import Record
 
 log = logging.getLogger(__name__)
-
-_REMOVE_CHECKPOINT = sa.delete(checkpoints).where(
-    checkpoints.c.job_id == sa.bindparam("of"), checkpoints.c.step == sa.bindparam("at")
-)
 
 
 @dataclass
@@ -40,6 +36,8 @@ class _Batch:
     points: dict[int, dict[str, Any]] = field(default_factory=dict)
     #: By step: the row of a checkpoint, or None when it was removed.
     checkpoints: dict[int, dict[str, Any] | None] = field(default_factory=dict)
+    #: All that there were before those, when the driver told that.
+    listed: records.Listed | None = None
     #: The job's outputs when they changed.
     outputs: dict[str, Any] | None = None
     #: False when the driver could not bring that list up to date.
@@ -130,19 +128,22 @@ def _take(batch: _Batch, record: Record) -> None:
     said = records.read(record)
     match said:
         case records.Printed():
-            batch.lines.append(
-                {
-                    "at": at,
-                    "attempt": batch.attempt.attempt,
-                    "rank": said.rank,
-                    "stream": said.stream,
-                    "text": said.text,
-                }
-            )
+            common = {
+                "at": at,
+                "attempt": batch.attempt.attempt,
+                "rank": said.rank,
+                "stream": said.stream,
+            }
+            batch.lines += [{**common, "text": line} for line in said.text.split("\n")]
         case records.Measured():
             _measure(batch, said, at)
         case records.Committed() | records.Removed():
             _checkpoint(batch, said, at)
+        case records.Listed():
+            batch.listed = said
+            batch.checkpoints.clear()
+            for one in said.checkpoints:
+                batch.decide(lifecycle.observe_checkpoint(batch.job, batch.attempt, one.step))
         case records.Collected():
             batch.outputs = {**said.model_dump(), "attempt": batch.attempt.attempt, "job_id": batch.job.id}
             batch.decide(lifecycle.observe_outputs(batch.job, batch.attempt))
@@ -155,7 +156,13 @@ def _take(batch: _Batch, record: Record) -> None:
             message = said.message or said.end_reason.value
             batch.decide(
                 lifecycle.end_attempt(
-                    batch.job, batch.attempt, said.end_reason, message, batch.now, said.exit_code
+                    batch.job,
+                    batch.attempt,
+                    said.end_reason,
+                    message,
+                    batch.now,
+                    said.exit_code,
+                    open_lost_s=said.open_lost_s,
                 )
             )
         case records.Unreadable():
@@ -180,9 +187,9 @@ def _since(batch: _Batch, at: float) -> float:
 def _checkpoint(batch: _Batch, said: records.Committed | records.Removed, at: float) -> None:
     if isinstance(said, records.Removed):
         batch.checkpoints[said.step] = None
-        batch.tell(
-            at, "checkpoint.deleted", f"the checkpoint of step {said.step} was removed", {"step": said.step}
-        )
+        was = "was removed" if said.reason == "retention" else "cannot be used, and is not listed any more"
+        message = f"the checkpoint of step {said.step} {was}"
+        batch.tell(at, "checkpoint.deleted", message, {"step": said.step, "reason": said.reason})
         return
     batch.checkpoints[said.step] = {
         **said.model_dump(exclude={"step"}),
@@ -210,7 +217,9 @@ def _store(connection: sa.Connection, batches: Sequence[_Batch]) -> list[JobRow]
         for step, point in batch.points.items()
     ]
     upsert(connection, metrics, points, replace=True)
-    _store_checkpoints(connection, [batch for batch in batches if batch.checkpoints])
+    _store_checkpoints(
+        connection, [batch for batch in batches if batch.checkpoints or batch.listed is not None]
+    )
     outputs.save_outputs(connection, [batch.outputs for batch in batches if batch.outputs is not None])
     for batch in batches:
         if batch.job.state is JobState.SUCCEEDED:
@@ -239,21 +248,15 @@ def _numbered_lines(batch: _Batch) -> list[dict[str, Any]]:
 def _store_checkpoints(connection: sa.Connection, batches: Sequence[_Batch]) -> None:
     if not batches:
         return
+    lists = {batch.job.id: (batch.attempt, batch.listed) for batch in batches if batch.listed is not None}
+    if lists:
+        events = checkpoints.replace_lists(connection, lists, batches[0].now)
+        for batch in batches:
+            batch.events += events.get(batch.job.id, [])
     told = [(batch.job.id, step, row) for batch in batches for step, row in batch.checkpoints.items()]
     added = [{"job_id": job_id, "step": step, **row} for job_id, step, row in told if row is not None]
-    upsert(connection, checkpoints, added, replace=True)
-    removed = [{"of": job_id, "at": step} for job_id, step, row in told if row is None]
-    if removed:
-        connection.execute(_REMOVE_CHECKPOINT, removed)
-    newest: dict[str, int] = {}
-    for ids in in_parts([batch.job.id for batch in batches]):
-        newest.update(
-            (row.job_id, row.step)
-            for row in connection.execute(
-                sa.select(checkpoints.c.job_id, sa.func.max(checkpoints.c.step).label("step"))
-                .where(checkpoints.c.job_id.in_(ids))
-                .group_by(checkpoints.c.job_id)
-            )
-        )
+    checkpoints.add(connection, added)
+    checkpoints.remove(connection, [(job_id, step) for job_id, step, row in told if row is None])
+    newest = checkpoints.newest_steps(connection, [batch.job.id for batch in batches])
     for batch in batches:
         batch.job = replace(batch.job, checkpoint_step=newest.get(batch.job.id))

@@ -24,6 +24,8 @@ from service.store.rows import (
 from service.store.tables import (
     ACTIVE_JOBS,
     LIVE_ATTEMPTS,
+    PAUSED_JOBS,
+    QUEUED_AGAIN,
     QUEUED_JOBS,
     UNRELEASED_ATTEMPTS,
     attempts,
@@ -280,6 +282,15 @@ def queued_jobs_of_each(connection: sa.Connection, now: float, limit: int) -> li
     return sorted(found, key=turn_key)
 
 
+def queued_among(connection: sa.Connection, job_ids: Iterable[str]) -> list[JobRow]:
+    """Those of the jobs that wait, whether they may start yet or not."""
+    found: list[JobRow] = []
+    for ids in in_parts(sorted(job_ids)):
+        statement = sa.select(jobs).where(jobs.c.id.in_(ids), jobs.c.state == JobState.QUEUED)
+        found += to_rows(JobRow, connection.execute(statement))
+    return found
+
+
 def overdue_jobs(connection: sa.Connection, now: float) -> list[JobRow]:
     """Queued jobs that never had an attempt and waited longer than their owner allowed."""
     return to_rows(JobRow, connection.execute(_OVERDUE[connection.dialect.name], {"now": now}))
@@ -308,6 +319,18 @@ def live_attempts(connection: sa.Connection) -> list[tuple[JobRow, AttemptRow]]:
         return []
     by_id = {job.id: job for job in to_rows(JobRow, connection.execute(_JOBS_OF_LIVE))}
     return [(by_id[attempt.job_id], attempt) for attempt in sorted(found, key=lambda attempt: attempt.id)]
+
+
+def paused_jobs(connection: sa.Connection) -> dict[str, str | None]:
+    """What is told of each job that a budget keeps from running, by its id."""
+    statement = sa.select(jobs.c.id, jobs.c.message).where(PAUSED_JOBS).order_by(jobs.c.id)
+    return {row.id: row.message for row in connection.execute(statement)}
+
+
+def queued_again(connection: sa.Connection, limit: int) -> list[str]:
+    """Ids of jobs that wait and had begun before, at most so many."""
+    statement = sa.select(jobs.c.id).where(QUEUED_AGAIN).order_by(jobs.c.id).limit(limit)
+    return list(connection.execute(statement).scalars())
 
 
 def unreleased_attempts(connection: sa.Connection) -> list[AttemptRow]:

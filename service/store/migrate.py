@@ -10,8 +10,9 @@ from alembic.config import Config
 from alembic.util.exc import CommandError
 from sqlalchemy.exc import DBAPIError
 
-from service.store.database import Database, why_unreachable
+from service.store.database import Database
 from service.store.errors import StoreError
+from service.store.troubles import why_failed
 
 #: Any number, as long as nobody else takes the same advisory lock.
 _LOCK = 7_265_001
@@ -41,4 +42,4 @@ def migrate(database: Database) -> None:
             f"the database was made by another version of Remora ({error}): use that version or a new database"
         ) from error
     except DBAPIError as error:
-        raise StoreError(why_unreachable(error)) from error
+        raise StoreError(why_failed(error)) from error

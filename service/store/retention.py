@@ -33,7 +33,7 @@ from service.store.totals import Counted
 ROWS = 2000
 #: Seconds for which gone nodes are kept at least: the planner remembers failures for some hours.
 _NODES_S = 7 * 86_400.0
-#: Jobs and nodes in one step.
+#: Jobs, nodes and events of the cluster in one step.
 _AT_ONCE = 20
 
 
@@ -69,24 +69,21 @@ class Step:
 
 def prune(connection: sa.Connection, limits: Limits, now: float, most: int) -> Step:
     """Delete about `most` rows of what is older than the limits say, oldest first."""
-    deleted, rows, has_more = 0, 0, False
-    for job_id in _old_jobs(connection, limits, now):
+    deleted, rows = 0, 0
+    old = _old_jobs(connection, limits, now)
+    for job_id in old:
         if rows >= most:
-            has_more = True
-            break
+            return Step(deleted, 0, rows, has_more=True)
         removed, is_done = _empty(connection, job_id, most - rows)
         rows += removed
         if not is_done:
-            has_more = True
-            break
+            return Step(deleted, 0, rows, has_more=True)
         deleted += _end(connection, job_id, now)
-    else:
-        more_rows, is_cut = _cut(connection, limits, most - rows)
-        gone, of_nodes, has_more_nodes = _old_nodes(connection, now - max(limits.age_s, _NODES_S))
-        rows += more_rows + of_nodes + _old_cluster_events(connection, now - limits.age_s)
-        has_more = is_cut or has_more_nodes
-        return Step(deleted, gone, rows, has_more or deleted > 0)
-    return Step(deleted, 0, rows, has_more)
+    more_rows, is_cut = _cut(connection, limits, most - rows)
+    gone, of_nodes, has_more_nodes = _old_nodes(connection, now - max(limits.age_s, _NODES_S))
+    told, has_more_told = _old_cluster_events(connection, now - limits.age_s)
+    has_more = is_cut or has_more_nodes or has_more_told or len(old) == _AT_ONCE
+    return Step(deleted, gone, rows + more_rows + of_nodes + told, has_more)
 
 
 def _old_jobs(connection: sa.Connection, limits: Limits, now: float) -> list[str]:
@@ -195,8 +192,11 @@ def _old_nodes(connection: sa.Connection, before: float) -> tuple[int, int, bool
     return len(ids), rows, len(ids) == _AT_ONCE
 
 
-def _old_cluster_events(connection: sa.Connection, before: float) -> int:
-    """Delete the first events of the cluster that are old; the newest that tells of quotas says what they are now."""
+def _old_cluster_events(connection: sa.Connection, before: float) -> tuple[int, bool]:
+    """Delete the first events of the cluster that are old; how many, and whether there may be more.
+
+    The newest that tells of quotas says what they are now, and stays.
+    """
     first = connection.execute(
         sa.select(cluster_events.c.seq, cluster_events.c.at).order_by(cluster_events.c.seq).limit(_AT_ONCE)
     ).all()
@@ -205,5 +205,6 @@ def _old_cluster_events(connection: sa.Connection, before: float) -> int:
     ).scalar()
     old = [row.seq for row in first if row.at < before and row.seq != newest]
     if not old:
-        return 0
-    return connection.execute(sa.delete(cluster_events).where(cluster_events.c.seq.in_(old))).rowcount
+        return 0, False
+    gone = connection.execute(sa.delete(cluster_events).where(cluster_events.c.seq.in_(old))).rowcount
+    return gone, len(first) == _AT_ONCE and first[-1].at < before

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 import sqlalchemy as sa
 
-from cluster.policies import BudgetStep
-from cluster.view import Refusal, Spending
+from cluster.policies.policies import BudgetStep
+from cluster.scheduling.view import Refusal, Spending
 from service.store.rows import upsert
 from service.store.tables import budget_days, jobs, nodes, pool_reopenings, refusals
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from cluster.policies import BudgetStep
+from cluster.policies.policies import BudgetStep
 from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
 from service.queue.rows import WaitKind
 
@@ -39,10 +39,13 @@ class Word(sa.types.TypeDecorator[Any]):
 #: Conditions of partial indexes; a query uses them literally, a bound parameter would miss the index.
 ACTIVE_JOBS = sa.text("state IN ('queued', 'admitted', 'running', 'paused')")
 QUEUED_JOBS = sa.text("state = 'queued'")
+PAUSED_JOBS = sa.text("state = 'paused'")
+QUEUED_AGAIN = sa.text("state = 'queued' AND attempt > 0")
 WAITING_FOR_THEIR_FIRST = sa.text("state = 'queued' AND attempt = 0 AND wait_time_s IS NOT NULL")
 KEPT_JOBS = sa.text("ended_at IS NOT NULL AND pruned_at IS NULL")
 LIVE_ATTEMPTS = sa.text("state IN ('starting', 'running', 'draining')")
 UNRELEASED_ATTEMPTS = sa.text("released_at IS NULL")
+UNLISTED_ATTEMPTS = sa.text("state = 'ended' AND released_at IS NOT NULL AND listed_at IS NULL")
 LIVE_NODES = sa.text("ended_at IS NULL")
 OPEN_DRILLS = sa.text("ended_at IS NULL")
 OPEN_USES = sa.text("ended_at IS NULL")
@@ -96,6 +99,7 @@ jobs = sa.Table(
     sa.Column("trained_s", sa.Double, nullable=False),
     sa.Column("checkpoint_step", sa.BigInteger),
     sa.Column("cancel_requested_at", sa.Double),
+    sa.Column("paused_at", sa.Double),
     sa.Column("budget_step", Word(BudgetStep)),
     sa.Column("why_short", sa.Text),
     sa.Column("started_at", sa.Double),
@@ -116,6 +120,8 @@ jobs = sa.Table(
 _LINE = (jobs.c.priority.desc(), jobs.c.created_at, jobs.c.id, jobs.c.reason, jobs.c.not_before)
 _partial("ix_jobs_line", *_LINE, where=QUEUED_JOBS)
 _partial("ix_jobs_line_of_project", jobs.c.project, *_LINE, where=QUEUED_JOBS)
+_partial("ix_jobs_paused", jobs.c.id, where=PAUSED_JOBS)
+_partial("ix_jobs_queued_again", jobs.c.id, where=QUEUED_AGAIN)
 
 attempts = sa.Table(
     "attempts",
@@ -142,12 +148,14 @@ attempts = sa.Table(
     sa.Column("stop_requested_at", sa.Double),
     sa.Column("launched_at", sa.Double),
     sa.Column("released_at", sa.Double),
+    sa.Column("listed_at", sa.Double),
     sa.Column("started_at", sa.Double),
     sa.Column("ended_at", sa.Double),
     sa.UniqueConstraint("job_id", "attempt", name="uq_attempts_job_id_attempt"),
     # The database itself refuses that a job runs twice.
     _partial("uq_attempts_live", "job_id", where=LIVE_ATTEMPTS, unique=True),
     _partial("ix_attempts_unreleased", "id", where=UNRELEASED_ATTEMPTS),
+    _partial("ix_attempts_unlisted", "id", where=UNLISTED_ATTEMPTS),
 )
 
 events = sa.Table(

@@ -14,7 +14,7 @@ import time
 from functools import partial
 from typing import Any, TextIO
 
-from cluster.installed_rules import load_rules
+from cluster.scheduling.installed_rules import load_rules
 from service.what_if.answer import answer
 from service.what_if.question import Refused, read_question
 

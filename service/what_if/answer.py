@@ -7,24 +7,24 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from cluster.installed_rules import Told
-from cluster.planner import plan
-from cluster.planning.sifting import Rule
-from cluster.planning.words import count
-from cluster.policies import Policies, PoolPolicy
-from cluster.simulator.course import course_of
-from cluster.simulator.doors import Assumptions
+from cluster.policies.policies import Policies, PoolPolicy
+from cluster.scheduling.installed_rules import Told
+from cluster.scheduling.launch_checks import Rule
+from cluster.scheduling.planner import plan
+from cluster.scheduling.words import count
 from cluster.simulator.fleet import Fleet
 from cluster.simulator.plot import plot
+from cluster.simulator.ports import Assumptions
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import Report, as_numbers, report_of
+from cluster.simulator.time_series import course_of
 from cluster.traces.trace import Trace
 from remora.states import NodeState
 from service.what_if.question import Question
 from service.what_if.turns import ServiceQueue
 
 Progress = Callable[[float], None]
-#: The site rules of these names, which tell before they fail: `cluster.installed_rules.load_rules`.
+#: The site rules of these names, which tell before they fail: `cluster.scheduling.installed_rules.load_rules`.
 Load = Callable[[Iterable[str], Told], Sequence[tuple[str, Rule]]]
 
 

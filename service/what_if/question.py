@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from cluster.catalogue_conflicts import Known
-from cluster.policies import Policies
-from cluster.policy_documents import read_document
-from cluster.policy_problems import PoliciesRefused
+from cluster.policies.catalogue_conflicts import Known
+from cluster.policies.documents import read_document
+from cluster.policies.policies import Policies
+from cluster.policies.problems import PoliciesRefused
 from cluster.traces.files import TraceFile, read_files
 from cluster.traces.trace import Trace, TraceError
 

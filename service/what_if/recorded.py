@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.offerings import Offering
+from cluster.policies.offerings import Offering
 from cluster.traces.trace import PROVISIONING_S, MarketChange, Trace, TraceJob
 from service.queue.demand import placement_of
 from service.queue.limits import budget_of, deadline_of

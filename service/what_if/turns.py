@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
+from types import MappingProxyType
 
-from cluster.offerings import Offering
-from cluster.placement import ANYWHERE
-from cluster.planning.quotas import has_quotas
-from cluster.policies import Policies, PoolPolicy
-from cluster.simulator.doors import FreeRoom
+from cluster.policies.offerings import Offering
+from cluster.policies.placement import ANYWHERE
+from cluster.policies.policies import Policies, PoolPolicy
+from cluster.scheduling.quotas import has_quotas
+from cluster.scheduling.view import JobDemand, Spending
+from cluster.simulator.ports import FreeRoom
 from cluster.traces.lines import asked_by
 from cluster.traces.trace import TraceJob
-from cluster.view import JobDemand, Spending
-from remora.worker_sizes import spec_of
+from remora.spec.worker_sizes import spec_of
 from service.queue import retry
-from service.queue.admission import PoolSize, admit
+from service.queue.admission import PoolSize, admit, held_up
 from service.queue.hurry import stays_off_spot
 from service.queue.ordering import Turn, in_order, turn_key
 from service.queue.pools import complete_pools
@@ -26,7 +27,7 @@ from service.queue.shares import has_shares, shares_of
 
 
 class ServiceQueue:
-    """`cluster.simulator.doors.Queue`, by ordering, admission and retry of the service."""
+    """`cluster.simulator.ports.Queue`, by ordering, admission and retry of the service."""
 
     def __init__(self, offerings: Sequence[Offering], policies: Policies) -> None:
         self._policies = policies
@@ -60,6 +61,18 @@ class ServiceQueue:
         rows = in_order(map(self._row, waiting), math.inf, urgent)
         return [jobs[row.id] for row in (rows if shares is None else shares.order(rows))]
 
+    def held_up(
+        self,
+        waiting: Sequence[TraceJob],
+        owners: Collection[str],
+        running: Sequence[tuple[TraceJob, int]],
+        spent: Mapping[str, Spending],
+    ) -> frozenset[str]:
+        """As `service.queue.admission` decides."""
+        held = [(self._row(job), workers) for job, workers in running]
+        quotas = quotas_of(self._policies, held, spent)
+        return held_up(map(self._row, waiting), owners, self._pools, quotas)
+
     def can_ever_start(self, job: TraceJob) -> bool:
         """False when the queue would call it hopeless."""
         key = (job.sizes, tuple(sorted(job.resources.items())), job.placement, job.project)
@@ -76,6 +89,7 @@ class ServiceQueue:
         running: Sequence[tuple[TraceJob, int]] = (),
         spent: Mapping[str, Spending] | None = None,
         off_spot: Container[str] = (),
+        kept: Mapping[str, str] = MappingProxyType({}),
     ) -> Mapping[str, str | None]:
         """As `service.queue.admission` decides; the rooms hold what is free, so that nobody has a claim on them."""
         rows = [self._row(job) for job in waiting]
@@ -87,6 +101,7 @@ class ServiceQueue:
             self._pools,
             quotas=quotas_of(self._policies, held, spent or {}) if self.has_quotas else None,
             off_spot=off_spot,
+            kept=kept,
             tells_jobs=False,
         )
         return {job_id: decided.fabrics.get(job_id) for job_id in decided.starts}

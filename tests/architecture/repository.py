@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -48,3 +49,12 @@ def sources(*packages: str) -> dict[str, str]:
 def pages() -> dict[str, str]:
     """Every page for people."""
     return {name: text for name, text in texts().items() if name.endswith(".md")}
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """Every block of code in a language, with the page that it is on."""
+    return [
+        (page, block)
+        for page, text in sorted(pages().items())
+        for block in re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    ]

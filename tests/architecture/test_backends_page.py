@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remora.backends import BACKENDS, LATER_BACKENDS
+from remora.spec.backends import BACKENDS, LATER_BACKENDS
 from tests.backends import results
 from tests.backends.marks import CASES, NAMES, marked
 from tests.backends.reasons import REASONS

@@ -5,9 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from typing import get_args
 
 from remora.states import JobState, NodeState
 from tests.architecture.repository import ROOT, sources
+from trainers.driver.regrouping import Cause
+
+PAGE = (ROOT / "docs/events.md").read_text()
 
 KIND = re.compile(
     r"(job|attempt|worker_group|worker|node|checkpoint|training|records?|policies|quotas)\.[a-z_]+"
@@ -28,10 +32,32 @@ def test_every_event_and_its_fields_are_on_the_page_and_nothing_else_is() -> Non
     assert on_the_page() == in_the_code()
 
 
+def test_every_cause_of_a_regrouping_is_on_the_page_and_nothing_else_is() -> None:
+    assert listed("worker_group.regrouped", "cause") == set(get_args(Cause))
+
+
+def test_every_reason_to_wait_is_on_the_page_and_nothing_else_is() -> None:
+    waits = {
+        node.args[1].value
+        for source in sources("service").values()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Wait"
+        if len(node.args) > 1 and isinstance(node.args[1], ast.Constant)
+    }
+    assert len(waits) > 1
+    (row,) = re.findall(r"^\| `job\.waiting` \| (.*?) \|", PAGE, re.MULTILINE)
+    assert set(re.findall(r"`(waiting_\w+)`", row)) == waits
+
+
+def listed(kind: str, field: str) -> set[str]:
+    """The values of a field that the page enumerates: "`field` is `a`, `b` or `c`"."""
+    (row,) = re.findall(rf"^\| `{re.escape(kind)}` \| (.*?) \|", PAGE, re.MULTILINE)
+    (values,) = re.findall(rf"`{field}` is ((?:`\w+`(?:, | or )?)+)", row)
+    return set(re.findall(r"`(\w+)`", values))
+
+
 def on_the_page() -> dict[str, set[str]]:
-    rows = re.findall(
-        r"^\| `([a-z_.]+)` \| .* \|(.*)\|$", (ROOT / "docs/events.md").read_text(), re.MULTILINE
-    )
+    rows = re.findall(r"^\| `([a-z_.]+)` \| .* \|(.*)\|$", PAGE, re.MULTILINE)
     return {kind: set(re.findall(r"`(\w+)`", fields)) for kind, fields in rows}
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 
 import pytest
 
 from tests.chaos.reference import Reference
+from tests.integration.network.lan import WHY_NOT, Lan, open_lan
 from tests.integration.trainers.lab import Lab, open_lab
-from tests.integration.trainers.lan import WHY_NOT, Lan, open_lan
+from tests.needed import is_weaker
 
 
 @pytest.fixture(scope="module")
 def lan() -> Iterator[Lan | None]:
     """A network whose cables can be pulled; where there can be none, nodes are frozen instead of cut off."""
     if WHY_NOT is not None:
-        warnings.warn(f"nodes are frozen instead of cut off: {WHY_NOT}", stacklevel=1)
+        is_weaker(f"nodes are frozen instead of cut off: {WHY_NOT}")
         yield None
         return
     with open_lan() as lan:

@@ -30,12 +30,14 @@ def check_result(out: Path, reference: Reference) -> int:
 
 def check_groups(out: Path) -> None:
     """Never two groups at once, no sample twice in a group's step, and every process goes step by step."""
-    groups: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
+    groups: dict[tuple[int, int], list[tuple[float, int, int]]] = defaultdict(list)
     steps: dict[str, list[int]] = defaultdict(list)
     owners: dict[tuple[int, int, int, int], set[str]] = defaultdict(set)
     for process, line in lines_in(out):
         group = int(process.partition("-")[0]), line["group"]
-        groups[group].append((line["at"], line["step"]))
+        # Who is about to try a step has done the one before it.
+        done = line["step"] - (line["kind"] == "tried")
+        groups[group].append((line["at"], line["step"], done))
         if line["kind"] == "done":
             steps[process].append(line["step"])
         for sample in line.get("samples", []):
@@ -44,9 +46,9 @@ def check_groups(out: Path) -> None:
     for process, own in steps.items():
         assert own == list(range(own[0], own[0] + len(own))), f"{process} goes step by step"
     for old, new in pairwise(sorted(groups)):
-        begun_at, first = min(groups[new])
-        # Who was frozen may end the step that it was in, which the others do without it; it may not go further.
-        later = [step for at, step in groups[old] if at > begun_at and step > first]
+        begun_at, first, _ = min(groups[new])
+        # Who was frozen may end the step that it was in, which the others do without it, and try the one after it.
+        later = [done for at, _, done in groups[old] if at > begun_at and done > first]
         assert later == [], f"group {old} goes on beside group {new}"
 
 

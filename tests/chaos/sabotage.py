@@ -13,12 +13,12 @@ from typing import Any
 import psutil
 import pytest
 
-from cluster.drain import drain
-from cluster.membership import RayMembership
+from cluster.ray.drain import drain
+from cluster.ray.membership import RayMembership
 from tests.chaos.faults import Fault, Kind
 from tests.chaos.script import TRAIN
+from tests.integration.network.lan import Lan
 from tests.integration.trainers.lab import Lab, Running, processes_of, until
-from tests.integration.trainers.lan import Lan
 
 #: Workers, each on a node of its own.
 WORKERS = 3

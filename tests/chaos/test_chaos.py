@@ -14,8 +14,8 @@ from tests.chaos.invariants import check_groups, check_records, check_result
 from tests.chaos.reference import Reference
 from tests.chaos.sabotage import Job
 from tests.chaos.seeds import chosen_seeds
+from tests.integration.network.lan import Lan
 from tests.integration.trainers.lab import Lab
-from tests.integration.trainers.lan import Lan
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from service.settings import Settings
 from tests.chaos.soak_blows import Blows, StandBy, left_in_memory, stand_by
 from tests.chaos.soak_queue import Queue
 from tests.chaos.soak_rounds import VICTIMS, rounds_of
@@ -61,5 +62,6 @@ def check_left(service: Embedded, blows: Blows, queue: Queue) -> None:
     with service.client() as client:
         attempts = {one.id for job_id in queue.acknowledged for one in client.attempts(job_id)}
     until(lambda: not blows.of_jobs(), f"no process of a job is left: {blows.of_jobs()}", 60.0)
-    until(lambda: len(blows.drivers()) <= 1, f"at most one driver waits: {blows.drivers()}", 60.0)
+    most = Settings().ready_drivers
+    until(lambda: len(blows.drivers()) <= most, f"at most {most} drivers wait: {blows.drivers()}", 60.0)
     until(lambda: not left_in_memory(attempts), f"no memory is left: {left_in_memory(attempts)}", 60.0)

@@ -19,6 +19,7 @@ import psutil
 
 from cluster.local.folders import ClusterFolders
 from remora import Client
+from remora.ports import free_port
 from remora.states import NodeState
 from tests.e2e.processes import PATIENCE_S, is_alive, kill, processes_with, until
 
@@ -68,7 +69,7 @@ class Embedded:
         self.home = home
         self.nodes = nodes
         self.cloud = cloud
-        self._port = free_port()
+        self._port = free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{self._port}"
         self.process: subprocess.Popen[bytes]
         self._environment = {
@@ -205,11 +206,3 @@ class Follower(threading.Thread, Generic[T]):
         assert not self.is_alive(), "the stream did not end"
         assert self._error is None, self._error
         return self.items
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -71,8 +72,20 @@ class JobProcesses:
         return psutil.Process(int(self._keeper(rank).environ()["REMORA_SUPERVISOR"]))
 
     def driver(self) -> psutil.Process:
-        """The driver; there is one job on the cluster."""
-        (driver,) = [one for one in processes_with(str(self._home)) if one.name().startswith("ray::Driver")]
+        """The job's driver: of all drivers the one that is connected to a supervisor of the job."""
+
+        def look() -> list[psutil.Process]:
+            ends = {(one.raddr, one.laddr) for one in self.supervisor(0).net_connections("tcp")}
+            found = []
+            for one in processes_with(str(self._home)):
+                with contextlib.suppress(psutil.NoSuchProcess):  # a ready driver may end meanwhile
+                    if one.name().startswith("ray::Driver") and any(
+                        (each.laddr, each.raddr) in ends for each in one.net_connections("tcp")
+                    ):
+                        found.append(one)
+            return found
+
+        (driver,) = until(look, "the driver of the job runs")
         return driver
 
     def left(self) -> list[psutil.Process]:

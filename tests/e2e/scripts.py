@@ -6,19 +6,26 @@ from pathlib import Path
 
 from tests.e2e.processes import until
 
-#: Does numbered steps, as many as the file `allowed` permits, and writes down each of them outside of Remora too.
+#: Does numbered steps, as many as the file `allowed` permits, and writes down each of them outside of Remora too.  No
+#: rank begins a step before all have done the one before, as where gradients are averaged: ranks agree on a step to
+#: save, which one that had done all that it may would never reach.
 STEPS = """
 import os, pathlib, sys, time
 from remora import training
 
 outside, steps = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-rank = training.world().rank
+world = training.world()
+rank = world.rank
 saved = training.resume_from()
 done = int((saved / f"rank-{rank}").read_text()) if saved else 0
 print(f"rank {rank} begins after step {done}")
 
 def allowed():
-    return int((outside / "allowed").read_text() or 0)
+    return min(int((outside / "allowed").read_text() or 0), *(1 + done_by(each) for each in range(world.world_size)))
+
+def done_by(each):
+    diary = outside / f"rank-{each}"
+    return int(diary.read_text().split()[-1]) if diary.exists() and diary.stat().st_size else 0
 
 with (outside / f"rank-{rank}").open("a", buffering=1) as diary:
     for step in range(done + 1, steps + 1):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.processes import processes_with
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from remora.states import EndReason, JobState
 from tests.e2e.embedded import Embedded
 from tests.e2e.processes import kill, until
 from tests.e2e.raw_http import Door
@@ -117,3 +118,44 @@ def test_a_drill_takes_a_spot_machine_as_azure_does_and_the_rest_ends_with_the_s
     assert {(one["size"], one["capacity"]) for one in machines} == {("Standard_D4s_v5", "spot")}
     assert bought[0] not in {one["node"] for one in machines}
     assert "Traceback" not in emulated.log("controller")
+
+
+def test_a_spent_budget_pauses_a_job_at_its_checkpoint_and_more_money_lets_it_go_on(
+    emulated: Embedded, tmp_path: Path
+) -> None:
+    def follow(document: str) -> None:
+        (emulated.home / "policies.yaml").write_text(document)
+        applied = emulated.remora("policy", "apply", "policies.yaml", "--yes")
+        assert applied.code == 0, applied.err
+
+    pool = f"{SPOT}    drain_s: 15\n"
+    follow(pool)
+    (tmp_path / "train.py").write_text(LOCKSTEP)
+    with emulated.client() as client:
+        job = client.submit(
+            {
+                "code": str(tmp_path),
+                "command": ["python", "train.py", "100000", "0.05"],
+                "backend": "command",
+                "resources": {"cpus": 4},
+                "checkpoint": {"interval": "none"},
+            }
+        )
+        until(lambda: client.job(job.id).step, "it trains")
+        follow(f"{pool}budget: {{usd_per_day: 0.00001}}\n")
+        paused = until(lambda: (now := client.job(job.id)).state is JobState.PAUSED and now, "it is paused")
+        assert paused.checkpoint_step is not None, "nothing but the budget has asked for a checkpoint"
+        shown = until(
+            lambda: (said := emulated.remora("show", job.id).out).count("UTC") and said, "it says more"
+        )
+        assert re.search(r"state +paused\nreason +waiting_for_budget\n", shown), shown
+        assert re.search(r"of 0.00 USD of the day are spent; it waits until .* 00:00:00 UTC", shown), shown
+        assert "remora policy apply" in shown
+        assert re.search(r"\npaused since +\d{4}-\d\d-\d\d ", shown), shown
+        assert job.id in emulated.remora("list", "--state", "paused").out
+
+        follow(f"{pool}budget: {{usd_per_day: 1000}}\n")
+        until(lambda: client.job(job.id).state is JobState.RUNNING, "it goes on by itself")
+        first, second = client.attempts(job.id)
+        assert (first.end_reason, second.resumed_from_step) == (EndReason.EVICTED, paused.checkpoint_step)
+        assert client.job(job.id).repeated_steps == 0

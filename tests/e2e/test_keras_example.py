@@ -13,7 +13,7 @@ from remora.states import JobState
 from tests.e2e.embedded import Embedded
 from tests.integration.trainers.tensorflow_environment import tensorflow_python
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "keras"
 

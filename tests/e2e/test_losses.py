@@ -32,8 +32,9 @@ def driver(processes: JobProcesses) -> psutil.Process:
 @pytest.mark.parametrize(
     ("victim", "reason"),
     [
-        (child, EndReason.SIGNAL),
-        (supervisor, EndReason.SUPERVISOR_LOST),
+        # tests/integration/trainers/test_attempts.py kills these without a service.
+        pytest.param(child, EndReason.SIGNAL, marks=pytest.mark.soak),
+        pytest.param(supervisor, EndReason.SUPERVISOR_LOST, marks=pytest.mark.soak),
         (driver, EndReason.DRIVER_LOST),
     ],
 )

@@ -27,6 +27,7 @@ def text(client: Client, job_id: str, stream: str | None = None) -> str:
     return "\n".join(line.text for line in client.logs(job_id) if stream in (None, line.stream))
 
 
+@pytest.mark.soak
 def test_an_exit_code_is_told(service: Embedded, client: Client, folder: Path) -> None:
     (folder / "train.py").write_text("raise SystemExit(3)")
     followed = service.remora("submit", "-f", "--retries", "0", "--", "python", "train.py", folder=folder)
@@ -56,6 +57,7 @@ def test_a_failing_script_is_tried_again_as_often_as_asked_and_its_traceback_is_
         assert "RuntimeError: the loss is infinite" in printed.out
 
 
+@pytest.mark.soak
 @pytest.mark.backend("command", "unmodified script")
 def test_a_loud_script_is_kept_within_limits(service: Embedded, client: Client, folder: Path) -> None:
     (folder / "train.py").write_text(LOUD)
@@ -70,6 +72,7 @@ def test_a_loud_script_is_kept_within_limits(service: Embedded, client: Client, 
     assert service.remora("logs", job_id).out.splitlines()[1] == "[0] caf\ufffd \ufffd \ufffd"
 
 
+@pytest.mark.soak
 def test_a_script_that_never_returns_is_ended_at_its_limit(
     service: Embedded, client: Client, folder: Path
 ) -> None:
@@ -82,6 +85,7 @@ def test_a_script_that_never_returns_is_ended_at_its_limit(
     nothing_is_left(service, job_id)
 
 
+@pytest.mark.soak
 def test_a_daemon_does_not_outlive_its_job(
     service: Embedded, client: Client, folder: Path, tmp_path: Path
 ) -> None:
@@ -106,6 +110,7 @@ def test_a_running_job_is_cancelled(service: Embedded, client: Client, folder: P
     nothing_is_left(service, job_id)
 
 
+@pytest.mark.soak
 def test_a_command_that_is_not_there_is_not_tried_again(
     service: Embedded, client: Client, folder: Path
 ) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import multiprocessing
 import os
-import random
 import signal
 import socket
 import threading
@@ -18,7 +17,8 @@ from typing import Any
 
 import torch
 
-from remora import channel
+from remora.ports import free_port
+from remora.script import channel
 from tests.golden.gate import Gate
 from tests.golden.worker import Job, Mishap, work
 from trainers.driver.regrouping import Seat, deal
@@ -310,12 +310,3 @@ class Driver:
                 with contextlib.suppress(ValueError):  # the last line of a killed worker
                     step, samples = json.loads(text)
                     yield step, samples
-
-
-def free_port() -> int:
-    """A free port below those that the kernel deals out by itself, which the workers' own connections may take."""
-    while True:
-        port = random.randrange(20000, 30000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port

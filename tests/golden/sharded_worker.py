@@ -15,7 +15,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 
-from remora import channel
+from remora.script import channel
 from remora.torch.sharded import ShardedLoop
 from tests.golden.gate import Gate
 from tests.golden.subjects import Samples, Stream, network
@@ -41,6 +41,10 @@ class ShardedJob:
     tensor: int | None = None
     #: Losses are scaled, and some gradients of one step are infinite.
     is_scaled: bool = False
+    #: A sample that is not a number, whose batch is left out after a rollback.
+    damaged: int | None = None
+    #: Often, so that every test compares what copies hold.
+    check_every: int = 3
 
     @property
     def steps(self) -> int:
@@ -81,9 +85,14 @@ def train(job: ShardedJob, slot: int, out: Path) -> None:
         return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, job.steps)
 
     scaler = torch.amp.GradScaler("cpu") if job.is_scaled else None
+    data = (Stream if job.is_stream else Samples)(job.samples)
+    if job.damaged is not None:
+        data.features[job.damaged] = float("nan")
     loop = ShardedLoop(
         build,
-        data=(Stream if job.is_stream else Samples)(job.samples),
+        data=data,
+        nonfinite=None if job.damaged is None else "rollback",
+        check_every=job.check_every,
         global_batch=job.global_batch,
         shards=job.shards,
         micro_batch=job.micro_batch,

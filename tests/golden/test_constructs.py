@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 from tests.architecture.repository import ROOT
-from tests.golden.constructs import CONSTRUCTS, Construct, table, train_together
+from tests.golden import constructs, more_constructs, sharded_constructs
+from tests.golden.constructs import Construct, train_together
 
 pytestmark = [pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("construct", CONSTRUCTS, ids=[one.body.__name__ for one in CONSTRUCTS])
+PLAIN = [*constructs.CONSTRUCTS, *more_constructs.CONSTRUCTS]
+SHARDED = sharded_constructs.CONSTRUCTS
+
+
+@pytest.mark.parametrize("construct", PLAIN, ids=[one.body.__name__ for one in PLAIN])
 def test_a_row_says_what_happens(construct: Construct, tmp_path: Path) -> None:
+    check(construct, tmp_path, torch.equal)
+
+
+@pytest.mark.parametrize("construct", SHARDED, ids=[one.body.__name__ for one in SHARDED])
+def test_a_row_says_what_happens_to_a_sharded_model(construct: Construct, tmp_path: Path) -> None:
+    check(construct, tmp_path, lambda one, other: torch.allclose(one, other, rtol=1e-4, atol=1e-5))
+
+
+def check(
+    construct: Construct, tmp_path: Path, is_same: Callable[[torch.Tensor, torch.Tensor], bool]
+) -> None:
     several = train_together(construct.body, 3, tmp_path / "three")
     if construct.outcome == "refused":
         for one in several:
@@ -28,11 +46,12 @@ def test_a_row_says_what_happens(construct: Construct, tmp_path: Path) -> None:
     expected, is_equal = alone.weights, True
     for one in several:
         assert one.weights is not None
-        is_equal = is_equal and all(torch.equal(one.weights[name], value) for name, value in expected.items())
+        is_equal = is_equal and all(is_same(one.weights[name], value) for name, value in expected.items())
     assert is_equal == (construct.outcome == "exact")
 
 
-def test_the_page_has_the_table() -> None:
-    assert table() in (ROOT / "docs/elastic-training.md").read_text(), (
-        "put what `python -m tests.golden.constructs` prints into docs/elastic-training.md"
+@pytest.mark.parametrize("module", [constructs, more_constructs, sharded_constructs])
+def test_the_page_has_the_table(module: ModuleType) -> None:
+    assert module.table() in (ROOT / "docs/elastic-training.md").read_text(), (
+        f"put what `python -m {module.__name__}` prints into docs/elastic-training.md"
     )

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import remora
-from trainers.supervisor.supervisor import free_port
+from remora.ports import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 WORKER = Path(__file__).with_name("layouts_worker.py")
 SITE = Path(remora.__file__).parent / "deepspeed" / "site"
@@ -46,7 +46,13 @@ def losses(out: Path, mode: str, layout: str, workers: int) -> dict[int, float]:
 @pytest.mark.backend("deepspeed", "resumes other size")
 @pytest.mark.parametrize(
     ("layout", "saved_by", "resumed_by"),
-    [("tensor", 4, 2), ("tensor", 2, 4), ("tensor, stage 3", 4, 2), ("pipeline", 2, 4), ("3d", 8, 4)],
+    [
+        ("pipeline", 2, 4),
+        ("tensor", 4, 2),
+        ("tensor", 2, 4),
+        ("tensor, stage 3", 4, 2),
+        ("3d", 8, 4),
+    ],
 )
 def test_another_number_of_whole_copies_goes_on(
     tmp_path: Path, layout: str, saved_by: int, resumed_by: int

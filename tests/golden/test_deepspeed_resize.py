@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import remora
-from trainers.supervisor.supervisor import free_port
+from remora.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.golden import sharded_worker
 from tests.golden.driver import Driver, Worker
+from tests.golden.sharded_worker import ShardedJob
 from tests.golden.worker import Job
 
 pytestmark = [pytest.mark.timeout(600)]
@@ -46,9 +49,23 @@ def regroup(driver: Driver, times: int) -> None:
             driver.regroup()
 
 
-@pytest.mark.parametrize("exactness", ["bitwise", "sample-exact"])
-def test_thirty_regroupings_leave_nothing(exactness: str, tmp_path: Path) -> None:
-    with Driver(Job("resnet", exactness, epochs=400), tmp_path) as driver:
+class ShardedDriver(Driver):
+    body = staticmethod(sharded_worker.work)
+
+
+@pytest.mark.parametrize(
+    ("kind", "job"),
+    [
+        pytest.param(Driver, Job("resnet", "bitwise", epochs=400), id="bitwise"),
+        pytest.param(Driver, Job("resnet", "sample-exact", epochs=400), id="sample-exact"),
+        pytest.param(ShardedDriver, ShardedJob("resnet", epochs=400), id="sharded", marks=pytest.mark.soak),
+        pytest.param(
+            ShardedDriver, ShardedJob("plain", shard=1, epochs=400), id="copies", marks=pytest.mark.soak
+        ),
+    ],
+)
+def test_thirty_regroupings_leave_nothing(kind: type[Driver], job: Any, tmp_path: Path) -> None:
+    with kind(job, tmp_path) as driver:
         driver.start(3)
         regroup(driver, 4)
         before = [held(worker) for worker in driver.living]

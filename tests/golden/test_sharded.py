@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
+from remora.torch import read_checkpoint
 from tests.golden.driver import Driver
 from tests.golden.sharded_worker import TOO_LARGE_AT, ShardedJob, work
 
@@ -40,9 +41,14 @@ def undisturbed(job: ShardedJob) -> tuple[dict[str, torch.Tensor], dict[int, lis
         return driver.weights(), driver.record()
 
 
+def steps_of(job: ShardedJob) -> int:
+    """Without a batch of each epoch where one of its samples is damaged."""
+    return job.steps - (0 if job.damaged is None else job.epochs)
+
+
 def assert_same(job: ShardedJob, driver: Driver) -> None:
     weights, record = undisturbed(replace(job, shard=None, tensor=None))
-    assert list(record) == list(range(1, job.steps + 1))
+    assert list(record) == list(range(1, steps_of(job) + 1))
     assert driver.record() == record
     for name, value in driver.weights().items():
         torch.testing.assert_close(value, weights[name], rtol=1e-5, atol=1e-5, msg=f"{name} differs")
@@ -126,7 +132,13 @@ def test_two_lost_neighbours_leave_it_to_the_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "job", [pytest.param(HYBRID, id="hybrid"), pytest.param(TENSOR, id="tensor parallel")]
+    "job",
+    [
+        pytest.param(HYBRID, id="hybrid"),
+        pytest.param(TENSOR, id="tensor parallel"),
+        pytest.param(replace(HYBRID, damaged=17), id="hybrid, a batch left out"),
+        pytest.param(replace(TENSOR, damaged=17), id="tensor parallel, a batch left out"),
+    ],
 )
 def test_other_layouts_lose_and_win_workers_along_the_data_parallel_dimension(
     job: ShardedJob, tmp_path: Path
@@ -141,6 +153,75 @@ def test_other_layouts_lose_and_win_workers_along_the_data_parallel_dimension(
         driver.reach(driver.step + 3)
         driver.finish()
         assert_same(job, driver)
+
+
+@pytest.mark.parametrize("snapshot_every", [1, 4])
+def test_a_batch_that_is_left_out_stays_so_for_those_who_go_on_and_those_who_join(
+    snapshot_every: int, tmp_path: Path
+) -> None:
+    job = ShardedJob("resnet", damaged=17, snapshot_every=snapshot_every)
+    with ShardedDriver(job, tmp_path) as driver:
+        driver.start(3)
+        driver.reach(7)
+        joiner = driver.add()
+        driver.kill(1)
+        driver.recover()
+        driver.reach(driver.step + 3)
+        driver.admit(joiner)
+        driver.finish()
+        assert driver.world_sizes == [3, 2, 3]
+        assert all(value.isfinite().all() for value in driver.weights().values())
+        assert_same(job, driver)
+
+
+def test_a_checkpoint_knows_what_is_left_out(tmp_path: Path) -> None:
+    job = ShardedJob(damaged=17)
+    with ShardedDriver(job, tmp_path / "first") as first:
+        first.start(2)
+        first.reach(8)
+        saved = first.checkpoint()
+        for worker in first.living:
+            first.kill(worker.slot)
+    state = read_checkpoint(tmp_path / "first" / f"checkpoint-{saved}")
+    left_out, per_epoch = state["left_out"], job.steps // job.epochs
+    assert [epoch for epoch, _ in left_out] == list(range(len(left_out))), (
+        "its sample comes once in each epoch"
+    )
+    steps_before = [epoch * per_epoch + place - epoch for epoch, place in left_out]
+    assert len(left_out) >= 2
+    assert max(steps_before) <= saved < len(left_out) * per_epoch + per_epoch - len(left_out)
+    with ShardedDriver(
+        job, tmp_path / "second", REMORA_RESUME_DIR=str(tmp_path / "first" / f"checkpoint-{saved}")
+    ) as second:
+        second.start(3)
+        second.finish()
+        assert max(second.record()) == steps_of(job)
+        weights, _ = undisturbed(job)
+        for name, value in second.weights().items():
+            torch.testing.assert_close(value, weights[name], rtol=1e-5, atol=1e-5)
+
+
+def test_a_checkpoint_of_as_many_workers_with_other_ranks_than_before(tmp_path: Path) -> None:
+    """The third worker becomes the second one, and a joiner the third."""
+    with ShardedDriver(ShardedJob(), tmp_path / "first") as first:
+        first.start(3)
+        first.reach(3)
+        joiner = first.add()
+        first.kill(1)
+        first.recover()
+        first.reach(first.step + 1)
+        first.admit(joiner)
+        first.reach(first.step + 1)
+        saved = first.checkpoint()
+        for worker in first.living:
+            first.kill(worker.slot)
+    folder = tmp_path / "first" / f"checkpoint-{saved}"
+    with ShardedDriver(ShardedJob(), tmp_path / "second", REMORA_RESUME_DIR=str(folder)) as second:
+        second.start(2)
+        second.finish()
+        weights, _ = undisturbed(ShardedJob())
+        for name, value in second.weights().items():
+            torch.testing.assert_close(value, weights[name], rtol=1e-5, atol=1e-5)
 
 
 def test_scaled_losses(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import torch
 from torch.nn import functional
 
-from remora import channel
+from remora.script import channel
 from remora.torch import Loop
 from remora.torch.group import PeerLost
 from tests.golden.gate import Gate

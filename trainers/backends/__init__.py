@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from remora.backends import BackendName
+from remora.spec.backends import BackendName
 from trainers.backends.backend import Backend
 from trainers.backends.deepspeed import DeepSpeed
 from trainers.backends.mpi import Mpi

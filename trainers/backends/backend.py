@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from remora.launchers import unwrap
+from remora.commands.launchers import unwrap
 from trainers.checkpoints.manifest import Manifest
 from trainers.plan import AttemptPlan
 from trainers.supervisor.environment import Place

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainers.checkpoints.listing import youngest_of_each_step
 from trainers.checkpoints.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -19,9 +20,13 @@ from trainers.checkpoints.manifest import (
 )
 from trainers.checkpoints.retention import Mode, age, surplus
 from trainers.rooms import Room
-from trainers.storage import Storage, StorageError
+from trainers.storage import NotReadable, Storage, StorageError
 
 _CHUNK = 1 << 20
+#: Bytes of a manifest: some hundred for each file.
+MAX_MANIFEST_BYTES = 32 * 2**20
+#: What the name of another folder stands for.
+_NO_FOLDER = (0, 0, 0, 0)
 #: Number of an attempt, as a name.
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 
@@ -38,6 +43,8 @@ class Damage:
     folder: str
     #: One sentence for people.
     why: str
+    #: True when its manifest cannot be read, or a file is missing or has another size: `listed` leaves it out.
+    is_incomplete: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +79,12 @@ class Catalog:
         # Its name says the number: no write that is broken off can leave another one.
         self._storage.write_bytes(f"{self._fences}/{attempt}", b"")
         # Drivers that an older version started look here.
-        self._storage.write_bytes(self._fence_name, str(attempt).encode())
+        try:
+            self._storage.write_bytes(self._fence_name, str(attempt).encode())
+        except StorageError:
+            # A folder cannot be replaced by a file.
+            self._storage.delete(self._fence_name)
+            self._storage.write_bytes(self._fence_name, str(attempt).encode())
         with contextlib.suppress(StorageError):
             for lower in self._fenced():
                 if lower < attempt:
@@ -82,12 +94,18 @@ class Catalog:
         """True when a newer attempt has begun."""
         return self._fence() > attempt
 
-    def put(self, source: Room, step: int, attempt: int, generation: int, rank: int) -> tuple[ShardFile, ...]:
+    def put(
+        self, source: Room, step: int, attempt: int, generation: int, rank: int, take: int = 1
+    ) -> tuple[ShardFile, ...]:
         """Move every file of `source` into the checkpoint's folder; returns them with sizes and digests.
 
-        Raises StorageError and OSError.
+        Raises StorageError, also when that checkpoint is committed already, and OSError.
         """
-        target = f"{self._folder}/{folder_name(step, attempt, generation)}"
+        target = f"{self._folder}/{folder_name(step, attempt, generation, take)}"
+        if self._storage.exists(f"{target}/{MANIFEST_NAME}"):
+            raise StorageError(
+                f"the checkpoint of step {step} is committed already, and is not written again"
+            )
         files: list[ShardFile] = []
         for name, _ in source.files():
             with source.open_file(name) as opened:
@@ -106,13 +124,18 @@ class Catalog:
         if self.is_fenced(manifest.attempt):
             raise Fenced(f"attempt {manifest.attempt} of {self._job_id} was replaced by a newer one")
         folder = f"{self._folder}/{manifest.folder}"
-        self._storage.write_bytes(f"{folder}/{MANIFEST_NAME}", manifest.to_json())
+        content = manifest.to_json()
+        if len(content) > MAX_MANIFEST_BYTES:
+            raise StorageError(
+                f"its manifest would have {len(content)} bytes, more than {MAX_MANIFEST_BYTES}: save fewer files"
+            )
+        self._storage.write_bytes(f"{folder}/{MANIFEST_NAME}", content)
         # It is committed, whatever fails from here on.
         with contextlib.suppress(StorageError, FileNotFoundError):
             for file in manifest.files:
                 name = f"{folder}/{file.name}"
                 self._right[name] = self._storage.state(name)
-        return self._storage.location(folder)
+        return self.location(manifest)
 
     def newest(self) -> tuple[Manifest | None, list[Damage]]:
         """The newest complete checkpoint, and the newer ones that had to be passed over."""
@@ -129,6 +152,22 @@ class Catalog:
         """Every committed checkpoint whose manifest can be read, newest first; files are not looked at."""
         found = [self._read_manifest(folder) for folder in self._folders()]
         return [manifest for manifest in found if isinstance(manifest, Manifest)]
+
+    def listed(self) -> list[Manifest]:
+        """Of each step the youngest checkpoint whose files are all there with their sizes, newest step first.
+
+        This is what jobs' lists of checkpoints show.  Nothing is read but manifests.  Raises StorageError.
+        """
+        whole = [one for one in self.manifests() if not self._is_incomplete(one)]
+        return sorted(youngest_of_each_step(whole).values(), key=lambda one: -one.step)
+
+    def location(self, manifest: Manifest) -> str:
+        """How a person finds a checkpoint."""
+        return self._storage.location(f"{self._folder}/{manifest.folder}")
+
+    def _is_incomplete(self, manifest: Manifest) -> bool:
+        sizes = self._storage.sizes(f"{self._folder}/{manifest.folder}")
+        return any(sizes.get(file.name) != file.size_bytes for file in manifest.files)
 
     def fetch(self, manifest: Manifest, target: Path) -> Path:
         """A local folder with the checkpoint's files: the storage's own when it is a local one, else `target`."""
@@ -171,14 +210,14 @@ class Catalog:
         for manifest in manifests:
             why = self._why_damaged(manifest, again=False)
             if why is not None:
-                found[manifest] = Damage(manifest.step, manifest.folder, why)
+                found[manifest] = self._damage(manifest, why)
         return found
 
     def _unfinished(self, newest: Manifest) -> set[str]:
         """Older worker groups' folders without a manifest; the present group may still write one."""
         found = set()
         for folder in self._folders():
-            _, attempt, generation = parse_folder_name(folder) or (0, 0, 0)
+            _, attempt, generation, _ = parse_folder_name(folder) or _NO_FOLDER
             is_older = (attempt, generation) < (newest.attempt, newest.generation)
             if is_older and not isinstance(self._read_manifest(folder), Manifest):
                 found.add(folder)
@@ -222,9 +261,9 @@ class Catalog:
             return int(self._storage.read_bytes(self._fence_name))
         except FileNotFoundError:
             return 0
-        except ValueError:
+        except (ValueError, NotReadable):
             # Torn. Who wrote it had the number of a checkpoint at least, if one of its kind is there.
-            return max((parse_folder_name(folder) or (0, 0, 0))[1] for folder in ("", *self._folders()))
+            return max((parse_folder_name(folder) or _NO_FOLDER)[1] for folder in ("", *self._folders()))
 
     def _folders(self) -> list[str]:
         """Names of checkpoint folders, newest step first."""
@@ -232,13 +271,13 @@ class Catalog:
         return [name for key, name in sorted(((k, n) for k, n in parsed if k), reverse=True)]
 
     def _read_manifest(self, folder: str) -> Manifest | Damage | None:
-        step = (parse_folder_name(folder) or (0, 0, 0))[0]
+        step = (parse_folder_name(folder) or _NO_FOLDER)[0]
         try:
-            content = self._storage.read_bytes(f"{self._folder}/{folder}/{MANIFEST_NAME}")
-            manifest = Manifest.from_json(content)
+            name = f"{self._folder}/{folder}/{MANIFEST_NAME}"
+            manifest = Manifest.from_json(self._storage.read_bytes(name, MAX_MANIFEST_BYTES))
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except (ValueError, NotReadable) as error:
             return Damage(step, folder, str(error))
         if (manifest.job_id, manifest.folder) != (self._job_id, folder):
             return Damage(step, folder, "its manifest is of another checkpoint")
@@ -249,7 +288,10 @@ class Catalog:
         if not isinstance(manifest, Manifest):
             return None, manifest
         why = self._why_damaged(manifest, again=True)
-        return (manifest, None) if why is None else (None, Damage(manifest.step, folder, why))
+        return (manifest, None) if why is None else (None, self._damage(manifest, why))
+
+    def _damage(self, manifest: Manifest, why: str) -> Damage:
+        return Damage(manifest.step, manifest.folder, why, self._is_incomplete(manifest))
 
     def _why_damaged(self, manifest: Manifest, *, again: bool) -> str | None:
         """Why it cannot be used, if so; `again`: by the content of all files."""
@@ -272,6 +314,8 @@ class Catalog:
                     digest.update(chunk)
         except FileNotFoundError:
             return f"{file.name} is missing"
+        except NotReadable as error:
+            return str(error)
         if digest.hexdigest() != file.sha256:
             return f"{file.name} is corrupted"
         self._right[name] = state

@@ -5,6 +5,9 @@ Layout below a job's checkpoint storage:
     jobs/<job id>/checkpoints/<step, 12 digits>-<attempt>-<generation>/<files of all ranks>
     jobs/<job id>/checkpoints/<step, 12 digits>-<attempt>-<generation>/remora-manifest.json
 
+A worker group that comes to a step again, after it went back, writes its second checkpoint of that step into
+`<step>-<attempt>-<generation>-2`, and so on: files of a committed checkpoint are never written again.
+
 A folder without a manifest is not a checkpoint, whatever lies in it; neither is one whose manifest does not fit its
 checksum, or is of another folder.
 """
@@ -21,7 +24,7 @@ from trainers.rooms import NotInRoom, parts_of
 MANIFEST_NAME = "remora-manifest.json"
 #: Of what is written; manifests of version 1, which have no checksum, are still read.
 _VERSION, _WITHOUT_CHECKSUM = 2, 1
-_FOLDER = re.compile(r"(\d{12})-(\d+)-(\d+)")
+_FOLDER = re.compile(r"(\d{12})-(\d+)-(\d+)(?:-([1-9]\d*))?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +54,13 @@ class Manifest:
     files: tuple[ShardFile, ...]
     #: Value at this step of the metric by which the job's best checkpoint is chosen; None: there is none.
     score: float | None = None
+    #: 1 for the worker group's first checkpoint of the step, 2 for the next one, ...
+    take: int = 1
 
     @property
     def folder(self) -> str:
         """Name of its folder in the job's checkpoint storage."""
-        return folder_name(self.step, self.attempt, self.generation)
+        return folder_name(self.step, self.attempt, self.generation, self.take)
 
     @property
     def size_bytes(self) -> int:
@@ -64,7 +69,11 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """The manifest as it is stored."""
-        return with_checksum({"version": _VERSION, **asdict(self)})
+        fields = asdict(self)
+        if self.take == 1:
+            # As older versions read it.
+            del fields["take"]
+        return with_checksum({"version": _VERSION, **fields})
 
     @classmethod
     def from_json(cls, content: bytes) -> Manifest:
@@ -90,15 +99,18 @@ def job_folder(job_id: str) -> str:
     return f"jobs/{job_id}/checkpoints"
 
 
-def folder_name(step: int, attempt: int, generation: int) -> str:
+def folder_name(step: int, attempt: int, generation: int, take: int = 1) -> str:
     """Name of a checkpoint's folder; sorts by step, then by attempt only up to 9, so parse before comparing."""
-    return f"{step:012d}-{attempt}-{generation}"
+    return f"{step:012d}-{attempt}-{generation}" + (f"-{take}" if take > 1 else "")
 
 
-def parse_folder_name(name: str) -> tuple[int, int, int] | None:
-    """Step, attempt and generation of a checkpoint's folder, or None for another folder."""
+def parse_folder_name(name: str) -> tuple[int, int, int, int] | None:
+    """Step, attempt, generation and take of a checkpoint's folder, or None for another folder."""
     match = _FOLDER.fullmatch(name)
-    return (int(match[1]), int(match[2]), int(match[3])) if match else None
+    if match is None:
+        return None
+    found = int(match[1]), int(match[2]), int(match[3]), int(match[4] or 1)
+    return found if folder_name(*found) == name else None
 
 
 def doubled_names(files: tuple[ShardFile, ...]) -> list[str]:

@@ -11,9 +11,9 @@ from trainers.checkpoints.manifest import Manifest
 Mode = Literal["min", "max"]
 
 
-def age(manifest: Manifest) -> tuple[int, int, int]:
+def age(manifest: Manifest) -> tuple[int, int, int, int]:
     """Sorts checkpoints by when they were begun: a group that resumed below the newest step writes younger ones."""
-    return manifest.attempt, manifest.generation, manifest.step
+    return manifest.attempt, manifest.generation, manifest.step, manifest.take
 
 
 def best_of(manifests: Iterable[Manifest], mode: Mode) -> Manifest | None:

@@ -10,22 +10,50 @@ from trainers.driver.journal import Journal
 from trainers.driver.progress import Progress
 from trainers.plan import Record, RecordKind
 
+#: Bytes of lines that nobody fetched above which workers hold further lines back, and their scripts wait in `write`.
+HOLD_BYTES = 4 << 20
+#: Seconds after which nobody is taken to fetch lines any more: no script waits, and the oldest lines are left out.
+AWAY_S = 30.0
+
+#: Records that nobody fetched above which events are counted and left out: a script causes some of them.
+MOST_WAITING = 20_000
+
 
 class Account:
     """Records of one attempt; what comes after its last word is dropped."""
 
-    def __init__(self, log_limit_bytes: int, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        log_limit_bytes: int,
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`now` is written down for people, `monotonic` says how long nobody has asked for records."""
         self._journal = Journal()
+        self._monotonic = monotonic
+        self._asked_at = monotonic()
         self._log_limit_bytes = log_limit_bytes
         self._log_bytes = 0
         self._log_dropped = 0
+        self._events_left_out = 0
         self._now = now
         self._totals: dict[str, Any] = {}
         self._is_closed = False
 
     def records(self, after: int, limit: int) -> list[Record]:
-        """Records after that number; those up to it are forgotten."""
+        """Records after that number, `limit` rows at most; those up to it are forgotten."""
+        self._asked_at = self._monotonic()
+        if self._events_left_out:
+            text = f"{self._events_left_out} events were left out: nobody fetched them in time"
+            self._events_left_out = 0
+            self._journal.print(self._now(), 0, "remora", text, len(text))
         return self._journal.after(after, limit)
+
+    def log_room(self, workers: int) -> int:
+        """Bytes of lines that each of so many workers that print may send next."""
+        if self._monotonic() - self._asked_at > AWAY_S:
+            return HOLD_BYTES
+        return max(0, HOLD_BYTES - self._journal.line_bytes) // workers
 
     @property
     def log_is_full(self) -> bool:
@@ -37,8 +65,16 @@ class Account:
         self.put("event", {"kind": kind, "message": message, "data": data})
 
     def put(self, kind: RecordKind, body: dict[str, Any]) -> int | None:
-        """A record whose body is made already; its number, or None when it is dropped.  Lines go through `line`."""
-        return None if self._is_closed else self._journal.append(self._now(), kind, body)
+        """A record whose body is made already; its number, or None when it is dropped.
+
+        Metrics go through `measure`, lines through `line`.
+        """
+        if self._is_closed:
+            return None
+        if kind == "event" and self._journal.waiting >= MOST_WAITING:
+            self._events_left_out += 1
+            return None
+        return self._journal.append(self._now(), kind, body)
 
     def put_whole(self, kind: RecordKind, body: dict[str, Any]) -> int | None:
         """The same for a record that says all that those of its kind before it said; they are forgotten if they can."""
@@ -48,17 +84,37 @@ class Account:
         """True when the service has stored the record of that number."""
         return self._journal.is_stored(record)
 
+    def measure(self, body: dict[str, Any]) -> None:
+        """The metrics of a step: `{"step", "world_size", "values"}`."""
+        if not self._is_closed:
+            self._journal.measure(self._now(), body)
+
     def line(self, rank: int, stream: str, text: str) -> None:
-        """A line of a worker's output, kept until the log is full; stream `remora` is for words of our own."""
-        if self.log_is_full and stream != "remora":
-            self._log_dropped += 1
+        """One or more lines of a worker's output, kept until the log is full; stream `remora` has words of our own."""
+        if self._is_closed:
             return
+        data = text.encode(errors="replace")
         was_full = self.log_is_full
-        self._log_bytes += len(text.encode(errors="replace")) + 1
-        self.put("log", {"rank": rank, "stream": stream, "text": text})
+        if stream != "remora":
+            text, data = self._until_full(text, data)
+            if was_full:
+                return
+        self._log_bytes += len(data) + 1
+        self._journal.print(self._now(), rank, stream, text, len(data))
         if self.log_is_full and not was_full:
             text = f"the log of this attempt reached {self._log_limit_bytes} bytes; later lines are dropped"
-            self.put("log", {"rank": rank, "stream": "remora", "text": text})
+            self._journal.print(self._now(), rank, "remora", text, len(text))
+
+    def _until_full(self, text: str, data: bytes) -> tuple[str, bytes]:
+        """The lines up to the one with which the log is full; those after it are counted."""
+        if self.log_is_full:
+            self._log_dropped += data.count(b"\n") + 1
+            return "", b""
+        end = data.find(b"\n", max(0, self._log_limit_bytes - self._log_bytes - 1))
+        if end < 0:
+            return text, data
+        self._log_dropped += data.count(b"\n", end)
+        return data[:end].decode(), data[:end]
 
     def progress(self, **changes: Any) -> None:
         """State of the attempt, as it changes."""
@@ -83,13 +139,15 @@ class Account:
         }
         if changed:
             self._totals.update(changed)
-            self.put("progress", changed)
+            if not self._is_closed:
+                self._journal.count(self._now(), changed)
 
     def ended(self, last_word: dict[str, Any]) -> None:
         """The attempt is over, for the reason that `last_word` gives; nothing follows."""
         if self._log_dropped:
             text = f"{self._log_dropped} lines were dropped: the limit of this attempt's log was reached"
-            self.put("log", {"rank": 0, "stream": "remora", "text": text})
+            self.line(0, "remora", text)
         self.size({})
-        self.put("ended", last_word)
+        if not self._is_closed:
+            self._journal.end(self._now(), "ended", last_word)
         self._is_closed = True

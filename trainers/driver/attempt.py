@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
 
-from remora import channel
+from remora.script import channel
 from remora.states import EndReason
 from trainers.checkpoints.cadence import Cadence
 from trainers.checkpoints.manifest import Manifest
@@ -65,7 +65,8 @@ class Attempt:
         self.group: WorkerGroup | None = None
         #: Number of the newest worker group.
         self.generation = 0
-        self.progress = Progress(step=plan.previous_step, high_water=plan.previous_step)
+        previous = plan.previous_step
+        self.progress = Progress(step=previous, high_water=previous, inherited=previous)
         self.pace = Pace()
         self.cadence = Cadence(prior_s=plan.worker_mtbf_s)
         #: Seconds between checkpoints that were told last; None: none yet.
@@ -247,9 +248,7 @@ class Attempt:
     @property
     def is_done(self) -> bool:
         """True when the command of every rank returned 0."""
-        group = self.group
-        codes = [one.exit_code for one in group.exits.values()] if group is not None else []
-        return group is not None and len(codes) == group.world_size and not any(codes)
+        return self.group is not None and self.group.is_done
 
     def apply(self, group: WorkerGroup, effects: Iterable[Effect]) -> None:
         """Do what a worker group wants; one that was followed by another one has nobody to tell anything."""
@@ -259,7 +258,7 @@ class Attempt:
                     self.account.line(**body)
                 case Note(kind="metric", body=body):
                     self.commits.score(body["step"], body["values"])
-                    self.account.put("metric", body)
+                    self.account.measure(body)
                 case Note(body=body):
                     self.account.put("event", body)
                 case Count():
@@ -273,8 +272,10 @@ class Attempt:
 
     def _start_commit(self, group: WorkerGroup, commit: Commit) -> None:
         def then(is_committed: bool) -> None:
-            tell = group.committed if is_committed else group.failed
-            self.apply(group, tell(commit.step, self.now()))
+            if is_committed:
+                self.apply(group, group.committed(commit.step, self.now(), commit.take))
+            else:
+                self.apply(group, group.failed(commit.step, self.now()))
 
         self.commits.start(group, commit, then)
 
@@ -373,11 +374,14 @@ class Attempt:
         await self.outputs.finish()
         self.relay.close()
         self.tell_totals()
+        now = self.now()
+        progress = self.group.progress if self.group is not None else self.progress
         if self.group is not None:
             self.apply(self.group, self.group.incomplete())
         self.group = None
         incomplete = {} if self.outputs.is_complete else {"outputs_are_complete": False}
-        self.account.ended(self._last_word(error) | incomplete)
+        lost = {"open_lost_s": round(open_s, 3)} if (open_s := progress.open_lost_s(now)) else {}
+        self.account.ended(self._last_word(error) | incomplete | lost)
 
     def tell_totals(self) -> None:
         """Tell how far it is."""

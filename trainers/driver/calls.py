@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import ray
 
-from remora import channel
+from remora.ports import free_port
+from remora.script import channel
 from trainers import ray_train
 from trainers.supervisor import supervisor
 from trainers.supervisor.supervisor import Assignment
@@ -46,7 +47,7 @@ class RayCalls:
     async def free_port(self, member: ray_train.Member) -> int | None:
         """See `Calls`."""
         try:
-            port: int = await asyncio.wait_for(member.call(supervisor.free_port), _TELL_S)
+            port: int = await asyncio.wait_for(member.call(free_port), _TELL_S)
         except (ray.exceptions.RayError, TimeoutError):
             return None
         return port
@@ -71,7 +72,7 @@ def prepare(members: list[ray_train.Member], assignments: Mapping[int, Assignmen
 def master_port(members: list[ray_train.Member]) -> tuple[str, int]:
     """Address and free port of rank 0, where a new worker group meets; blocks.  Raises RayError."""
     master = next(member for member in members if member.rank == 0)
-    return master.address, ray.get(master.call(supervisor.free_port), timeout=_PREPARE_S)
+    return master.address, ray.get(master.call(free_port), timeout=_PREPARE_S)
 
 
 def free_ports(members: list[ray_train.Member]) -> tuple[str, ...]:
@@ -80,7 +81,7 @@ def free_ports(members: list[ray_train.Member]) -> tuple[str, ...]:
     found: tuple[str, ...] = ()
     # Workers of one node may be given the same port, for each draws it by chance.
     while len(set(found)) < len(ordered):
-        drawn: list[Any] = [member.call(supervisor.free_port) for member in ordered]
+        drawn: list[Any] = [member.call(free_port) for member in ordered]
         ports = ray.get(drawn, timeout=_PREPARE_S)
         found = tuple(f"{one.address}:{port}" for one, port in zip(ordered, ports, strict=True))
     return found

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from trainers.checkpoints.catalog import Catalog, Damage, Fenced, Retained
+from trainers.checkpoints.listing import description, youngest_of_each_step
 from trainers.checkpoints.manifest import Manifest
 from trainers.driver.account import Account
 from trainers.driver.group import Commit, WorkerGroup
@@ -42,11 +43,23 @@ class Commits:
         #: Older checkpoints may have to be deleted, and are being deleted.
         self._has_surplus = self._deletes = False
         self._again_at, self._pause_s, self._is_put_off = 0.0, _PAUSE_S, False
-        #: Folders of damaged checkpoints that were told, and of those that were told and are there, by step.
+        #: Folders of damaged checkpoints that were told, and of those that the job's list names, by step.
         self._damaged: set[str] = set()
         self._told: dict[int, str] = {}
         #: Values of the metric that chooses the best checkpoint, by step.
         self._scores: dict[int, float] = {}
+
+    def open(self, catalog: Catalog) -> None:
+        """Begin with what earlier attempts left; called before any worker starts.  Raises StorageError.
+
+        The list is told once more: an attempt that vanished may have committed some, or deleted some, and not told it.
+        """
+        self.catalog = catalog
+        found = catalog.listed()
+        self._told = {one.step: one.folder for one in found}
+        if found or self._plan.attempt > 1:
+            body = [description(one, catalog.location(one)) for one in found]
+            self._account.put("checkpoints", {"checkpoints": body})
 
     def score(self, step: int, values: Mapping[str, float | None]) -> None:
         """A step was reported with these metrics: one of them may say how good its checkpoint is."""
@@ -83,6 +96,7 @@ class Commits:
             committed_at=self._now(),
             files=commit.files,
             score=self._scores.get(commit.step),
+            take=commit.take,
         )
         try:
             location = await asyncio.to_thread(self.catalog.commit, manifest)
@@ -120,30 +134,48 @@ class Commits:
     def tell_damaged(self, damage: Damage, what_follows: str) -> None:
         """A checkpoint cannot be used, and what that leads to, as a sentence."""
         self._damaged.add(damage.folder)
+        if damage.is_incomplete and self._told.get(damage.step) == damage.folder:
+            self._leave_out(damage.step, "damaged")
         text = f"The checkpoint of step {damage.step} cannot be used: {damage.why}. {what_follows}"
         self._account.event("checkpoint.damaged", text[:1000], step=damage.step, folder=damage.folder)
 
     async def _retain(self) -> str | None:
         """Retain once, and tell what went; returns why it is not done, if so."""
+        before = dict(self._told)
         try:
             retained = await asyncio.to_thread(self._retain_unless_fenced)
         except (StorageError, OSError) as error:
             return str(error)
-        kept = {one.step for one in retained.kept}
-        for old in retained.deleted:
-            # Another one of its step may be there, or have been committed meanwhile.
-            if old.step not in kept and self._told.get(old.step, old.folder) == old.folder:
-                self._told.pop(old.step, None)
-                self._account.put("checkpoint", {"step": old.step, "deleted": True})
+        if retained is None:
+            return None
+        self._tell_changes(before, retained)
         for damage in retained.damaged:
             if damage.folder not in self._damaged:
                 self.tell_damaged(damage, "It does not count as kept.")
         return retained.failure
 
-    def _retain_unless_fenced(self) -> Retained:
-        """What is kept is the newest attempt's affair."""
+    def _tell_changes(self, before: Mapping[int, str], retained: Retained) -> None:
+        """Tell what is gone of what had been told before the retention began."""
+        kept, deleted = {one.folder for one in retained.kept}, {one.folder for one in retained.deleted}
+        others = youngest_of_each_step(retained.kept)
+        for step, folder in before.items():
+            # Another one of its step may have been committed meanwhile.
+            if folder in kept or self._told.get(step) != folder:
+                continue
+            if (other := others.get(step)) is not None:
+                self._tell(other, self.catalog.location(other))
+            else:
+                self._leave_out(step, "retention" if folder in deleted else "damaged")
+
+    def _leave_out(self, step: int, reason: str) -> None:
+        """The job's list does not name the checkpoint of a step any more."""
+        del self._told[step]
+        self._account.put("checkpoint", {"step": step, "deleted": True, "reason": reason})
+
+    def _retain_unless_fenced(self) -> Retained | None:
+        """What is kept is the newest attempt's affair: None in an older one."""
         if self.catalog.is_fenced(self._plan.attempt):
-            return Retained()
+            return None
         mode = self._plan.best_mode if self._plan.best_metric is not None else None
         return self.catalog.retain(self._plan.checkpoint_keep, mode)
 
@@ -157,13 +189,5 @@ class Commits:
             self._account.event("checkpoint.not_deleted", text[:1000])
 
     def _tell(self, manifest: Manifest, location: str) -> None:
-        body = {
-            "step": manifest.step,
-            "world_size": manifest.world_size,
-            "size_bytes": manifest.size_bytes,
-            "location": location,
-            "files": {file.name: file.size_bytes for file in manifest.files},
-            "committed_at": manifest.committed_at,
-        }
         self._told[manifest.step] = manifest.folder
-        self._account.put("checkpoint", body)
+        self._account.put("checkpoint", description(manifest, location))

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
-from remora import channel
+from remora.script import channel
 from trainers.driver.calls import Calls
 from trainers.driver.regrouping import Deal, Seat
 from trainers.plan import AttemptPlan
@@ -46,6 +46,9 @@ class Crew:
         self.going: set[int] = set()
         #: Slots that are lost, or were told to leave.
         self.left: set[int] = set()
+        self._present: set[int] = set()
+        #: Slots whose supervisor has said how its command ended, or why there was none.
+        self.ended: set[int] = set()
 
     # --- who is who
 
@@ -53,13 +56,14 @@ class Crew:
         """A new worker group of new workers; nothing of the one before counts any more."""
         self.members = {member.slot: member for member in members}
         self.ranks = {slot: member.rank for slot, member in self.members.items()}
-        for one in (self.elastic, self.joining, self.going, self.left):
+        for one in (self.elastic, self.joining, self.going, self.left, self.ended):
             one.clear()
+        self._present = set(self.ranks)
 
     @property
-    def present(self) -> set[int]:
-        """Slots of the worker group that have not left."""
-        return self.ranks.keys() - self.left
+    def present(self) -> Set[int]:
+        """Slots of the worker group that have not left; kept, because every message of a worker asks for it."""
+        return self._present
 
     @property
     def unranked(self) -> set[int]:
@@ -69,7 +73,7 @@ class Crew:
     @property
     def is_elastic(self) -> bool:
         """True when every script of the worker group can change it in place."""
-        return bool(self.present) and self.present <= self.elastic
+        return bool(self._present) and self._present <= self.elastic
 
     def ranks_of(self, slots: Iterable[int]) -> set[int]:
         """Ranks of those of the slots that are in the worker group."""
@@ -125,8 +129,13 @@ class Crew:
         for slot in self.ranks:
             self.joining.pop(slot, None)
         out = before - self.ranks.keys()
-        self.left |= out
+        self.leave(out)
         return out
+
+    def leave(self, slots: Iterable[int]) -> None:
+        """These are lost, or were told to leave."""
+        self.left.update(slots)
+        self._present = self.ranks.keys() - self.left
 
     # --- telling them things
 
@@ -172,20 +181,21 @@ class Meeting:
 
 
 def place_of(
-    plan: AttemptPlan, member: Member, members: list[Member], generation: int, meeting: Meeting
+    plan: AttemptPlan, member: Member, size: tuple[int, int], generation: int, meeting: Meeting
 ) -> Place:
-    """The place in which a worker starts, in a worker group of `members`."""
+    """The place in which a worker starts, in a worker group of so many workers on so many nodes (`size`)."""
+    world_size, num_nodes = size
     return Place(
         job_id=plan.job_id,
         attempt_id=plan.attempt_id,
         attempt=plan.attempt,
         generation=generation,
         rank=member.rank,
-        world_size=len(members),
+        world_size=world_size,
         local_rank=member.local_rank,
         local_world_size=member.local_world_size,
         node_rank=member.node_rank,
-        num_nodes=len({one.ray_node_id for one in members}),
+        num_nodes=num_nodes,
         master_addr=meeting.address,
         master_port=meeting.port,
         peers=meeting.peers,

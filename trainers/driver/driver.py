@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import ray
 
-from remora.launchers import describe, unwrap
+from remora.commands.launchers import describe, unwrap
 from remora.states import EndReason
 from trainers import ray_train
 from trainers.backends import backend_of
@@ -27,11 +27,13 @@ from trainers.checkpoints.manifest import Manifest
 from trainers.claims import Claims, Refused
 from trainers.driver.account import Account
 from trainers.driver.attempt import Attempt
-from trainers.driver.calls import RayCalls, end_this_actor, free_ports, master_port, prepare
+from trainers.driver.calls import Calls, RayCalls, end_this_actor, free_ports, master_port, prepare
 from trainers.driver.crew import Crew, Meeting, place_of
 from trainers.driver.gathering import Gathering
 from trainers.driver.in_place import TURNS, InPlace
+from trainers.driver.kept import Kept
 from trainers.driver.lasting import lasting_first, mark
+from trainers.driver.printers import Printers
 from trainers.driver.stacks import Stacks
 from trainers.driver.standstill import Standstill
 from trainers.driver.verdict import Verdict
@@ -70,21 +72,33 @@ class Driver:
     A new one has no attempt yet: it may wait for one with everything imported, which takes longer than all the rest.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        calls: Calls | None = None,
+        now: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`calls` reach the workers, over Ray unless somebody else carries them; for the clocks see `Attempt`."""
+        self._calls = calls or RayCalls()
+        self._now, self._clock = now, clock
+        self._told_totals_at = now()
         #: Under this name it claims its attempt.
         self._name = uuid.uuid4().hex
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = asyncio.Lock()
         self._has_attempt = asyncio.Event()
         self._is_over = asyncio.Event()
+        #: For which jobs nodes are kept.
+        self._kept = Kept()
 
     def take(self, plan: AttemptPlan) -> None:
         """Be the driver of this attempt from now on."""
         self._plan = plan
         self._backend = backend_of(plan.backend)
-        self._account = Account(plan.log_limit_bytes)
-        self._crew = Crew(RayCalls())
-        self._attempt = Attempt(plan, self._account, self._crew)
+        self._account = Account(plan.log_limit_bytes, self._clock, self._now)
+        self._printers = Printers()
+        self._crew = Crew(self._calls)
+        self._attempt = Attempt(plan, self._account, self._crew, self._now, self._clock)
         self._in_place = InPlace(self._attempt)
         self._stacks = Stacks(self._crew)
         self._standstill = Standstill(self._attempt, self._in_place, self._stacks)
@@ -137,10 +151,14 @@ class Driver:
         threading.Thread(target=self._train, name="train-controller", daemon=True).start()
 
     async def poll(self, after: int, limit: int) -> list[Record] | None:
-        """Records after that number; those up to it are forgotten.  None: it has no attempt."""
+        """Records after that number, `limit` rows at most; those up to it are forgotten.  None: it has no attempt."""
         if not self._has_attempt.is_set():
             return None
         return self._account.records(after, limit)
+
+    async def keep(self, order: tuple[int, int], nodes: dict[str, str]) -> None:
+        """Each of these nodes is kept for a job, by our ids, unless something with a later `order` was heard."""
+        self._kept.hear(order, nodes, time.monotonic())
 
     async def stop(self, reason: EndReason) -> None:
         """End the attempt for that reason; its last record says when it has."""
@@ -155,12 +173,23 @@ class Driver:
     # --- called by supervisors -------------------------------------------------------------------------------------
 
     async def deliver(self, generation: int, slot: int, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        """Take messages of one worker, that it sent as a member of that worker group."""
+        """Take messages of one worker, that it sent as a member of that worker group.
+
+        Answers `{"log_is_full": bool, "log_room": int, "log_is_taken": bool}`: whether further lines would be dropped,
+        how many bytes of them the worker may send next, and whether those that it sent were taken: a driver without
+        room takes lines only that are `hurried`, because their command is over.
+        """
+        takes_lines = self._account.log_room(1) > 0
         for message in messages:
-            self._receive(generation, slot, message)
+            if message["type"] != "log":
+                self._receive(generation, slot, message)
+            elif takes_lines or message.get("hurried"):
+                self._printers.note(slot, self._now())
+                self._receive(generation, slot, message)
         if any(message["type"] == "exit" for message in messages):
             await self._attempt.tell_rank_ended()
-        return {"log_is_full": self._account.log_is_full}
+        room = self._account.log_room(self._printers.count(self._now()))
+        return {"log_is_full": self._account.log_is_full, "log_room": room, "log_is_taken": takes_lines}
 
     async def relay_offer(self, parcel: Parcel) -> bool:
         """A worker whose machine goes wants to send files here; False when there is no room."""
@@ -191,6 +220,8 @@ class Driver:
             attempt.receive(crew.ranks[slot], message)
         elif kind == "log":
             self._account.line(crew.ranks.get(slot, -1), message["stream"], message["text"])
+        if kind in ("exit", "trouble"):
+            crew.ended.add(slot)
         if kind == "exit":
             self._in_place.hear_exit(slot)
             if attempt.is_done:
@@ -220,6 +251,10 @@ class Driver:
     def absorbs(self, failed: set[int], dead: set[int], nodes_lost: set[int]) -> set[int]:
         """Take note of failed slots; returns those that the worker group goes on without, in place."""
         return self._call(self._in_place.absorb, failed, dead, nodes_lost)
+
+    def ended_slots(self) -> set[int]:
+        """Slots whose worker has said that it is through, well or not."""
+        return self._call(lambda: set(self._crew.ended))
 
     def grows_in_place(self) -> bool:
         """True when workers may join the present worker group."""
@@ -261,6 +296,14 @@ class Driver:
         text = f"There is room for {world_size} workers; the worker group grows at its next checkpoint."
         self._call(self._attempt.request_stop, "grow", text, None)
 
+    def kept_nodes(self) -> ray_train.KeptNodes:
+        """The living nodes that are kept for this attempt's job, and for others."""
+        kept = self._call(lambda: self._kept.at(time.monotonic()))
+        if not kept:
+            return ray_train.KeptNodes()
+        own = {node for node, job_id in kept.items() if job_id == self._plan.job_id}
+        return ray_train.KeptNodes(ray_train.our_nodes(own), ray_train.our_nodes(kept.keys() - own))
+
     def nodes_drain(self, deadlines: dict[str, float]) -> None:
         """Go on without these nodes, in place or from a checkpoint, before the first of them goes."""
         known = [deadline for deadline in deadlines.values() if deadline > 0]
@@ -277,10 +320,11 @@ class Driver:
     ) -> dict[int, Assignment]:
         handle = ray.get_runtime_context().current_actor
         outputs = self._call(lambda: self._attempt.outputs.start.files)
+        size = (len(members), len({member.ray_node_id for member in members}))
         return {
             member.slot: Assignment(
                 plan=self._plan,
-                place=place_of(self._plan, member, members, generation, meeting),
+                place=place_of(self._plan, member, size, generation, meeting),
                 driver=handle,
                 resume=resume,
                 outputs=outputs,
@@ -309,9 +353,9 @@ class Driver:
             self._attempt.verdict = _unusable_storage(refused, EndReason.START_FAILED)
             raise
         catalog = Catalog(storage, plan.job_id)
-        self._attempt.commits.catalog = self._attempt.relay.catalog = catalog
+        self._attempt.relay.catalog = catalog
         try:
-            self._fence(catalog)
+            self._open_checkpoints(catalog)
         except StorageError as refused:
             self._attempt.verdict = _unusable_storage(refused, EndReason.DRIVER_LOST)
             raise
@@ -329,14 +373,15 @@ class Driver:
                 storage_path=str(folder),
             )
 
-    def _fence(self, catalog: Catalog) -> None:
-        """Forbid commits of earlier attempts; a storage that fails is asked again for a while."""
+    def _open_checkpoints(self, catalog: Catalog) -> None:
+        """Forbid commits of earlier attempts and tell what they left; a failing storage is asked again for a while."""
         attempt, patient_until = self._plan.attempt, time.monotonic() + _CLAIM_S
         while True:
             try:
                 if catalog.is_fenced(attempt):
                     raise Refused("a newer attempt of the job has begun")
-                return catalog.fence(attempt)
+                catalog.fence(attempt)
+                return self._attempt.commits.open(catalog)
             except StorageError:
                 if self._attempt.stop_reason is not None or time.monotonic() > patient_until:
                     raise
@@ -382,18 +427,21 @@ class Driver:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     async def _watch_the_clock(self) -> None:
-        told_at = 0.0
         while not self._is_over.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._is_over.wait(), _TICK_S)
-            self._attempt.tick()
-            self._in_place.tick()
-            self._standstill.tick()
-            self._gathering.tick()
-            now = time.monotonic()
-            if now - told_at >= _PROGRESS_S:
-                told_at = now
-                self._attempt.tell_totals()
+            self.tick()
+
+    def tick(self) -> None:
+        """What time alone brings about."""
+        self._attempt.tick()
+        self._in_place.tick()
+        self._standstill.tick()
+        self._gathering.tick()
+        now = self._now()
+        if now - self._told_totals_at >= _PROGRESS_S:
+            self._told_totals_at = now
+            self._attempt.tell_totals()
 
 
 def claim(plan: AttemptPlan, driver: str) -> None:

@@ -55,6 +55,8 @@ class Commit:
 
     step: int
     files: tuple[ShardFile, ...]
+    #: Which of the group's checkpoints of that step it is.
+    take: int = 1
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Count:
 
 
 Effect = Tell | Note | Commit | Count
+#: A checkpoint of a group: its step, and which of those of that step it is.
+_Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,8 @@ class WorkerGroup:
     troubles: dict[int, str] = field(default_factory=dict)
     #: What the first rank said that found workers with other weights; "": none did.
     diverged: str = ""
+    #: True once a command has failed by itself.
+    _has_failed: bool = False
     _last_words: dict[int, str] = field(default_factory=dict)
     #: Ranks whose command is over, for whatever reason.
     ended: set[int] = field(default_factory=set)
@@ -112,9 +118,10 @@ class WorkerGroup:
     has_reported: bool = False
     #: Ranks that write a checkpoint, and since when.
     _saving: dict[int, float] = field(default_factory=dict)
-    _shards: dict[int, dict[int, tuple[ShardFile, ...]]] = field(default_factory=dict)
-    #: Ranks whose files of a step have left their machine, but are not stored yet.
-    _relayed: dict[int, set[int]] = field(default_factory=dict)
+    #: Files of ranks, by step and take, in the order in which checkpoints were begun.
+    _shards: dict[_Key, dict[int, tuple[ShardFile, ...]]] = field(default_factory=dict)
+    #: Ranks whose files of a checkpoint have left their machine, but are not stored yet.
+    _relayed: dict[_Key, set[int]] = field(default_factory=dict)
     _agreement: Agreement | None = None
     _agreed_step: int | None = None
     _agreements: int = 0
@@ -154,8 +161,8 @@ class WorkerGroup:
         match message["type"]:
             case "log":
                 body = {"rank": rank, "stream": message["stream"], "text": message["text"]}
-                if message["stream"] == "stderr" and message["text"].strip():
-                    self._last_words[rank] = message["text"].strip()[:MOST_WORDS]
+                if message["stream"] == "stderr" and (last := _last_line(message["text"])):
+                    self._last_words[rank] = last[:MOST_WORDS]
                 yield Note("log", body)
             case "dropped":
                 text = f"{message['lines']} lines were dropped: the limit of this attempt's log was reached"
@@ -173,14 +180,14 @@ class WorkerGroup:
             case "held":
                 yield from self._answer(rank, message)
             case "relayed":
-                yield self._note_relayed(rank, _step(message["step"]))
+                yield self._note_relayed(rank, _step(message["step"]), _take(message))
             case "shard":
                 self._saving.pop(rank, None)
                 yield from self._collect(rank, message, now)
             case "abandoned":
                 yield from self._abandon(rank, _step(message["step"]), now)
             # After the end of a command others have trouble because of it, e.g. with an mpirun that went with it.
-            case "trouble" if not any(one.is_failure for one in self.exits.values()):
+            case "trouble" if not self._has_failed:
                 self.troubles.setdefault(rank, str(message["message"]))
             case "exit":
                 yield from self._exit(rank, message, now)
@@ -226,10 +233,10 @@ class WorkerGroup:
             yield Tell({"type": "preemption", "deadline_at": deadline.at, "reason": reason})
         yield from self.tick(now)
 
-    def committed(self, step: int, now: float) -> Iterator[Effect]:
+    def committed(self, step: int, now: float, take: int = 1) -> Iterator[Effect]:
         """The manifest of a checkpoint was written."""
         self._checkpoint_at = now
-        self._forget(step)
+        self._forget((step, take))
         if self._agreement is not None and step == self._agreed_step:
             is_stop = self._agreement.is_stop
             self._agreement = None
@@ -253,8 +260,8 @@ class WorkerGroup:
             # A new rank 0 repeats what the one before it may not have handed over; this much had arrived.
             return
         self.progress = before.report(step, total_steps, now)
-        if self.progress.repeated_steps and before.is_behind and not self.progress.is_behind:
-            # Whoever reads of a new step finds the repeated ones before it counted.
+        if before.is_behind and not self.progress.is_behind:
+            # Whoever reads of a new step finds the repeated ones, and what they cost, before it counted.
             yield Count()
         if values:
             yield Note("metric", {"step": step, "world_size": self.world_size, "values": values})
@@ -297,7 +304,8 @@ class WorkerGroup:
             return
         if message.get("asked") and self._agreement is not None and self._agreement.decided is not None:
             self._agreed_step = step
-        shards = self._shards.setdefault(step, {})
+        take = _take(message)
+        shards = self._shards.setdefault((step, take), {})
         shards[rank] = tuple(message["files"])
         if len(shards) < self.world_size:
             return
@@ -311,12 +319,13 @@ class WorkerGroup:
             yield Note("event", _event("checkpoint.refused", text, step=step, names=doubled))
             yield from self.failed(step, now)
         else:
-            yield Commit(step, files)
+            yield Commit(step, files, take)
 
     def failed(self, step: int, now: float) -> Iterator[Effect]:
         """A checkpoint came to nothing; ranks that wait for the planned stop that it was for go on."""
-        self._shards.pop(step, None)
-        self._relayed.pop(step, None)
+        for key in [one for one in {*self._shards, *self._relayed} if one[0] == step]:
+            self._shards.pop(key, None)
+            self._relayed.pop(key, None)
         if self._agreement is not None and self._agreement.decided is not None:
             yield from self._drop_agreement(now)
 
@@ -349,10 +358,16 @@ class WorkerGroup:
             excess=message.get("excess"),
             last_words=self._last_words.get(rank, ""),
         )
+        self._has_failed = self._has_failed or self.exits[rank].is_failure
+
+    @property
+    def is_done(self) -> bool:
+        """True when the command of every rank returned 0."""
+        return len(self.exits) == self.world_size and not self._has_failed
 
     def incomplete(self) -> Iterator[Effect]:
         """Checkpoints that some ranks never took part in, told once the group is over."""
-        for step, shards in sorted(self._shards.items()):
+        for (step, _), shards in sorted(self._shards.items()):
             missing = sorted(set(range(self.world_size)) - shards.keys())
             if missing and len(shards) < self.world_size and not self.is_stopping:
                 names = ", ".join(map(str, missing))
@@ -407,26 +422,34 @@ class WorkerGroup:
             if self._agreement is not None:
                 yield from self._drop_agreement(now)
 
-    def _note_relayed(self, rank: int, step: int) -> Effect:
-        self._relayed.setdefault(step, set()).add(rank)
+    def _note_relayed(self, rank: int, step: int, take: int) -> Effect:
+        self._relayed.setdefault((step, take), set()).add(rank)
         text = f"The machine of rank {rank} may go: its files of step {step} lie on the driver's machine."
         return Note("event", _event("checkpoint.relayed", text, step=step, rank=rank))
 
     def _is_safe(self) -> bool:
         """True when some step's files are all stored, or on their way to the storage from a machine that stays."""
         return any(
-            len(relayed | self._shards.get(step, {}).keys()) == self.world_size
-            for step, relayed in self._relayed.items()
+            len(relayed | self._shards.get(key, {}).keys()) == self.world_size
+            for key, relayed in self._relayed.items()
         )
 
     def _end(self) -> Iterator[Effect]:
         self.is_stopping = True
         yield Tell({"type": "stop", "at_once": True})
 
-    def _forget(self, step: int) -> None:
-        for known in [one for one in self._shards if one <= step]:
+    def _forget(self, key: _Key) -> None:
+        """Forget a checkpoint, and those that were begun before it: after going back, steps begin again below."""
+        for known in list(self._shards) if key in self._shards else ():
             del self._shards[known]
             self._relayed.pop(known, None)
+            if known == key:
+                return
+
+
+def _last_line(text: str) -> str:
+    """The last of one or more lines that is not blank, "" when all are."""
+    return text.rstrip().rpartition("\n")[2].strip()
 
 
 def _step(value: Any) -> int:
@@ -434,6 +457,13 @@ def _step(value: Any) -> int:
     if not 0 <= step <= _MAX_STEP:
         raise ValueError(f"step {step} is not between 0 and 2**53")
     return step
+
+
+def _take(message: dict[str, Any]) -> int:
+    take = int(message.get("take", 1))
+    if take < 1:
+        raise ValueError(f"there is no checkpoint {take} of a step")
+    return take
 
 
 def _finite(value: Any) -> float | None:

@@ -10,11 +10,11 @@ import asyncio
 import logging
 from typing import Any
 
-from remora import channel
+from remora.script import channel
 from trainers.driver.attempt import Attempt
 from trainers.driver.breaks import Breaks
 from trainers.driver.kills import Kills
-from trainers.driver.regrouping import Deal, Regrouping, deal
+from trainers.driver.regrouping import Asked, Cause, Deal, Regrouping, deal
 from trainers.ray_train import Member
 
 log = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ class InPlace:
         self._joined: set[int] = set()
         #: Set by any news.
         self._news = asyncio.Event()
-        #: Why the scripts were last asked to park: `grow` or `drain`.
-        self._asked_for = "grow"
+        #: Why the scripts were last asked to park.
+        self._asked_for: Asked = "grow"
         self._join_after = 0.0
         self._kills = Kills()
         self._breaks = Breaks()
@@ -211,7 +211,7 @@ class InPlace:
         self._attempt.account.event("node.lost", f"The workers of rank {names} were lost.", ranks=ranks)
 
     def _go_on_without(self, lost: set[int]) -> None:
-        self._crew.left |= lost
+        self._crew.leave(lost)
         if self._change is None:
             self._begin("loss")
         else:
@@ -249,13 +249,13 @@ class InPlace:
         if self._change is None and ready and self._attempt.plan.sizes.fit(present + ready) > present:
             self._ask("grow", "A worker is ready to join; the others take it in at the next step.", None)
 
-    def _ask(self, reason: str, text: str, deadline_at: float | None) -> None:
+    def _ask(self, reason: Asked, text: str, deadline_at: float | None) -> None:
         group = self._attempt.group
         if group is not None and not group.wants_to_stop:
             self._asked_for = reason
         self._attempt.request_stop(reason, text, deadline_at, is_in_place=True)
 
-    def _begin(self, cause: str) -> None:
+    def _begin(self, cause: Cause) -> None:
         attempt, crew = self._attempt, self._crew
         group = attempt.group
         if group is None or group.is_stopping or group.diverged or attempt.stop_reason or attempt.verdict:
@@ -349,9 +349,12 @@ class InPlace:
 
     def _welcome_joiners(self, change: Regrouping) -> None:
         for slot, step in self._crew.ready_joiners().items():
+            if slot in change.parked:
+                continue
             change.welcome(slot)
             change.park(slot, step)
-        change.lasting |= self._crew.lasting
+            if self._crew.members[slot].is_lasting:
+                change.lasting.add(slot)
 
     async def _wait_for_more(self, change: Regrouping) -> None:
         attempt = self._attempt
@@ -384,10 +387,9 @@ class InPlace:
         seats = crew.seats(team)
         dealt = deal(seats)
         out = crew.take_seats(dealt)
-        change.staying = list(team)
         attempt.follow(len(dealt))
         self._joined.clear()
-        change.try_again(attempt.generation)
+        change.try_again(attempt.generation, team)
         attempt.spawn(crew.tell_slots(out, _STOP))
         silent = await crew.instruct(
             {one.slot: _regroup_message(one, attempt.generation, seats[0].address, port) for one in dealt}

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from remora.quantities import format_size
+from remora.spec.quantities import format_size
 from trainers.checkpoints.catalog import Catalog
 from trainers.driver.account import Account
 from trainers.outputs.catalog import OutputsCatalog, OutputsDamaged
@@ -24,6 +24,8 @@ from trainers.storage import StorageError
 #: Seconds between two rounds; while a machine is about to go; and before the one that confirms what was stored: the
 #: sooner, the shorter a rest is enough.
 _ROUND_S, _HURRY_S, _CONFIRM_S = 10.0, 2.0, 0.2
+#: Workers that are asked in a second, at most: in rounds that nothing hurries, and in others.
+_LOOKS_PER_S, _HURRIED_LOOKS_PER_S = 128.0, 1024.0
 #: Seconds between two looks at what only waits for a worker that is late.
 _LATE_LOOK_S = 1.0
 #: Seconds that the last commit may take at the end of an attempt.
@@ -57,6 +59,7 @@ class Outputs:
         self._kept = Kept()
         self._committed = Kept()
         self._rounds = Rounds(plan.outputs, plan.output_commits)
+        self._world_size = 0
         self._asked_at = clock()
         self._goes_soon = False
         self._has_news = False
@@ -141,6 +144,7 @@ class Outputs:
 
     def begin_group(self, ranks: Mapping[int, int], generation: int) -> None:
         """A worker group of new processes starts; `ranks` by slot."""
+        self._world_size = len(ranks)
         self._loose |= self._rounds.begin(ranks, (self._plan.attempt, generation))
         self._loose |= {file.folder for file in self._present.values()} - self._kept.folders
         self._present = self._kept.start.files
@@ -150,6 +154,7 @@ class Outputs:
 
     def follow_group(self, ranks: Mapping[int, int]) -> None:
         """The processes go on in place, with other ranks."""
+        self._world_size = len(ranks)
         self._loose |= self._rounds.follow(ranks)
         self._goes_soon = False
 
@@ -235,9 +240,10 @@ class Outputs:
         self._ask({"type": "look", "round": self._rounds.open()})
 
     def _ask_in_time(self) -> None:
-        pause_s = _HURRY_S if self._goes_soon else _ROUND_S
-        if self._wants_another:
-            pause_s = _CONFIRM_S
+        pause_s = max(_ROUND_S, self._world_size / _LOOKS_PER_S)
+        if self._goes_soon or self._wants_another:
+            least_s = _CONFIRM_S if self._wants_another else _HURRY_S
+            pause_s = max(least_s, self._world_size / _HURRIED_LOOKS_PER_S)
         if self._clock() - self._asked_at >= pause_s:
             self._ask_for_a_look()
 

@@ -15,10 +15,15 @@ class Progress:
     #: When `step` was reported.
     step_at: float | None = None
     repeated_steps: int = 0
-    #: Seconds between the last step before a loss and the first new step after it, summed.
+    #: Seconds between the last step before a loss and the first new step after it, summed; see `open_lost_s`.
     lost_s: float = 0.0
     #: Set between a loss and the next new step: the time of the last step before it.
     lost_since: float | None = None
+    #: When all steps were done again that the present loss had cost; None: they are not, or nothing is being lost.
+    won_back_at: float | None = None
+    #: Newest step of earlier attempts.  The time until this one gets beyond it is counted from their ends on, so that
+    #: what is lost meanwhile is not counted here.
+    inherited: int | None = None
     #: Losses of workers so far; those before the next new step are one.
     losses: int = 0
     #: Last step that was ever reported when the present worker group began; later ones are new.
@@ -42,14 +47,26 @@ class Progress:
             repeated_steps=self.repeated_steps + int(is_repeated and step != self.group_step),
             group_step=step,
         )
-        if self.lost_since is not None and not is_repeated:
-            return replace(after, lost_s=self.lost_s + max(0.0, now - self.lost_since), lost_since=None)
+        if self.lost_since is None:
+            return after
+        if not is_repeated:
+            lost_s = self.lost_s + replace(self, won_back_at=None).open_lost_s(now)
+            return replace(after, lost_s=lost_s, lost_since=None, won_back_at=None)
+        if step == self.high_water and self.won_back_at is None:
+            return replace(after, won_back_at=now)
         return after
+
+    def open_lost_s(self, now: float) -> float:
+        """Seconds that a loss has cost which no new step has followed yet; 0 without one."""
+        if self.lost_since is None or (self.inherited is not None and self.step == self.inherited):
+            return 0.0
+        until = now if self.won_back_at is None else self.won_back_at
+        return max(0.0, until - self.lost_since)
 
     def lose(self, now: float) -> Progress:
         """A worker was lost; time counts as lost until a new step is done."""
         if self.lost_since is not None:
-            return self
+            return replace(self, won_back_at=None)
         lost_since = self.step_at if self.step_at is not None else now
         return replace(self, lost_since=lost_since, losses=self.losses + 1)
 

@@ -9,9 +9,11 @@ those who come follow.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
-from remora.worker_sizes import WorkerSizes
+from remora.spec.worker_sizes import WorkerSizes
 
 #: Seconds in which the scripts of a broken worker group park, at least and at most; later ones count as lost.
 PARK_S, PARK_CAP_S = 10.0, 600.0
@@ -43,22 +45,30 @@ class Deal:
 
 def deal(seats: list[Seat]) -> list[Deal]:
     """Ranks in the order of the seats, and within each node; node ranks in order of first appearance."""
-    nodes: dict[str, list[int]] = {}
+    counts: dict[str, int] = {}
+    local_ranks: list[int] = []
     for seat in seats:
-        nodes.setdefault(seat.node, []).append(seat.slot)
-    order = list(nodes)
+        local_ranks.append(counts.get(seat.node, 0))
+        counts[seat.node] = local_ranks[-1] + 1
+    node_ranks = {node: number for number, node in enumerate(counts)}
     return [
         Deal(
             slot=seat.slot,
             rank=rank,
             world_size=len(seats),
-            local_rank=nodes[seat.node].index(seat.slot),
-            local_world_size=len(nodes[seat.node]),
-            node_rank=order.index(seat.node),
-            num_nodes=len(order),
+            local_rank=local_rank,
+            local_world_size=counts[seat.node],
+            node_rank=node_ranks[seat.node],
+            num_nodes=len(counts),
         )
-        for rank, seat in enumerate(seats)
+        for rank, (seat, local_rank) in enumerate(zip(seats, local_ranks, strict=True))
     ]
+
+
+#: Why scripts are asked to stand still.
+Asked = Literal["grow", "drain"]
+#: Why a worker group is left: workers were lost, or as it was asked for.
+Cause = Literal["loss", "grow", "drain"]
 
 
 @dataclass
@@ -67,8 +77,8 @@ class Regrouping:
 
     #: Number of the group that is broken or about to be left.
     generation: int
-    #: For people: `loss`, `drain`, `grow`.
-    cause: str
+    #: For people.
+    cause: Cause
     began_at: float
     #: Slots that go on, in the order of their ranks.
     staying: list[int]
@@ -80,30 +90,35 @@ class Regrouping:
     going: set[int] = field(default_factory=set)
     #: Slots on nodes that the cloud does not take back.
     lasting: set[int] = field(default_factory=set)
+    #: Slots that go on and are not parked yet: it is asked for at every word of every worker.
+    missing: set[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.missing = set(self.staying) - self.parked.keys()
 
     def park(self, slot: int, step: int) -> None:
         """A script stands still with the state after `step`."""
         self.parked[slot] = step
+        self.missing.discard(slot)
 
     def lose(self, slots: set[int]) -> None:
         """These slots end."""
         self.staying = [slot for slot in self.staying if slot not in slots]
         self.leaving |= slots
+        self.missing -= slots
 
     def welcome(self, slot: int) -> None:
         """A new worker is parked and wants to take part."""
         if slot not in self.staying and slot not in self.leaving:
             self.staying.append(slot)
+            self.missing.add(slot)
 
-    def try_again(self, generation: int) -> None:
-        """Ranks of this generation were dealt: who cannot join it parks again."""
+    def try_again(self, generation: int, team: Iterable[int]) -> None:
+        """Ranks of this generation were dealt to these slots: who cannot join it parks again."""
         self.generation = generation
+        self.staying = list(team)
         self.parked.clear()
-
-    @property
-    def missing(self) -> set[int]:
-        """Slots that go on and are not parked yet."""
-        return set(self.staying) - self.parked.keys()
+        self.missing = set(self.staying)
 
     @property
     def has_state(self) -> bool:
@@ -135,7 +150,8 @@ class Regrouping:
         for slots in ([one for one in self.staying if one not in self.going], self.staying):
             newest = self._newest(slots)
             if (size := sizes.fit(len(slots))) and 0 <= newest == self._newest(self.staying):
-                chosen = sorted(slots, key=lambda slot: (-self.parked[slot], slot in self.going))[:size]
+                ordered = sorted(slots, key=lambda slot: (-self.parked[slot], slot in self.going))
+                chosen = set(ordered[:size])
                 return sorted((s for s in slots if s in chosen), key=self._order)
         return []
 

@@ -26,16 +26,13 @@ _SPARE_BYTES = 1 << 30
 _FINISH_S = 900.0
 
 
-@dataclass
+@dataclass(eq=False)
 class _Kept:
     parcel: Parcel
     #: Its name in the relay's own folder, and that folder, opened.
     name: str
     folder: Room
     received: int = 0
-    #: True once the worker has sent everything.
-    is_whole: bool = False
-    store: asyncio.Task[None] | None = None
 
 
 class Relay:
@@ -48,7 +45,10 @@ class Relay:
     def __init__(self, deliver: Callable[[Parcel, dict[str, Any]], None]) -> None:
         self.catalog: Catalog
         self._deliver = deliver
+        #: What is being sent, by key.
         self._kept: dict[str, _Kept] = {}
+        #: What is whole and being stored; its key may be sent again meanwhile, which is another parcel.
+        self._storing: dict[_Kept, asyncio.Task[None]] = {}
         self._root: Room | None = None
         #: Holds the root, so that whoever comes after a killed driver knows that it may go.
         self._held = contextlib.ExitStack()
@@ -63,7 +63,7 @@ class Relay:
             promised = sum(one.parcel.size_bytes - one.received for one in self._kept.values())
             if shutil.disk_usage(self._root.path).free - promised - parcel.size_bytes < _SPARE_BYTES:
                 return False
-            self._drop(parcel.key)
+            self._drop_unsent(parcel.key)
             self._count += 1
             name = str(self._count)
             self._root.make_folder(name)
@@ -91,37 +91,43 @@ class Relay:
 
     def seal(self, parcel: Parcel) -> bool:
         """The worker has sent everything; True when it is all here, and will be stored."""
-        kept = self._kept[parcel.key]
+        kept = self._kept.pop(parcel.key)
         if kept.received != parcel.size_bytes:
-            self._drop(parcel.key)
+            self._remove(kept)
             return False
-        kept.is_whole = True
-        kept.store = asyncio.ensure_future(self._store(kept))
-        self._deliver(parcel, {"type": "relayed", "step": parcel.step, "generation": parcel.generation})
+        self._storing[kept] = asyncio.ensure_future(self._store(kept))
+        self._deliver(parcel, {"type": "relayed", **_names(parcel)})
         return True
 
     async def finish(self) -> None:
         """Wait until everything that is here is stored; what is not whole by now is dropped."""
-        for key in [key for key, one in self._kept.items() if not one.is_whole]:
-            self._drop(key)
-        under_way = [one.store for one in self._kept.values() if one.store is not None]
-        if under_way:
-            await asyncio.wait(under_way, timeout=_FINISH_S)
+        for key in list(self._kept):
+            self._drop_unsent(key)
+        if self._storing:
+            await asyncio.wait(list(self._storing.values()), timeout=_FINISH_S)
 
     def close(self) -> None:
         """Leave nothing on the disk."""
         for key in list(self._kept):
-            self._drop(key)
+            self._drop_unsent(key)
+        for kept in list(self._storing):
+            self._remove(kept)
         if self._root is not None:
             self._root.close()
         self._held.close()
 
     async def _store(self, kept: _Kept) -> None:
         parcel = kept.parcel
-        common = {"step": parcel.step, "generation": parcel.generation}
+        common = _names(parcel)
         try:
             files = await asyncio.to_thread(
-                self.catalog.put, kept.folder, parcel.step, parcel.attempt, parcel.generation, parcel.rank
+                self.catalog.put,
+                kept.folder,
+                parcel.step,
+                parcel.attempt,
+                parcel.generation,
+                parcel.rank,
+                parcel.take,
             )
         except (StorageError, OSError) as error:
             text = f"the checkpoint of step {parcel.step} could not be stored: {error}"
@@ -130,14 +136,25 @@ class Relay:
         else:
             self._deliver(parcel, {"type": "shard", "files": files, "asked": parcel.asked, **common})
         finally:
-            self._drop(parcel.key)
+            self._storing.pop(kept, None)
+            self._remove(kept)
 
-    def _drop(self, key: str) -> None:
+    def _drop_unsent(self, key: str) -> None:
+        """Forget what is not whole yet, if there is any; fine when there is not."""
         kept = self._kept.pop(key, None)
-        if kept is not None and self._root is not None:
-            kept.folder.close()
+        if kept is not None:
+            self._remove(kept)
+
+    def _remove(self, kept: _Kept) -> None:
+        kept.folder.close()
+        if self._root is not None:
             with contextlib.suppress(OSError):
                 self._root.remove(kept.name)
+
+
+def _names(parcel: Parcel) -> dict[str, Any]:
+    """What says of which checkpoint a message is."""
+    return {"step": parcel.step, "generation": parcel.generation, "take": parcel.take}
 
 
 def _write(folder: Room, name: str, offset: int, chunk: bytes) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 
-from remora import channel
+from remora.script import channel
 from trainers.driver.crew import Crew
 
 #: Seconds in which supervisors have to tell what their processes are doing.

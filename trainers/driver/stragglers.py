@@ -6,8 +6,9 @@ now and then how long their own part took: from the begin of the step until thei
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -58,22 +59,35 @@ class Stragglers:
         self._fresh.add(rank)
         if len(self._fresh) == len(self._ranks) > 1:
             self._fresh.clear()
-            for one in self._ranks:
-                yield from self._look_at(one, now)
+            yield from self._look(now)
 
-    def _look_at(self, rank: int, now: float) -> Iterator[Straggler]:
-        others = [one for one in self._ranks if one != rank]
-        own_s = median(self._own[rank])
-        others_s = median(median(self._own[one]) for one in others)
+    def _look(self, now: float) -> Iterator[Straggler]:
+        own = [median(self._own[rank]) for rank in self._ranks]
         # A worker with more shards than others needs more time; one with fewer has less to divide what a step costs by.
-        per_shard_s = median(median(self._per_shard[one]) for one in others)
-        is_slow = (
-            own_s > RATIO * others_s
-            and own_s - others_s > LEAST_S
-            and median(self._per_shard[rank]) > RATIO * per_shard_s
-        )
-        self._slow_looks[rank] = self._slow_looks[rank] + 1 if is_slow else 0
-        was_told = rank in self._told_at and now - self._told_at[rank] < AGAIN_S
-        if self._slow_looks[rank] >= LOOKS and not was_told:
-            self._told_at[rank] = now
-            yield Straggler(rank, own_s, others_s)
+        per_shard = [median(self._per_shard[rank]) for rank in self._ranks]
+        others, others_per_shard = _Others(own), _Others(per_shard)
+        for rank in self._ranks:
+            own_s, others_s = own[rank], others.median_without(own[rank])
+            is_slow = (
+                own_s > RATIO * others_s
+                and own_s - others_s > LEAST_S
+                and per_shard[rank] > RATIO * others_per_shard.median_without(per_shard[rank])
+            )
+            self._slow_looks[rank] = self._slow_looks[rank] + 1 if is_slow else 0
+            was_told = rank in self._told_at and now - self._told_at[rank] < AGAIN_S
+            if self._slow_looks[rank] >= LOOKS and not was_told:
+                self._told_at[rank] = now
+                yield Straggler(rank, own_s, others_s)
+
+
+class _Others:
+    """Medians of all values but one, for each of at least two, from one sort."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self._ordered = sorted(values)
+
+    def median_without(self, value: float) -> float:
+        """Median of the others; `value` is one of the values."""
+        place, count = bisect_left(self._ordered, value), len(self._ordered) - 1
+        low, high = (self._ordered[at + (at >= place)] for at in ((count - 1) // 2, count // 2))
+        return (low + high) / 2

@@ -19,11 +19,13 @@ from trainers.outputs.manifest import (
 )
 from trainers.outputs.versions import Kept, from_json, to_json
 from trainers.rooms import NotInRoom, Room
-from trainers.storage import Storage, StorageError
+from trainers.storage import NotReadable, Storage, StorageError
 from trainers.supervisor.environment import Place
 
 #: Bytes read at once.
 _CHUNK = 1 << 20
+#: Bytes of a list: some hundred for each file of each version.
+MAX_LIST_BYTES = 256 * 2**20
 
 
 class OutputsDamaged(Exception):
@@ -89,19 +91,21 @@ class OutputsCatalog:
         seen = None
         while (name := self._newest_manifest()) is not None:
             try:
-                return from_json(self._storage.read_bytes(f"{self._folder}/{name}"))
+                return from_json(self._storage.read_bytes(f"{self._folder}/{name}", MAX_LIST_BYTES))
             except FileNotFoundError:
                 # A newer attempt has just written its own and removed this one.
                 if name == seen:
                     raise StorageError(f"the storage names {name} and does not have it") from None
                 seen = name
-            except ValueError as error:
+            except (ValueError, NotReadable) as error:
                 raise OutputsDamaged(str(error)) from error
         return Kept()
 
     def commit(self, kept: Kept, attempt: int, now: float) -> None:
         """Make these the job's outputs, unless a newer attempt has committed.  Raises StorageError."""
         content = to_json(self._job_id, attempt, now, kept)
+        if len(content) > MAX_LIST_BYTES:
+            raise StorageError(f"their list would have {len(content)} bytes, more than {MAX_LIST_BYTES}")
         self._storage.write_bytes(f"{self._folder}/{manifest_name(attempt)}", content)
 
     def take_over(self, kept: Kept, attempt: int, now: float) -> None:
@@ -116,9 +120,10 @@ class OutputsCatalog:
 
     def set_aside(self, attempt: int) -> None:
         """Give a manifest that cannot be read another name, so that the next commit does not replace it."""
-        name = f"{self._folder}/{self._newest_manifest()}"
-        self._storage.write_bytes(f"{self._folder}/{DAMAGED_PREFIX}{attempt}", self._storage.read_bytes(name))
-        self._storage.delete(name)
+        name, aside = self._newest_manifest(), f"{self._folder}/{DAMAGED_PREFIX}{attempt}"
+        # Left by a driver of this attempt that died before it was done.
+        self._storage.delete(aside)
+        self._storage.rename(f"{self._folder}/{name}", aside)
 
     def _manifests(self) -> dict[int, str]:
         """Names of manifests by attempt."""

@@ -5,13 +5,14 @@ why, with measurements: `docs/decisions/0001-ray-train-inside-the-driver.md`.
 """
 
 from trainers.ray_train.deaths import find_dead
-from trainers.ray_train.nodes import answering_nodes, draining_nodes, nodes_with
-from trainers.ray_train.owner import AttemptEnds, Member, Owner
+from trainers.ray_train.nodes import answering_nodes, draining_nodes, nodes_with, our_nodes
+from trainers.ray_train.owner import AttemptEnds, KeptNodes, Member, Owner
 from trainers.ray_train.reservations import forget_reservations, names_reserved
 from trainers.ray_train.run import free_resources, run_to_end
 
 __all__ = [
     "AttemptEnds",
+    "KeptNodes",
     "Member",
     "Owner",
     "answering_nodes",
@@ -21,5 +22,6 @@ __all__ = [
     "free_resources",
     "names_reserved",
     "nodes_with",
+    "our_nodes",
     "run_to_end",
 ]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import concurrent.futures
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import ray
 
 #: Seconds a raylet may take to accept a connection before its node counts as lost.
 _PROBE_S = 0.5
+#: Label that says which of our nodes a Ray node is.
+_NODE_LABEL = "remora-node"
 
 
 def draining_nodes() -> dict[str, float]:
@@ -41,6 +43,14 @@ def nodes_with(labels: Mapping[str, Sequence[str]]) -> set[str]:
         for node in ray.nodes()
         if node["Alive"] and all(node["Labels"].get(label) in values for label, values in labels.items())
     }
+
+
+def our_nodes(node_ids: Collection[str]) -> frozenset[str]:
+    """Ray node ids of those of our nodes, named by our ids, that are alive."""
+    if not node_ids:
+        return frozenset()
+    nodes = (node for node in ray.nodes() if node["Alive"])
+    return frozenset(node["NodeID"] for node in nodes if node["Labels"].get(_NODE_LABEL) in node_ids)
 
 
 def _raylet_answers(node: dict[str, Any]) -> bool:

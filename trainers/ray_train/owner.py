@@ -26,6 +26,16 @@ class Member:
     is_lasting: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class KeptNodes:
+    """Nodes that are kept for a job, by Ray node id."""
+
+    #: For the job of this worker group.
+    own: frozenset[str] = frozenset()
+    #: For other jobs.
+    others: frozenset[str] = frozenset()
+
+
 class Owner(Protocol):
     """What the controller tells its driver and asks it; called from the controller's thread."""
 
@@ -41,6 +51,9 @@ class Owner(Protocol):
     def absorbs(self, failed: set[int], dead: set[int], nodes_lost: set[int]) -> set[int]:
         """Those of the failed slots without which the worker group goes on in place; they are dropped."""
 
+    def ended_slots(self) -> set[int]:
+        """Slots whose worker has said that it is through, well or not."""
+
     def grows_in_place(self) -> bool:
         """True when workers may join the present worker group without an end of it."""
 
@@ -55,6 +68,9 @@ class Owner(Protocol):
 
     def more_workers_fit(self, world_size: int) -> None:
         """Resources for a bigger worker group are there."""
+
+    def kept_nodes(self) -> KeptNodes:
+        """Nodes that were bought for a job which waits; asked whenever room is looked for."""
 
     def nodes_drain(self, deadlines: dict[str, float]) -> None:
         """Nodes of this worker group go: Ray node id -> seconds since 1970 (0: unknown)."""

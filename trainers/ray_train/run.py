@@ -17,7 +17,7 @@ from ray.train.v2._internal.execution.controller.state import ErroredState
 from ray.train.v2._internal.util import ObjectRefWrapper
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-from remora.worker_sizes import WorkerSizes
+from remora.spec.worker_sizes import WorkerSizes
 from trainers.ray_train.failures import JudgedFailures
 from trainers.ray_train.leftovers import NodeSweeps
 from trainers.ray_train.owner import Owner

@@ -15,9 +15,9 @@ from ray.train.v2._internal.execution.scaling_policy.autoscaling_coordinator_cli
     TrainAutoscalingCoordinatorClient,
 )
 
-from remora.worker_sizes import WorkerSizes
+from remora.spec.worker_sizes import WorkerSizes
 from trainers.ray_train.nodes import answering_nodes, draining_nodes, living_nodes, nodes_with
-from trainers.ray_train.owner import AttemptEnds, Owner
+from trainers.ray_train.owner import AttemptEnds, KeptNodes, Owner
 from trainers.ray_train.reservations import room_on, spread_out
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,9 @@ class ElasticPolicy(ElasticScalingPolicy):
         #: Workers that there is room for on each node, by Ray node id, those of this attempt included.
         self._room: dict[str, int] = {}
         #: Nodes that the coordinator has for this attempt; what it has for others is better left to them.
-        self._meant: set[str] = set()
+        self._meant: frozenset[str] = frozenset()
+        #: Nodes that are kept for a job: for others only as long as there is room for a group without them.
+        self._kept = KeptNodes()
         #: Workers that fit into what the coordinator has for this attempt, and since when there is room for fewer.
         self._promised = 0
         self._short_since: float | None = None
@@ -79,7 +81,7 @@ class ElasticPolicy(ElasticScalingPolicy):
         """Begin with as many workers as there is room for; raises AttemptEnds when none may begin."""
         if self._owner.wants_to_end():
             raise AttemptEnds
-        decision = super().make_decision_for_non_running_worker_group()
+        decision = self._begin()
         if isinstance(decision, NoopDecision) or self._is_promised_more(decision.num_workers):
             self._leave_nodes()
             # Stock asks again at once; this thread is ours, so it may rest.
@@ -88,6 +90,25 @@ class ElasticPolicy(ElasticScalingPolicy):
         self._fits_since = self._short_since = None
         self._most = 0
         return decision
+
+    def _begin(self) -> Any:
+        """Begin without what is kept for other jobs; with it where there is no room for a group elsewhere.
+
+        Two attempts that wait for what is kept for one another would never begin.
+        """
+        kept = self._owner.kept_nodes()
+        self._count_with(kept)
+        decision = super().make_decision_for_non_running_worker_group()
+        if kept.others and isinstance(decision, NoopDecision):
+            self._count_with(KeptNodes(own=kept.own))
+            decision = super().make_decision_for_non_running_worker_group()
+        return decision
+
+    def _count_with(self, kept: KeptNodes) -> None:
+        """From now on count no room on what is kept for others, and all that is free on what is kept for this job."""
+        if kept != self._kept:
+            self._kept = kept
+            self._latest_reserved_resources_query_time = float("-inf")
 
     def _is_promised_more(self, fits: int) -> bool:
         now = time.monotonic()
@@ -114,6 +135,7 @@ class ElasticPolicy(ElasticScalingPolicy):
         if now - self._looked_at < _GROW_INTERVAL_S:
             return NoopDecision()
         self._looked_at = now
+        self._count_with(self._owner.kept_nodes())
         self._look_for_drains()
         # Whoever has just joined is not in this state yet.
         present = len(self.group.get_workers())
@@ -137,6 +159,8 @@ class ElasticPolicy(ElasticScalingPolicy):
 
     def _look_for_drains(self) -> None:
         draining = draining_nodes()
+        if not draining:
+            return
         ours = {member.ray_node_id for member in self.group.members()}
         deadlines = {node: deadline for node, deadline in draining.items() if node in ours}
         if deadlines:
@@ -181,12 +205,15 @@ class ElasticPolicy(ElasticScalingPolicy):
             return self._latest_reserved_resources
         reserved = self._ask_coordinator()
         if reserved is not None:
-            self._meant = set(reserved)
-            going = draining_nodes()
-            free = {node: has for node, has in self._free_nodes().items() if node not in going}
-            if self._labels or going:
+            self._meant = self._kept.own | reserved.keys()
+            apart = draining_nodes().keys() | self._kept.others - set(self._own_places())
+            free = {node: has for node, has in self._free_nodes().items() if node not in apart}
+            if self._labels or apart:
                 # The coordinator divides all living nodes: what it has for us may be on nodes that we cannot use.
                 reserved = free
+            elif self._kept.own:
+                # It has promised these to attempts that may grow, and does not know that they do not grow there.
+                reserved = {**reserved, **{node: free[node] for node in self._kept.own & free.keys()}}
             answering = answering_nodes(reserved.keys() | free.keys())
             reserved = {node: has for node, has in reserved.items() if node in answering}
             free = {node: has for node, has in free.items() if node in answering}

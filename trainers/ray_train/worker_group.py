@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import ray
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+from ray.train.v2._internal.execution.worker_group.poll import WorkerStatus
 from ray.train.v2._internal.execution.worker_group.state import _shutdown_workers
 from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 from ray.train.v2._internal.util import bundle_to_remote_args
@@ -16,6 +18,7 @@ from ray.train.v2._internal.util import bundle_to_remote_args
 from trainers.ray_train.deaths import find_dead, is_dead_worker
 from trainers.ray_train.leftovers import NodeSweeps
 from trainers.ray_train.owner import Member, Owner
+from trainers.ray_train.polls import Polls, Turns
 from trainers.ray_train.reservations import Reservation, Reservations, free_reservations
 from trainers.ray_train.starting import StartingWorkers
 
@@ -36,12 +39,13 @@ def worker_group_type(
     """
 
     class RemoraWorkerGroup(WorkerGroup):
-        """Stock, with five differences.
+        """Stock, with six differences.
 
         Its workers need no runtime environment, so Ray uses processes that wait ready.  The room of each worker is
         reserved by itself, on a node of our choice, and freed with the worker.  It does not wait for workers whose node
         takes no work any more.  Its end does not wait for workers that are dead (stock gives them 5 s to say goodbye).
-        And it can lose and win workers while the others train.
+        It can lose and win workers while the others train.  And it asks no more than a hundred workers a second how
+        they are, because one that ends says so itself.
         """
 
         _worker_group_state: Any
@@ -55,6 +59,8 @@ def worker_group_type(
             self._rooms: dict[Any, Reservation] = {}
             #: Workers that will join once they are up.
             self._starting: StartingWorkers | None = None
+            self._turns = Turns()
+            self._polls = Polls(self._worker_health_check_timeout_s)
 
         # --- differences in starting and ending
 
@@ -183,6 +189,13 @@ def worker_group_type(
                 status = super().poll_status(timeout)
             return status
 
+        def _poll_workers_and_collect_errors(self, timeout: float | None) -> list[WorkerStatus]:
+            workers = self.get_workers()
+            ended = owner.ended_slots()
+            eager = [place for place, one in enumerate(workers) if self._slots.get(one.actor) in ended]
+            due = self._turns.take(len(workers), time.monotonic())
+            return self._polls.statuses([one.actor for one in workers], {*due, *eager}, timeout)
+
         def _drop_absorbed(self, errors: dict[int, Exception]) -> bool:
             members = self.members()
             failed = {members[place].slot for place in errors}
@@ -197,7 +210,6 @@ def worker_group_type(
                     ray.kill(worker.actor)
             self.note_dead(absorbed)
             self._keep_workers(lambda worker: self._slots[worker.actor] not in absorbed)
-            self._world_rank_to_ongoing_poll.clear()
             return bool(self.get_workers())
 
         # --- winning workers in place

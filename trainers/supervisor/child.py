@@ -20,8 +20,9 @@ from typing import IO
 
 import psutil
 
-from remora import cgroups, channel
+from remora import cgroups
 from remora.cgroups import Cgroup
+from remora.script import channel
 from trainers.supervisor.fork_server_client import (
     ForkServer,
     Keeper,
@@ -51,8 +52,9 @@ log = logging.getLogger(__name__)
 class Child:
     """The user's process of one rank.
 
-    `on_line(stream, text)` and `on_message(message)` are called from threads of this object, and `on_line` may block:
-    then the script's writes block too.
+    `on_lines(stream, text)`, with one or more lines and newlines between them, and `on_message(message)` are called
+    from threads of this object, and `on_lines` may block: then the script's writes block too.  `on_over` is called
+    when the command is over and its last lines are not read yet.
     """
 
     def __init__(
@@ -63,8 +65,9 @@ class Child:
         environment: Mapping[str, str],
         line_bytes: int,
         grace_s: float,
-        on_line: Callable[[str, str], None],
+        on_lines: Callable[[str, str], None],
         on_message: Callable[[channel.Message], None],
+        on_over: Callable[[], None] = lambda: None,
         fork_server: ForkServer | None = None,
         most_processes: int | None = None,
     ) -> None:
@@ -78,6 +81,7 @@ class Child:
         self._channel = ours
         self._sending = threading.Lock()
         self._status_read = status_read
+        self._on_over = on_over
         self._mark = uuid.uuid4().hex
         outputs = [os.pipe(), os.pipe()]
         environment = {**environment, _MARK_VARIABLE: self._mark, _SUPERVISOR_VARIABLE: str(os.getpid())}
@@ -102,7 +106,7 @@ class Child:
         self._threads = [
             *(
                 threading.Thread(
-                    target=self._read_lines, args=(name, os.fdopen(pipe[0], "rb"), line_bytes, on_line)
+                    target=self._read_lines, args=(name, os.fdopen(pipe[0], "rb"), line_bytes, on_lines)
                 )
                 for name, pipe in zip(("stdout", "stderr"), outputs, strict=True)
             ),
@@ -152,6 +156,7 @@ class Child:
         had to be ended after it.  Raises ProcessesRemain.
         """
         self._keeper.wait()
+        self._on_over()
         with os.fdopen(self._status_read, "rb") as pipe:
             written = pipe.read()
         if self._cgroup is not None:
@@ -168,14 +173,16 @@ class Child:
         return status
 
     @staticmethod
-    def _read_lines(name: str, pipe: IO[bytes], line_bytes: int, on_line: Callable[[str, str], None]) -> None:
+    def _read_lines(
+        name: str, pipe: IO[bytes], line_bytes: int, on_lines: Callable[[str, str], None]
+    ) -> None:
         cutter = LineCutter(line_bytes)
         with pipe:
             while received := os.read(pipe.fileno(), _READ_SIZE):
-                for line in cutter.feed(received):
-                    on_line(name, line)
+                if lines := list(cutter.feed(received)):
+                    on_lines(name, "\n".join(lines))
         for line in cutter.finish():
-            on_line(name, line)
+            on_lines(name, line)
 
     def _read_messages(self, on_message: Callable[[channel.Message], None]) -> None:
         decoder = channel.Decoder()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from remora.bundle import unpack
+from remora.code.bundle import unpack
 from trainers.rooms import remove_tree
 from trainers.storage import Storage
 

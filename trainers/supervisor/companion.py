@@ -36,7 +36,7 @@ class Beside:
             environment=companion.environment,
             line_bytes=line_bytes,
             grace_s=0.0,
-            on_line=self._hear,
+            on_lines=self._hear,
             on_message=lambda _: None,
         )
         self._watch = threading.Thread(target=self._wait, name="companion", daemon=True)
@@ -59,10 +59,11 @@ class Beside:
 
     def _hear(self, stream: str, text: str) -> None:
         del stream
-        # Open MPI frames what it says with lines of dashes.
-        if not self._first_words and text.strip(" -"):
-            self._first_words = text.strip()
-        self._on_line(text)
+        for line in text.split("\n"):
+            # Open MPI frames what it says with lines of dashes.
+            if not self._first_words and line.strip(" -"):
+                self._first_words = line.strip()
+            self._on_line(line)
 
     def _wait(self) -> None:
         status = self._child.wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from remora.spec_sections import Device, Precision
+from remora.spec.sections import Device, Precision
 from trainers.backends.backend import BackendUnusable
 from trainers.supervisor.environment import Place
 

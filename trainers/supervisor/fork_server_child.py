@@ -18,7 +18,7 @@ from functools import partial
 from types import ModuleType
 from typing import TextIO
 
-from remora import native_threads
+from remora.script import native_threads
 from trainers.supervisor.fork_server_rules import Form
 
 _LIBC = ctypes.CDLL(None)

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from remora import channel
+from remora.script import channel
 from trainers.supervisor.code import work_root
 from trainers.supervisor.fork_server import ROOM_VARIABLE, SINGLE_THREADED
 from trainers.supervisor.fork_server_rules import Form, form_of, marks_of

@@ -173,9 +173,12 @@ def keep(
     import json
 
     memory = _Memory(began_at)
-    status = _wait(child, grace_s, kept, memory)
-    if "exit_code" in status:
-        _let_descendants_end()
+    status, kill_at = _wait(child, grace_s, kept, memory)
+    if kill_at is not None:
+        # A shell does not outlive SIGTERM, and what it has started may still be saving.
+        _let_descendants_end(kill_at)
+    elif "exit_code" in status:
+        _let_descendants_end(time.monotonic() + _LAST_WORDS_S)
     memory.note({*_descendants(), *_in_cgroup(kept)})
     outlived = _end_descendants(kept)
     memory.remove_left()
@@ -215,6 +218,8 @@ def _become(command: list[str], environment: dict[str, str]) -> None:
 def _why(error: OSError) -> str:
     if error.errno == errno.E2BIG:
         return "its arguments and environment variables are too long"
+    if error.errno == errno.ENOEXEC:
+        return f"{error.strerror}; write bash before it, or #!/bin/bash as its first line"
     return str(error.strerror)
 
 
@@ -255,8 +260,8 @@ def _mapped(pids: set[int]) -> set[bytes]:
     return {path for path in found if not path.startswith(_SNAPSHOTS) and not path.endswith(b" (deleted)")}
 
 
-def _wait(child: int, grace_s: float, kept: str, memory: _Memory) -> dict[str, object]:
-    """Wait for the command's own process; returns how it ended."""
+def _wait(child: int, grace_s: float, kept: str, memory: _Memory) -> tuple[dict[str, object], float | None]:
+    """Wait for the command's own process; returns how it ended, and until when others may end after SIGTERM."""
     kill_at: float | None = None
     while True:
         timeout = 3600.0 if kill_at is None else max(0.05, kill_at - time.monotonic())
@@ -274,7 +279,7 @@ def _wait(child: int, grace_s: float, kept: str, memory: _Memory) -> dict[str, o
             _kill_all(signal.SIGKILL, kept)
         ended = _reap(child)
         if ended is not None:
-            return ended
+            return ended, kill_at
 
 
 def _reap(child: int) -> dict[str, object] | None:
@@ -295,10 +300,9 @@ def _reap(child: int) -> dict[str, object] | None:
             )
 
 
-def _let_descendants_end() -> None:
-    """Give a moment to what is ending by itself, because its parent ended."""
-    deadline = time.monotonic() + _LAST_WORDS_S
-    while _descendants() and (left_s := deadline - time.monotonic()) > 0:
+def _let_descendants_end(until: float) -> None:
+    """Give time, by the monotonic clock, to what is ending by itself."""
+    while _descendants() and (left_s := until - time.monotonic()) > 0:
         received = signal.sigtimedwait(WATCHED, left_s)
         _reap(-1)
         if received is None or received.si_signo != signal.SIGCHLD:

@@ -8,14 +8,28 @@ from typing import Any
 
 import ray
 
+from trainers.supervisor.waiting_lines import WaitingLines
+
 #: Seconds that bulk messages (lines, reports) wait for others to travel with.
 _GATHER_S = 0.25
+#: Kinds of messages that wait for others.
+_BULK = frozenset({"report", "pace"})
+#: Kinds that say that nothing follows.
+_ENDS = frozenset({"exit", "trouble"})
 #: Bytes of lines that wait for the driver before the script's own writes have to wait.
-_BACKLOG_BYTES = 8 << 20
+_BACKLOG_BYTES = 512 << 10
+#: Bytes of lines that travel at once, and before the driver has said how much room it has.
+_BATCH_BYTES, _FIRST_BYTES = 256 << 10, 64 << 10
+#: Seconds until a driver without room for lines is asked again.
+_ASK_AGAIN_S = 0.5
 
 
 class Outbox:
-    """Messages of one rank on their way to the driver: in order, in batches, one batch at a time."""
+    """Messages of one rank on their way to the driver, in batches, one batch at a time.
+
+    Messages are in order, and so are lines; a message does not wait for lines, but for the end of the command, which
+    comes after all of them.
+    """
 
     def __init__(self, driver: Any, generation: int, slot: int, on_driver_gone: Callable[[], None]) -> None:
         self._driver = driver
@@ -25,9 +39,15 @@ class Outbox:
         self._on_driver_gone = on_driver_gone
         self._changed = threading.Condition()
         self._messages: list[dict[str, Any]] = []
-        self._bytes = 0
+        self._lines = WaitingLines()
+        #: Bytes of lines that the driver is just being sent, and for which it has room.
+        self._sent_bytes, self._room = 0, _FIRST_BYTES
+        #: What is sent when no line waits any more.
+        self._ends: list[dict[str, Any]] = []
         self._is_urgent = False
         self._has_reported = False
+        #: Lines are sent whether the driver has asked for them or not.
+        self._is_hurried = False
         self._is_closed = False
         self._is_dead = False
         self._drops_lines = False
@@ -38,33 +58,47 @@ class Outbox:
     def put(self, message: dict[str, Any]) -> None:
         """Send a message soon; anything but a report goes at once."""
         with self._changed:
-            self._messages.append(message)
+            if self._is_dead:
+                return
+            kind = message["type"]
+            (self._ends if kind in _ENDS else self._messages).append(message)
+            self._is_hurried = self._is_hurried or kind in _ENDS
             # The first report says that training runs, and is awaited.
-            self._is_urgent = self._is_urgent or message["type"] != "report" or not self._has_reported
-            self._has_reported = self._has_reported or message["type"] == "report"
+            self._is_urgent = self._is_urgent or kind not in _BULK or not self._has_reported
+            self._has_reported = self._has_reported or kind == "report"
             self._wake_pump()
 
-    def put_line(self, stream: str, text: str) -> None:
-        """Send a line of output; waits while too much is under way."""
+    def put_lines(self, stream: str, text: str) -> None:
+        """Send one or more lines of output; waits while too many are under way, words of our own a little less."""
+        most = _BACKLOG_BYTES if stream != "remora" else 2 * _BACKLOG_BYTES
         with self._changed:
-            self._changed.wait_for(lambda: self._bytes < _BACKLOG_BYTES or self._is_dead)
+            self._changed.wait_for(lambda: self._waiting_bytes < most or self._is_dead)
             if self._is_dead or (self._drops_lines and stream != "remora"):
-                self._dropped += 1
+                self._dropped += text.count("\n") + 1
                 return
-            self._messages.append({"type": "log", "stream": stream, "text": text})
-            self._bytes += len(text) + 1
+            self._lines.add(stream, text)
             self._wake_pump()
+
+    @property
+    def _waiting_bytes(self) -> int:
+        return self._lines.size_bytes + self._sent_bytes
 
     def _wake_pump(self) -> None:
         # Not for every report of a script that makes hundreds of steps a second: it gathers them anyway.
-        if self._is_urgent or len(self._messages) == 1:
+        if self._is_urgent or len(self._messages) <= 1:
+            self._changed.notify_all()
+
+    def hurry(self) -> None:
+        """The command ends: what it has printed goes to the driver now, whether it has asked for it or not."""
+        with self._changed:
+            self._is_hurried = True
             self._changed.notify_all()
 
     def close(self) -> None:
         """Wait until the driver has everything."""
         with self._changed:
             if self._dropped:
-                self._messages.append({"type": "dropped", "lines": self._dropped})
+                self._ends.append({"type": "dropped", "lines": self._dropped})
             self._is_closed = True
             self._changed.notify_all()
         self._thread.join()
@@ -72,23 +106,69 @@ class Outbox:
     def _pump(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._messages or self._is_closed)
-                if not self._is_urgent and not self._is_closed:
-                    self._changed.wait_for(lambda: self._is_urgent or self._is_closed, _GATHER_S)
-                batch, self._messages = self._messages, []
-                generation = self.generation
-                self._is_urgent = False
-                if not batch:
+                batch, generation = self._next_batch(), self.generation
+                if not batch and self._is_closed:
                     return
             try:
                 answer = ray.get(self._driver.deliver.remote(generation, self._slot, batch))
             except ray.exceptions.RayError:
-                with self._changed:
-                    self._is_dead = True
-                    self._changed.notify_all()
+                self._give_up()
                 self._on_driver_gone()
                 return
-            with self._changed:
-                self._bytes = sum(len(m["text"]) + 1 for m in self._messages if m["type"] == "log")
-                self._drops_lines = bool(answer.get("log_is_full"))
-                self._changed.notify_all()
+            self._take_answer(batch, answer)
+
+    def _take_answer(self, batch: list[dict[str, Any]], answer: dict[str, Any]) -> None:
+        with self._changed:
+            self._sent_bytes = 0
+            # A driver that was started by an older version takes what it gets.
+            self._room = int(answer.get("log_room", _BATCH_BYTES))
+            self._drops_lines = bool(answer["log_is_full"])
+            if not answer.get("log_is_taken", True):
+                self._lines.put_back(
+                    message for message in batch if message["type"] == "log" and not message.get("hurried")
+                )
+            self._changed.notify_all()
+
+    def _next_batch(self) -> list[dict[str, Any]]:
+        """Wait for what is to be sent next; [] asks for room, and after the end says that there is nothing more."""
+        self._changed.wait_for(lambda: self._has_news or self._lines.size_bytes)
+        if not self._is_urgent and not self._is_closed:
+            self._changed.wait_for(lambda: self._is_urgent or self._is_closed or self._has_batch, _GATHER_S)
+        if not self._has_news and not self._has_room:
+            self._changed.wait_for(lambda: self._has_news or self._has_room, _ASK_AGAIN_S)
+        batch, self._messages, self._is_urgent = self._messages, [], False
+        before = self._lines.size_bytes
+        if self._hurries:
+            batch += [{**message, "hurried": True} for message in self._lines.take(_BATCH_BYTES)]
+        elif self._room > 0:
+            batch += self._lines.take(min(_BATCH_BYTES, self._room))
+        self._sent_bytes = before - self._lines.size_bytes
+        if not self._lines.size_bytes:
+            batch += self._ends
+            self._ends = []
+        return batch
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._messages or self._ends or self._is_closed)
+
+    @property
+    def _has_batch(self) -> bool:
+        return self._lines.size_bytes >= _BATCH_BYTES and (self._room >= _BATCH_BYTES or self._hurries)
+
+    @property
+    def _hurries(self) -> bool:
+        return self._is_hurried or self._is_closed
+
+    @property
+    def _has_room(self) -> bool:
+        return self._room > 0 or self._hurries
+
+    def _give_up(self) -> None:
+        """Nobody will take anything any more."""
+        with self._changed:
+            self._is_dead = True
+            self._messages.clear()
+            self._lines.clear()
+            self._sent_bytes = 0
+            self._changed.notify_all()

@@ -25,11 +25,13 @@ class Parcel:
     size_bytes: int
     #: The checkpoint was asked for.
     asked: bool
+    #: Which of the worker group's checkpoints of that step it is: 1, 2, ...
+    take: int = 1
 
     @property
     def key(self) -> str:
         """Its name among the parcels of the attempt."""
-        return f"{self.step}-{self.generation}-{self.rank}"
+        return f"{self.step}-{self.generation}-{self.rank}-{self.take}"
 
 
 def send(driver: Any, parcel: Parcel, folder: Room) -> bool:

@@ -10,9 +10,10 @@ from pathlib import Path
 import psutil
 import ray
 
+from remora.commands.launchers import may_start_a_launcher, unwrap
+from remora.commands.nested_launchers import put_on_path
 from remora.errors import BundleError
-from remora.expressions import fill
-from remora.launchers import unwrap
+from remora.spec.expressions import fill
 from trainers.backends import backend_of
 from trainers.backends.backend import Start
 from trainers.checkpoints.catalog import Catalog
@@ -48,7 +49,8 @@ def prepare_start(
     scratch = folder / f"scratch-{place.rank}"
     scratch.mkdir()
     interface = _interface_of(ray.util.get_node_ip_address())
-    written = {**unwrap(plan.command).variables, **plan.variables}
+    unwrapped = unwrap(plan.command)
+    written = {**unwrapped.variables, **plan.variables}
     asked = {name: fill(value, told_by(place), str(outputs)) for name, value in written.items()}
     environment = child_environment(
         os.environ,
@@ -58,6 +60,10 @@ def prepare_start(
         interface=interface,
         python_folder=str(Path(sys.executable).parent),
     )
+    if may_start_a_launcher(unwrapped.command):
+        programs = folder / f"launchers-{place.rank}"
+        sizes = plan.sizes
+        environment |= put_on_path(programs, sys.executable, sizes.min, sizes.max, environment["PATH"])
     gpus = plan.resources.get("GPU", 0.0)
     told = device_variables(plan.device, plan.precision, gpus, devices_of_node(), place, interface)
     # The user's own word on how to compute wins.
@@ -102,7 +108,7 @@ def prepare_start(
 
 
 def told_by(place: Place) -> dict[str, str]:
-    """Values of the expressions that a command and its variables may use; see `remora.expressions`."""
+    """Values of the expressions that a command and its variables may use; see `remora.spec.expressions`."""
     return {
         "job.id": place.job_id,
         "job.attempt": str(place.attempt),

@@ -6,12 +6,11 @@ the last one is what Ray Train runs as its training function.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
-import random
 import signal
-import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -19,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from remora import channel
 from remora.errors import BundleError
-from remora.expressions import fill
-from remora.quantities import format_size
+from remora.script import channel
+from remora.spec.expressions import fill
+from remora.spec.quantities import format_size
 from trainers.backends import backend_of
 from trainers.backends.backend import BackendUnusable, Start
 from trainers.checkpoints.catalog import Catalog
@@ -43,10 +42,11 @@ from trainers.supervisor.links import first_of_node, link_outputs, own_outputs, 
 from trainers.supervisor.memory_watch import MemoryWatch
 from trainers.supervisor.outbox import Outbox
 from trainers.supervisor.parcels import Parcel, send, size_of
+from trainers.supervisor.reporting import Reporting
 from trainers.supervisor.snapshots import SnapshotRoom, most_bytes, snapshot_room
 from trainers.supervisor.stacks import stacks_below
 from trainers.supervisor.start import prepare_start, told_by
-from trainers.supervisor.taking import MAX_UNDER_WAY, Offer, Taken, Taking
+from trainers.supervisor.taking import MAX_UNDER_WAY, Offer, Taken, Takes, Taking
 from trainers.supervisor.temporary import temporary_folder
 from trainers.supervisor.window import WriteSpeed, fits
 
@@ -127,19 +127,6 @@ def instruct(message: channel.Message) -> None:
         running.instruct(message)
 
 
-def free_port() -> int:
-    """A TCP port of this node that nobody listens on, outside the range from which the kernel picks by itself."""
-    for _ in range(200):
-        port = random.randrange(20000, 30000)  # noqa: S311 - not a secret
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-            return port
-    raise OSError("no free TCP port between 20000 and 30000 on this node")
-
-
 def supervise() -> None:
     """Run the prepared assignment to its end; what Ray Train calls as the training function.
 
@@ -166,6 +153,7 @@ class Supervisor:
         self._is_joining = assignment.is_joining
         self._slot = assignment.slot
         self._outbox = Outbox(assignment.driver, assignment.place.generation, assignment.slot, self._cut_off)
+        self._reporting = Reporting()
         self._backend = backend_of(assignment.plan.backend)
         self._child: Child | None = None
         self._companion: Beside | None = None
@@ -179,6 +167,7 @@ class Supervisor:
         #: When this job's first machine goes, by the monotonic clock; None: none goes.
         self._deadline_at: float | None = None
         self._uploads: list[threading.Thread] = []
+        self._takes = Takes()
         self._taking: Taking | None = None
         self._files = assignment.outputs
         #: Watches the outputs folder; None until the folder is there.
@@ -214,7 +203,7 @@ class Supervisor:
         own = f"{name}-{place.rank}-{os.getpid()}"
         with (
             temporary_folder(
-                place.attempt_id, lambda text: self._outbox.put_line("remora", text)
+                place.attempt_id, lambda text: self._outbox.put_lines("remora", text)
             ) as temporary,
             shared_folder(name) as folder,
             snapshot_room(own, place.local_world_size) as self._room,
@@ -297,6 +286,8 @@ class Supervisor:
                 child.send(message)
             if self._companion is not None and kind == "stop" and self._is_over:
                 self._companion.stop()
+        if kind == "stop":
+            self._outbox.hurry()
         if child is not None and kind == "stop":
             child.stop(at_once=bool(message.get("at_once")))
 
@@ -348,7 +339,7 @@ class Supervisor:
 
     def _give_up(self, why: str) -> None:
         """The companion failed; a command that it serves cannot go on."""
-        self._outbox.put_line("remora", why)
+        self._outbox.put_lines("remora", why)
         with self._lock:
             self._companion_failure = why
             child = self._child
@@ -366,7 +357,7 @@ class Supervisor:
                 f" {format_size(most)} ({most} bytes, REMORA_MAX_SHM_BYTES); let it keep less there, or have operators"
                 " allow more"
             )
-        self._outbox.put_line("remora", f"the command is ended: {self._excess}")
+        self._outbox.put_lines("remora", f"the command is ended: {self._excess}")
         child.stop(at_once=True)
 
     def _start(self, start: Start, folder: Path, collecting: Collecting) -> Child:
@@ -392,7 +383,7 @@ class Supervisor:
                 companion,
                 folder=start.code,
                 line_bytes=plan.log_line_bytes,
-                on_line=lambda text: self._outbox.put_line("remora", text),
+                on_line=lambda text: self._outbox.put_lines("remora", text),
                 on_failure=self._give_up,
             )
         # Under the lock, so that the child's first message finds somebody who can answer.
@@ -404,7 +395,8 @@ class Supervisor:
                     environment=start.environment,
                     line_bytes=plan.log_line_bytes,
                     grace_s=_GRACE_S,
-                    on_line=self._outbox.put_line,
+                    on_lines=self._outbox.put_lines,
+                    on_over=self._outbox.hurry,
                     on_message=self._receive,
                     fork_server=node_fork_server(plan.warm_modules),
                     most_processes=plan.max_processes,
@@ -420,7 +412,7 @@ class Supervisor:
         if self._watch is not None:
             self._watch.start(child.processes)
         for path in unlinked(start.code, plan.output_paths):
-            self._outbox.put_line("remora", f"{path} is in the code, so what is written there is not kept")
+            self._outbox.put_lines("remora", f"{path} is in the code, so what is written there is not kept")
         self._outbox.put({"type": "started", "pid": child.pid, "is_warm": child.is_warm})
         if stop_requested:
             child.stop(at_once=True)
@@ -438,7 +430,7 @@ class Supervisor:
             catalog,
             lambda: self._place,
             tell,
-            lambda text: self._outbox.put_line("remora", text),
+            lambda text: self._outbox.put_lines("remora", text),
             outputs=self._plan.outputs,
             paths=self._plan.output_files,
             most_bytes=self._plan.max_output_bytes,
@@ -449,15 +441,20 @@ class Supervisor:
 
     def _receive(self, message: channel.Message) -> None:
         """Take a message of the child."""
+        if message["type"] == "abandoned":
+            # The other ranks may have made theirs, and count it.
+            with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
+                self._takes.count(int(message["step"]), self._place.generation)
         if message["type"] in _FOR_DRIVER:
-            self._outbox.put(message)
+            if self._reporting.is_needed(message, self._place, time.monotonic()):
+                self._outbox.put(message)
         elif message["type"] == "refused":
             self._refusal = str(message.get("message", ""))[:1000]
         elif message["type"] == "checkpoint":
             try:
                 offer = Offer.told_by(message, self._place.generation)
             except (KeyError, TypeError, ValueError, OverflowError) as error:
-                self._outbox.put_line("remora", f"a checkpoint message was not understood: {error!r}"[:400])
+                self._outbox.put_lines("remora", f"a checkpoint message was not understood: {error!r}"[:400])
             else:
                 self._take(offer)
 
@@ -466,6 +463,7 @@ class Supervisor:
         assert self._taking is not None
         # Written by the group that it names, which may have changed in place meanwhile: then it is nobody's.
         place = dataclasses.replace(self._place, generation=offer.generation)
+        number = self._takes.count(offer.step, offer.generation)
         self._uploads = [upload for upload in self._uploads if upload.is_alive()]
         try:
             if len(self._uploads) >= MAX_UNDER_WAY:
@@ -473,10 +471,10 @@ class Supervisor:
             taken = self._taking.take(offer)
         except OSError as error:
             why = f"the checkpoint of step {offer.step} could not be taken: {error}"
-            self._outbox.put_line("remora", why[:1000])
+            self._outbox.put_lines("remora", why[:1000])
             self._outbox.put({"type": "abandoned", "step": offer.step})
         else:
-            upload = threading.Thread(target=self._upload, args=(taken, offer, place))
+            upload = threading.Thread(target=self._upload, args=(taken, offer, place, number))
             self._uploads.append(upload)
             upload.start()
         with self._lock:
@@ -484,7 +482,7 @@ class Supervisor:
                 park = offer.asked and self._stop_is_near
                 self._child.send({"type": "taken", "step": offer.step, "park": park})
 
-    def _upload(self, taken: Taken, offer: Offer, place: Place) -> None:
+    def _upload(self, taken: Taken, offer: Offer, place: Place, number: int) -> None:
         """Bring files to the storage, or off this machine where the storage would not have them in time."""
         try:
             size = size_of(taken.folder)
@@ -499,6 +497,7 @@ class Supervisor:
                 generation=place.generation,
                 size_bytes=size,
                 asked=offer.asked,
+                take=number,
             )
             if in_time or not send(self._driver, parcel, taken.folder):
                 self._store(taken.folder, parcel)
@@ -512,7 +511,9 @@ class Supervisor:
             write = self._speed.begin(parcel.size_bytes, time.monotonic())
         try:
             catalog = Catalog(Storage(self._plan.checkpoint_url), self._plan.job_id)
-            files = catalog.put(folder, parcel.step, parcel.attempt, parcel.generation, parcel.rank)
+            files = catalog.put(
+                folder, parcel.step, parcel.attempt, parcel.generation, parcel.rank, parcel.take
+            )
         except (StorageError, OSError) as error:
             with self._lock:
                 self._speed.drop(write)
@@ -521,10 +522,10 @@ class Supervisor:
         with self._lock:
             self._speed.end(write, time.monotonic())
         shard = {"type": "shard", "step": parcel.step, "files": files, "asked": parcel.asked}
-        self._outbox.put({**shard, "generation": parcel.generation})
+        self._outbox.put({**shard, "generation": parcel.generation, "take": parcel.take})
 
     def _tell_unstored(self, step: int, error: Exception) -> None:
-        self._outbox.put_line("remora", f"the checkpoint of step {step} could not be stored: {error}"[:1000])
+        self._outbox.put_lines("remora", f"the checkpoint of step {step} could not be stored: {error}"[:1000])
         self._outbox.put({"type": "abandoned", "step": step})
 
     def _finish(self, status: dict[str, object]) -> None:
@@ -542,7 +543,7 @@ class Supervisor:
         if self._refusal is not None and status.get("exit_code") not in (None, 0):
             status = {"start_failed": self._refusal}
         if outlived:
-            self._outbox.put_line(
+            self._outbox.put_lines(
                 "remora", f"{outlived} processes that the command had left behind were ended"
             )
         self._outbox.put({"type": "exit", "stopped": self._stop_requested, **status})

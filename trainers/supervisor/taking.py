@@ -19,6 +19,8 @@ from trainers.supervisor.snapshots import SnapshotRoom
 MAX_UNDER_WAY = 64
 #: The greatest step that the store can hold.
 _MAX_STEP = 2**53
+#: Steps whose checkpoints are counted.
+_STEPS_KEPT = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,25 @@ class Offer:
         if not isinstance(room, str) or not isinstance(folder, str):
             raise TypeError("room and folder are names")
         return cls(step=step, generation=of_group, room=room, folder=folder, asked=bool(message.get("asked")))
+
+
+class Takes:
+    """Counts the checkpoints of a step that a worker group made: after going back it comes to steps again.
+
+    Every rank makes the same ones, so all count alike.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[int, int], int] = {}
+
+    def count(self, step: int, generation: int) -> int:
+        """One more checkpoint of that step in the worker group of that number; the how manieth it is."""
+        key = generation, step
+        # The oldest are forgotten: nobody goes back that far.
+        number = self._counts[key] = self._counts.pop(key, 0) + 1
+        if len(self._counts) > _STEPS_KEPT:
+            del self._counts[next(iter(self._counts))]
+        return number
 
 
 @dataclass(frozen=True)

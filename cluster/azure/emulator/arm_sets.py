@@ -161,7 +161,11 @@ class _ArmSets:
             "type": "Microsoft.Compute/virtualMachineScaleSets",
             "sku": {**one.body["sku"], "capacity": one.capacity},
             "etag": f'"{one.version}"',
-            "properties": {**one.body["properties"], "provisioningState": one.state},
+            "properties": {
+                **one.body["properties"],
+                "provisioningState": one.state,
+                "uniqueId": one.unique_id,
+            },
         }
 
 

@@ -42,5 +42,5 @@ def metadata_of(cloud: Cloud, clock: Clock) -> MetadataServer:
 
 
 def metadata_url(emulator_url: str, name: str) -> str:
-    """Where the machine of this name finds its metadata service, for `python -m cluster.agent --metadata-url`."""
+    """Where the machine of this name finds its metadata service, for `python -m cluster.node.agent --metadata-url`."""
     return f"{emulator_url}/metadata/machines/{quote(name, safe='')}"

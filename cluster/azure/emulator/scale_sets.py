@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.azure.catalogue import BY_NAME
@@ -39,6 +40,8 @@ class ScaleSet:
     version: int = 1
     #: Number of the next instance; numbers are never used again.
     next_number: int = 0
+    #: Azure's own id of it, which no other set has, also none of the same name.
+    unique_id: str = field(default_factory=lambda: str(uuid.uuid4()))
 
     @property
     def size(self) -> str:

@@ -12,7 +12,16 @@ from azure.mgmt.compute.aio import ComputeManagementClient
 
 from cluster.azure.errors import CloudFailure
 from cluster.azure.scale_sets.domain import SeenInstance, SeenSet
-from cluster.azure.wire import Failures, failure_of, header, name_of, state_of, tags_of, told_failure
+from cluster.azure.wire import (
+    Failures,
+    failure_of,
+    header,
+    name_of,
+    state_of,
+    tags_of,
+    told_failure,
+    unique_id_of,
+)
 
 
 class ArmSets:
@@ -168,6 +177,7 @@ def _seen(one: Any) -> SeenSet:
         capacity=int(one.sku.capacity or 0) if one.sku is not None else 0,
         size=(one.sku.name if one.sku is not None else None) or "",
         etag=one.etag,
+        unique_id=unique_id_of(one.properties),
     )
 
 

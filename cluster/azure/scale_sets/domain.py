@@ -33,6 +33,8 @@ class SeenSet:
     size: str = ""
     #: Version of the document; None where Azure tells none.
     etag: str | None = None
+    #: Azure's own id of it, which no other set has, also none of the same name; empty where Azure tells none.
+    unique_id: str = ""
 
     @property
     def has_failed(self) -> bool:

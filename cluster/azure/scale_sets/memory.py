@@ -30,6 +30,8 @@ class SetMemory:
     refused: dict[str, ProvidedNode] = field(default_factory=dict)
     #: Which node each instance is given to, from before it is told: the answer may be lost, its tag be shown later.
     claims: dict[Place, Waiting] = field(default_factory=dict)
+    #: Azure's own id of each set.
+    unique_ids: dict[str, str] = field(default_factory=dict)
     #: When each instance was asked to go.
     going: dict[Place, float] = field(default_factory=dict)
     #: Where the last change of a set can be asked about.
@@ -40,9 +42,20 @@ class SetMemory:
     empty_since: dict[str, float] = field(default_factory=dict)
     has_looked: bool = False
 
+    def forget_replaced(self, seen: SeenSet) -> None:
+        """Given a set that was just read, forget what is known of an earlier one of its name."""
+        if not seen.unique_id:
+            return
+        if seen.unique_id != self.unique_ids.get(seen.name, seen.unique_id):
+            self.forget_set(seen.name)
+        self.unique_ids[seen.name] = seen.unique_id
+
     def forget_set(self, name: str) -> None:
-        """There is no set of this name; one that is made next begins its numbers anew."""
+        """There is no set of this name; the next one numbers its instances from 0 again."""
         self.sets.pop(name, None)
+        self.unique_ids.pop(name, None)
+        self.operations.pop(name, None)
+        self.empty_since.pop(name, None)
         self.claims = {place: node for place, node in self.claims.items() if place[0] != name}
         self.going = {place: at for place, at in self.going.items() if place[0] != name}
         self.failures = {place: why for place, why in self.failures.items() if place[0] != name}
@@ -95,6 +108,7 @@ class SetMemory:
         }
         self.empty_since = {name: since for name, since in self.empty_since.items() if name in self.sets}
         self.operations = {name: url for name, url in self.operations.items() if name in self.sets}
+        self.unique_ids = {name: own for name, own in self.unique_ids.items() if name in self.sets}
 
     def is_shown(self, name: str, instance: SeenInstance) -> bool:
         """It is some node's machine, and was not asked to go, or failed to."""

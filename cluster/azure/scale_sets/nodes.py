@@ -41,7 +41,7 @@ from cluster.azure.scale_sets.memory import Place, SetMemory
 from cluster.azure.scale_sets.requests import SetRequests
 from cluster.azure.settings import AzureSettings
 from cluster.azure.wire import ArmError
-from cluster.offerings import Offering
+from cluster.policies.offerings import Offering
 from cluster.provider import InvalidRequest, NodeRequest, ProvidedNode, ProviderError, QuotaExceeded
 
 log = logging.getLogger(__name__)

@@ -40,6 +40,7 @@ class SetRequests:
         if seen is None:
             return None
         seen = replace(seen, name=name)
+        self._memory.forget_replaced(seen)
         instances = await self._asking.asked(Group.SETS, self._arm.sets.instances(name))
         # A list that lacks what was there is not believed.
         missing = self._memory.expected(seen) - {one.id for one in instances}

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from remora.torch.buffers import Buffers
+from remora.torch.optimizers import Optimizers
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.sharded.grid import REPLICATE, SHARD, TENSOR, Grid
 from remora.torch.sharded.pieces import Sharded
@@ -19,6 +20,11 @@ from remora.torch.state import Stateful
 
 #: Returns a model that is sharded over the mesh, its optimizer, and a scheduler if there is one.
 Build = Callable[[DeviceMesh], tuple[Any, ...]]
+
+_UNKNOWN = (
+    "an optimizer that build did not return changes parameters of the model: ShardedLoop saves one, so put all"
+    " parameters into its groups"
+)
 
 
 @dataclass
@@ -30,6 +36,24 @@ class Built:
     scheduler: Stateful | None
     #: What forward passes change, as it is when training goes on.
     buffers: Buffers
+    #: Watches when optimizers change the weights.
+    optimizers: Optimizers
+    #: Whether each parameter is trained, by name.
+    trained: dict[str, bool]
+
+    def drop_gradients(self) -> None:
+        """Let optimizers change nothing."""
+        for one in self.sharded.model.parameters():
+            one.grad = None
+
+    def check_frozen(self) -> None:
+        """Raise RuntimeError where the script has frozen or unfrozen a parameter since `build` returned."""
+        for name, one in self.sharded.parameters.items():
+            if one.requires_grad != self.trained[name]:
+                raise RuntimeError(
+                    f"{name} was {'unfrozen' if one.requires_grad else 'frozen'} after build returned, which FSDP does"
+                    " not follow and the next group would not know: call requires_grad_ in build, before fully_shard"
+                )
 
     def parts(self, scaler: Stateful | None) -> dict[str, Stateful]:
         """What has a state that is the same on all ranks."""
@@ -47,13 +71,20 @@ def construct(build: Build, mesh: DeviceMesh, grid: Grid, seed: int) -> Built:
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
         raise TypeError("build(mesh) returns (model, optimizer) or (model, optimizer, scheduler)")
     model, optimizer, *rest = returned
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            "build(mesh) returns one optimizer behind the model: put all parameters into its groups"
+        )
     check(model, grid)
+    optimizers = Optimizers(model, optimizer, _UNKNOWN)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # Losses are weighted by their samples, so gradients are sums.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    return Built(Sharded(model, optimizer, grid), grid, rest[0] if rest else None, Buffers(model))
+    sharded = Sharded(model, optimizer, grid)
+    trained = {name: one.requires_grad for name, one in sharded.parameters.items()}
+    return Built(sharded, grid, rest[0] if rest else None, Buffers(model), optimizers, trained)
 
 
 def check(model: torch.nn.Module, grid: Grid) -> None:

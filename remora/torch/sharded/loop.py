@@ -5,30 +5,49 @@ from __future__ import annotations
 import copy
 import gc
 import logging
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 from remora import training
+from remora.torch.agreement import (
+    CHECK_EVERY,
+    Diverged,
+    Holdings,
+    changed_text,
+    is_due,
+    is_rehearsed,
+    parameters_beside,
+)
 from remora.torch.buffers import Buffers
 from remora.torch.elastic import REPORTS_KEPT, ElasticLoop
 from remora.torch.group import PeerLost
+from remora.torch.nonfinite import (
+    Nonfinite,
+    NotFinite,
+    check_rollbacks,
+    left_out_text,
+    looks,
+    rollback_text,
+)
 from remora.torch.order import shards_of
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.settings import Settings, agreed, fingerprint, needed
 from remora.torch.sharded import durable
 from remora.torch.sharded.building import Build, Built, construct
+from remora.torch.sharded.copies import Copies
 from remora.torch.sharded.grid import Parallel
 from remora.torch.sharded.handing_on import hand_on
 from remora.torch.sharded.holdings import Held, Label, Source, missing_parts, newest_whole
 from remora.torch.sharded.meeting import Meeting, StateLost, gather, spread
 from remora.torch.sharded.mesh import Carried, open_mesh
 from remora.torch.sharded.snapshots import Snapshots, lost_text
-from remora.torch.sharded.trial import Trial, forget_optimizers, full
+from remora.torch.sharded.trial import Result, Trial, forget_optimizers, full, local, local_gradients
 from remora.torch.state import LoopState, Progress
 from remora.torch.step import Compute, Step
 
@@ -72,6 +91,7 @@ class ShardedLoop(ElasticLoop):
 
     - `shard`: workers that one copy of the model is cut over; all if None.  The mesh is ("replicate", "shard") then.
     - `tensor`: workers that compute one layer together; the last dimension of the mesh is "tensor" then.
+    - `nonfinite`: as for `Loop`; `rollback` goes back to the newest snapshot.
     - All other arguments are those of `Loop`.
 
     The number of workers may be any multiple of the product of `shard` and `tensor`.
@@ -98,19 +118,28 @@ class ShardedLoop(ElasticLoop):
         num_workers: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
+        check_every: int = CHECK_EVERY,
+        nonfinite: Nonfinite | None = None,
     ) -> None:
         if snapshot_every < 1:
             raise ValueError(f"snapshot_every is a number of steps, at least 1, not {snapshot_every}")
         if dist.is_initialized():
             raise ValueError("leave out init_process_group: ShardedLoop forms the process group itself")
         agreed("exactness", "sample-exact", str)  # raises when the job asks for more
-        if agreed("nonfinite", None, str) is not None:
-            raise ValueError(
-                "the job's elastic.nonfinite is for Loop: leave it out, and look at the loss in the script"
-            )
+        nonfinite = cast("Nonfinite | None", agreed("nonfinite", nonfinite, str))
         global_batch, shards = needed("global_batch", global_batch), needed("shards", shards)
         settings = Settings(
-            global_batch, shards, micro_batch, seed, shuffle, drop_last, "sample-exact", epochs, total_steps
+            global_batch,
+            shards,
+            micro_batch,
+            seed,
+            shuffle,
+            drop_last,
+            "sample-exact",
+            epochs,
+            total_steps,
+            check_every,
+            nonfinite,
         )
         super().__init__(settings, _device(), data, collate_fn, num_workers)
         self._parallel = Parallel(shard, tensor)
@@ -124,6 +153,10 @@ class ShardedLoop(ElasticLoop):
         self._carried: Carried | None = None
         self._state: LoopState | None = None
         self._is_new = not self._meeting.is_joiner
+        #: Steps after which all copies were last the same.
+        self._agreed_after: int | None = None
+        #: Steps in a row that were left out.
+        self._skips = 0
 
     # --- what scripts use -------------------------------------------------------------------------------------------
 
@@ -172,32 +205,123 @@ class ShardedLoop(ElasticLoop):
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def _run(self, step: Step, compute: Compute) -> torch.Tensor:
-        self._forgive(False)
         while True:
+            self._forgive(False)
             try:
-                assert self._carried is not None
-                notes = self._trial.run(
-                    step, compute, self._feed, self._present, self._meeting, self._carried
-                )
-                break
+                result = self._try(step, compute)
+                if self._is_settled(step, result):
+                    break
             except PeerLost as lost:
-                why = str(lost)
+                self._change(str(lost))
+            except (Diverged, NotFinite):
+                raise
             except Exception as error:
                 # Whatever goes wrong inside autograd or FSDP while a peer is missing, goes wrong because of that.
                 if not self._is_broken():
                     raise
-                why = f"a peer was lost: {error}"
-            self._change(why)
+                self._change(f"a peer was lost: {error}")
             parcel = self._feed.peek()
-            assert parcel is not None
+            if parcel is None:
+                step.was_skipped = True
+                break
             step.number = self._progress.step + 1
             step.epoch, step.place = parcel.position.epoch, parcel.position.place
-            self._forgive(False)
         seed_everything(derive(self._settings.seed, "body", step.number))
-        step.metrics = dict(zip(self._trial.metric_names, notes[1:], strict=False))
-        # What the script does from here to the end of the step is thrown away when a peer is lost meanwhile.
+        step.metrics = dict(zip(self._trial.metric_names, result.means[1:], strict=False))
+        # The script may change the weights from now on.
+        self._snapshots.await_copy()
+        # What it does from here to the end of the step is thrown away when a peer is lost meanwhile.
         self._forgive(True)
-        return torch.tensor(notes[0], device=self._device)
+        return torch.tensor(result.means[0], device=self._device)
+
+    def _try(self, step: Step, compute: Compute) -> Result:
+        """One try at the gradients of a step; raises PeerLost, after which the model is of no use."""
+        built = self._present
+        built.check_frozen()
+        self._check_data(self._meeting.ring)
+        unchanging = self._agree(compute)
+        rehearses = is_rehearsed(self._progress.step, self._settings.check_every)
+        built.optimizers.begin(local_gradients(built.sharded.parameters.values()))
+        assert self._carried is not None
+        result = self._trial.run(
+            step, compute, self._feed, built, self._meeting, self._carried, rehearses=rehearses
+        )
+        built.optimizers.end(step.number)
+        if unchanging is not None and (name := unchanging.changed(self._watched(compute))) is not None:
+            self._end_diverged(changed_text(name))
+        if result.not_repeated is not None:
+            self._end_diverged(result.not_repeated)
+        return result
+
+    # --- what copies hold, and what is not finite -------------------------------------------------------------------
+
+    def _agree(self, compute: Compute) -> Holdings | None:
+        """Compare all copies with each other when it is time; returns what the step must not change.
+
+        Raises PeerLost and Diverged.
+        """
+        steps_done = self._progress.step
+        if not is_due(steps_done, self._settings.check_every):
+            return None
+        assert self._state is not None
+        kept = self._snapshots.kept(Label(steps_done, self._generation))
+        shared = self._state.capture(self._progress)["parts"]
+        shared = {**shared.pop("sharded"), **shared}
+        found = Copies(self._present.grid, self._present.sharded, shared, kept).difference(self._meeting.ring)
+        if found is not None:
+            self._end_diverged(found.text(steps_done, self._agreed_after))
+        self._agreed_after = steps_done
+        return Holdings(self._watched(compute), self._device)
+
+    def _watched(self, compute: Compute) -> dict[str, torch.Tensor]:
+        """What no function given to `backward` may change."""
+        own = self._present.sharded.parameters
+        beside = parameters_beside(compute, {id(one) for one in own.values()})
+        return {name: local(one) for name, one in {**own, **beside}.items()}
+
+    def _is_settled(self, step: Step, result: Result) -> bool:
+        """Whether the script may use the gradients; if not, it went back.  Raises PeerLost and NotFinite."""
+        what = self._not_finite(result)
+        if what is None:
+            self._skips = 0
+            return True
+        if self._settings.nonfinite == "stop":
+            raise NotFinite(f"the {what} of step {step.number} is not finite")
+        if self._settings.nonfinite == "skip":
+            self._skip(step, what)
+            return True
+        self._roll_back(step, what)
+        return False
+
+    def _not_finite(self, result: Result) -> str | None:
+        """`loss` or `gradient`, where something is to follow from it; the same on all ranks."""
+        if not looks(self._settings.nonfinite, is_scaled=self._scaler is not None):
+            return None
+        if not math.isfinite(result.means[0]):
+            return "loss"
+        return "gradient" if self._scaler is None and not result.are_gradients_finite else None
+
+    def _skip(self, step: Step, what: str) -> None:
+        self._skips += 1
+        text = left_out_text(self._skips, what, step.number)
+        self._present.drop_gradients()
+        self._present.buffers.restore()
+        step.was_skipped = True
+        if self._rank == 0:
+            log.warning("%s", text)
+
+    def _roll_back(self, step: Step, what: str) -> None:
+        """Go on from the newest snapshot, without the batch of this step; raises PeerLost."""
+        check_rollbacks(len(self._left_out), what, step.number)
+        left_out = [*self._left_out, (step.epoch, step.place)]
+        self._restore(self._snapshots.take_back(self._present.sharded))
+        self._left_out = left_out
+        self._saved_step = None
+        self._present.drop_gradients()
+        if self._rank == 0:
+            text = rollback_text(what, step.number, self._progress.step, step.epoch, step.place)
+            log.warning("%s", text)
+        self._open_feed()
 
     def _end_step(self, step: Step) -> None:
         self._forgive(False)
@@ -207,7 +331,8 @@ class ShardedLoop(ElasticLoop):
             self._progress = Progress(step.number, step.epoch, step.place + 1)
             # One step is time enough for an exchange: waiting longer could cost more repeated steps.
             self._snapshots.wait()
-            if step.number % self._every == 0:
+            is_compared = is_due(step.number, self._settings.check_every)
+            if step.number % self._every == 0 or is_compared:
                 self._take()
             if self._link is not None:
                 self._own_time.tell()
@@ -240,6 +365,12 @@ class ShardedLoop(ElasticLoop):
             return False
         return True
 
+    def _finish(self) -> None:
+        self._present.optimizers.close()
+
+    def _break_off(self) -> None:
+        self._present.optimizers.close()
+
     def _confirm(self) -> None:
         """Meet all others; raises PeerLost."""
         ring = self._meeting.ring
@@ -267,6 +398,8 @@ class ShardedLoop(ElasticLoop):
         grid = self._parallel.arrange(group.world_size)
         # Raises where there are more readers than shards.
         shards_of(grid.reader_of(group.rank), grid.readers, settings.shards)
+        if self._built is not None:
+            self._built.optimizers.close()
         self._built = self._state = None
         gc.collect()
         forget_optimizers(self._scaler, self._device)
@@ -290,6 +423,8 @@ class ShardedLoop(ElasticLoop):
                 lost_text(*lost) if lost else "no worker of the new group holds the training state"
             )
         built.buffers = Buffers(built.sharded.model)
+        built.optimizers.know_saved([] if built.scheduler is None else [built.scheduler])
+        built.optimizers.open()
         self._snapshots.use(ring, grid, [one.node for one in letters], built.sharded.optimizer)
         self._take()
         self._snapshots.wait()
@@ -304,7 +439,7 @@ class ShardedLoop(ElasticLoop):
         folder = training.resume_from()
         assert self._state is not None
         if folder is not None:
-            self._progress = self._state.restore(durable.load(folder, self._present.sharded))
+            self._restore_state(durable.load(folder, self._present.sharded))
 
     def _fetch(self, source: Source) -> None:
         """Take over a snapshot from those who hold it."""
@@ -313,17 +448,31 @@ class ShardedLoop(ElasticLoop):
         letter = (snapshot.layout, snapshot.whole) if snapshot is not None else None
         layout, whole = spread(ring, source.holders[0], letter)
         hand_on(ring, self._present.grid, source, snapshot, layout, self._present.sharded)
-        assert self._state is not None
-        self._progress = self._state.restore(whole["state"])
+        self._restore(whole)
+
+    def _restore(self, whole: Mapping[str, Any]) -> None:
+        """Take over what a snapshot says that is the same on all ranks."""
+        self._restore_state(whole["state"])
         self._trial.metric_names = tuple(whole["metric_names"])
         own = self._reports or whole["reports"]
         self._reports = deque([one for one in own if one[0] <= self._progress.step], maxlen=REPORTS_KEPT)
 
+    def _capture_state(self) -> dict[str, Any]:
+        assert self._state is not None
+        left_out = [list(one) for one in self._left_out]
+        return {**self._state.capture(self._progress), "left_out": left_out, "skips": self._skips}
+
+    def _restore_state(self, state: Mapping[str, Any]) -> None:
+        """Raises CheckpointUnusable."""
+        assert self._state is not None
+        self._progress = self._state.restore(state)
+        self._left_out = [(int(epoch), int(place)) for epoch, place in state.get("left_out", ())]
+        self._skips = int(state.get("skips", 0))
+
     def _take(self) -> None:
         """Take a snapshot of the state as it is after the last step; raises PeerLost."""
-        assert self._state is not None
         whole = {
-            "state": copy.deepcopy(self._state.capture(self._progress)),
+            "state": copy.deepcopy(self._capture_state()),
             "metric_names": self._trial.metric_names,
             "reports": list(self._reports),
         }
@@ -335,8 +484,7 @@ class ShardedLoop(ElasticLoop):
         step, sharded = self._progress.step, self._present.sharded
         if self._link is None or step == self._saved_step:
             return
-        assert self._state is not None
-        state = self._state.capture(self._progress) if self._meeting.group.rank == 0 else None
+        state = self._capture_state() if self._meeting.group.rank == 0 else None
         try:
             with training.checkpoint(step) as folder:
                 durable.save(folder, sharded, state)

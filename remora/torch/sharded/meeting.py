@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from remora.link import Link, Rendezvous
+from remora.script.link import Link, Rendezvous
 from remora.torch.group import Group, PeerLost, form
 from remora.torch.members import number_from_environment, place_from_environment
 from remora.torch.sharded.mesh import close_mesh

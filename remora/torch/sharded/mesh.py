@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor._redistribute import _gen_transform_infos, clear_redistribute_planner_cache
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from remora.torch.group import Group, PeerLost
 from remora.torch.sharded.grid import Grid
@@ -257,6 +259,18 @@ def close_mesh() -> None:
     if dist.is_initialized() and isinstance(dist.group.WORLD, Carried):
         dist.group.WORLD.abandon_parts()
         dist.destroy_process_group()
+        _forget_specs()
+
+
+def _forget_specs() -> None:
+    """Drop what DTensor remembers of the operations on tensors of the closed mesh.
+
+    Two meshes of as many ranks are equal to it, also where this process had another rank in the older one: tensors of
+    the next group would get that mesh back, and a checkpoint would say of them that they lie where they lay there.
+    """
+    _clear_sharding_prop_cache()
+    _gen_transform_infos.cache_clear()
+    clear_redistribute_planner_cache()
 
 
 #: The group for the call of `init_process_group` under way.

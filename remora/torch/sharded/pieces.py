@@ -90,6 +90,12 @@ class Sharded:
         for name, one in self.tensors():
             places.view(piece, name).copy_(one.detach().to_local(), non_blocking=True)
 
+    def take_back(self, layout: Layout, piece: torch.Tensor, places: Places) -> None:
+        """Be again as this rank's piece of a snapshot of this very group says, but for what `state_dict` has."""
+        self.optimizer.state.clear()
+        for name, shape in layout.items():
+            self.put(name, shape, places.view(piece, name).clone())
+
     def state_dict(self) -> dict[str, Any]:
         """Everything else, which is the same on all ranks; tensors are copied to host memory."""
         scalars = {

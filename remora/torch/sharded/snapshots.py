@@ -8,6 +8,7 @@ of a lost worker's pieces the newest one or the one before is whole.
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 
 from remora.torch.group import Group, PeerLost, Ticket
 from remora.torch.saving import beside, mark
+from remora.torch.sharded.copies import Kept
 from remora.torch.sharded.cuts import keepers
 from remora.torch.sharded.grid import Grid
 from remora.torch.sharded.holdings import Held, Label
@@ -122,7 +124,7 @@ class Snapshots:
         snapshot = Snapshot(label, grid.parts, layout, whole, {})
         ready = mark(self._device)
 
-        def copy() -> None:
+        def copy_own() -> None:
             with torch.no_grad(), beside(self._device, ready):
                 sharded.copy_into(own, places)
                 if on_cuda:
@@ -135,9 +137,9 @@ class Snapshots:
                 self._exchange(ring, snapshot, own)
 
         if on_cuda or places.size_bytes > SMALL_BYTES:
-            self._copying = Copying(copy, exchange)
+            self._copying = Copying(copy_own, exchange)
         else:
-            copy()
+            copy_own()
             exchange()
 
     def await_copy(self) -> None:
@@ -152,6 +154,38 @@ class Snapshots:
             assert self._ring is not None
             self._ring.wait(under_way[0])
             self._taken[-1].settle()
+
+    def take_back(self, sharded: Sharded) -> Any:
+        """Let `sharded` be as it was at the newest snapshot of its group; returns what is the same on all ranks.
+
+        Raises PeerLost, and then nothing has changed.
+        """
+        self.wait()
+        newest = self._taken[-1]
+        part = self._grid.part_of(self._own_rank)
+        sharded.take_back(newest.layout, newest.pieces[part], self._places_of(newest.layout, part))
+        return copy.deepcopy(newest.whole)
+
+    def kept(self, label: Label) -> Kept:
+        """The copy of a part that this rank keeps in the snapshot of that label, which is the newest; raises PeerLost.
+
+        It is that of the neighbour, and its own where the neighbour has the same part.
+        """
+        self.wait()
+        newest = self._taken[-1]
+        if newest.label != label:
+            raise ValueError(f"the newest snapshot is {newest.label}, not {label}")
+        grid, owners = self._grid, []
+        for rank in range(len(self._keeper)):
+            owner = self._keeper.index(rank)
+            owners.append(rank if grid.part_of(owner) == grid.part_of(rank) else owner)
+        part = grid.part_of(owners[self._own_rank])
+        return Kept(newest.pieces[part], self._places_of(newest.layout, part), owners)
+
+    @property
+    def _own_rank(self) -> int:
+        assert self._ring is not None
+        return self._ring.rank
 
     def leave(self) -> None:
         """Give up what is under way in a group that broke; a copy that began is ended, and kept."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
+from remora.torch.agreement import copy_of
 from remora.torch.feed import Feed, is_stream
+from remora.torch.nonfinite import what_is_not_finite
+from remora.torch.optimizers import gradient_of
 from remora.torch.own_time import OwnTime
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.settings import Settings
@@ -16,7 +21,31 @@ from remora.torch.sharded.building import Built
 from remora.torch.sharded.cuts import passes
 from remora.torch.sharded.meeting import Meeting
 from remora.torch.sharded.mesh import Carried
-from remora.torch.step import NOTES, Compute, Step, divide_gradients, means, moved, outcome
+from remora.torch.step import (
+    NOTES,
+    Compute,
+    Outcome,
+    Step,
+    check_gradients,
+    divide_gradients,
+    means,
+    moved,
+    not_repeated_text,
+    outcome,
+    repeats,
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What all workers know of a step whose gradients are there."""
+
+    #: The mean loss, and the other means.
+    means: list[float]
+    #: Of all workers; taken for true where nobody looks.
+    are_gradients_finite: bool
+    #: What is told where this worker computed a micro-batch twice and got two losses.
+    not_repeated: str | None = None
 
 
 class Trial:
@@ -40,24 +69,40 @@ class Trial:
         #: A batch for passes in which this worker only keeps the others company.
         self._spare: Any = None
         self._waited_s = 0.0
+        #: The next pass is rehearsed.
+        self._rehearses = False
+        #: Loss of the last pass that was.
+        self._loss = 0.0
+        self._not_repeated: str | None = None
         #: Names of the means beside the loss.
         self.metric_names: tuple[str, ...] = ()
 
     def run(
-        self, step: Step, compute: Compute, feed: Feed, built: Built, meeting: Meeting, carried: Carried
-    ) -> list[float]:
-        """Gradients of the step that the feed has next; returns the mean loss and the other means.
+        self,
+        step: Step,
+        compute: Compute,
+        feed: Feed,
+        built: Built,
+        meeting: Meeting,
+        carried: Carried,
+        *,
+        rehearses: bool = False,
+    ) -> Result:
+        """Gradients of the step that the feed has next, and what all workers know of them.
+
+        With `rehearses` every worker computes the loss of its first micro-batch twice.
 
         Raises PeerLost, after which nothing of the model is of use.
         """
         buffers, group, model = built.buffers, meeting.group, built.sharded.model
         self._begin(carried)
-        for parameter in model.parameters():
-            parameter.grad = None
+        self._rehearses, self._not_repeated = rehearses, None
+        built.drop_gradients()
         buffers.begin()
         notes = self._all_passes(step, compute, feed, built, meeting)
         self._end(carried)
-        if self._scaler is not None:
+        if self._scaler is not None or self._settings.nonfinite is not None:
+            # On every rank the same is decided, from the sum.
             notes[-1] = 0.0 if all_finite(model.parameters()) else 1.0
         group.wait(group.sum(notes))
         if self._scaler is not None and notes[-1] > 0:
@@ -66,7 +111,10 @@ class Trial:
         meeting.check()
         numbers = notes[:NOTES].tolist()
         divide_gradients(model.parameters(), numbers)
-        return means(numbers)
+        result = Result(means(numbers), float(notes[-1]) == 0.0, self._not_repeated)
+        if not (result.are_gradients_finite and math.isfinite(result.means[0])):
+            self._spare = None
+        return result
 
     def _all_passes(
         self, step: Step, compute: Compute, feed: Feed, built: Built, meeting: Meeting
@@ -89,14 +137,17 @@ class Trial:
             if parcel.samples:
                 done += 1
                 where = (step.number, parcel.shard, parcel.micro)
-                seed_everything(derive(self._settings.seed, "compute", *where))
+                seed = derive(self._settings.seed, "compute", *where)
+                rehearsed = self._rehearse(built, compute, batch, seed)
+                seed_everything(seed)
                 self._spare = batch
                 shares = self._pass(model, compute, batch, len(parcel.samples) / total, 1.0 / total)
                 if speaks:
                     notes[:NOTES] += shares
+                self._compare(rehearsed)
             if parcel.ends_shard and parcel.shard == 0 and speaks:
                 notes[NOTES:-1] = buffers.keep()
-        self._keep_company(model, compute, done, total, built.grid.readers)
+        self._keep_company(built, compute, done, total)
         return notes
 
     def _begin(self, carried: Carried) -> None:
@@ -109,16 +160,20 @@ class Trial:
         if self._device.type == "cpu":
             self._own_time.end(carried.waited_s - self._waited_s)
 
-    def _keep_company(
-        self, model: torch.nn.Module, compute: Compute, done: int, total: int, readers: int
-    ) -> None:
+    def _keep_company(self, built: Built, compute: Compute, done: int, total: int) -> None:
         """Passes that count for nothing, until this worker has made as many as the busiest one."""
-        for _ in range(done, passes(total, readers, self._settings.shards, self._settings.micro_batch)):
+        model = built.sharded.model
+        for _ in range(
+            done, passes(total, built.grid.readers, self._settings.shards, self._settings.micro_batch)
+        ):
             if self._spare is None:
                 item = next(iter(self._data)) if is_stream(self._data) else self._data[0]
                 # Twice, because BatchNorm takes no single sample.
                 self._spare = (self._collate or torch.utils.data.default_collate)([item, item])
-            self._pass(model, compute, self._spare, 0.0, 0.0)
+            batch = harmless(self._spare)
+            self._rehearse(built, compute, batch, self._settings.seed)
+            self._pass(model, compute, batch, 0.0, 0.0)
+            self._rehearses = False
 
     def _pass(
         self,
@@ -132,7 +187,8 @@ class Trial:
 
         It has this share of the samples of the global batch, and each of its sums counts as so many.
         """
-        found = outcome(compute(model, moved(batch, self._device)))
+        found = self._computed(model, compute, batch)
+        self._loss = float(full(found.loss.detach())) if self._rehearses else 0.0
         if found.metrics:
             self.metric_names = tuple(found.metrics)
         share = found.share(samples_share, per_sample)
@@ -143,6 +199,29 @@ class Trial:
         for place, numbers in found.notes(samples_share, per_sample, self._number):
             shares[place : place + len(numbers)] = numbers
         return shares
+
+    def _computed(self, model: torch.nn.Module, compute: Compute, batch: Any) -> Outcome:
+        """What the script's function makes of one micro-batch."""
+        parameters = tuple(model.parameters())
+        before = [gradient_of(one) for one in parameters]
+        found = outcome(compute(model, moved(batch, self._device)))
+        check_gradients(parameters, before)
+        return found
+
+    def _rehearse(self, built: Built, compute: Compute, batch: Any, seed: int) -> float | None:
+        """The loss of this worker's first micro-batch when it is computed once before, where that is to be done."""
+        if not self._rehearses or (copied := copy_of(batch)) is None:
+            return None
+        seed_everything(seed)
+        loss = float(full(self._computed(built.sharded.model, compute, copied).loss.detach()))
+        built.buffers.restore()
+        return loss
+
+    def _compare(self, rehearsed: float | None) -> None:
+        """Note where a micro-batch has another loss than when it was rehearsed."""
+        if rehearsed is not None and not repeats(rehearsed, self._loss, is_bitwise=False):
+            self._not_repeated = not_repeated_text(rehearsed, self._loss)
+        self._rehearses = False
 
     def _number(self, value: Any) -> torch.Tensor:
         return torch.as_tensor(full(value), dtype=torch.float32, device=self._device).detach().reshape(())
@@ -160,10 +239,22 @@ def forget_optimizers(scaler: Any, device: torch.device) -> None:
         scaler.update(scaler.get_scale())
 
 
+def harmless(batch: Any) -> Any:
+    """The batch with zeros for what is not finite: a gradient of nothing times infinity would count."""
+    if isinstance(batch, torch.Tensor):
+        return torch.nan_to_num(batch, 0.0, 0.0, 0.0) if batch.is_floating_point() else batch
+    if isinstance(batch, Mapping):
+        return {key: harmless(one) for key, one in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(harmless, batch))
+    if type(batch) in (list, tuple):
+        return type(batch)(map(harmless, batch))
+    return batch
+
+
 def all_finite(parameters: Iterable[torch.Tensor]) -> bool:
     """Whether this rank's part of all gradients is."""
-    found = [torch.isfinite(_local(one.grad)).all() for one in parameters if one.grad is not None]
-    return not found or bool(torch.stack(found).all())
+    return what_is_not_finite(0.0, local_gradients(parameters)) is None
 
 
 def spoil(parameters: Iterable[torch.Tensor]) -> None:
@@ -172,10 +263,16 @@ def spoil(parameters: Iterable[torch.Tensor]) -> None:
     What it finds out by itself is shared over the mesh of one gradient only, and there may be several.
     """
     for one in parameters:
-        if one.grad is not None and _local(one.grad).numel():
-            _local(one.grad).view(-1)[0] = torch.inf
+        if one.grad is not None and local(one.grad).numel():
+            local(one.grad).view(-1)[0] = torch.inf
             return
 
 
-def _local(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+def local_gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """This rank's part of all gradients that are there."""
+    return [local(one.grad) for one in parameters if one.grad is not None]
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -19,7 +19,7 @@ from cluster.azure.emulator.state import Cloud
 from cluster.azure.emulator.vault import Secrets, no_secrets
 from cluster.azure.provider import AzureProvider
 from cluster.azure.settings import AzureSettings
-from cluster.offerings import Offering
+from cluster.policies.offerings import Offering
 from cluster.provider import NodeRequest, ProvidedNode
 
 CPU_SIZE, A100 = "Standard_D4s_v5", "Standard_NC24ads_A100_v4"

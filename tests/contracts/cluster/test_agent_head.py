@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from cluster.agent.head import RayHead
+from cluster.node.agent.head import RayHead
 
 
 @pytest.mark.parametrize("is_asked", [True, False])

@@ -11,7 +11,7 @@ from cluster.azure.emulator.retail import FACTOR
 from cluster.azure.emulator.server import REGION
 from cluster.azure.market import AGAIN_S, PRICES_EVERY_S, SCORES_EVERY_S, Market, Sources
 from cluster.azure.prices import PricesUnknown, fetch_prices
-from cluster.offerings import CapacityType, Offering
+from cluster.policies.offerings import CapacityType, Offering
 from tests.contracts.cluster.azure_rig import A100, AzureRig
 
 TABLE = BY_NAME[A100]

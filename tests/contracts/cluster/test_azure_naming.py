@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cluster.agent import naming
-from cluster.agent.metadata import MetadataAway, MetadataService
-from cluster.agent.naming import node_id_by_tag
 from cluster.azure.emulator.notices import metadata_url
+from cluster.node.agent import naming
+from cluster.node.agent.metadata import MetadataAway, MetadataService
+from cluster.node.agent.naming import node_id_by_tag
 from cluster.provider import NodeRequest
 from tests.contracts.cluster.azure_rig import IB_SIZE, AzureRig
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import httpx2
 import pytest
 
-from cluster.agent.metadata import MetadataAway, MetadataService
-from cluster.agent.scheduled_events import Drain, ScheduledEvent, meaning
 from cluster.azure.body import machine_name
 from cluster.azure.emulator.notices import metadata_url
 from cluster.azure.emulator.server import EmulatorServer
 from cluster.azure.emulator.state import Cloud
+from cluster.node.agent.metadata import MetadataAway, MetadataService
+from cluster.node.agent.scheduled_events import Drain, ScheduledEvent, meaning
 from cluster.provider import NodeRequest
 from tests.contracts.cluster.azure_rig import CLUSTER, CPU_SIZE, AzureRig
 from tests.unit.cluster.test_azure_body import body

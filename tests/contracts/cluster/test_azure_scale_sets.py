@@ -574,20 +574,67 @@ def test_a_simulated_eviction_takes_an_instance_after_its_notice(rig: AzureRig) 
     assert rig.left() == 0
 
 
+def delete_empty_set(rig: AzureRig, controller: Any) -> None:
+    """Let a controller find the only set empty for so long that it deletes it."""
+    for _ in range(3):
+        rig.clock.passed_s += EMPTY_S
+        controller.list()
+    assert rig.state()["sets"] == {}
+
+
 def test_what_is_known_of_a_set_ends_with_it(rig: AzureRig) -> None:
     rig.create(wish("node_a"))
     rig.settle()
     (name,) = machines(rig)
     other = rig.another()
     other.delete("node_a")
-    for _ in range(3):
-        rig.clock.passed_s += EMPTY_S
-        other.list()
-    assert rig.state()["sets"] == {}
+    delete_empty_set(rig, other)
     # Its first instance has the number of the one that was node_a's.
     rig.create(wish("node_b"))
     rig.settle()
     assert machines(rig) == {name: "node_b"}
+    assert running(rig) == {"node_b": True}
+
+
+def test_a_set_that_another_controller_recreated_is_not_the_one_that_was_known(rig: AzureRig) -> None:
+    """A paused controller remembers the node of the old set's first instance; the new set has one of that number."""
+    rig.create(wish("node_a"))
+    rig.settle()
+    (name,) = machines(rig)
+    other = rig.another()
+    other.delete("node_a")
+    delete_empty_set(rig, other)
+    other.create(wish("node_b"))
+    assert machines(rig) == {name: None}
+    assert "node_a" not in running(rig)
+    rig.settle()
+    assert machines(rig) == {name: "node_b"}
+    assert running(rig) == {"node_b": True}
+
+
+def test_a_deletion_that_is_recorded_late_is_of_the_old_set(rig: AzureRig) -> None:
+    """The response to a deletion arrives after another controller has recreated the set."""
+    rig.create(wish("node_a"))
+    rig.settle()
+    other, requests = rig.another(), rig.azure._sets._requests
+    end, made = requests._arm.sets.delete_instances, []
+
+    async def answered_late(name: str, numbers: Any) -> None:
+        await end(name, numbers)
+        with ThreadPoolExecutor(1) as elsewhere:
+            elsewhere.submit(recreate).result()
+
+    def recreate() -> None:
+        delete_empty_set(rig, other)
+        other.create(wish("node_b"))
+        made.append("node_b")
+
+    requests._arm.sets.delete_instances = answered_late  # type: ignore[method-assign]
+    rig.delete("node_a")
+    assert made == ["node_b"]
+    rig.list()
+    assert rig.azure._sets._memory.going == {}
+    rig.settle()
     assert running(rig) == {"node_b": True}
 
 

@@ -395,6 +395,24 @@ def test_the_same_node_asked_for_by_two_controllers_is_one_machine(rig: AzureRig
     assert machine["zone"] == "1", "the second request changed nothing"
 
 
+def test_a_machine_that_a_controller_makes_after_another_has_deleted_its_namesake_is_seen(
+    rig: AzureRig,
+) -> None:
+    """Who stood still before it asked asks for a node that was given up meanwhile; nobody would end its machine."""
+    rig.create(wish())
+    rig.settle()
+    assert only(rig.list()).node_id == "node_a"
+    rig.delete("node_a")
+    rig.settle()
+    assert rig.list() == []
+    rig.another().create(wish())
+    assert only(rig.list()).node_id == "node_a"
+    rig.delete("node_a")
+    assert rig.list() == []
+    rig.settle()
+    assert rig.left() == 0
+
+
 # Answers that nobody can read: a status that is well, and a body that a proxy, or a bad day of Azure, put there.
 
 ODD_PAGES = [

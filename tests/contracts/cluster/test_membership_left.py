@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from cluster.drain import RayDrains
 from cluster.local.rehearsal import LocalRehearsal
-from cluster.membership import MembershipUnknown, RayMembership
+from cluster.ray.drain import RayDrains
+from cluster.ray.membership import MembershipUnknown, RayMembership
 
 
 class NoProvider:

@@ -17,16 +17,16 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from cluster.agent import agent as agent_module
-from cluster.agent import gcs
-from cluster.agent import head as head_module
-from cluster.agent.agent import Agent
-from cluster.agent.head import RayHead
-from cluster.agent.health import Health
-from cluster.agent.metadata import Heard, MetadataAway, MetadataService
-from cluster.agent.scheduled_events import API_VERSION, Drain, meaning
-from cluster.agent.watch import SICK_DRAIN_S
 from cluster.azure.emulator.imds import REQUESTS_PER_S, Announcement, MetadataServer
+from cluster.node.agent import agent as agent_module
+from cluster.node.agent import gcs
+from cluster.node.agent import head as head_module
+from cluster.node.agent.agent import Agent
+from cluster.node.agent.head import RayHead
+from cluster.node.agent.health import Health
+from cluster.node.agent.metadata import Heard, MetadataAway, MetadataService
+from cluster.node.agent.scheduled_events import API_VERSION, Drain, meaning
+from cluster.node.agent.watch import SICK_DRAIN_S
 
 T = TypeVar("T")
 
@@ -375,7 +375,7 @@ def test_signs_of_life_tell_of_announcements_that_move_nothing_as_long_as_they_s
 @pytest.fixture
 def heard_head(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeardHead]:
     """It and the agent pause for a moment where they pause for seconds, so that several turns pass at once."""
-    monkeypatch.setattr(head_module, "BEAT_S", 0.01)
+    monkeypatch.setattr(head_module, "HEARTBEAT_S", 0.01)
     monkeypatch.setattr(agent_module, "HEALTH_S", 0.01)
     monkeypatch.setattr(agent_module, "POLL_S", 0.01)
     head = HeardHead()

@@ -17,8 +17,6 @@ from typing import Protocol
 
 import pytest
 
-from cluster.joining import NODE_VARIABLE
-from cluster.local.addresses import free_port
 from cluster.local.environment import ray_environment
 from cluster.local.provider import Boot, LocalProvider
 from cluster.local.records import Machine
@@ -30,6 +28,8 @@ from cluster.provider import (
     Provider,
     ProviderError,
 )
+from cluster.ray.joining import NODE_VARIABLE
+from remora.ports import free_port
 from tests.contracts.cluster.azure_rig import CPU_SIZE, IB_SIZE, AzureRig
 from tests.contracts.cluster.fake_provider import FakeProvider
 
@@ -67,7 +67,7 @@ def provider(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Killabl
 
 
 def local_provider(home: Path) -> LocalProvider:
-    return LocalProvider(home, f"127.0.0.9:{free_port('127.0.0.9')}")
+    return LocalProvider(home, f"127.0.0.9:{free_port()}")
 
 
 def request(node_id: str = "node_a", **resources: float) -> NodeRequest:
@@ -339,8 +339,8 @@ class TestLocalOnly:
         provider.create(request("node_b"))
         assert [node.is_running for node in provider.list()] == [True, True]
         (idle,) = provider.processes("node_a")
-        assert "ray.scripts.scripts" not in idle.cmdline()
-        assert any("ray.scripts.scripts" in one.cmdline() for one in provider.processes("node_b"))
+        assert "cluster.ray.start" not in idle.cmdline()
+        assert any("cluster.ray.start" in one.cmdline() for one in provider.processes("node_b"))
         provider.delete("node_a")
         assert not idle.is_running()
 
@@ -351,7 +351,7 @@ class TestLocalOnly:
         first = only(provider.list())
         # It enters its cgroup, waits, and becomes the program that it would have been at once.
         until_first_runs(provider, "-c")
-        until_first_runs(provider, "ray.scripts.scripts")
+        until_first_runs(provider, "cluster.ray.start")
         assert only(provider.list()) == first, "it is the same process"
 
     def test_faults_are_used_up_one_after_the_other_and_outlive_the_controller(self, home: Path) -> None:

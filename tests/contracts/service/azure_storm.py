@@ -17,12 +17,12 @@ from cluster.azure.emulator.state import Machine
 from cluster.azure.market import Market, Sources
 from cluster.azure.rehearsal import AzureRehearsal
 from cluster.azure.supply import AzureSupply
-from cluster.policy_documents import digest_of
-from remora.spec import JobSpec
+from cluster.policies.documents import digest_of
+from remora.spec.spec import JobSpec
 from remora.states import NodeState
-from service.connecting import Cluster
-from service.controller import Controller
-from service.fixed_pool import fixed_pool
+from service.clouds.fixed_pool import fixed_pool
+from service.controller.connecting import Cluster
+from service.controller.controller import Controller
 from service.queue import lifecycle
 from service.queue.policy_versions import PolicyWish, follow
 from service.settings import Settings

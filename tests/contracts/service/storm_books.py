@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from cluster.view import ENDED
+from cluster.scheduling.view import ENDED
 from remora.states import JobState, NodeState
 from remora.views import Event, NodeEvent
 from service.queue.rows import JobRow, NodeRow
@@ -144,7 +144,8 @@ class Books:
         assert all(len(event.message.split()) >= 2 for event in events)
         lost = [e for e in events if e.kind == "attempt.ended" and e.data["end_reason"] == "node_lost"]
         again = [e for e in events if e.kind == "job.queued" and e.data.get("reason") == "node_lost"]
-        assert len(again) == len(lost) == job.losses
+        paused = [e for e in events if e.kind == "job.paused" and e.data.get("end_reason") == "node_lost"]
+        assert len(again) + len(paused) == len(lost) == job.losses
         assert all("another attempt follows" in event.message for event in again)
         attempts = self._storm.database.query(lambda connection: jobs.job_attempts(connection, job.id))
         steps = [one.resumed_from_step for one in attempts if one.resumed_from_step is not None]

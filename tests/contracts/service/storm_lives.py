@@ -15,8 +15,8 @@ import sqlalchemy as sa
 
 from cluster.azure.emulator.faults import Fault, Place
 from cluster.azure.provider import AzureProvider
-from cluster.members import MemberNode
 from cluster.provider import NodeRequest, ProvidedNode, ProviderError, Throttled
+from cluster.ray.members import MemberNode
 from service.store import nodes
 from service.store.database import Database
 from tests.contracts.cluster.azure_rig import AzureRig
@@ -141,11 +141,14 @@ class MortalLauncher:
     def start(self, plan: AttemptPlan) -> bool | DriverGone:
         return self._life.call(lambda: self._launcher.start(plan))
 
-    def prepare(self) -> None:
-        self._launcher.prepare()
+    def prepare(self, token: int) -> None:
+        self._launcher.prepare(token)
 
     def poll(self, attempt_ids: list[str], after: dict[str, int]) -> dict[str, list[Record] | DriverGone]:
         return self._life.call(lambda: self._launcher.poll(attempt_ids, after))
+
+    def keep(self, attempt_id: str, nodes: Mapping[str, str], token: int) -> bool:
+        return self._life.call(lambda: self._launcher.keep(attempt_id, nodes, token))
 
     def stop(self, attempt_id: str, reason: Any) -> None:
         self._life.call(lambda: self._launcher.stop(attempt_id, reason))

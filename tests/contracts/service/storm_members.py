@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from cluster.agent.beats import Beat, Hearing
 from cluster.azure.emulator.state import SUCCEEDED
-from cluster.members import MemberNode, chosen, doubtful
+from cluster.node.agent.heartbeats import AgentStatus, Heartbeat
+from cluster.ray.members import MemberNode, chosen, doubtful
 from tests.contracts.cluster.azure_rig import AzureRig
 from tests.contracts.service.storm_cloud import machines_of, node_of
 
@@ -72,5 +72,7 @@ class Ray:
             is_draining=drains,
             resources={"CPU": 4.0} if is_alive else {},
             deadline_at=self.draining[name] if drains else None,
-            agent=Hearing(beat=Beat(at=self._rig.clock() + self.skew_s, leaves=self.leaves.get(name))),
+            agent=AgentStatus(
+                beat=Heartbeat(at=self._rig.clock() + self.skew_s, leaves=self.leaves.get(name))
+            ),
         )

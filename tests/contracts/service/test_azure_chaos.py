@@ -79,7 +79,11 @@ def test_every_thing_that_goes_wrong_has_seeds_in_which_it_must_and_so_has_every
     assert min(limits.values()) >= 6
 
 
-@pytest.mark.parametrize("seed", SEEDS, ids=str)
+#: Of the storms each eighth is among the other tests, and all are in `make soak`.
+STORMS = [pytest.param(seed, marks=pytest.mark.soak if seed.number % 8 else ()) for seed in SEEDS]
+
+
+@pytest.mark.parametrize("seed", STORMS, ids=str)
 def test_after_any_weather_all_jobs_are_done_nothing_is_left_and_it_was_told(
     rig: AzureRig, database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture, seed: Seed
 ) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.beats import SILENT_S, Beat, Hearing, listen
 from cluster.azure import prices
 from cluster.azure.catalogue import BY_NAME
 from cluster.azure.emulator.retail import FACTOR
-from cluster.membership import RayMembership
+from cluster.node.agent.heartbeats import SILENT_S, AgentStatus, Heartbeat, listen
 from cluster.provider import NodeRequest, ProviderError, Unanswered
-from service.azure_place import CloudUnusable
-from service.clouds import LOOK_S, SPARING_LOOK_S, Cloud, cloud_of
+from cluster.ray.membership import RayMembership
+from service.clouds.azure_place import CloudUnusable
+from service.clouds.clouds import LOOK_S, SPARING_LOOK_S, Cloud, cloud_of
 from service.loops.look import Hands, Unseen, look
 from service.settings import Settings
 from tests.contracts.cluster.azure_rig import A100, CPU_SIZE, AzureRig, settings
@@ -177,8 +177,8 @@ def test_a_cloud_that_lets_hardly_anybody_ask_is_looked_at_less_often(
 
 def test_an_agent_is_found_silent_in_time_also_where_the_cloud_is_looked_at_less_often() -> None:
     # One turn comes a little late each time.
-    beats, pause_s, passed_s = {"node_a": Beat(at=7.0)}, SPARING_LOOK_S + LOOK_S, 0.0
-    heard: dict[str, Hearing] = listen({}, beats, pause_s)
+    beats, pause_s, passed_s = {"node_a": Heartbeat(at=7.0)}, SPARING_LOOK_S + LOOK_S, 0.0
+    heard: dict[str, AgentStatus] = listen({}, beats, pause_s)
     while not heard["node_a"].is_silent:
         heard, passed_s = listen(heard, beats, pause_s), passed_s + pause_s
     assert SILENT_S < heard["node_a"].unchanged_s == passed_s <= SILENT_S + pause_s

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from remora.states import DrillState, NodeState
 from remora.views import Drill, NodeEvent, Page, Problem
 from service.api.app import create_app
-from service.connecting import Cluster
+from service.controller.connecting import Cluster
 from service.loops.drill import drill as drill_loop
 from service.loops.turn import Turn
 from service.queue.drills import QUIET_S

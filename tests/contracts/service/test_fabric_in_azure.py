@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.policy_documents import digest_of
+from cluster.policies.documents import digest_of
 from cluster.provider import NodeRequest, ProvidedNode
-from remora.spec import JobSpec
+from remora.spec.spec import JobSpec
 from remora.states import JobState, NodeState
-from service.fixed_pool import fixed_pool
+from service.clouds.fixed_pool import fixed_pool
 from service.queue.policy_versions import PolicyWish, follow
 from service.settings import Settings
 from service.store import policies

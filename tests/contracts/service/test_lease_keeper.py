@@ -7,7 +7,7 @@ import random
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from service.lease_keeper import STALLED_S, LeaseKeeper
+from service.controller.lease_keeper import STALLED_S, LeaseKeeper
 from service.store.database import Database
 
 LEASE_S = 5.0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from cluster import policy_documents
+from cluster.policies import documents as policy_documents
 from remora.views import Policy, Problem
 from service.api.app import create_app
 from service.settings import Settings

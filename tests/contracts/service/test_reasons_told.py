@@ -11,14 +11,14 @@ import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
-from cluster import installed_rules
-from cluster.offerings import CapacityType, Offering
-from cluster.policy_documents import digest_of
+from cluster.policies.documents import digest_of
+from cluster.policies.offerings import CapacityType, Offering
 from cluster.provider import InsufficientCapacity
+from cluster.scheduling import installed_rules
 from remora.states import JobState, NodeState
 from remora.views import Job, Node, Page, Pool
 from service.api.app import create_app
-from service.fixed_pool import fixed_pool
+from service.clouds.fixed_pool import fixed_pool
 from service.queue.policy_versions import PolicyWish, follow
 from service.queue.rows import NodeRow
 from service.settings import Settings

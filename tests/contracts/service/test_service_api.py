@@ -30,7 +30,8 @@ from service.queue.ledger import Entries, UseRow
 from service.queue.lifecycle import NodeDecision
 from service.queue.rows import NodeRow
 from service.settings import Settings
-from service.store import jobs, leases, ledger, nodes
+from service.store import answers, jobs, leases, ledger, nodes
+from service.store.answers import SavedAnswer
 from service.store.database import Database
 from service.store.ids import new_id
 from service.store.ingest import ingest
@@ -154,6 +155,27 @@ class TestSubmitting:
 
         with ThreadPoolExecutor(8) as pool:
             assert len(set(pool.map(post, range(16)))) == 1
+
+    def test_of_two_requests_with_one_key_that_do_not_see_each_other_the_second_gets_the_firsts_answer(
+        self, client: TestClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Both look for an answer before one of them has saved it."""
+        key = {"Idempotency-Key": "k"}
+        first = client.post("/v1/jobs", json=SPEC, headers=key)
+        find, looks = answers.find_answer, list[str]()
+
+        def find_too_early(connection: sa.Connection, key: str) -> SavedAnswer | None:
+            looks.append(key)
+            return None if len(looks) == 1 else find(connection, key)
+
+        monkeypatch.setattr(answers, "find_answer", find_too_early)
+        second = client.post("/v1/jobs", json=SPEC, headers=key)
+        assert (second.status_code, second.content, looks) == (201, first.content, ["k", "k"])
+        assert second.headers["idempotency-replayed"] == "true"
+        assert len(client.get("/v1/jobs").json()["items"]) == 1, "what the second one wrote was taken back"
+        looks.clear()
+        other = client.post("/v1/jobs", json={**SPEC, "name": "other"}, headers=key)
+        problem(other, 409, "idempotency_key_reused")
 
     @pytest.mark.parametrize("key", ["", "x" * 129, "tab\there"])
     def test_a_bad_key_is_refused(self, client: TestClient, key: str) -> None:
@@ -490,11 +512,40 @@ class TestReading:
             (one["step"], one["least"]["loss"], one["greatest"]["loss"], one["values"]["loss"])
             for one in items
         ] == [(13, -3.0, 9.0, 1.0), (17, 2.0, 8.0, 8.0), (19, 5.0, 6.0, 5.0)]
-        (whole,) = client.get(f"/v1/jobs/{job_id}/metrics?points=1&after_step=14").json()["items"]
-        assert (whole["least"], whole["greatest"]) == ({"loss": 2.0}, {"loss": 8.0})
+        (whole,) = client.get(f"/v1/jobs/{job_id}/metrics?points=1&after_step=11").json()["items"]
+        assert (whole["least"], whole["greatest"]) == ({"loss": 1.0}, {"loss": 9.0})
         assert len(client.get(f"/v1/jobs/{job_id}/metrics?points=500").json()["items"]) == 10
         assert client.get(f"/v1/jobs/{job_id}/metrics?points=5&after_step=99").json()["items"] == []
         problem(client.get(f"/v1/jobs/{job_id}/metrics?points=0"), 422, "invalid_parameter")
+
+    def test_a_point_tells_of_its_last_step_and_of_every_name_in_its_part(
+        self, client: TestClient, database: Database
+    ) -> None:
+        other, job_id = submit(client).id, submit(client).id
+        run_attempt(database, other, ("metric", {"step": 3, "world_size": 1, "values": {"loss": -1.0}}))
+        told: list[tuple[int, int, dict[str, float]]] = [
+            (5, 3, {"loss": 4.0, "val": 0.5}),
+            (6, 3, {"loss": 3.0}),
+            (1000, 2, {"loss": 2.0, "val": 0.25}),
+            (1007, 2, {"loss": float("inf")}),
+        ]
+        run_attempt(
+            database,
+            job_id,
+            *(("metric", {"step": step, "world_size": size, "values": found}) for step, size, found in told),
+        )
+        every = client.get(f"/v1/jobs/{job_id}/metrics").json()["items"]
+        first, last = client.get(f"/v1/jobs/{job_id}/metrics?points=4").json()["items"]
+        assert (first["values"], first["least"], first["greatest"]) == (
+            {"loss": 3.0, "val": 0.5}, {"loss": 3.0, "val": 0.5}, {"loss": 4.0, "val": 0.5},
+        )  # fmt: skip
+        assert (last["values"], last["least"], last["greatest"]) == (
+            {"loss": None, "val": 0.25}, {"loss": 2.0, "val": 0.25}, {"loss": 2.0, "val": 0.25},
+        )  # fmt: skip
+        for few, of in ((first, every[1]), (last, every[3])):
+            assert [few[key] for key in ("step", "at", "attempt", "world_size")] == [
+                of[key] for key in ("step", "at", "attempt", "world_size")
+            ]
 
     def test_what_is_old_is_deleted_when_asked_for(self, client: TestClient, database: Database) -> None:
         kept, old = submit(client).id, submit(client).id
@@ -509,6 +560,37 @@ class TestReading:
         assert (answer["jobs"], answer["has_more"]) == (1, False)
         assert [one["id"] for one in client.get("/v1/jobs").json()["items"]] == [kept]
         problem(client.post("/v1/prune?keep_jobs=-1"), 422, "invalid_parameter")
+
+    def test_a_service_that_keeps_everything_deletes_what_it_is_told_and_nothing_by_itself(
+        self, settings: Settings, database: Database
+    ) -> None:
+        with TestClient(
+            create_app(settings.model_copy(update={"retention_days": 0.0})), base_url="http://127.0.0.1"
+        ) as client:
+            old = submit(client).id
+            run_attempt(database, old, ("ended", {"end_reason": "completed", "message": "", "exit_code": 0}))
+            database.transact(lambda c: c.exec_driver_sql("UPDATE attempts SET released_at = 1002.0"))
+            told = problem(client.post("/v1/prune"), 422, "invalid_parameter")
+            assert [one.field for one in told.errors] == ["older_than_s"]
+            assert client.get(f"/v1/jobs/{old}").status_code == 200
+            assert client.post("/v1/prune?older_than_s=60").json()["jobs"] == 1
+
+    def test_all_that_was_deleted_is_told_however_many_steps_it_took(
+        self, client: TestClient, database: Database
+    ) -> None:
+        ended = ("ended", {"end_reason": "completed", "message": "", "exit_code": 0})
+        for _ in range(25):
+            run_attempt(
+                database, submit(client).id, ("log", {"rank": 0, "stream": "stdout", "text": "x"}), ended
+            )
+        database.transact(lambda c: c.exec_driver_sql("UPDATE attempts SET released_at = 1002.0"))
+        database.transact(lambda c: c.exec_driver_sql("UPDATE jobs SET ended_at = 1e12"))
+        none = {"jobs": 0, "nodes": 0, "rows": 0, "has_more": False}
+        assert client.post("/v1/prune").json() == none, "nothing is old"
+        first = client.post("/v1/prune?keep_jobs=5").json()
+        assert (first["jobs"], first["has_more"]) == (20, False)
+        assert first["rows"] > 2 * 20, "the line and the events of each"
+        assert len(client.get("/v1/jobs").json()["items"]) == 5
 
     def test_metrics_for_the_operator(self, client: TestClient) -> None:
         submit(client)

@@ -8,80 +8,43 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from cluster import installed_rules
-from cluster.agent.beats import Beat, Hearing
-from cluster.offerings import CapacityType, Offering
-from cluster.planning.money import MEANING
-from cluster.policies import BudgetStep
-from cluster.policy_documents import digest_of
+from cluster.node.agent.heartbeats import AgentStatus, Heartbeat
+from cluster.policies.policies import BudgetStep
 from cluster.provider import InsufficientCapacity, NodeRequest, ProviderError, Throttled, Unanswered
-from remora.spec import JobSpec
+from cluster.scheduling import installed_rules
+from cluster.scheduling.money import MEANING
+from cluster.scheduling.words import clock
+from remora.spec.spec import JobSpec
 from remora.states import EndReason, JobState, NodeState
-from service.fixed_pool import fixed_pool
 from service.queue.bill import Charge, Payer, Purpose, charges
 from service.queue.ledger import UseRow
-from service.queue.policy_versions import PolicyWish, follow
-from service.queue.rows import NodeRow
 from service.settings import Settings
 from service.store import ledger, policies, spending, telemetry, waits
 from service.store import nodes as node_store
 from service.store.database import Database
 from service.store.history import history_since
+from tests.contracts.service.buying import (
+    DAY_S,
+    DOCUMENT,
+    MIXED,
+    ON_DEMAND,
+    OTHER_SPOT,
+    SPOT,
+    STEPS,
+    apply,
+    budget_told,
+    buying_world,
+    in_steps,
+    living,
+    running_on,
+    train,
+)
 from tests.service_fakes import World
-
-SPOT = "Standard_D4s_v5/1/spot"
-OTHER_SPOT = "Standard_D4s_v5/2/spot"
-ON_DEMAND = "Standard_D4s_v5/1/on-demand"
-DAY_S = 86_400.0
-
-DOCUMENT = """\
-pools:
-  cpu:
-    sizes: [Standard_D4s_v5]
-    zones: [1, 2]
-    capacity: prefer-spot
-    max_nodes: {max_nodes}
-    idle_s: 30
-    patience_s: 20
-    drain_s: 60
-"""
-
-
-def _sold(zone: str, capacity: CapacityType, price: float) -> Offering:
-    return Offering(
-        size="Standard_D4s_v5",
-        zone=zone,
-        capacity=capacity,
-        resources={"CPU": 1.0},
-        price_per_hour=price,
-        quota="lowprioritycores" if capacity is CapacityType.SPOT else "standardDSv5Family",
-        quota_units=4,
-    )
 
 
 @pytest.fixture
 def world(database: Database, tmp_path: Path) -> World:
-    world = World(database, Settings(home=tmp_path, nodes=0, lease_s=5.0))
-    world.buys = True
-    world.supply.sold = tuple(
-        _sold(zone, capacity, price)
-        for zone in ("1", "2")
-        for capacity, price in ((CapacityType.SPOT, 0.04), (CapacityType.ON_DEMAND, 0.2))
-    )
-    world.controller = world.new_controller()
-    apply(world, DOCUMENT.format(max_nodes=3))
-    return world
-
-
-def apply(world: World, document: str) -> None:
-    """The operators' policies from now on."""
-
-    def work(connection: object) -> None:
-        newest = policies.newest_policies(connection) or fixed_pool(world.settings)  # type: ignore[arg-type]
-        wish = PolicyWish(document=document, digest=digest_of(document), based_on=newest.version)
-        policies.insert_policies(connection, follow(newest, wish, world.now))  # type: ignore[arg-type]
-
-    world.database.transact(work)
+    return buying_world(database, Settings(home=tmp_path, nodes=0, lease_s=5.0))
 
 
 def spec(**fields: object) -> dict[str, object]:
@@ -89,32 +52,8 @@ def spec(**fields: object) -> dict[str, object]:
     return JobSpec.from_mapping({"command": "python train.py", **fields}).to_mapping()
 
 
-def living(world: World) -> list[NodeRow]:
-    return [node for node in world.nodes() if node.ended_at is None]
-
-
 def bought(world: World) -> list[str]:
     return sorted(node.offering for node in living(world))
-
-
-def train(world: World, job_id: str) -> None:
-    """The job's driver says that a worker runs on each ready node."""
-    ready = [node for node in living(world) if node.state is NodeState.READY]
-    workers = {str(node.address): 1 for node in ready}
-    driver = world.launcher.driver_of(job_id)
-    driver.tell("progress", at=world.now, state="running", world_size=len(workers), workers=workers)
-    world.tick()
-
-
-def running_on(world: World, nodes: int) -> str:
-    """A job that trains on so many nodes of three that it could use."""
-    job_id = world.submit(min_workers=1, max_workers=nodes)
-    for _ in world.ticks_until("the job starts"):
-        ready = [node for node in living(world) if node.state is NodeState.READY]
-        if len(ready) == nodes and world.job(job_id).state is JobState.ADMITTED:
-            break
-    train(world, job_id)
-    return job_id
 
 
 def test_nodes_are_bought_for_jobs_and_for_nothing_else(world: World) -> None:
@@ -326,7 +265,7 @@ def test_a_pool_that_has_worked_since_is_not_slowed_down_by_what_failed_before(w
 
 
 def test_machines_that_are_sick_are_not_bought_again_and_again(world: World) -> None:
-    sick = Hearing(beat=Beat(at=1.0, leaves="this machine is sick: XID 79", is_sick=True))
+    sick = AgentStatus(beat=Heartbeat(at=1.0, leaves="this machine is sick: XID 79", is_sick=True))
     apply(world, DOCUMENT.format(max_nodes=4).replace("patience_s: 20", "patience_s: 9000"))
     job_id = world.submit(min_workers=3, max_workers=3)
     for _ in world.ticks_until("machines of another zone do the work"):
@@ -434,7 +373,10 @@ def test_a_node_that_works_and_has_to_go_is_drained_with_a_deadline(world: World
     world.tick()
     (drained,) = [node for node in living(world) if node.state is NodeState.DRAINING]
     assert world.cluster.drains == {drained.id: world.now + 60.0}
-    assert drained.message == "pool 'cpu' has 2 nodes, 1 is allowed"
+    assert drained.message == (
+        "pool 'cpu' has 2 nodes, 1 is allowed by max_nodes of the policies;"
+        f" what works on it has until {clock(drained.deadline_at or 0.0)}"
+    )
     world.tick(3)
     assert len(living(world)) == 2, "its workers still save what they have"
     train(world, job_id)
@@ -476,35 +418,6 @@ def test_the_owner_is_told_what_the_budget_does_to_a_job_once(world: World) -> N
     told = [event for event in events if event.kind == "job.budget"]
     assert [event.data for event in told] == [{"step": "stop-growing"}]
     assert "no more nodes are bought" in told[0].message
-
-
-MIXED = DOCUMENT.format(max_nodes=4).replace("prefer-spot", "mixed").replace("    patience_s: 20\n", "")
-STEPS = """\
-budget:
-  usd_per_day: {usd}
-  steps: {{stop-growing: 0.5, spot-only: 0.6, shrink: 0.7, pause: 0.8}}
-"""
-
-
-def budget_told(world: World, job_id: str) -> list[tuple[object, str]]:
-    """What the job's owner was told of the cluster's budget: the step, and the last words."""
-    events = world.database.query(lambda c: telemetry.page_of_events(c, job_id, 0, 1000))
-    told = [event for event in events if event.kind == "job.budget"]
-    return [(event.data["step"], event.message.rpartition("; ")[2]) for event in told]
-
-
-def in_steps(world: World) -> tuple[str, dict[str, list[str]]]:
-    """A job on three nodes until the day's money is used up; what stayed at each step that its owner was told of."""
-    apply(world, MIXED + STEPS.format(usd=0.2))
-    job_id = running_on(world, 3)
-    stayed: dict[str, list[str]] = {}
-    for _ in world.ticks_until("there is no money left"):
-        world.now += 40.0
-        for step, _ in budget_told(world, job_id)[len(stayed) :]:
-            stayed[str(step)] = sorted(one.offering for one in living(world) if one.leaving_since is None)
-        if "pause" in stayed:
-            break
-    return job_id, stayed
 
 
 def test_a_budget_is_used_up_in_four_steps_and_the_owner_is_told_of_each(world: World) -> None:

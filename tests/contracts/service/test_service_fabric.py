@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.offerings import CapacityType, Offering
-from cluster.policy_documents import digest_of
+from cluster.policies.documents import digest_of
+from cluster.policies.offerings import CapacityType, Offering
 from cluster.provider import InsufficientCapacity
-from remora.spec import JobSpec
+from remora.spec.spec import JobSpec
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.api.views import attempt_view, node_view
-from service.fixed_pool import fixed_pool
+from service.clouds.fixed_pool import fixed_pool
 from service.queue.policy_versions import PolicyWish, follow
 from service.queue.rows import AttemptRow, NodeRow
 from service.settings import Settings

@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from cluster import installed_rules
-from cluster.actions import Launch
-from cluster.agent.beats import SILENT_S, Beat, Hearing
-from cluster.planning.health import DRAIN_S
-from cluster.policy_documents import digest_of
+from cluster.node.agent.heartbeats import SILENT_S, AgentStatus, Heartbeat
+from cluster.policies.documents import digest_of
 from cluster.provider import InsufficientCapacity, ProviderError, QuotaExceeded
-from cluster.view import ClusterView
-from remora.spec import JobSpec
+from cluster.scheduling import installed_rules
+from cluster.scheduling.actions import Launch
+from cluster.scheduling.health import DRAIN_S
+from cluster.scheduling.view import ClusterView
+from cluster.scheduling.words import clock
+from remora.spec.spec import JobSpec
 from remora.states import AttemptState, EndReason, JobState, NodeState
-from service.fixed_pool import fixed_pool
+from service.clouds.fixed_pool import fixed_pool
 from service.loops.launching import LAUNCH_TIMEOUT_S, Launching
 from service.loops.turn import Turn
 from service.queue import lifecycle
@@ -695,7 +696,7 @@ class TestNodes:
     def test_an_agent_that_is_silent_is_told_once_and_its_node_works_on(self, ready: World) -> None:
         before = ready.nodes()
         silent, beating = before[0], before[1]
-        newest = Hearing(beat=Beat(at=ready.now))
+        newest = AgentStatus(beat=Heartbeat(at=ready.now))
         ready.cluster.agents = {
             silent.id: replace(newest, unchanged_s=SILENT_S + 1),
             beating.id: replace(newest, unchanged_s=SILENT_S - 1),
@@ -706,7 +707,7 @@ class TestNodes:
         assert [node.state for node in ready.nodes()] == [NodeState.READY] * 3
         assert (len(ready.cluster.created), ready.cluster.drains) == (3, {}), "nobody is replaced for it"
         assert "its agent has said nothing" in str(ready.nodes()[0].message)
-        ready.cluster.agents[silent.id] = Hearing(beat=Beat(at=ready.now + 1))
+        ready.cluster.agents[silent.id] = AgentStatus(beat=Heartbeat(at=ready.now + 1))
         ready.tick(3)
         assert node_events_of(ready, silent.id)[-2:] == ["node.agent_silent", "node.agent_heard"]
         assert ready.nodes()[0].message is None
@@ -861,7 +862,11 @@ class TestPolicies:
         ready.tick()
         (leaving,) = [node for node in ready.nodes() if node.state is NodeState.DRAINING]
         assert ready.cluster.drains == {leaving.id: ready.now + 40.0} == {leaving.id: leaving.deadline_at}
-        assert leaving.message == "pool 'local' has 3 nodes, 2 are allowed"
+        assert leaving.message is not None
+        assert leaving.message.startswith(
+            "pool 'local' has 3 nodes, 2 are allowed by max_nodes of the policies; "
+        )
+        assert leaving.message.endswith(f"what works on it has until {clock(leaving.deadline_at or 0.0)}")
         ready.tick(4)
         assert len(ready.cluster.machines) == 3, "its worker still saves what it has"
         work_on(ready, job_id, [node for node in ready.nodes() if node.id != leaving.id])

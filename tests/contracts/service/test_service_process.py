@@ -27,9 +27,9 @@ from service.api.context import Context
 from service.api.feed import Feed
 from service.api.sse import PING
 from service.api.telemetry import Telemetry
-from service.connecting import Cluster
-from service.controller import Process
-from service.fixed_pool import LocalSupply
+from service.clouds.fixed_pool import LocalSupply
+from service.controller.connecting import Cluster
+from service.controller.controller import Process
 from service.queue import lifecycle
 from service.settings import Settings
 from service.store import jobs, leases, telemetry

@@ -330,6 +330,18 @@ class TestIngest:
         assert events_of(database, job.id)[-1][1] == "record.refused"
         assert job_of(database, job.id).log_seq == 1
 
+    def test_each_line_of_a_text_is_a_row(self, database: Database) -> None:
+        job, lease = submit(database), take_lease(database)
+        attempt = start(database, job.id)
+        text = ("log", {"rank": 3, "stream": "stderr", "text": "one\n\ntwo\x00\nthree"})
+        new = records(text, LINE)
+        assert take_in(database, lease, attempt, new).last_record_seq == 2
+        take_in(database, lease, attempt, new)
+        lines = read(database, lambda c: telemetry.page_of_logs(c, job.id, LogFilter(), 0, 10))
+        assert [line.text for line in lines] == ["one", "", "two\ufffd", "three", "hello"]
+        assert [line.seq for line in lines] == [1, 2, 3, 4, 5]
+        assert {(line.rank, line.stream) for line in lines[:4]} == {(3, "stderr")}
+
     def test_any_text_and_any_number_can_be_stored(self, database: Database) -> None:
         job, lease = submit(database), take_lease(database)
         attempt = start(database, job.id)

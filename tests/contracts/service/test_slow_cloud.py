@@ -13,8 +13,8 @@ import pytest
 
 from cluster.provider import ProvidedNode
 from remora.states import JobState, NodeState
-from service.connecting import Cluster
-from service.controller import Process
+from service.controller.connecting import Cluster
+from service.controller.controller import Process
 from service.loops import scale
 from service.settings import Settings
 from service.store import leases

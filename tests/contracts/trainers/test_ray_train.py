@@ -51,7 +51,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import trainers.ray_train.run as ours
-from cluster.drain import drain
+from cluster.ray.drain import drain
 from tests.contracts.trainers.theatre import Theatre, fail, nothing
 from tests.integration.trainers.lab import Lab, open_lab, until
 from trainers.ray_train import draining_nodes
@@ -166,7 +166,9 @@ def test_attributes_that_are_read_and_set_exist() -> None:
     for name in (
         "self._worker_group_state",
         "self._worker_group_context",
-        "self._world_rank_to_ongoing_poll",
+        "self._worker_health_check_timeout_s",
+        "self._poll_workers_and_collect_errors(timeout)",
+        "worker.actor.poll_status.remote()",
         "self._worker_cls",
         "self._train_run_context",
     ):

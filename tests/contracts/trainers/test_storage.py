@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +13,7 @@ from pathlib import Path
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from trainers.storage import Storage, StorageError
+from trainers.storage import NotReadable, Storage, StorageError
 
 
 @pytest.fixture(params=["path", "file url", "memory"])
@@ -111,6 +114,14 @@ def test_names_are_those_directly_below(storage: Storage) -> None:
     assert "later" in storage.names("f"), "no list is remembered"
 
 
+def test_sizes_of_a_folder_are_those_of_all_files_below(storage: Storage) -> None:
+    assert storage.sizes("f") == {}
+    storage.write_bytes("f/a", b"x")
+    storage.write_bytes("f/deep/er/b", b"")
+    storage.write_bytes("fa/c", b"xx")
+    assert storage.sizes("f") == {"a": 1, "deep/er/b": 0}
+
+
 def test_nothing_half_written_is_ever_seen(storage: Storage) -> None:
     """A reader sees the old or the new content while a writer is at work, and the writer leaves nothing else."""
     contents = {b"a" * 300_000, b"b" * 200_000}
@@ -153,6 +164,80 @@ def test_deleted_is_gone_and_may_be_deleted_again(storage: Storage) -> None:
 def test_a_missing_name_is_a_file_not_found_error(storage: Storage, missing: str) -> None:
     with pytest.raises(FileNotFoundError):
         getattr(storage, missing)("not/there")
+
+
+@pytest.mark.parametrize("what", ["folder", "too large"])
+def test_what_is_no_file_that_can_be_read_is_told_apart_from_a_storage_that_fails(
+    storage: Storage, what: str
+) -> None:
+    if what == "folder":
+        storage.write_bytes("f/inside", b"x")
+        with pytest.raises(NotReadable, match="'f' is a folder"):
+            storage.open_read("f")
+        with pytest.raises(NotReadable, match="'f' is a folder"):
+            storage.read_bytes("f")
+    else:
+        storage.write_bytes("f", b"12345")
+        assert storage.read_bytes("f", most_bytes=5) == b"12345"
+        with pytest.raises(NotReadable, match="'f' has 5 bytes, more than 4"):
+            storage.read_bytes("f", most_bytes=4)
+
+
+@contextlib.contextmanager
+def as_nobody() -> Iterator[None]:
+    """Rights of files count for this process."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user reaches."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("what", ["link", "pipe", "socket", "device", "closed"])
+def test_a_local_disk_is_read_only_where_real_files_are(open_folder: Path, what: str) -> None:
+    place, storage = open_folder / "f", Storage(open_folder)
+    match what:
+        case "link":
+            (open_folder / "target").write_text("elsewhere")
+            place.symlink_to(open_folder / "target")
+        case "pipe":
+            os.mkfifo(place)
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(place))
+        case "device":
+            place.symlink_to("/dev/zero")
+        case _:
+            place.write_text("secret")
+            place.chmod(0)
+    with as_nobody():
+        with pytest.raises(NotReadable, match="'f' "):
+            storage.read_bytes("f")
+        with pytest.raises(NotReadable, match="'f' "):
+            storage.open_read("f")
+
+
+@pytest.mark.parametrize("what", ["file", "folder", "missing"])
+def test_a_name_is_changed_whatever_has_it(storage: Storage, what: str) -> None:
+    if what == "missing":
+        with pytest.raises(FileNotFoundError):
+            storage.rename("a", "b")
+        return
+    storage.write_bytes("a" if what == "file" else "a/deep/c", b"x")
+    storage.rename("a", "b")
+    assert not storage.exists("a")
+    assert storage.read_bytes("b" if what == "file" else "b/deep/c") == b"x"
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "..", ".", ""])

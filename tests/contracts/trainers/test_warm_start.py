@@ -178,7 +178,7 @@ class Stage:
             environment={**kept, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "2", "RANK": "5", **variables},
             line_bytes=10_000,
             grace_s=1.0,
-            on_line=lambda stream, text: outcome.lines[stream].append(text),
+            on_lines=lambda stream, text: outcome.lines[stream].extend(text.split("\n")),
             on_message=lambda message: outcome.messages.append(message["type"]),
             fork_server=self._fork_server if warm else None,
         )

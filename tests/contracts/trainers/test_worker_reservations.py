@@ -17,10 +17,10 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-from cluster.drain import drain
-from cluster.membership import NODE_LABEL
+from cluster.ray.drain import drain
+from cluster.ray.membership import NODE_LABEL
 from tests.integration.trainers.lab import Lab, open_lab, until
-from trainers import launch
+from trainers import driver_actors
 from trainers.launch import RayLauncher
 from trainers.ray_train import draining_nodes, names_reserved
 from trainers.ray_train.reservations import Reservation, Reservations, free_reservations
@@ -115,14 +115,14 @@ def test_what_a_driver_asked_for_while_it_was_killed_is_freed_a_moment_later(lab
     late, living = Reservations("att_late", CPU, {}), Reservations("att_living", CPU, {})
     for room in (late, living):
         room.ask([node])
-    launch._write(launch._key("att_living"), "driver-att_living")
+    driver_actors.give("att_living", "driver-att_living")
     launcher = RayLauncher()
-    launcher.prepare()
+    launcher.prepare(1)
     assert named("att_late") == []
     assert len(named("att_living")) == 1, "its attempt has a driver"
     assert names_reserved() == ["att_living"]
     assert launcher.kill("att_living")
-    RayLauncher().prepare()
+    RayLauncher().prepare(1)
     assert named("att_living") == []
     assert names_reserved() == []
 

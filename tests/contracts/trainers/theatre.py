@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 import trainers.ray_train as ours
-from remora.worker_sizes import WorkerSizes
+from remora.spec.worker_sizes import WorkerSizes
 
 
 @dataclasses.dataclass
@@ -43,6 +43,9 @@ class Watcher:
     def members_join(self, members: list[ours.Member]) -> None:
         self.said.append(f"{members} join although nobody may")
 
+    def ended_slots(self) -> set[int]:
+        return set()
+
     def wants_to_end(self) -> bool:
         return self.ends
 
@@ -51,6 +54,9 @@ class Watcher:
 
     def more_workers_fit(self, world_size: int) -> None:
         self.said.append(f"{world_size} fit although nobody may grow")
+
+    def kept_nodes(self) -> ours.KeptNodes:
+        return ours.KeptNodes()
 
     def nodes_drain(self, deadlines: dict[str, float]) -> None:
         self.said.append(f"{deadlines} drain")

@@ -24,15 +24,15 @@ from cluster.azure import catalogue
 from cluster.azure.body import machine_name
 from cluster.azure.emulator.server import REGION
 from cluster.azure.provider import AzureProvider
-from cluster.connection import connect
 from cluster.local.environment import MACHINE_VARIABLE, process_environment
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
 from cluster.local.records import Machine
-from cluster.members import MemberNode
-from cluster.membership import BEAT_NAMESPACE, BEAT_PREFIX, RayMembership
 from cluster.processes import find_by_environment
 from cluster.provider import NodeRequest
+from cluster.ray.connection import connect
+from cluster.ray.members import MemberNode
+from cluster.ray.membership import BEAT_NAMESPACE, BEAT_PREFIX, RayMembership
 from tests.contracts.cluster.azure_rig import CLUSTER, CPU_SIZE, settings
 from tests.e2e.processes import is_alive, until
 
@@ -138,7 +138,7 @@ class Joined:
         return self._local.processes(self.machine)
 
     def agent(self) -> psutil.Process:
-        (agent,) = [one for one in self.processes() if "cluster.agent" in one.cmdline()]
+        (agent,) = [one for one in self.processes() if "cluster.node.agent" in one.cmdline()]
         return agent
 
     def told(self, what: str) -> dict[str, Any]:

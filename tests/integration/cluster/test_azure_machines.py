@@ -14,14 +14,14 @@ import ray
 
 from cluster.azure.emulator.machines import LocalMachines
 from cluster.azure.emulator.vault import secrets_of
-from cluster.connection import connect
 from cluster.local.environment import MACHINE_VARIABLE
 from cluster.local.folders import ClusterFolders
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.records import Machine
-from cluster.membership import RayMembership
 from cluster.processes import find_by_environment
 from cluster.provider import NodeRequest
+from cluster.ray.connection import connect
+from cluster.ray.membership import RayMembership
 from tests.contracts.cluster.azure_rig import CLUSTER, CPU_SIZE, IB_SIZE, AzureRig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -116,7 +116,7 @@ def looked_for(rig: AzureRig, home: Path) -> list[str]:
         for machine in rig.cloud.machines.values()
         for process in find_by_environment(MACHINE_VARIABLE, folders.mark_of(machine.name))
     ]
-    return [words[words.index("--gpus") + 1] for words in commands if "cluster.agent" in words]
+    return [words[words.index("--gpus") + 1] for words in commands if "cluster.node.agent" in words]
 
 
 def test_instances_of_a_scale_set_join_ray_as_the_nodes_that_their_tags_name(

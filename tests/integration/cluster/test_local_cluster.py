@@ -16,17 +16,17 @@ from pathlib import Path
 import pytest
 import ray
 
-from cluster.connection import connect
-from cluster.drain import DrainRefused, RayDrains, drain
 from cluster.local.environment import MACHINE_VARIABLE, process_environment
 from cluster.local.folders import ClusterFolders
 from cluster.local.head import find_head, start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
 from cluster.local.records import Machine
-from cluster.members import MemberNode
-from cluster.membership import RayMembership
 from cluster.processes import find_by_environment, identity
 from cluster.provider import NodeRequest
+from cluster.ray.connection import connect
+from cluster.ray.drain import DrainRefused, RayDrains, drain
+from cluster.ray.members import MemberNode
+from cluster.ray.membership import RayMembership
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -10,11 +10,11 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from cluster.agent import gcs
-from cluster.agent.beats import BEAT_S, SILENT_S, written
-from cluster.drain import RayDrains
-from cluster.members import MemberNode
-from cluster.membership import NODE_LABEL, RayMembership
+from cluster.node.agent import gcs
+from cluster.node.agent.heartbeats import HEARTBEAT_S, SILENT_S, written
+from cluster.ray.drain import RayDrains
+from cluster.ray.members import MemberNode
+from cluster.ray.membership import NODE_LABEL, RayMembership
 from tests.e2e.processes import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -76,7 +76,7 @@ def test_an_agent_is_heard_until_it_gives_no_new_sign_of_life(cluster: Cluster) 
     clock = Clock()
     membership = RayMembership(clock)
 
-    def look(after_s: float = BEAT_S) -> MemberNode:
+    def look(after_s: float = HEARTBEAT_S) -> MemberNode:
         clock.now += after_s
         return membership.observe()["node_b"]
 
@@ -85,7 +85,7 @@ def test_an_agent_is_heard_until_it_gives_no_new_sign_of_life(cluster: Cluster) 
     heard = look().agent
     assert heard is not None
     assert (heard.beat.at, heard.unchanged_s) == (1.0, 0.0)
-    looks = [look().agent for _ in range(int(SILENT_S / BEAT_S) + 1)]
+    looks = [look().agent for _ in range(int(SILENT_S / HEARTBEAT_S) + 1)]
     assert [one is not None and one.is_silent for one in looks] == [False] * (len(looks) - 1) + [True]
     gcs.beat(cluster.address, "node_b", written(2.0, [], "Preempt by the cloud"))
     again = look()

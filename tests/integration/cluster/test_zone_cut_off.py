@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,16 +11,10 @@ import pytest
 from remora.states import JobState, NodeState
 from remora.views import Job
 from tests.integration.cluster.zoned_service import ZonedService, open_zoned_service
+from tests.integration.network.lan import Lan, open_lan
 from tests.integration.trainers.elastic_script import ELASTIC
-from tests.integration.trainers.lan import WHY_NOT, Lan, open_lan
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT)),
-]
-if WHY_NOT is not None:
-    warnings.warn(f"a zone that loses the head is not tested: {WHY_NOT}", stacklevel=1)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -85,7 +79,10 @@ def test_nodes_of_a_zone_that_loses_the_head_are_replaced_elsewhere_and_are_nobo
     service.follow(zones="1, 2", max_nodes=3)
     service.until(lambda: service.have_ended(silent), "the cloud was told to delete them")
     for row in silent:
-        assert service.says(row.id)[-1] == ("node.failed", "it did not join the Ray cluster within 1 s")
+        kind, message = service.says(row.id)[-1]
+        assert kind == "node.failed"
+        # Up to four times as long, by how long the others took.
+        assert re.fullmatch(r"it did not join the Ray cluster within [1-4] s", message)
 
     # The head is back while all four still run: who was a member ends by itself, and who joins only now is sent away.
     lan.heal_zone("1")

@@ -21,23 +21,23 @@ import psutil
 import pytest
 import ray
 
-from cluster import connection
 from cluster.azure.emulator.server import EmulatorServer
 from cluster.azure.emulator.start_up import read
 from cluster.azure.emulator.state import DELETING, Cloud, Machine
 from cluster.local.environment import process_environment
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
-from cluster.membership import NODE_LABEL
 from cluster.node.file import parse
-from cluster.offerings import zone_and_capacity
+from cluster.policies.offerings import zone_and_capacity
 from cluster.provider import NodeRequest
-from cluster.view import LEAVING
+from cluster.ray import connection
+from cluster.ray.membership import NODE_LABEL
+from cluster.scheduling.view import LEAVING
 from remora import Client
 from remora.views import Job
-from service.connecting import connect
-from service.controller import Controller
-from service.emulated_azure import emulated_place, write_place
+from service.controller.connecting import connect
+from service.controller.controller import Controller
+from service.embedded.emulated_azure import emulated_place, write_place
 from service.queue.rows import NodeRow
 from service.settings import Settings
 from service.store.database import Database

@@ -1,4 +1,4 @@
-"""One Ray cluster for all attempts of a module's tests: Ray connects a process to one cluster at a time."""
+"""One Ray cluster for all attempts of this folder's tests: Ray connects a process to one cluster at a time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from tests.integration.trainers.lab import Lab, open_lab
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def cluster_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """One head for all tests of a module; every test says how many nodes it needs."""
+    """One head for all tests of this folder; every test says how many nodes it needs."""
     with open_lab(tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("lab")) as lab:
         yield lab
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from remora import channel
+from remora.script import channel
 
 FINISH, PAUSE = pathlib.Path(sys.argv[1]), float(sys.argv[2])
 wire = socket.socket(fileno=int(os.environ[channel.FD_VARIABLE]))

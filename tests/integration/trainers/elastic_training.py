@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.util.placement_group import placement_group_table
 
-from cluster.membership import RayMembership
+from cluster.ray.membership import RayMembership
 from tests.integration.trainers.elastic_script import ELASTIC
 from tests.integration.trainers.lab import Lab, Running
 

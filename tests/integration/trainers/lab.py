@@ -15,14 +15,14 @@ from typing import Any
 import psutil
 import ray
 
-from cluster.connection import connect
 from cluster.local.folders import ClusterFolders
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
-from cluster.membership import RayMembership
-from cluster.placement import CAPACITY_LABEL, FABRIC_LABEL
+from cluster.policies.placement import CAPACITY_LABEL, FABRIC_LABEL
 from cluster.provider import NodeRequest
-from remora.bundle import pack
+from cluster.ray.connection import connect
+from cluster.ray.membership import RayMembership
+from remora.code.bundle import pack
 from remora.states import EndReason
 from tests.attempt_plans import plan_of
 from trainers.launch import RayLauncher
@@ -88,6 +88,10 @@ class Running:
             told = "\n".join(f"{one.kind} {one.body}" for one in self.records if one.kind != "metric")
             raise AssertionError(f"{error}\n{told[-6000:]}") from None
 
+    def keep(self, kept: dict[str, str], token: int = 1) -> None:
+        """Tell the driver for which job nodes are kept, and wait until it has taken that."""
+        until(lambda: self.launcher.keep(self.plan.attempt_id, kept, token), "the driver hears of kept nodes")
+
     def end(self, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         """Wait for the last word."""
         body: dict[str, Any] = self.until(lambda: self.ended, "the attempt ends", timeout_s)
@@ -99,7 +103,11 @@ class Running:
         return last.body if last is not None and last.kind == "ended" else None
 
     def bodies(self, kind: str) -> list[dict[str, Any]]:
-        return [record.body for record in self.records if record.kind == kind]
+        """What records of that kind say; a text of several lines counts as several."""
+        bodies = [record.body for record in self.records if record.kind == kind]
+        if kind != "log":
+            return bodies
+        return [{**body, "text": line} for body in bodies for line in body["text"].split("\n")]
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [body for body in self.bodies("event") if body["kind"] == kind]
@@ -193,6 +201,11 @@ class Lab:
         )
         return living[:count]
 
+    @property
+    def next_node(self) -> str:
+        """The node that is added next."""
+        return f"node_lab{self._made + 1}"
+
     def add_node(
         self,
         *,
@@ -201,8 +214,8 @@ class Lab:
         fabric: str | None = None,
         capacity: str | None = None,
     ) -> str:
+        node_id = self.next_node
         self._made += 1
-        node_id = f"node_lab{self._made}"
         known = {FABRIC_LABEL: fabric, CAPACITY_LABEL: capacity}
         labels = {label: value for label, value in known.items() if value is not None}
         self.provider.create(NodeRequest(node_id=node_id, pool=pool, resources={"CPU": 1.0}, labels=labels))
@@ -251,6 +264,10 @@ class Lab:
             target.parent.mkdir(parents=True, exist_ok=True)
             (Path(packing) / "bundle.zip").rename(target)
         return packed.digest
+
+    def new_path(self, name: str) -> Path:
+        """A path below the lab's folder at which nothing is yet."""
+        return self._folder / f"{name}-{uuid.uuid4().hex[:10]}"
 
     def start(self, plan: AttemptPlan) -> Running:
         running = Running(plan)

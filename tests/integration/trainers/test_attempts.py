@@ -17,9 +17,9 @@ from remora.states import EndReason
 from tests.integration.trainers.lab import Lab, Running, processes_of, until
 from tests.integration.trainers.scripts import COLLECTIVE, DAEMON, ENDLESS, LOCKSTEP, LOUD, ROUNDED
 from tests.unit.trainers.test_escapes import KILLS_EVERYBODY, marked
-from trainers import launch
+from trainers import driver_actors
 from trainers.claims import Claims
-from trainers.launch import NAMESPACE, RayLauncher
+from trainers.launch import RayLauncher
 from trainers.plan import DriverGone
 from trainers.storage import Storage
 from trainers.supervisor.device import devices_of_node
@@ -49,45 +49,6 @@ def test_a_command_runs_to_its_end_on_two_nodes(lab: Lab) -> None:
     until(lambda: lab.work_folders() == [], "the supervisors cleaned up", 10.0)
 
 
-def test_an_attempt_gets_the_driver_that_waits_and_nobody_else_does(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainers.launch._SPARE_AFTER_S", 0.0)
-    lab.nodes(2)
-    launcher = RayLauncher()
-    launcher.prepare()
-    launcher.prepare()
-    (spare,) = drivers()
-    first, second = (
-        lab.plan({"train.py": "print('done')"}, "python", "train.py", min_workers=1, max_workers=1)
-        for _ in range(2)
-    )
-    launcher.start(first)
-    launcher.start(second)
-    assert drivers() == {spare, f"driver-{second.attempt_id}"}
-    # Starting again, by whomever, starts nothing.
-    first, second = lab.start(first), lab.start(second)
-    assert drivers() == {spare, f"driver-{second.plan.attempt_id}"}
-    for run in (first, second):
-        assert run.end()["end_reason"] == "completed"
-        assert run.text("stdout") == "done"
-    first.close()
-    assert drivers() == {f"driver-{second.plan.attempt_id}"}
-    # Who comes after a controller does not trust the driver that this one has left waiting.
-    launcher.prepare()
-    # Another one died when it had taken a driver, and had not written down for whom.
-    launch._driver("driver-spare-taken")
-    left = drivers()
-    assert "driver-spare-taken" in left
-    RayLauncher().prepare()
-    left.discard(f"driver-{second.plan.attempt_id}")
-    until(lambda: not drivers() & left, "the old one is gone")
-    second.close()
-    (spare,) = drivers()
-    ray.kill(ray.get_actor(spare, namespace=NAMESPACE))
-    until(lambda: not drivers(), "no driver waits for the tests that follow")
-
-
 def test_a_driver_that_cannot_take_its_attempt_is_told_of(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.nodes(1)
     first, second = (
@@ -97,7 +58,7 @@ def test_a_driver_that_cannot_take_its_attempt_is_told_of(lab: Lab, monkeypatch:
     has_it.until(lambda: has_it.world_sizes, "it trains")
     # As if a crash had given one driver to two attempts.
     launcher = RayLauncher()
-    monkeypatch.setattr(launcher, "_take_spare", lambda: f"driver-{first.attempt_id}")
+    monkeypatch.setattr("trainers.ready_drivers.ReadyDrivers.take", lambda _: f"driver-{first.attempt_id}")
     launcher.start(second)
 
     def gone_drivers() -> list[DriverGone]:
@@ -115,8 +76,8 @@ def test_a_driver_without_a_plan_is_told_from_one_without_news_and_is_sent_it_ag
     """As after a controller that died when it had made the driver, and whose next call was lost with it."""
     lab.nodes(1)
     plan = lab.plan({"train.py": "print('done')"}, "python", "train.py", min_workers=1, max_workers=1)
-    launch._write(launch._key(plan.attempt_id), f"driver-{plan.attempt_id}")
-    launch._driver(f"driver-{plan.attempt_id}")
+    driver_actors.give(plan.attempt_id, f"driver-{plan.attempt_id}")
+    driver_actors.make(f"driver-{plan.attempt_id}")
     launcher = RayLauncher()
     gone = until(lambda: launcher.poll([plan.attempt_id], {}).get(plan.attempt_id), "it answers")
     assert isinstance(gone, DriverGone)

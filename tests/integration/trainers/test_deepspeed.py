@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.drain import drain
-from cluster.membership import RayMembership
+from cluster.ray.drain import drain
+from cluster.ray.membership import RayMembership
 from remora.states import EndReason
 from tests.integration.trainers.deepspeed_scripts import (
     COMMAND,
@@ -74,6 +74,7 @@ def test_an_unmodified_script_loses_and_wins_workers(lab: Lab) -> None:
     assert "96 samples a step" in running.text()
 
 
+@pytest.mark.soak
 @pytest.mark.backend("deepspeed", "silent death")
 def test_a_pipeline_loses_a_whole_copy_with_a_worker(lab: Lab) -> None:
     lab.nodes(4)
@@ -91,6 +92,7 @@ def test_a_pipeline_loses_a_whole_copy_with_a_worker(lab: Lab) -> None:
         assert with_two == pytest.approx(with_one, rel=1e-6), "done again by one copy, as by two"
 
 
+@pytest.mark.soak
 @pytest.mark.backend("deepspeed", "silent death")
 def test_a_model_whose_tensors_are_cut_wins_and_loses_whole_copies(lab: Lab) -> None:
     lab.nodes(3)

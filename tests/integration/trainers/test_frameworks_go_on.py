@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.drain import drain
-from cluster.membership import RayMembership
+from cluster.ray.drain import drain
+from cluster.ray.membership import RayMembership
 from remora.states import EndReason
 from tests.integration.trainers.lab import Lab, Running
 from tests.integration.trainers.tensorflow_environment import tensorflow_python

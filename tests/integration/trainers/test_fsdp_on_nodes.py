@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.drain import drain
-from cluster.membership import RayMembership
+from cluster.ray.drain import drain
+from cluster.ray.membership import RayMembership
 from tests.integration.trainers.fsdp_scripts import SHARDED, UNMODIFIED
 from tests.integration.trainers.lab import Lab, Running
 
@@ -52,7 +52,7 @@ def test_a_sharded_model_goes_on_from_memory_after_a_loss_and_leaves_a_node_in_t
     run.close()
 
 
-@pytest.mark.parametrize("layout", ["shard", "tensor"])
+@pytest.mark.parametrize("layout", ["shard", pytest.param("tensor", marks=pytest.mark.soak)])
 def test_of_three_that_are_left_two_go_on_with_a_model_that_two_hold_together(lab: Lab, layout: str) -> None:
     lab.nodes(4)
     run = lab.run(

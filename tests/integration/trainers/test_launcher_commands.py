@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from remora.spec import JobSpec
+from remora.spec.spec import JobSpec
 from remora.states import EndReason
 from tests.integration.trainers.lab import Lab
 
@@ -25,6 +25,19 @@ def test_torchrun_is_left_out_and_its_script_runs_on_every_worker(lab: Lab) -> N
     (event,) = run.events("attempt.launcher_left_out")
     assert event["data"]["command"] == ["python", "train.py", "--lr", "0.1"]
     assert event["data"]["ignored"] == ["--rdzv-backend c10d"]
+
+
+def test_torchrun_in_a_script_for_a_shell_starts_no_second_training(lab: Lab) -> None:
+    lab.nodes(2)
+    script = "import os, sys; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], *sys.argv[1:])"
+    files = {"src/train.py": script, "run.sh": 'cd src\ntorchrun --nproc_per_node=2 train.py "$@" > ../log\n'}
+    command = JobSpec(command='bash run.sh --lr 0.1 && cat log && exit "$RANK"', workers=2).command  # type: ignore[arg-type, call-arg]
+    run = lab.run(files, *command)
+    end = run.end()
+    assert (end["end_reason"], end["exit_code"]) == ("exit_code", 1)
+    assert sorted(run.text("stdout").splitlines()) == ["0 of 2 --lr 0.1", "1 of 2 --lr 0.1"]
+    said = run.text("stderr")
+    assert said == "remora: torchrun is not started: every worker runs `python train.py --lr 0.1`."
 
 
 def test_a_script_with_its_own_snapshot_goes_on_from_it_with_the_workers_that_are_left(lab: Lab) -> None:

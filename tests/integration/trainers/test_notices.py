@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.drain import drain
-from cluster.membership import RayMembership
+from cluster.ray.drain import drain
+from cluster.ray.membership import RayMembership
 from tests.integration.trainers.elastic_training import Training
 from tests.integration.trainers.lab import Lab, until
 

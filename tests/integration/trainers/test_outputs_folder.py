@@ -123,6 +123,7 @@ if not epochs_run:
 """
 
 
+@pytest.mark.soak
 def test_a_script_that_saves_one_file_in_its_working_folder_goes_on_from_it(lab: Lab) -> None:
     lab.nodes(1)
     files = {"outputs": ("snapshot",), "output_files": {"snapshot.pt": "snapshot"}}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.placement import LASTING, Placement
+from cluster.policies.placement import LASTING, Placement
 from tests.integration.trainers.elastic_training import Training
 from tests.integration.trainers.lab import Lab
 

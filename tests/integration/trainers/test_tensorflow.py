@@ -13,7 +13,7 @@ from remora.states import EndReason
 from tests.integration.trainers.lab import Lab, Running
 from tests.integration.trainers.tensorflow_environment import tensorflow_python
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = (ROOT / "examples" / "tensorflow" / "train.py").read_text()

@@ -8,8 +8,8 @@ from ray.autoscaler.v2.scheduler import ResourceDemandScheduler
 
 from benchmarks.planner import crowd
 from benchmarks.ray_packer import request
-from cluster.actions import Launch
-from cluster.planner import plan
+from cluster.scheduling.actions import Launch
+from cluster.scheduling.planner import plan
 from remora.states import NodeState
 
 

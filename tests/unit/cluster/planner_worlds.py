@@ -8,9 +8,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from cluster.actions import Action, Drain, Launch, Plan, Terminate, Wait
-from cluster.offerings import CapacityType, Offering
-from cluster.policies import (
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.policies import (
     BudgetPolicy,
     BudgetStep,
     CapacityRule,
@@ -20,9 +19,10 @@ from cluster.policies import (
     Schedule,
     Window,
 )
-from cluster.view import ENDED, ClusterView, JobDemand, NodeView, Refusal, Spending
+from cluster.scheduling.actions import Action, Drain, Launch, Plan, Terminate, Wait
+from cluster.scheduling.view import ENDED, ClusterView, JobDemand, NodeView, Refusal, Spending
+from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
-from remora.worker_sizes import WorkerSizes
 
 #: A Monday at 13:46:40 UTC.
 NOW = 1_000_000.0

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from cluster.actions import Action, Drain, Launch, Plan, Terminate
-from cluster.offerings import CapacityType, Offering
-from cluster.policies import CapacityRule, Policies, PoolPolicy
-from cluster.simulator.doors import FreeRoom
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
+from cluster.scheduling.actions import Action, Drain, Launch, Plan, Terminate
+from cluster.scheduling.view import ClusterView
+from cluster.simulator.ports import FreeRoom
 from cluster.traces.trace import TraceJob
-from cluster.view import ClusterView
+from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
-from remora.worker_sizes import WorkerSizes
 
 SPOT = Offering(
     size="gpu4", zone="1", capacity=CapacityType.SPOT, resources={"CPU": 16.0, "GPU": 4.0}, price_per_hour=3.6

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.agent.beats import BEAT_S, DEAF_S, LONGEST_LOOK_S, SILENT_S, Beat, Hearing, listen, read, written
-from cluster.agent.head import FIRST_TIMEOUT_S as CLIENT_START_S
-from cluster.agent.metadata import FIRST_TIMEOUT_S
+from cluster.node.agent.head import FIRST_TIMEOUT_S as CLIENT_START_S
+from cluster.node.agent.heartbeats import (
+    DEAF_S,
+    HEARTBEAT_S,
+    LONGEST_LOOK_S,
+    SILENT_S,
+    AgentStatus,
+    Heartbeat,
+    listen,
+    read,
+    written,
+)
+from cluster.node.agent.metadata import FIRST_TIMEOUT_S
 
 
 class Listener:
     """Looks at what lies with the head, again and again."""
 
     def __init__(self) -> None:
-        self.heard: dict[str, Hearing] = {}
+        self.heard: dict[str, AgentStatus] = {}
 
-    def look(self, at: float | None, after_s: float = 1.0) -> Hearing | None:
+    def look(self, at: float | None, after_s: float = 1.0) -> AgentStatus | None:
         """The newest sign of life of node_a is of that time, if there is one."""
-        beats = {} if at is None else {"node_a": Beat(at=at)}
+        beats = {} if at is None else {"node_a": Heartbeat(at=at)}
         self.heard = listen(self.heard, beats, after_s)
         return self.heard.get("node_a")
 
@@ -30,7 +40,7 @@ class Listener:
 def test_an_agent_is_silent_after_many_signs_that_did_not_come() -> None:
     listener = Listener()
     listener.look(7.0)
-    assert SILENT_S >= 10 * BEAT_S, "one that is late is not silent"
+    assert SILENT_S >= 10 * HEARTBEAT_S, "one that is late is not silent"
     assert not listener.is_silent(7.0, SILENT_S)
     assert listener.is_silent(7.0, 1)
     assert not listener.is_silent(12.0, 1), "until it gives the next one"
@@ -46,8 +56,10 @@ def test_a_time_in_which_nobody_listened_is_not_its_silence() -> None:
     listener = Listener()
     listener.look(7.0)
     found = listener.look(7.0, after_s=10 * SILENT_S)
-    assert found == Hearing(beat=Beat(at=7.0), unchanged_s=LONGEST_LOOK_S)
-    assert not listener.is_silent(7.0, CLIENT_START_S + BEAT_S), "it may have to start its client of Ray anew"
+    assert found == AgentStatus(beat=Heartbeat(at=7.0), unchanged_s=LONGEST_LOOK_S)
+    assert not listener.is_silent(7.0, CLIENT_START_S + HEARTBEAT_S), (
+        "it may have to start its client of Ray anew"
+    )
 
 
 def test_a_node_without_an_agent_is_not_heard_at_all() -> None:
@@ -56,24 +68,24 @@ def test_a_node_without_an_agent_is_not_heard_at_all() -> None:
 
 
 def test_what_an_agent_writes_is_read_again() -> None:
-    told = Beat(at=12.5, leaves="it is sick", is_sick=True)
+    told = Heartbeat(at=12.5, leaves="it is sick", is_sick=True)
     assert read(written(12.5, ["XID 79"], "it is sick").encode()) == told
-    assert read(written(12.5, [], "Preempt").encode()) == Beat(at=12.5, leaves="Preempt")
-    assert read(written(12.5, [], None).encode()) == Beat(at=12.5)
-    assert read(written(12.5, [], None, 301.5).encode()) == Beat(at=12.5, deaf_s=301.5)
-    assert read(written(12.5, [], None, says="a pause").encode()) == Beat(at=12.5, says="a pause")
+    assert read(written(12.5, [], "Preempt").encode()) == Heartbeat(at=12.5, leaves="Preempt")
+    assert read(written(12.5, [], None).encode()) == Heartbeat(at=12.5)
+    assert read(written(12.5, [], None, 301.5).encode()) == Heartbeat(at=12.5, deaf_s=301.5)
+    assert read(written(12.5, [], None, says="a pause").encode()) == Heartbeat(at=12.5, says="a pause")
 
 
 def test_an_agent_that_beats_may_be_deaf_to_its_cloud() -> None:
-    assert not Hearing(beat=Beat(at=7.0, deaf_s=DEAF_S)).is_deaf
-    deaf = Hearing(beat=Beat(at=7.0, deaf_s=DEAF_S + 1))
+    assert not AgentStatus(beat=Heartbeat(at=7.0, deaf_s=DEAF_S)).is_deaf
+    deaf = AgentStatus(beat=Heartbeat(at=7.0, deaf_s=DEAF_S + 1))
     assert (deaf.is_deaf, deaf.is_silent) == (True, False)
     assert DEAF_S > FIRST_TIMEOUT_S, "the first answer takes its time"
 
 
 @pytest.mark.parametrize("deaf", ["null", '"long"', "[]", "true"])
 def test_an_agent_that_does_not_say_what_it_hears_is_not_deaf(deaf: str) -> None:
-    assert read(f'{{"at": 1, "deaf_s": {deaf}}}'.encode()) == Beat(at=1.0)
+    assert read(f'{{"at": 1, "deaf_s": {deaf}}}'.encode()) == Heartbeat(at=1.0)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +107,7 @@ def test_what_cannot_be_read_is_no_sign(told: bytes) -> None:
 
 @pytest.mark.parametrize("text", ['""', "7", "null"])
 def test_a_text_that_is_none_does_not_make_it_unreadable(text: str) -> None:
-    assert read(f'{{"at": 1, "leaves": {text}, "says": {text}}}'.encode()) == Beat(at=1.0)
+    assert read(f'{{"at": 1, "leaves": {text}, "says": {text}}}'.encode()) == Heartbeat(at=1.0)
 
 
 def test_a_reason_is_cut() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.scheduled_events import Document, ScheduledEvent
-from cluster.agent.watch import (
+from cluster.node.agent.scheduled_events import Document, ScheduledEvent
+from cluster.node.agent.watch import (
     ANSWER_S,
     SICK_DRAIN_S,
     SOFT_END_S,
@@ -25,6 +25,7 @@ from cluster.agent.watch import (
     says,
     step,
 )
+from cluster.scheduling.words import clock
 
 NOW = 1000.0
 PREEMPT = ScheduledEvent(id="e1", type="Preempt", resources=("w0",), not_before=NOW + 20.0)
@@ -59,7 +60,9 @@ def test_a_preemption_is_drained_and_acknowledged_once_nothing_is_left_on_the_no
     first = watcher.look(PREEMPT)
     assert first == [DRAIN]
     assert says(watcher.state) is None, "the drain says it"
-    assert watcher.told == ["Preempt by the cloud; its work has to leave this machine within 20 s"]
+    assert watcher.told == [
+        f"Preempt by the cloud; its work has to leave this machine within 20 s, by {clock(NOW + 20.0)}"
+    ]
     watcher.accept(first)
     assert watcher.look(PREEMPT, after_s=1, is_empty=False) == []
     assert watcher.look(PREEMPT, after_s=2, is_empty=None) == []
@@ -210,7 +213,9 @@ def test_a_machine_that_stands_still_for_too_long_is_left_and_is_answered_for_wh
     first = watcher.look(freeze)
     reason = "Freeze for an unknown time by the cloud"
     assert first == [DrainNode(deadline_at=NOW + 900.0, reason=reason)]
-    assert watcher.told == [f"{reason}; its work has to leave this machine within 900 s"]
+    assert watcher.told == [
+        f"{reason}; its work has to leave this machine within 900 s, by {clock(NOW + 900.0)}"
+    ]
     watcher.accept(first)
     assert watcher.look(freeze, after_s=60, is_empty=False) == []
     assert watcher.look(freeze, after_s=61, is_empty=True) == [Acknowledge(event_id="e4")]

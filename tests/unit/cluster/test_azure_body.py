@@ -21,7 +21,7 @@ from cluster.azure.body import (
     set_name,
 )
 from cluster.azure.settings import AzureSettings
-from cluster.offerings import CapacityType, Offering
+from cluster.policies.offerings import CapacityType, Offering
 from cluster.provider import InvalidRequest, NodeRequest
 
 GROUP = "/subscriptions/s-1/resourceGroups/nodes/providers"

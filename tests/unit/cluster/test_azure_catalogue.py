@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from cluster.azure.catalogue import BY_NAME, SIZES, memory_for_workers, offerings, read_skus
-from cluster.joining import join_flags
-from cluster.offerings import CapacityType, Offering
+from cluster.policies.offerings import CapacityType, Offering
 from cluster.provider import NodeRequest
+from cluster.ray.joining import join_flags
 
 A100 = "Standard_NC24ads_A100_v4"
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND

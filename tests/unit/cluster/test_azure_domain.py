@@ -16,7 +16,7 @@ from cluster.azure.scale_sets.domain import (
     read_waiting,
     waiting_tags,
 )
-from cluster.planning.fitting import FABRIC_NODES
+from cluster.scheduling.fitting import FABRIC_NODES
 
 
 def waits(*names: str) -> list[Waiting]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.azure.errors import CloudFailure, Reason, Scope, closes, judge, known_codes, to_error
-from cluster.offerings import CapacityType, Offering
+from cluster.policies.offerings import CapacityType, Offering
 from cluster.provider import (
     InsufficientCapacity,
     InvalidRequest,
@@ -201,6 +201,16 @@ def test_a_wait_that_azure_names_does_not_shorten_what_is_sold_out() -> None:
     assert error.until == NOW + 3600
 
 
+@pytest.mark.parametrize(("told", "waits"), [(None, 10.0), (2.5, 2.5), (120.0, 120.0)])
+@pytest.mark.parametrize("status", [408, 500, 503])
+def test_what_was_not_answered_is_asked_again_when_azure_says(
+    told: float | None, waits: float, status: int
+) -> None:
+    error = to_error(failure("ServiceUnavailable", status=status, wait=told), NOW)
+    assert type(error) is Unanswered
+    assert error.retry_after_s == waits
+
+
 @pytest.mark.parametrize("status", [None, 408, 500, 502, 503, 504])
 def test_no_clear_answer_is_neither_a_refusal_nor_a_success(status: int | None) -> None:
     error = to_error(failure("GatewayTimeout", status=status), NOW, offering(), CATALOGUE)
@@ -230,6 +240,15 @@ def test_families_are_compared_without_regard_to_case() -> None:
     shouted = replace(asked, zone="2", quota=asked.quota.upper())
     assert closes(Scope.FAMILY, asked, shouted)
     assert not closes(Scope.FAMILY, asked, offering(H100, capacity=ON_DEMAND))
+
+
+def test_a_family_that_is_used_up_closes_its_on_demand_machines_and_no_spot() -> None:
+    asked = offering(capacity=ON_DEMAND)
+    error = to_error(failure("OperationNotAllowed", FAMILY_QUOTA), NOW, asked, CATALOGUE)
+    assert set(error.closes) == {f"{A100}/1/on-demand", f"{A100}/any/on-demand"}
+    assert not closes(Scope.FAMILY, asked, replace(offering(), quota=asked.quota)), (
+        "spot has a quota of its own"
+    )
 
 
 def test_a_family_that_nobody_knows_is_no_family_of_strangers() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from cluster.azure.evictions import read_evictions
 from cluster.azure.prices import read_prices
-from cluster.offerings import CapacityType
+from cluster.policies.offerings import CapacityType
 
 SIZE = "Standard_NC24ads_A100_v4"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cluster.azure.quota import Reading, full_quota
-from cluster.offerings import CapacityType, Offering
+from cluster.policies.offerings import CapacityType, Offering
 
 
 def offering(capacity: CapacityType) -> Offering:

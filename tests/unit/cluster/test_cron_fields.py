@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.cron_fields import calendar, first_of, is_endless, parse_cron
+from cluster.policies.cron_fields import calendar, first_of, is_endless, parse_cron
 
 FIRST = dt.datetime(2028, 1, 1)
 

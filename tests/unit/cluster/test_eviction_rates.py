@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.actions import Launch
-from cluster.catalogue_conflicts import Known
-from cluster.offerings import CapacityType, Offering
-from cluster.planner import plan
-from cluster.planning.situation import Situation
-from cluster.policies import Policies
-from cluster.policy_documents import read_document
-from cluster.policy_problems import PoliciesRefused
-from cluster.view import ClusterView, NodeView, Refusal
+from cluster.policies.catalogue_conflicts import Known
+from cluster.policies.documents import read_document
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.policies import Policies
+from cluster.policies.problems import PoliciesRefused
+from cluster.scheduling.actions import Launch
+from cluster.scheduling.context import Situation
+from cluster.scheduling.planner import plan
+from cluster.scheduling.view import ClusterView, NodeView, Refusal
 from remora.states import NodeState
 from tests.unit.cluster.planner_worlds import CATALOGUE, NOW, job, node, offering, policies, views
 

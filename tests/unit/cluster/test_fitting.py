@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.planner import plan
-from cluster.planning.fitting import as_shown, most_workers, slots
-from cluster.policies import CapacityRule
+from cluster.policies.policies import CapacityRule
+from cluster.scheduling.fitting import as_shown, most_workers, slots
+from cluster.scheduling.planner import plan
 from tests.unit.cluster.planner_worlds import NOW, acts, job, node, offering, rules, view
 
 GIB = 2.0**30

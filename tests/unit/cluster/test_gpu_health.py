@@ -10,10 +10,10 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from cluster.agent import __main__ as agent_main
-from cluster.agent import gpus as gpus_module
-from cluster.agent.gpus import Gpus
-from cluster.agent.health import FAILED_LOOKS, QUERY, Course, Health, Report, follow, judge, xids
+from cluster.node.agent import __main__ as agent_main
+from cluster.node.agent import gpus as gpus_module
+from cluster.node.agent.gpus import Gpus
+from cluster.node.agent.health import FAILED_LOOKS, QUERY, Course, Health, Report, follow, judge, xids
 
 WELL = """\
 0, GPU-6a1c0000-0000-0000-0000-000000000001, 0, No, No, No

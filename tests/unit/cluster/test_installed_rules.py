@@ -7,10 +7,10 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from cluster import installed_rules
-from cluster.actions import Launch
-from cluster.installed_rules import GROUP, load_rules, rule_names
-from cluster.view import ClusterView
+from cluster.scheduling import installed_rules
+from cluster.scheduling.actions import Launch
+from cluster.scheduling.installed_rules import GROUP, load_rules, rule_names
+from cluster.scheduling.view import ClusterView
 
 LAUNCH = Launch(pool="a", offering="x/any/spot", resources={}, reason="job_1 waits")
 RULES = {

@@ -7,8 +7,8 @@ from itertools import permutations
 
 import pytest
 
-from cluster.agent.beats import Beat, Hearing
-from cluster.members import MemberNode, chosen, doubtful, is_given_away
+from cluster.node.agent.heartbeats import AgentStatus, Heartbeat
+from cluster.ray.members import MemberNode, chosen, doubtful, is_given_away
 
 OLD = MemberNode(node_id="node_a", ray_node_id="old", address="10.0.0.4", is_alive=True, is_draining=False)
 NEW = replace(OLD, ray_node_id="new")
@@ -73,7 +73,7 @@ def test_nodes_do_not_stand_for_each_other() -> None:
 
 
 def test_the_agent_s_reason_is_told_while_its_node_drains() -> None:
-    agent = Hearing(beat=Beat(at=1.0, leaves="Preempt by the cloud"))
+    agent = AgentStatus(beat=Heartbeat(at=1.0, leaves="Preempt by the cloud"))
     assert replace(draining(OLD), agent=agent).leaves == "Preempt by the cloud"
     assert replace(OLD, agent=agent).leaves is None
     assert replace(OLD, agent=agent, is_alive=False).leaves == "Preempt by the cloud"

@@ -40,7 +40,7 @@ def node(**changed: object) -> NodeFile:
 def test_ray_joins_as_the_node_with_what_its_file_says_and_the_flags_of_its_machine() -> None:
     ray = start_of(node(node=None), "node_b", PLACE).ray
     assert ray == [
-        *("/opt/remora/venv/bin/python", "-P", "-u", "-m", "ray.scripts.scripts", "start", "--block"),
+        *("/opt/remora/venv/bin/python", "-P", "-u", "-m", "cluster.ray.start", "start", "--block"),
         *("--disable-usage-stats", "--temp-dir=/mnt/ray", "--address=10.1.0.4:6379", "--num-cpus=24"),
         *("--num-gpus=1", "--resources={}", "--labels=tier=x,remora-node=node_b,remora-pool=gpu"),
     ]
@@ -49,7 +49,7 @@ def test_ray_joins_as_the_node_with_what_its_file_says_and_the_flags_of_its_mach
 def test_the_agent_knows_its_node_its_metadata_service_and_whom_to_end() -> None:
     agent = start_of(node(), "node_a", PLACE).agent
     assert agent == [
-        *("/opt/remora/venv/bin/python", "-P", "-m", "cluster.agent", "--head", "10.1.0.4:6379"),
+        *("/opt/remora/venv/bin/python", "-P", "-m", "cluster.node.agent", "--head", "10.1.0.4:6379"),
         *("--node-id", "node_a", "--metadata-url", "http://169.254.169.254/metadata"),
         *("--ray-pid-file", "/run/remora/ray.pid", "--gpus", "1"),
     ]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from cluster.actions import Action, Drain, Terminate, Wait
-from cluster.planner import plan
-from cluster.planning.health import DRAIN_S
-from cluster.policies import Policies
-from cluster.view import ClusterView, JobDemand, NodeView, Spending
+from cluster.policies.policies import Policies
+from cluster.scheduling.actions import Action, Drain, Terminate, Wait
+from cluster.scheduling.health import DRAIN_S
+from cluster.scheduling.planner import plan
+from cluster.scheduling.view import ClusterView, JobDemand, NodeView, Spending
 from remora.states import NodeState
 from tests.unit.cluster.planner_worlds import NOW, job, node, offering
 

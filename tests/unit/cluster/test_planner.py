@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.actions import Drain, Launch, Notice, Plan, Terminate, Wait
-from cluster.offerings import CapacityType, Offering
-from cluster.planner import plan
-from cluster.planning.health import CREATE_TIMEOUT_S, LEAST_ASKS
-from cluster.planning.limits import next_at, pace_left
-from cluster.planning.sifting import Rule
-from cluster.policies import BudgetStep, CapacityRule, Policies
-from cluster.view import ClusterView, NodeView, Refusal, Spending
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.policies import BudgetStep, CapacityRule, Policies
+from cluster.scheduling.actions import Drain, Launch, Notice, Plan, Terminate, Wait
+from cluster.scheduling.health import CREATE_TIMEOUT_S, LEAST_ASKS
+from cluster.scheduling.launch_checks import Rule
+from cluster.scheduling.limits import next_at, pace_left
+from cluster.scheduling.money import money_of
+from cluster.scheduling.planner import plan
+from cluster.scheduling.view import ClusterView, NodeView, Refusal, Spending
 from remora.states import NodeState
 from tests.unit.cluster.planner_worlds import (
     NOW,
@@ -462,7 +463,11 @@ def test_a_working_node_above_the_limit_is_drained_the_one_that_costs_least() ->
     dear = job("dear", is_running=True, saved_at=NOW - 500)
     nodes = [node("n1", jobs={"dear": 1}), node("n2", jobs={"cheap": 1})]
     (drain,) = acts(plan(view([cheap, dear], nodes), rules(max_nodes=1, drain_s=90), NOW))
-    assert drain == Drain(node_id="n2", deadline_at=NOW + 90, reason="pool 'p' has 2 nodes, 1 is allowed")
+    assert drain == Drain(
+        node_id="n2",
+        deadline_at=NOW + 90,
+        reason="pool 'p' has 2 nodes, 1 is allowed by max_nodes of the policies",
+    )
 
 
 def test_a_schedule_changes_the_limits_and_maintenance_keeps_everything_as_it_is() -> None:
@@ -563,7 +568,7 @@ def said_of(actions: Plan) -> list[tuple[str | None, str]]:
 
 def test_a_pool_says_why_it_has_not_all_its_nodes_of_its_own() -> None:
     refused = Refusal(offering=SPOT.id, until=NOW + 60)
-    why = "spot a in zone 1 is refused until 1970-01-12 13:47:40 UTC"
+    why = "spot a in zone 1 is refused until 1970-01-12 13:47:40 UTC (`remora pools reopen p` asks at once)"
     warm = plan(view(sold=[SPOT, ON_DEMAND], refusals=[refused]), rules(warm_nodes=2), NOW)
     assert said_of(warm) == [("p", f"2 nodes of its own cannot be had: {why}")]
     least = view([], [node("n", jobs={"j": 1})], sold=[SPOT], refusals=[refused])
@@ -584,8 +589,9 @@ def test_a_pool_says_what_the_budget_does_to_it_and_which_nodes_stay_all_the_sam
     assert said_of(actions) == [
         (
             "p",
-            "the budget has reached shrink: 9.00 of 10.00 USD of the day are spent; jobs go on with their smallest"
-            " number of workers",
+            "the budget has reached shrink (until 1970-01-02 00:00:00 UTC, when the next day begins, or until an"
+            " operator raises the budget by `remora policy apply`): 9.00 of 10.00 USD of the day are spent; jobs go on"
+            " with their smallest number of workers",
         ),
         (
             "p",
@@ -616,7 +622,7 @@ def test_a_stand_in_says_that_no_spot_may_be_asked_for_where_all_is_closed_or_ha
     zones: tuple[str, ...],
 ) -> None:
     stand_in, running = node("n", offering=ON_DEMAND.id, jobs={"j": 1}), job(is_running=True, zones=zones)
-    stays = ("n", "it stands in for spot, and stays, as no spot may be asked for now")
+    stays = ("n", "it stands in for spot, and stays while no spot may be asked for")
     policies = rules(return_to_spot_s=900, join_timeout_s=60)
     spot = replace(SPOT, quota="lowPriorityCores", quota_units=4)
     full = view([running], [stand_in], [spot, ON_DEMAND], quota_left={"lowprioritycores": 3})
@@ -782,3 +788,20 @@ def test_failed_starts_slow_a_pool_down_and_one_success_ends_that() -> None:
     new = node("t", state=NodeState.LAUNCHED, is_member=False, created_at=NOW)
     assert launches(*three, new) == 0, "that try is on its way"
     assert launches(*three, node("a", created_at=NOW - 1)) == 1, "one joined since: full speed"
+
+
+@pytest.mark.parametrize(
+    ("today", "month", "period", "until"),
+    [
+        (9.0, 9.0, "day", "2026-12-11 00:00:00 UTC"),
+        (1.0, 99.0, "month", "2027-01-01 00:00:00 UTC"),
+        (11.0, 99.0, "month", "2027-01-01 00:00:00 UTC"),
+        (11.0, 20.0, "day", "2026-12-11 00:00:00 UTC"),
+    ],
+)
+def test_a_step_of_the_budget_says_when_it_ends(today: float, month: float, period: str, until: str) -> None:
+    at = datetime(2026, 12, 10, 23, 30, tzinfo=UTC).timestamp()
+    budget = {"usd_per_day": 10, "usd_per_month": 90}
+    spent = Spending(today=today, this_month=month)
+    money = money_of(replace(view([], spent=spent), now=at), rules(budget=budget), {})
+    assert (money.period, money.ends[6 : 6 + len(until)]) == (period, until)

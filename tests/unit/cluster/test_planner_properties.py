@@ -10,20 +10,20 @@ from itertools import combinations
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cluster.actions import Drain, Launch, Plan, Terminate, Wait
-from cluster.offerings import CapacityType
-from cluster.planner import plan
-from cluster.planning.domains import Domains
-from cluster.planning.drains import Losses, cheapest, workers_on
-from cluster.planning.health import end_of
-from cluster.planning.limits import limits_of
-from cluster.planning.market import Market
-from cluster.planning.money import LOOK_S, leaving_time_s
-from cluster.planning.packing import Packed, Packing
-from cluster.planning.situation import Situation
-from cluster.planning.space import Space
-from cluster.policies import BudgetPolicy, CapacityRule, Policies, Schedule
-from cluster.view import ENDED, ClusterView, Spending
+from cluster.policies.offerings import CapacityType
+from cluster.policies.policies import BudgetPolicy, CapacityRule, Policies, Schedule
+from cluster.scheduling.actions import Drain, Launch, Plan, Terminate, Wait
+from cluster.scheduling.context import Situation
+from cluster.scheduling.domains import Domains
+from cluster.scheduling.drains import Losses, cheapest, workers_on
+from cluster.scheduling.free_capacity import Space
+from cluster.scheduling.health import end_of
+from cluster.scheduling.limits import limits_of
+from cluster.scheduling.money import LOOK_S, leaving_time_s
+from cluster.scheduling.packing import Packed, Packing
+from cluster.scheduling.planner import plan
+from cluster.scheduling.purchases import Market
+from cluster.scheduling.view import ENDED, ClusterView, Spending
 from remora.states import NodeState
 from tests.unit.cluster.planner_worlds import BY_ID, LATER, NOW, OPEN, done, job, node, policies, views
 
@@ -120,7 +120,7 @@ def test_in_a_maintenance_window_nothing_goes_that_does_not_fail_while_there_is_
     to_spot = {"capacity": CapacityRule.PREFER_SPOT, "return_to_spot_s": 0.0}
     rules = _all_pools(rules, maintenance=(OPEN, LATER), **limits, **to_spot)
     rules = rules.model_copy(update={"budget": BudgetPolicy()})
-    failed = [end for one in view.nodes if (end := end_of(one, rules.pools, NOW)) is not None]
+    failed = [end for one in view.nodes if (end := end_of(one, view, rules.pools, NOW)) is not None]
     assert [one for one in plan(view, rules, NOW) if isinstance(one, Drain | Terminate)] == failed
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from cluster.actions import Drain, Launch, Plan
-from cluster.planner import plan
-from cluster.policies import Policies
-from cluster.view import Spending
+from cluster.policies.policies import Policies
+from cluster.scheduling.actions import Drain, Launch, Plan
+from cluster.scheduling.planner import plan
+from cluster.scheduling.view import Spending
 from tests.unit.cluster.planner_worlds import NOW, acts, bought, job, node, rules, said_to, view
 
 
@@ -42,7 +42,10 @@ def test_a_project_at_its_quota_keeps_the_planner_from_buying_for_nobody_else() 
     spent = {"v": Spending(today=5.5, this_month=5.5)}
     actions = plan(view(queue, in_turns=True, spent_by_project=spent), policies, NOW)
     assert [one.job_id for one in actions if isinstance(one, Launch)] == ["d", "d"]
-    assert said_to(actions, "b") == "project 'v' has spent 5.50 of 5.00 USD of the day"
+    assert said_to(actions, "b") == (
+        "project 'v' has spent 5.50 of 5.00 USD of the day, until 1970-01-13 00:00:00 UTC, when the next day begins, or"
+        " until an operator raises its limit by `remora policy apply`"
+    )
     assert said_to(actions, "c") == "it waits for its turn behind b of its project"
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster.catalogue_conflicts import Known
-from cluster.offerings import CapacityType, Offering
-from cluster.policy_conflicts import MAX_WINDOWS
-from cluster.policy_documents import MAX_DOCUMENT, read_document
-from cluster.policy_problems import PoliciesRefused
+from cluster.policies.catalogue_conflicts import Known
+from cluster.policies.conflicts import MAX_WINDOWS
+from cluster.policies.documents import MAX_DOCUMENT, read_document
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.problems import PoliciesRefused
 from remora.errors import MAX_PROBLEMS, MORE_PROBLEMS
 from tests.steps import grows_linearly, steps_of, stopped_after
 

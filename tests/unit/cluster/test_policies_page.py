@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from cluster.actions import Launch
-from cluster.catalogue_conflicts import Known
-from cluster.offerings import CapacityType, Offering
-from cluster.policies import (
+from cluster.policies.catalogue_conflicts import Known
+from cluster.policies.documents import read_document
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.policies import (
     BudgetPolicy,
     BudgetStep,
     CapacityRule,
@@ -23,8 +23,8 @@ from cluster.policies import (
     Schedule,
     Window,
 )
-from cluster.policy_documents import read_document
-from cluster.view import ClusterView
+from cluster.scheduling.actions import Launch
+from cluster.scheduling.view import ClusterView
 
 PAGE = (Path(__file__).parents[3] / "docs/policies.md").read_text()
 CATALOGUE = tuple(

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.catalogue_conflicts import Known
-from cluster.offerings import CapacityType, Offering
-from cluster.policies import CapacityRule, Policies
-from cluster.policy_documents import read_document
-from cluster.policy_problems import PoliciesRefused, PolicyProblem
+from cluster.policies.catalogue_conflicts import Known
+from cluster.policies.documents import read_document
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.policies import CapacityRule, Policies
+from cluster.policies.problems import PoliciesRefused, PolicyProblem
 
 A100, T4 = "Standard_NC24ads_A100_v4", "Standard_NC4as_T4_v3"
 

@@ -7,25 +7,26 @@ from typing import Any
 
 import pytest
 
-from cluster.actions import Launch, Plan, Wait
-from cluster.offerings import CapacityType, Offering
-from cluster.planner import plan
-from cluster.planning.health import (
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.policies import Policies
+from cluster.scheduling.actions import Launch, Plan, Wait
+from cluster.scheduling.health import (
     FIRST_CLOSED_S,
     LONGEST_CLOSED_S,
     PROVEN_S,
     SICK_AT_FIRST_S,
+    join_limit_s,
     remembered_s,
 )
-from cluster.policies import Policies
-from cluster.view import ENDED, ClusterView, NodeView
+from cluster.scheduling.planner import plan
+from cluster.scheduling.view import ENDED, ClusterView, NodeView
 from remora.states import NodeState
 from tests.unit.cluster.planner_worlds import NOW, done, job, node, offering
 
 FIRST, SECOND = offering("a", "1"), offering("a", "2")
 BOOT_S = 60.0
-#: What a node has to join, and what one needed that did not.
-JOIN_S, FAILED_AFTER_S = 50.0, 60.0
+#: What a node has to join, and what one was given at most that did not.
+JOIN_S, FAILED_AFTER_S = 50.0, 210.0
 NEVER = float("inf")
 LOST = {"provided": False, "is_running": False, "is_member": False}
 
@@ -37,14 +38,22 @@ def rules(**pool: Any) -> Policies:
 class Cloud:
     """Sells machines that never join, or are sick some time after they were ready, and a job that wants eight."""
 
-    def __init__(self, policies: Policies, sick_after_s: dict[str, float | None]) -> None:
-        """For how long each offering's machines are well; None: they never join."""
+    def __init__(
+        self,
+        policies: Policies,
+        sick_after_s: dict[str, float | None],
+        *,
+        boot_s: float = BOOT_S,
+        **sold: Any,
+    ) -> None:
+        """For how long each offering's machines are well; None: they never join.  `sold` changes the offerings."""
+        self._boot_s = boot_s
         self.policies = policies
         self.now = NOW
         self.launches = 0
         self._sick_after_s = sick_after_s
         self._ended_at: dict[str, float] = {}
-        self.sold = tuple(one for one in (FIRST, SECOND) if one.id in sick_after_s)
+        self.sold = tuple(replace(one, **sold) for one in (FIRST, SECOND) if one.id in sick_after_s)
         self.view = ClusterView(jobs=(job(workers=8),), offerings=self.sold)
 
     def run(self, hours: float, step_s: float = 30.0) -> Plan:
@@ -71,7 +80,7 @@ class Cloud:
         """The node a step later."""
         after_s = self._sick_after_s[one.offering]
         match one.state:
-            case NodeState.LAUNCHED if after_s is not None and self.now - one.created_at >= BOOT_S:
+            case NodeState.LAUNCHED if after_s is not None and self.now - one.created_at >= self._boot_s:
                 return replace(one, state=NodeState.READY, ready_at=self.now, is_member=True)
             case NodeState.READY if after_s is not None and self.now - (one.ready_at or 0.0) >= after_s:
                 sick = {"sick_since": self.now, "deadline_at": self.now + 600.0}
@@ -108,6 +117,47 @@ def test_in_six_hours_few_machines_are_bought_that_are_of_no_use(
     (said,) = {one.reason for one in cloud.run(hours=6) if isinstance(one, Wait) and one.job_id}
     assert 8 < cloud.launches <= at_most
     assert "is not tried before" in said or "failed at first" in said or "starting" in said
+
+
+@pytest.mark.parametrize("price", [0.0, 2.0])
+@pytest.mark.parametrize("boot_s", [1.2 * 900, 1.9 * 900, 2.1 * 900, 3.8 * 900])
+def test_machines_that_boot_slowly_are_waited_for_longer_and_not_bought_in_a_circle(
+    boot_s: float, price: float
+) -> None:
+    cloud = Cloud(rules(), {FIRST.id: NEVER}, boot_s=boot_s, price_per_hour=price)
+    cloud.run(hours=6)
+    assert len(cloud.ready) == 8
+    assert cloud.launches <= 8 + 2 + 8, "all at once, one with each longer patience, and those that stay"
+    before = cloud.launches
+    cloud.run(hours=6)
+    assert cloud.launches == before
+
+
+def test_a_node_is_waited_for_as_long_as_others_took_and_each_try_for_twice_as_long() -> None:
+    def limit_s(*others: NodeView, created_at: float = NOW) -> float:
+        mine = node("mine", state=NodeState.LAUNCHED, created_at=created_at)
+        return join_limit_s(ClusterView(nodes=(mine, *others)), mine, 100.0, NOW)
+
+    def joined(took_s: float, at: float) -> NodeView:
+        return node(f"j{at}", state=NodeState.READY, created_at=NOW - at, ready_at=NOW - at + took_s)
+
+    def late(at_s: float, lived_s: float = 100.0) -> NodeView:
+        return failed(f"f{at_s}", at_s, created_at=NOW - at_s - lived_s)
+
+    assert limit_s() == 100.0
+    assert limit_s(joined(40.0, 900.0)) == 100.0
+    assert limit_s(joined(90.0, 900.0)) == 180.0
+    assert limit_s(joined(900.0, 900.0)) == 400.0, "never for longer than four times as long"
+    assert limit_s(late(1000.0), late(1010.0), late(1020.0)) == 200.0, "one try of three nodes"
+    assert limit_s(late(1000.0), late(500.0)) == 400.0
+    assert limit_s(late(1000.0), late(700.0), late(400.0), late(200.0)) == 400.0
+    assert limit_s(late(1000.0), created_at=NOW - 1050.0) == 100.0, "what was made before has its own time"
+    assert limit_s(late(1000.0, lived_s=20.0)) == 100.0, "it went by itself"
+    assert limit_s(late(1000.0), joined(40.0, 800.0)) == 100.0, "one that joined has made it good"
+    newest = [joined(40.0, 900.0 - number) for number in range(5)]
+    assert limit_s(joined(150.0, 5000.0), *newest) == 100.0, "what was slow long ago is forgotten"
+    sick = failed("sick", 1000.0, created_at=NOW - 1200.0, ready_at=NOW - 1150.0, sick_since=NOW - 1000.0)
+    assert limit_s(sick) == 100.0, "one that was sick had joined in time"
 
 
 def test_what_fails_again_and_again_gives_way_to_another_offering_and_the_pool_says_why() -> None:
@@ -161,7 +211,7 @@ def test_the_third_failure_in_a_row_closes_an_offering_and_each_later_one_for_tw
 def test_failures_of_one_wave_close_an_offering_once() -> None:
     wave = [failed(f"n{at}", 2000 - at, created_at=NOW - 2900) for at in range(20)]
     assert bought(*wave) == 1
-    assert bought(*wave, failed("later", 1900)) == 0, "that was a try after it"
+    assert bought(*wave, failed("later", 1700, created_at=NOW - 1960)) == 0, "that was a try after it"
 
 
 def test_what_worked_since_or_lies_far_back_counts_no_more() -> None:
@@ -198,7 +248,8 @@ def test_spot_that_the_cloud_takes_while_it_boots_is_no_reason_to_close_an_offer
     assert bought(*lost, sold=on_demand, capacity="on-demand") == 0, "no cloud takes those back"
     goes = failed("g", 0.0, state=NodeState.LAUNCHED, created_at=NOW - JOIN_S, leaving_since=None)
     assert bought(*three(300)[:2], goes) == 1
-    assert bought(*three(300)[:2], replace(goes, created_at=NOW - JOIN_S - 1)) == 0
+    assert bought(*three(300)[:2], replace(goes, created_at=NOW - 2 * JOIN_S)) == 1, "it had twice as long"
+    assert bought(*three(300)[:2], replace(goes, created_at=NOW - 2 * JOIN_S - 1)) == 0
 
 
 def sick(name: str, after_s: float, at_s: float = 300.0, **changes: Any) -> NodeView:

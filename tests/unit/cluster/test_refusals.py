@@ -7,11 +7,11 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.catalogue_conflicts import Known
-from cluster.planning.health import STRIKES, closed_offerings, launch_not_before
-from cluster.planning.refusals import FIRST_S, FORGOTTEN_S, after_refusal, made_good, taken_back
-from cluster.policy_documents import read_document
-from cluster.view import ClusterView, NodeView, Refusal
+from cluster.policies.catalogue_conflicts import Known
+from cluster.policies.documents import read_document
+from cluster.scheduling.health import STRIKES, closed_offerings, launch_not_before
+from cluster.scheduling.refusals import FIRST_S, FORGOTTEN_S, after_refusal, made_good, taken_back
+from cluster.scheduling.view import ClusterView, NodeView, Refusal
 from remora.states import NodeState
 
 NOW = 1_000_000.0

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.actions import Drain, Launch, Plan, Terminate
-from cluster.offerings import CapacityType
-from cluster.placement import Placement
-from cluster.planner import plan
-from cluster.planning.health import remembered_s
-from cluster.policies import BudgetPolicy, Policies
-from cluster.simulator.doors import Assumptions, FreeRoom
+from cluster.policies.offerings import CapacityType
+from cluster.policies.placement import Placement
+from cluster.policies.policies import BudgetPolicy, Policies
+from cluster.scheduling.actions import Drain, Launch, Plan, Terminate
+from cluster.scheduling.health import remembered_s
+from cluster.scheduling.planner import plan
+from cluster.scheduling.view import ClusterView
 from cluster.simulator.ledger import DAY_S
 from cluster.simulator.nodes import SimNode
+from cluster.simulator.ports import Assumptions, FreeRoom
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import Report, quantile, report_of
 from cluster.traces.trace import MarketChange, Trace, TraceJob
-from cluster.view import ClusterView
 from remora.states import NodeState
 from tests.unit.cluster.simulated import ON_DEMAND, POLICIES, SPOT, InOrder, Keep, Wild, job, launch
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.agent.scheduled_events import (
+from cluster.local.environment import ray_environment
+from cluster.node.agent.scheduled_events import (
     LEAST_WINDOW_S,
     LONGEST_PAUSE_S,
     PREEMPT_NOTICE_S,
@@ -24,7 +25,6 @@ from cluster.agent.scheduled_events import (
     meaning,
     parse,
 )
-from cluster.local.environment import ray_environment
 
 #: Tue, 09 Aug 2022 17:07:32 GMT.
 NOT_BEFORE = 1660064852.0

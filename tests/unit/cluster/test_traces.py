@@ -10,16 +10,16 @@ from statistics import mean, median
 
 import pytest
 
-from cluster.offerings import CapacityType, Offering
-from cluster.placement import ANYWHERE, Placement
-from cluster.policies import CapacityRule
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.placement import ANYWHERE, Placement
+from cluster.policies.policies import CapacityRule
 from cluster.traces.files import TraceFile, read_files
 from cluster.traces.generator import CLUSTERS, Wish, generate_jobs, generated, size_chances
 from cluster.traces.lines import read_lines, write_lines
 from cluster.traces.philly import read_philly
 from cluster.traces.skypilot import read_skypilot
 from cluster.traces.trace import Trace, TraceError
-from remora.worker_sizes import WorkerSizes
+from remora.spec.worker_sizes import WorkerSizes
 
 JOB = {
     "kind": "job",

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from service.home_lock import HomeLock, HomeTaken
+from service.embedded.home_lock import HomeLock, HomeTaken
 from service.up import main
 
 HOLDER = """
 import pathlib, signal, sys
-from service.home_lock import HomeLock
+from service.embedded.home_lock import HomeLock
 with HomeLock(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     signal.pause()

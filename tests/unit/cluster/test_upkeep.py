@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.upkeep import (
+from service.embedded.upkeep import (
     HEAD_TIMEOUT_S,
     LONGEST_PAUSE_S,
     STEADY_S,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.channel import LINE_LIMIT, Decoder, Message, encode
+from remora.script.channel import LINE_LIMIT, Decoder, Message, encode
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from remora.client import Client
+from remora.client.blocking import Client
 from remora.deepspeed.named import check_bundle, check_named
 from remora.deepspeed.refusal import Refused
 from remora.errors import SpecError

@@ -12,10 +12,10 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from remora.commands.texts import argument_list, needs_shell
 from remora.errors import SpecError, SpecProblem
-from remora.foreign import Translation, translate
-from remora.foreign.shell_words import argument_list, needs_shell
-from remora.spec import JobSpec
+from remora.foreign import Translation, the_job, translate
+from remora.spec.spec import JobSpec
 
 JOBS = Path(__file__).with_name("foreign_jobs")
 FOLDER = Path("/jobs/here")
@@ -55,7 +55,6 @@ def test_other_types_of_azure_ml_jobs_are_refused_by_name(kind: str) -> None:
     [
         ("pipelineJob", "pipeline"),
         ("sweepJob", "sweep"),
-        ("commandComponent", "component"),
         ("autoMLJob", "automl"),
     ],
 )
@@ -63,6 +62,76 @@ def test_the_schema_alone_says_the_type(schema: str, kind: str) -> None:
     raw = {"$schema": f"https://azuremlschemas.azureedge.net/latest/{schema}.schema.json"}
     with pytest.raises(SpecError, match=f"{kind} jobs are not taken"):
         translate(raw, FOLDER)
+
+
+COMPONENT = """\
+$schema: https://azuremlschemas.azureedge.net/latest/commandComponent.schema.json
+type: command
+name: train_cifar
+version: 1
+inputs:
+  data: {type: uri_folder}
+  lr: {type: number, default: 0.1, min: 0}
+  seed: {type: integer, optional: true}
+  decay: {type: number, optional: true}
+outputs:
+  model:
+command: >-
+  python train.py --data ${{inputs.data}} --lr ${{inputs.lr}} $[[--seed ${{inputs.seed}}]]
+  $[[--decay ${{inputs.decay}}]]
+  --out ${{outputs.model}}
+"""
+
+
+def test_a_component_is_a_job_whose_inputs_are_given() -> None:
+    raw = yaml.safe_load(COMPONENT)
+    bare = translate(raw, FOLDER)
+    assert bare is not None
+    assert [str(one) for one in bare.problems] == [
+        "inputs.data: a component has no value for it; give --input data=VALUE"
+    ]
+    given = translate(raw, FOLDER, {"data": "/mnt/cifar", "seed": "3"})
+    assert given is not None
+    assert (given.source, given.problems) == ("an Azure ML command component", ())
+    words = "python train.py --data /mnt/cifar --lr 0.1 --seed 3 --out ${{outputs.model}}"
+    assert given.spec["command"] == words.split()
+    assert JobSpec.from_mapping(given.spec).name == "train_cifar"
+
+
+def test_an_output_needs_no_word_on_it() -> None:
+    raw = {"type": "command", "command": "a ${{outputs.final}}", "outputs": {"final": None}}
+    translation = translate(raw, FOLDER)
+    assert translation is not None
+    assert translation.problems == ()
+    assert translation.spec["outputs"]["final"] == {}
+    assert set(JobSpec.from_mapping({"command": "a", "outputs": {"final": None}}).outputs) == {"final"}
+
+
+def test_an_input_without_a_value_is_given_or_named() -> None:
+    raw = {"type": "command", "command": "a ${{inputs.b}}", "inputs": {"b": None}}
+    bare, given = translate(raw, FOLDER), translate(raw, FOLDER, {"b": "1"})
+    assert bare is not None
+    assert given is not None
+    assert [str(one) for one in bare.problems] == ["inputs.b: it has no value; give --input b=VALUE"]
+    assert given.spec["command"] == ["a", "1"]
+
+
+JOB = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "cifar"}}
+SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "board"}}
+
+
+def test_the_job_is_found_among_the_documents_of_a_file() -> None:
+    assert the_job([]) == (None, ())
+    assert the_job([JOB]) == (JOB, ())
+    job, left = the_job([SERVICE, JOB, {"apiVersion": "v1", "kind": "ConfigMap"}])
+    assert job == JOB
+    assert [one.field for one in left] == ["Service board", "ConfigMap"]
+    assert the_job([SERVICE, SERVICE])[0] == SERVICE
+    with pytest.raises(SpecError, match=r"holds 2 jobs \(PyTorchJob cifar, PyTorchJob cifar\); write each"):
+        the_job([JOB, JOB])
+    for others in ([JOB, {"command": "a"}], [{"command": "a"}, {"command": "b"}], [JOB, "text"]):
+        with pytest.raises(SpecError, match="holds 2 documents; write each into a file of its own"):
+            the_job(others)
 
 
 @pytest.mark.parametrize("kind", ["TFJob", "MPIJob", "TrainingRuntime", "Deployment"])
@@ -134,11 +203,9 @@ def test_a_value_stands_in_a_place_without_quotes_only_when_it_needs_none(comman
     assert translation is not None
     (problem,) = translation.problems
     assert "has a value that needs quotes" in problem.message
-    assert command_of(command, value="/mnt/x") == [
-        "bash",
-        "-c",
-        command.replace("${{inputs.value}}", "/mnt/x"),
-    ]
+    assert command_of(command, value="/mnt/x") == argument_list(
+        command.replace("${{inputs.value}}", "/mnt/x")
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from remora import JobSpec
+from remora.code.bundle import pack
+from remora.code.checks import check_code
+from remora.commands.launchers import describe, unwrap
+from remora.commands.nested_launchers import put_on_path
+from remora.commands.started_commands import started_by
 from remora.errors import SpecError
-from remora.launchers import describe, unwrap
 
 
 @pytest.mark.parametrize(
@@ -35,6 +42,8 @@ from remora.launchers import describe, unwrap
         ("bash -ec 'python a.py 2> torchrun'", "bash -ec 'python a.py 2> torchrun'"),
         ("bash run.sh -c torchrun", "bash run.sh -c torchrun"),
         ("env A=1 python train.py torchrun", "env A=1 python train.py torchrun"),
+        ("bash -c 'cd src; torchrun a.py'", "bash -c 'cd src; torchrun a.py'"),
+        ("env A=1 torchrun a.py", "env A=1 torchrun a.py"),
     ],
 )
 def test_the_script_is_taken_out(command: str, script: str) -> None:
@@ -67,18 +76,21 @@ def test_options_become_variables_or_are_named() -> None:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("bash -xc 'torchrun a.py'", "the shell would start torchrun"),
-        ("bash -e -c 'torchrun a.py'", "the shell would start torchrun"),
-        ("bash -euo pipefail -c 'cd src; torchrun a.py'", "the shell would start torchrun"),
-        ("bash -c 'if true; then torchrun a.py; fi'", "the shell would start torchrun"),
-        ("bash -c 'A=\"b c\" exec torchrun a.py'", "the shell would start torchrun"),
+        ("bash -xc 'mpirun -n 2 a'", "the shell would start mpirun"),
+        (
+            "bash -e -c 'python -m torch.distributed.run a.py'",
+            "the shell would start torchrun .*; write `torchrun` there",
+        ),
+        ("bash -euo pipefail -c 'cd src; /opt/env/bin/torchrun a.py'", "the shell would start torchrun"),
+        ("bash -c 'if true; then /opt/bin/deepspeed a.py; fi'", "the shell would start deepspeed"),
+        ("bash -c 'A=\"b c\" exec mpirun a'", "the shell would start mpirun"),
         ("bash -c '# do not\norterun -n 2 a'", "the shell would start mpirun"),
-        ('bash -c "# don\'t\ntorchrun a.py"', "the shell would start torchrun"),
+        ('bash -c "# don\'t\nmpirun a"', "the shell would start mpirun"),
         ("bash -c 'python3 -W ignore -m deepspeed.launcher.runner a.py'", "the shell would start deepspeed"),
-        ("bash -c 'sh -c \"torchrun a.py\"'", "the shell would start torchrun"),
-        ("env A=1 torchrun a.py", "env would start torchrun"),
-        ("env -u B nohup accelerate launch a.py", "nohup would start accelerate launch"),
-        ("env A=1 bash -c 'torchrun a.py'", "the shell would start torchrun"),
+        ("bash -c 'sh -c \"horovodrun a\"'", "the shell would start horovodrun .* backend: mpi"),
+        ("env A=1 mpirun a", "env would start mpirun"),
+        ("env -u B nohup ./accelerate launch a.py", "nohup would start accelerate launch"),
+        ("env A=1 bash -c 'mpirun a'", "the shell would start mpirun"),
     ],
 )
 def test_a_launcher_that_something_else_starts_is_refused(command: str, said: str) -> None:
@@ -95,10 +107,90 @@ def test_a_launcher_that_something_else_starts_is_refused(command: str, said: st
         ("deepspeed --num_gpus 2 train.py", {"workers": 2}),
         ("accelerate launch --num_processes 2 --num_machines 1 train.py", {"workers": 2}),
         ("mpirun -n 3 python train.py", {"workers": 3, "backend": "mpi"}),
+        ("bash -c 'cd src; torchrun --nproc_per_node 2 a.py'", {"workers": 2}),
+        ("bash -c 'torchrun --nproc_per_node=$GPUS $OPTIONS a.py'", {"workers": 2}),
     ],
 )
 def test_counts_that_agree_with_the_job_are_fine(command: str, fields: dict[str, object]) -> None:
     assert JobSpec.from_mapping({"command": command, **fields}).command == shlex.split(command)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ('set -e\ncd src\ntorchrun --nproc_per_node=$N train.py "$@"\n', None),
+        ("#!/bin/sh\npip list\npython train.py\n", None),
+        ("if true; then\n  exec python -m torch.distributed.launch a.py\nfi\n", "write `torchrun` there"),
+        ("nohup mpirun -n 2 python a.py\n", "backend: mpi"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", ["bash -x jobs/run.sh 3", "./jobs/run.sh", "cd . && sh jobs/run.sh > log"]
+)
+def test_a_script_in_the_code_is_judged_with_the_command(
+    tmp_path: Path, command: str, script: str, said: str | None
+) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "run.sh").write_text(script)
+    file = tmp_path / "bundle.zip"
+    pack(tmp_path, file)
+    with file.open("rb") as bundle:
+        spec = JobSpec.from_mapping({"command": command})
+        if said is None:
+            check_code(spec, bundle)
+            return
+        with pytest.raises(SpecError, match=said) as caught:
+            check_code(spec, bundle)
+    assert "jobs/run.sh in the code would start" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("script", "environment", "said"),
+    [
+        ('torchrun --nproc_per_node=4 train.py "$@"', {}, "3 of 4 a b\n"),
+        ('exec torchrun --nnodes 1 --nproc-per-node $N -m train "$@"', {"N": "4"}, "3 of 4 a b\n"),
+        ("python -c 'print(1)'; deepspeed --num_gpus 4 train.py x", {}, "1\n3 of 4 --local_rank=1 x\n"),
+        ("accelerate launch --mixed_precision bf16 train.py", {}, "3 of 4 bf16\n"),
+        ("accelerate env", {}, "the real one env\n"),
+        # As when a script activates an environment of its own.
+        ('PATH="$PWD/other:$PATH"; torchrun train.py', {}, "3 of 4\n"),
+        ("torchrun --nproc_per_node=$N train.py", {"N": "2"}, "torchrun asks for 2 processes"),
+        ("torchrun --frobnicate train.py", {}, "torchrun's option --frobnicate is not known here"),
+        ("torchrun --no-python nothing-there", {}, "nothing-there: no such program"),
+    ],
+)
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_a_launcher_in_a_script_becomes_the_process_of_this_rank(
+    tmp_path: Path, shell: str, script: str, environment: dict[str, str], said: str
+) -> None:
+    if shell == "sh" and "PATH=" in script:
+        return
+    (tmp_path / "train.py").write_text(
+        "import os, sys\n"
+        "words = [*sys.argv[1:], *filter(None, [os.environ.get('ACCELERATE_MIXED_PRECISION')])]\n"
+        "print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], *words)\n"
+    )
+    (tmp_path / "run.sh").write_text(script)
+    for folder, name in (("other", "torchrun"), ("installed", "accelerate")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text('#!/bin/sh\necho the real one "$@"\n')
+        (tmp_path / folder / name).chmod(0o755)
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    ours = put_on_path(tmp_path / "launchers", sys.executable, 4, 4, f"{tmp_path / 'installed'}:{path}")
+    rank = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
+    arguments = ["a", "b"] if "$@" in script else []
+    ran = subprocess.run(
+        [shell, "run.sh", *arguments],
+        cwd=tmp_path,
+        env=rank | environment | ours,
+        capture_output=True,
+        text=True,
+    )
+    if ran.returncode == 0:
+        assert ran.stdout == said
+    else:
+        assert ran.returncode in (2, 127)
+        assert said in ran.stderr
 
 
 @pytest.mark.parametrize(
@@ -123,7 +215,17 @@ def test_counts_that_agree_with_the_job_are_fine(command: str, fields: dict[str,
         ("torchrun --nproc-per-node", {}, "torchrun's option --nproc-per-node has no value"),
         ("torchrun", {}, "torchrun is given no script"),
         ("accelerate launch --config_file a.yaml train.py", {}, "--config_file cannot be honoured"),
-        ("bash -c 'cd src && A=1 torchrun train.py'", {}, "the shell would start torchrun in every worker"),
+        (
+            "cd src && A=1 python -m torch.distributed.run train.py",
+            {},
+            "the shell would start torchrun in every worker",
+        ),
+        (
+            "cd src && torchrun --nproc-per-node 4 train.py",
+            {},
+            "torchrun asks for 4 processes (--nproc-per-node 4) and",
+        ),
+        ("env A=1 torchrun --nproc-per-node=4 a.py", {"workers": 2}, "torchrun asks for 4 processes"),
     ],
 )
 def test_what_contradicts_the_job_is_refused_in_one_sentence(
@@ -133,3 +235,21 @@ def test_what_contradicts_the_job_is_refused_in_one_sentence(
         JobSpec.from_mapping({"command": command, **fields})
     (problem,) = caught.value.problems
     assert said in problem.message
+
+
+@pytest.mark.parametrize(
+    ("words", "commands"),
+    [
+        ("bash mpirun", []),
+        ("bash -x mpirun -c torchrun", []),
+        ("bash -o pipefail mpirun", []),
+        ("bash -o pipefail -c mpirun", [["mpirun"]]),
+        ("bash --rcfile c -c mpirun", [["mpirun"]]),
+        ("bash -c -- mpirun", [["mpirun"]]),
+        ("bash -c", []),
+    ],
+)
+def test_a_shell_starts_what_it_is_given_by_c_and_a_script_says_nothing(
+    words: str, commands: list[list[str]]
+) -> None:
+    assert list(started_by(words.split())) == [("the shell", command) for command in commands]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remora import memory
+from remora.script import memory
 
 
 @pytest.fixture

@@ -19,8 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from remora.bundle import BundleLimits, digest_of, pack, unpack, verify
+from remora.code.bundle import BundleLimits, digest_of, pack, unpack, verify
 from remora.errors import BundleError
+from tests.needed import is_missing
 
 Tree = dict[str, tuple[bytes, bool]]
 
@@ -77,14 +78,15 @@ def test_what_is_packed_comes_out_and_the_digest_knows_only_the_tree(
 
 
 def _is_special(name: str) -> bool:
-    from remora.code_folder import DEFAULT_IGNORES, IGNORE_FILES
+    from remora.code.folder import DEFAULT_IGNORES, IGNORE_FILES
 
     parts = name.split("/")
     return any(part in (*DEFAULT_IGNORES, *IGNORE_FILES) or part.endswith(".pyc") for part in parts)
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="compares with git, which is not installed")
 def test_ignore_files_mean_what_they_mean_to_git(tmp_path: Path) -> None:
+    if shutil.which("git") is None:
+        is_missing("compares with git, which is not installed: apt-get install git")
     lines = {
         ".gitignore": "*.log\n/build/\n!keep.log\ndata/*\n!data/small.csv\n# note\n\\#odd\nfoo/**/bar\n",
         "sub/.gitignore": "!deep.log\nlocal.txt\n/anchored\n",

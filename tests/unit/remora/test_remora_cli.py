@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import remora
 from remora import JobState, NodeState
 from remora.cli.exits import HELP, ExitCode
 from remora.cli.output import clock, date
-from remora.quantities import format_duration
+from remora.spec.quantities import format_duration
 from remora.views import (
     AccountLine,
     Attempt,
@@ -23,6 +24,7 @@ from remora.views import (
     MetricPoint,
     Node,
     NodeEvent,
+    Page,
     Pool,
     PoolWait,
     RefusedOffering,
@@ -183,7 +185,8 @@ def test_pools_tell_their_nodes_their_limits_and_what_holds_them_up(cli: Cli, se
             "none",
             "0 to 2",
             clock(7.0),
-            f"a100/1/spot is not asked for before {date(99.0)}, refused 3 times in a row: sold out",
+            f"a100/1/spot is not asked for before {date(99.0)} (`remora pools reopen gpu` asks at once),"
+            " refused 3 times in a row: sold out",
         ],
     ]
     assert cli("pools", "--json") == ExitCode.OK
@@ -375,12 +378,38 @@ def test_up_and_down_become_the_service(monkeypatch: pytest.MonkeyPatch, cli: Cl
     assert "this installation has only the client" in cli.err
 
 
+def test_times_of_another_day_have_their_date() -> None:
+    now = time.time()
+    assert clock(now) == time.strftime("%H:%M:%S", time.localtime(now))
+    for days in (1, 7, 366):
+        assert clock(now - days * 86_400.0) == date(now - days * 86_400.0)
+
+
+def test_logs_are_shown_while_they_are_read(cli: Cli, service: FakeService) -> None:
+    job = service.add_job(state=JobState.SUCCEEDED)
+    service.page_limit = 2
+    for at in range(5):
+        service.add_log(job, f"line {at}")
+    page = Page(items=service.logs[job.id][:2], next_cursor="2")
+    service.faults = [
+        (200, {}, job.model_dump_json().encode()),
+        (200, {}, page.model_dump_json().encode()),
+        problem(500, "internal", "the database is gone"),
+    ]
+    assert cli("logs", job.id) == ExitCode.ERROR
+    assert cli.out == "[0] line 0\n[0] line 1\n"
+    assert "the database is gone" in cli.err
+
+
 def test_help_names_every_command_and_exit_code(cli: Cli) -> None:
     assert cli("--help") == ExitCode.OK
     assert all(f" {name} " in cli.out for name in COMMANDS)
     assert all(f"{code.value} " in HELP for code in ExitCode)
     assert cli("version") == ExitCode.OK
     assert cli.out == f"remora {remora.__version__}\n"
+    assert cli("--version") == ExitCode.OK
+    assert cli.out == f"remora {remora.__version__}\n"
+    assert "--version" in (cli("--help"), cli.out)[1]
     assert cli() == ExitCode.USAGE
     assert "Usage" in cli.out + cli.err
     assert "remora:" not in cli.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,31 @@ def test_without_a_file_the_current_folder_is_the_code(
     assert len(service.bundles) == 1
     assert cli("submit", "--no-code", "--", "true") == ExitCode.OK
     assert [job.spec["code"] for job in service.jobs.values()] == [next(iter(service.bundles)), None]
+
+
+def test_a_file_of_several_documents_is_searched_for_the_job(
+    cli: Cli, service: FakeService, tmp_path: Path
+) -> None:
+    job = (Path(__file__).parent / "foreign_jobs" / "pytorchjob.yaml").read_text()
+    file = tmp_path / "job.yaml"
+    file.write_text(f"---\napiVersion: v1\nkind: Service\nmetadata: {{name: board}}\n---\n{job}\n---\n")
+    assert cli("submit", str(file), "--no-code") == ExitCode.OK
+    assert "Service board" in cli.err
+    assert "only the job of the file is taken" in cli.err
+    file.write_text("command: python a.py\n---\n")
+    assert cli("submit", str(file)) == ExitCode.OK
+    file.write_text("command: python a.py\n---\ncommand: python b.py\n")
+    assert cli("submit", str(file)) == ExitCode.USAGE
+    assert "holds 2 documents; write each into a file of its own" in cli.err
+
+
+def test_one_quoted_word_is_a_command_line(cli: Cli, service: FakeService) -> None:
+    for line, command in (
+        ("cd src && python train.py > log", ["bash", "-c", "cd src && python train.py > log"]),
+        ("python train.py --config c.yaml", ["python", "train.py", "--config", "c.yaml"]),
+    ):
+        assert cli("submit", "--no-code", "--", line) == ExitCode.OK
+        assert json.loads(service.requests[-1].body)["command"] == command
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,25 @@ def test_lists_are_read_to_their_last_page(service: FakeService, call: Call) -> 
     assert call("pools") == service.pools
 
 
+@pytest.mark.parametrize("name", ["logs", "events"])
+def test_the_first_item_is_there_with_its_page(service: FakeService, name: str) -> None:
+    service.page_limit = 7
+    job = service.add_job(state=JobState.SUCCEEDED)
+    for number in range(20):
+        service.add_event(job, f"kind.{number}")
+        service.add_log(job, f"line {number}")
+
+    async def first_of_asynchronous() -> int:
+        async with AsyncClient() as client:
+            return (await anext(getattr(client, name)(job.id))).seq
+
+    with Client() as client:
+        assert next(getattr(client, name)(job.id)).seq == 1
+    assert service.count("GET", f"/v1/jobs/{job.id}/{name}") == 1
+    assert asyncio.run(first_of_asynchronous()) == 1
+    assert service.count("GET", f"/v1/jobs/{job.id}/{name}") == 2
+
+
 def test_a_stream_that_breaks_everywhere_has_neither_gap_nor_double(service: FakeService, call: Call) -> None:
     job = service.add_job(state=JobState.SUCCEEDED)
     for number in range(60):
@@ -214,7 +233,7 @@ def test_wait_gives_up_and_leaves_the_job_alone(service: FakeService, call: Call
 def test_wait_looks_now_and_then_where_streams_do_not_pass(
     service: FakeService, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("remora.client", "remora.async_client"):
+    for module in ("remora.client.blocking", "remora.client.asynchronous"):
         monkeypatch.setattr(f"{module}.POLL_S", 0.01)
     job = service.add_job()
     body = service.jobs[job.id].model_dump_json().encode()

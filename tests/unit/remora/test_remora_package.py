@@ -27,7 +27,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["remora", "remora.training", "remora.errors", "remora.states", "remora.bundle"]
+    "module", ["remora", "remora.training", "remora.errors", "remora.states", "remora.code.bundle"]
 )
 def test_scripts_need_only_the_standard_library(module: str) -> None:
     done = run(

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from remora.configuration import DEFAULT_SERVER, find_server, home_folder
+from remora.client.configuration import DEFAULT_SERVER, find_server, home_folder
+from remora.client.requests import cancel_job, create_job, follow_logs, get_health, has_bundle
+from remora.client.retries import Following, Patience, may_retry_error, may_retry_status, retry_after_s
 from remora.errors import ConfigurationError
-from remora.requests import cancel_job, create_job, follow_logs, get_health, has_bundle
-from remora.retries import Following, Patience, may_retry_error, may_retry_status, retry_after_s
-from remora.spec import JobSpec
+from remora.spec.spec import JobSpec
 from remora.views import LogLine
 
 

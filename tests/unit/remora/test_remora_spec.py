@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import remora
-from remora.backends import BACKEND_WORDS
 from remora.errors import SpecError
-from remora.quantities import format_duration, format_size, parse_duration, parse_size
-from remora.refusals import REFUSED
-from remora.spec import MAX_SPEC_BYTES, JobSpec
-from remora.spec_sections import Best
+from remora.spec.backends import BACKEND_WORDS
+from remora.spec.quantities import format_duration, format_size, parse_duration, parse_size
+from remora.spec.refusals import REFUSED
+from remora.spec.sections import Best
+from remora.spec.spec import MAX_SPEC_BYTES, JobSpec
 
 
 def refusal(**fields: Any) -> str:
@@ -236,6 +236,11 @@ def test_one_bad_field_is_one_clear_line(fields: dict[Any, Any], said: str) -> N
     assert len(caught.value.problems) == 1
     assert said in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+def test_what_follows_a_loss_that_is_not_finite_may_be_said_of_sharded_models_too() -> None:
+    asked = {"command": "python a.py", "backend": "fsdp", "elastic": {"nonfinite": "rollback"}}
+    assert JobSpec.model_validate(asked).elastic.variables() == {"REMORA_NONFINITE": "rollback"}
 
 
 def test_one_pool_or_zone_needs_no_list_and_numbers_of_zones_are_texts() -> None:

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from remora.bounds import exceeds, has_more_values
-from remora.command_words import words_of
+from remora.commands.words import words_of
 from remora.errors import MAX_PROBLEMS, SpecError
-from remora.expressions import fill
 from remora.foreign import translate
-from remora.spec import MAX_SPEC_BYTES, JobSpec
-from remora.spec_problems import MAX_DEPTH, MAX_VALUES, read_yaml
+from remora.spec.bounds import exceeds, has_more_values
+from remora.spec.expressions import fill
+from remora.spec.problems import MAX_DEPTH, MAX_VALUES, read_yaml
+from remora.spec.spec import MAX_SPEC_BYTES, JobSpec
 from tests.steps import grows_linearly, steps_of, stopped_after
 
 LIMIT = MAX_SPEC_BYTES

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from remora import channel, training
+from remora import training
+from remora.script import channel
 
 ROOT = Path(__file__).parents[3]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora import JobSpec, SpecError
-from remora.worker_sizes import NoSizePossible, WorkerSizes, sizes_of, spec_of
+from remora.spec.worker_sizes import NoSizePossible, WorkerSizes, sizes_of, spec_of
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 from remora.states import DrillState, JobState
 from remora.views import Event, MetricPoint
 from service.queue.drills import (
+    NOTICE_PATIENCE_S,
     PATIENCE_S,
     QUIET_S,
     TakenNode,
@@ -149,6 +150,24 @@ class TestACloudThatGivesItsOwnNotice:
         after = replace(waiting, jobs=[hit])
         assert follow_cloud(after, [self.DEAF], [JOB], STRUCK_AT + 1) == after
         assert not measure(SILENT, BEFORE, told).was_hit, "one without a notice has nothing before it"
+
+    def test_nodes_that_went_without_a_notice_are_named(self) -> None:
+        gone = [
+            TakenNode(id="node_a", has_heard=True, is_gone=True),
+            TakenNode(id="node_b", has_heard=False, is_gone=True),
+        ]
+        taken = follow_cloud(self.WAITING, gone, [JOB], STRUCK_AT)
+        assert (taken.taken_at, taken.message) == (STRUCK_AT, "node_b went without having heard of a notice")
+        assert follow_cloud(self.WAITING, gone[:1], [JOB], STRUCK_AT).message is None
+        one = follow_cloud(self.WAITING, [gone[1], replace(gone[0], is_gone=False)], [JOB], STRUCK_AT)
+        assert one == self.WAITING, "the other one has heard and is there"
+
+    def test_a_cloud_that_gives_none_is_waited_for_no_longer_than_said(self) -> None:
+        last = self.ASKED_AT + NOTICE_PATIENCE_S
+        assert follow_cloud(self.WAITING, [self.DEAF], [JOB], last).ended_at is None
+        over = follow_cloud(self.WAITING, [self.DEAF], [JOB], last + 1.0)
+        assert (over.state, over.ended_at, over.jobs) == (DrillState.ENDED, last + 1.0, [])
+        assert str(over.message).startswith("the cloud has given no notice within")
 
 
 class TestTheEnd:

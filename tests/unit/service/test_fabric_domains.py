@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.offerings import CapacityType, Offering
+from cluster.policies.offerings import CapacityType, Offering
+from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
-from remora.worker_sizes import WorkerSizes
 from service.queue.admission import Admission, Claim, PoolSize, admit
 from service.queue.demand import demand_of, placement_in, placement_of
 from service.queue.domains import is_lost

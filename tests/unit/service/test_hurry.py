@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.offerings import CapacityType, Offering
-from cluster.planning.slack import (
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
+from cluster.scheduling.slack import (
     ORDERED_WITHIN_S,
     changes_at,
     is_urgent,
@@ -19,12 +20,11 @@ from cluster.planning.slack import (
     measured_start_up_s,
     should_move,
 )
-from cluster.policies import CapacityRule, Policies, PoolPolicy
-from cluster.simulator.doors import Assumptions
+from cluster.scheduling.view import START_UP_S, JobDemand
+from cluster.simulator.ports import Assumptions
 from cluster.traces.trace import MarketChange, Trace, TraceJob
-from cluster.view import START_UP_S, JobDemand
+from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
-from remora.worker_sizes import WorkerSizes
 from service.queue.admission import PoolSize
 from service.queue.demand import demand_of, placement_in
 from service.queue.hurry import jobs_off_spot, start_up_s, urgent_jobs

@@ -14,18 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.actions import Drain, Launch, Plan, Terminate, Wait
-from cluster.offerings import CapacityType, Offering, zone_and_capacity
-from cluster.placement import FABRIC_LABEL, POOL_LABEL, labels_of
-from cluster.planner import plan
-from cluster.planning.fitting import as_shown
-from cluster.policies import Policies
-from cluster.view import ClusterView
+from cluster.policies.offerings import CapacityType, Offering, zone_and_capacity
+from cluster.policies.placement import FABRIC_LABEL, POOL_LABEL, labels_of
+from cluster.policies.policies import Policies
+from cluster.scheduling.actions import Drain, Launch, Plan, Terminate, Wait
+from cluster.scheduling.fitting import as_shown, slots
+from cluster.scheduling.planner import plan
+from cluster.scheduling.view import START_UP_S, ClusterView
 from remora import JobSpec, SpecError
 from remora.states import AttemptState, NodeState
 from service.loops.launching import attempt_plan
-from service.queue.admission import Admission, Claim, admit
+from service.queue.admission import Admission, Claim, admit, held_up
 from service.queue.demand import demand_of, node_view, placement_in, workers_by_node, workers_of_jobs
+from service.queue.keeping import kept_for
 from service.queue.pools import complete_pools
 from service.queue.rooms import Room
 from service.queue.rows import AttemptRow, JobRow, NodeRow
@@ -38,6 +39,8 @@ GIB = 2.0**30
 SETTINGS = Settings()
 #: Rounds after which nothing may be left to do, and seconds between two of them.
 ROUNDS, ROUND_S = 14, 100.0
+#: What the planner says of a job that can start.
+HAS_ROOM = "there is room for it on nodes that are ready"
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class World:
         at = workers_of_jobs(self.nodes, self.attempts.values())
         running = [(job, self.attempts[job.id]) for job in self.jobs if job.id in self.attempts]
         claims = [
-            Claim(job.sizes, job.worker_resources, placement_in(job, one), at.get(job.id, {}))
+            Claim(job.sizes, job.worker_resources, placement_in(job, one), job.id, at.get(job.id, {}))
             for job, one in running
         ]
         rooms = [
@@ -116,7 +119,16 @@ class World:
             )
             for one in self.nodes
         ]
-        return admit(self.waiting, claims, rooms, pools)
+        return admit(self.waiting, claims, rooms, pools, kept=self.kept())
+
+    def kept(self) -> dict[str, str]:
+        """For which job each node is kept, as drivers are told."""
+        pools = complete_pools(self.policies, self.offerings, lambda pool: pool.max_nodes)
+        busy = workers_by_node(self.nodes, self.attempts.values())
+        refused = held_up(self.waiting, {job.id for job in self.waiting}, pools, None)
+        waiting = [job for job in self.waiting if job.id not in refused]
+        running = [(job, self.attempts[job.id]) for job in self.jobs if job.id in self.attempts]
+        return kept_for(self.nodes, busy, waiting, running, self.now, START_UP_S)
 
     def do(self, actions: Plan) -> bool:
         """Buy and return at once; True when something was."""
@@ -164,11 +176,17 @@ class World:
 
     def grow(self, job: JobRow) -> bool:
         """Its driver takes what it finds free on nodes with its labels, in a size that is possible."""
-        attempt, told = self.attempts[job.id], self.plans[job.id]
-        free = {one.address: self._room_on(one, told) for one in self.nodes if _bears(one, told)}
+        attempt, told, kept = self.attempts[job.id], self.plans[job.id], self.kept()
         held = sum(attempt.workers.values())
-        more = told.sizes.fit(held + sum(free.values())) - held
-        if more <= 0:
+        borne = [one for one in self.nodes if _bears(one, told)]
+        others = [one for one in borne if kept.get(one.id, job.id) == job.id]
+        # A group that starts takes what is kept for others where it has to.
+        for nodes in (others,) if held else (others, borne):
+            free = {one.address: self._room_on(one, told) for one in nodes}
+            more = told.sizes.fit(held + sum(free.values())) - held
+            if more > 0:
+                break
+        else:
             return False
         workers = dict(attempt.workers)
         for address, room in free.items():
@@ -179,6 +197,12 @@ class World:
         short = sum(workers.values()) < told.sizes.max
         self.attempts[job.id] = replace(attempt, workers=workers, short_since=self.now if short else None)
         return True
+
+    def _owns_enough(self, job: JobRow) -> bool:
+        """Its smallest group has room on what was bought for it and is still unused."""
+        busy = workers_by_node(self.nodes, self.attempts.values())
+        own = [one for one in self.nodes if one.bought_for == job.id and one.id not in busy]
+        return sum(slots(one.resources, job.worker_resources) for one in own) >= job.sizes.min
 
     def _room_on(self, node: NodeRow, told: AttemptPlan) -> int:
         """As Ray counts: a resource that a node does not have is none that it gives."""
@@ -205,6 +229,27 @@ class World:
             replace(one, idle_since=None if one.id in busy else one.idle_since or self.now)
             for one in self.nodes
         ]
+        self.now += ROUND_S
+        return has_moved or bool(decided.starts) or any(grown)
+
+    def allow_one_node_more(self) -> None:
+        """Every pool may have one more from now on."""
+        pools = {
+            name: pool.model_copy(update={"max_nodes": pool.max_nodes + 1})
+            for name, pool in self.policies.pools.items()
+        }
+        self.policies = self.policies.model_copy(update={"pools": pools})
+
+    def look_after_growing(self) -> bool:
+        """The same where the groups that run grow first: what has room on its own nodes starts all the same."""
+        has_moved = self.do(self.planned())
+        told = {one.job_id for one in self.planned() if isinstance(one, Wait) and one.reason == HAS_ROOM}
+        promised = {job.id for job in self.jobs if job.id in told and self._owns_enough(job)}
+        grown = [self.grow(job) for job in self.jobs if job.id in self.attempts]
+        decided = self.admitted()
+        assert promised <= set(decided.starts)
+        for job_id in decided.starts:
+            self.start(job_id, decided.fabrics.get(job_id))
         self.now += ROUND_S
         return has_moved or bool(decided.starts) or any(grown)
 
@@ -308,11 +353,49 @@ def test_what_is_hopeless_buys_nothing_and_what_has_room_starts(
     for job in rows:
         if (attempt := world.attempts.get(job.id)) is not None:
             assert job.sizes.allows(sum(attempt.workers.values()))
-    room = "there is room for it on nodes that are ready"
-    told = {one.job_id for one in world.planned() if isinstance(one, Wait) and one.reason == room}
+    told = {one.job_id for one in world.planned() if isinstance(one, Wait) and one.reason == HAS_ROOM}
     assert told == set()
     # Every node that is left has work.
     assert {one.id for one in world.nodes} == workers_by_node(world.nodes, world.attempts.values()).keys()
+
+
+#: Jobs that fill whole nodes of one kind, most of which could use more than there are.
+WIDE = st.builds(
+    lambda least, more, cpus: {"workers": {"min": least, "max": least + more}, "resources": {"cpus": cpus}},
+    st.integers(1, 2),
+    st.integers(0, 5),
+    st.sampled_from([4, 8, 8]),
+)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(st.integers(0, 3), st.lists(WIDE, min_size=2, max_size=4))
+def test_what_the_planner_counts_as_room_for_a_job_is_there_also_beside_groups_that_grow(
+    most: int, wanted: list[dict[str, Any]]
+) -> None:
+    """Jobs come one after the other, and with each a node more, so that those before could grow into what it gets."""
+    world = world_of(Kind("small", {"CPU": 8.0}, 16.0), most + 1, **wanted[0])
+    for number, fields in enumerate(wanted):
+        if number > 0 and (row := row_of(number, fields)) is not None:
+            world.jobs.append(row)
+            world.allow_one_node_more()
+        for _ in range(ROUNDS):
+            if not world.look_after_growing():
+                break
+
+
+def test_a_job_starts_on_the_only_node_more_beside_a_group_that_could_grow_there() -> None:
+    kind = Kind("small", {"CPU": 4.0}, 16.0)
+    world = world_of(kind, 2, workers={"min": 1, "max": 3}, resources={"cpus": 4})
+    while world.look_after_growing():
+        pass
+    waits = row_of(1, {"workers": 1, "resources": {"cpus": 4}})
+    assert waits is not None
+    world.jobs.append(waits)
+    world.allow_one_node_more()
+    while world.look_after_growing():
+        pass
+    assert [sum(one.workers.values()) for one in world.attempts.values()] == [2, 1]
 
 
 def world_of(kind: Kind, most: int, **job: Any) -> World:

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.policies import Policies
-from cluster.view import Spending
+from cluster.policies.policies import Policies
+from cluster.scheduling.view import Spending
 from service.queue.admission import Admission, PoolSize, admit
 from service.queue.quotas import Quotas, quotas_of
 from service.queue.rooms import Room

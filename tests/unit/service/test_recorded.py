@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cluster.offerings import CapacityType, Offering
-from cluster.placement import ANYWHERE, Placement
-from cluster.policies import CapacityRule, Policies, PoolPolicy
-from cluster.simulator.doors import Assumptions
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.placement import ANYWHERE, Placement
+from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
+from cluster.simulator.ports import Assumptions
 from cluster.simulator.report import report_of
 from cluster.traces.lines import read_lines, write_lines
 from cluster.traces.trace import Trace

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cluster.agent.beats import DEAF_S, SILENT_S, Beat, Hearing
+from cluster.node.agent.heartbeats import DEAF_S, SILENT_S, AgentStatus, Heartbeat
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import lifecycle, retry
 from service.queue.lifecycle import (
@@ -44,6 +44,16 @@ def running(**fields: Any) -> tuple[JobRow, AttemptRow]:
     return decision.job, decision.attempt
 
 
+def lost_and_started_again(at_step: int, lost_at: float) -> tuple[JobRow, AttemptRow]:
+    """A job whose first attempt was lost after a step, in its second one."""
+    stepped = lifecycle.observe_step(*running(), at_step, lost_at)
+    assert stepped.attempt is not None
+    ended = lifecycle.end_attempt(stepped.job, stepped.attempt, EndReason.NODE_LOST, "lost", lost_at + 1)
+    again = lifecycle.start_attempt(ended.job, "att_2", lost_at + 2)
+    assert again.attempt is not None
+    return again.job, again.attempt
+
+
 READY = NodeRow(id="n", pool="p", created_at=NOW, state=NodeState.READY)
 
 
@@ -51,7 +61,7 @@ def hear(
     node: NodeRow, *, beat_at: float, unchanged_s: float, is_alive: bool = True
 ) -> lifecycle.NodeDecision:
     """What becomes of a node whose agent's newest sign of life is this old."""
-    agent = Hearing(beat=Beat(at=beat_at), unchanged_s=unchanged_s)
+    agent = AgentStatus(beat=Heartbeat(at=beat_at), unchanged_s=unchanged_s)
     return lifecycle.observe_node(node, SeenNode(is_provided=True, is_alive=is_alive, agent=agent), NOW)
 
 
@@ -68,7 +78,7 @@ def _reachable(edges: Mapping[Any, str], first: Any) -> set[Any]:
 
 class TestTables:
     def test_every_state_can_be_reached(self) -> None:
-        assert _reachable(JOB_EDGES, JobState.QUEUED) == set(JobState) - {JobState.PAUSED}
+        assert _reachable(JOB_EDGES, JobState.QUEUED) == set(JobState)
         assert _reachable(ATTEMPT_EDGES, AttemptState.STARTING) == set(AttemptState)
         assert _reachable(NODE_EDGES, NodeState.REQUESTED) == set(NodeState)
 
@@ -88,6 +98,22 @@ class TestObservations:
     def test_the_first_worker_group_makes_the_job_run(self) -> None:
         job, attempt = running()
         assert (job.state, job.started_at, attempt.state) == (JobState.RUNNING, NOW + 1, AttemptState.RUNNING)
+
+    @pytest.mark.parametrize(
+        ("fabric", "on_demand", "said"),
+        [
+            (None, False, ""),
+            ("d1", False, " in the fabric domain d1"),
+            (None, True, ", all of them on demand, as its deadline is near"),
+        ],
+    )
+    def test_an_attempt_is_bound_to_where_it_starts_and_says_so(
+        self, fabric: str | None, on_demand: bool, said: str
+    ) -> None:
+        decision = lifecycle.start_attempt(job_row(), "att_1", NOW, fabric, on_demand=on_demand)
+        assert decision.attempt is not None
+        assert (decision.attempt.fabric, decision.attempt.on_demand) == (fabric, on_demand)
+        assert decision.events[0].message == f"nodes for its smallest worker group are free{said}"
 
     def test_a_driver_that_drains_does_not_run_again(self) -> None:
         job, attempt = running()
@@ -152,6 +178,70 @@ class TestObservations:
         new = lifecycle.observe_step(repeated.job, repeated.attempt, 11, NOW + 9)
         assert (new.job.lost_s, new.job.lost_since) == (7.0, None)
 
+    def test_what_no_new_step_follows_is_lost_until_the_same_step_is_done_again(self) -> None:
+        job, attempt = lost_and_started_again(at_step=100, lost_at=NOW + 2)
+        told = lifecycle.observe(job, attempt, Progress(step=100), NOW + 5).job
+        assert told.step_at == NOW + 2, (
+            "the driver knows the step of the attempt before it, and has not done it"
+        )
+        for step in range(84, 101):
+            decision = lifecycle.observe_step(told, attempt, step, NOW + step)
+            told = decision.job
+        assert told.lost_s == 0.0
+        done = lifecycle.end_attempt(
+            told, attempt, EndReason.COMPLETED, "done", NOW + 900, 0, open_lost_s=50.0
+        )
+        assert done.attempt is not None
+        assert (done.job.lost_s, done.job.lost_since) == (98.0, None), "what lies inside is not counted twice"
+        assert done.attempt.lost_s == 50.0
+
+    @pytest.mark.parametrize("ends", ["attempt", "waiting"])
+    def test_what_is_not_won_back_is_lost_until_the_end(self, ends: str) -> None:
+        job, attempt = lost_and_started_again(at_step=100, lost_at=NOW + 2)
+        if ends == "attempt":
+            done = lifecycle.end_attempt(job, attempt, EndReason.CANCELLED, "cancelled", NOW + 12).job
+        else:
+            again = lifecycle.end_attempt(job, attempt, EndReason.NODE_LOST, "lost", NOW + 7).job
+            done = lifecycle.request_cancel(again, NOW + 12).job
+        assert (done.state, done.lost_s, done.lost_since) == (JobState.CANCELLED, 10.0, None)
+
+    def test_a_second_loss_before_a_new_step_does_not_begin_the_lost_time_anew(self) -> None:
+        """Even where the second attempt had won back what the first one lost, which tells a later time of its step."""
+        job, attempt = lost_and_started_again(at_step=10, lost_at=NOW + 2)
+        won_back = lifecycle.observe_step(job, attempt, 10, NOW + 20)
+        assert won_back.attempt is not None
+        assert won_back.job.step_at == NOW + 20
+        lost = lifecycle.end_attempt(won_back.job, won_back.attempt, EndReason.NODE_LOST, "lost", NOW + 21)
+        assert lost.job.lost_since == NOW + 2
+        third = lifecycle.start_attempt(lost.job, "att_3", NOW + 22)
+        assert third.attempt is not None
+        new = lifecycle.observe_step(third.job, third.attempt, 11, NOW + 30).job
+        assert (new.lost_s, new.lost_since) == (28.0, None)
+
+    def test_a_job_that_is_cancelled_again_is_told_of_once(self) -> None:
+        job, attempt = running()
+        asked = lifecycle.request_cancel(job, NOW + 2)
+        assert [event.kind for event in asked.events] == ["job.cancel_requested"]
+        assert lifecycle.request_cancel(asked.job, NOW + 3) == Decision(asked.job, None)
+        stopped = lifecycle.request_stop(asked.job, attempt, EndReason.CANCELLED, NOW + 4)
+        assert stopped.attempt is not None
+        again = lifecycle.request_stop(stopped.job, stopped.attempt, EndReason.RUN_TIME_EXCEEDED, NOW + 5)
+        assert again == Decision(stopped.job, stopped.attempt), "the first reason and its time stay"
+
+    def test_a_loss_inside_the_last_attempt_is_counted_at_its_end(self) -> None:
+        job, attempt = running(lost_s=1.0)
+        done = lifecycle.end_attempt(job, attempt, EndReason.COMPLETED, "", NOW + 9, 0, open_lost_s=3.5)
+        assert done.job.lost_s == 4.5
+
+    def test_the_time_of_an_attempt_that_another_one_follows_is_counted_once(self) -> None:
+        job, attempt = running()
+        stepped = lifecycle.observe_step(job, attempt, 10, NOW + 2)
+        assert stepped.attempt is not None
+        ended = lifecycle.end_attempt(
+            stepped.job, stepped.attempt, EndReason.NODE_LOST, "", NOW + 9, open_lost_s=7.0
+        )
+        assert (ended.job.lost_s, ended.job.lost_since) == (0.0, NOW + 2)
+
     def test_the_cause_of_a_stopped_attempt_is_the_stop(self) -> None:
         job, attempt = running(run_time_s=5.0)
         asked = lifecycle.request_stop(job, attempt, EndReason.RUN_TIME_EXCEEDED, NOW)
@@ -193,6 +283,17 @@ class TestNodes:
         node = lifecycle.observe_node(NodeRow(id="n", pool="p", created_at=NOW), seen, NOW).node
         assert lifecycle.observe_node(node, seen, NOW + 1) == lifecycle.NodeDecision(node)
 
+    def test_a_drain_says_until_when(self) -> None:
+        ready = NodeRow(id="n", pool="p", created_at=NOW, state=NodeState.READY)
+        seen = SeenNode(is_provided=True, is_alive=True, is_draining=True, deadline_at=86_400.0)
+        until = "what works on it has until 1970-01-02 00:00:00 UTC"
+        others = lifecycle.observe_node(ready, seen, NOW).node
+        assert others.message == f"it is being drained and takes no new work, and {until}"
+        assert (
+            lifecycle.drain_node(ready, "2 are allowed", 86_400.0, NOW).node.message
+            == f"2 are allowed; {until}"
+        )
+
     def test_why_a_node_leaves_is_told_where_its_agent_says_so(self) -> None:
         ready = NodeRow(id="n", pool="p", created_at=NOW, state=NodeState.READY)
         seen = SeenNode(is_provided=True, is_alive=True, is_draining=True)
@@ -215,16 +316,25 @@ class TestNodes:
 
     def test_since_when_a_node_has_been_ready_and_sick_is_kept(self) -> None:
         wish = NodeRow(id="n", pool="p", created_at=NOW)
-        sick = Hearing(beat=Beat(at=NOW, leaves="this machine is sick: XID 79", is_sick=True))
+        sick = AgentStatus(beat=Heartbeat(at=NOW, leaves="this machine is sick: XID 79", is_sick=True))
         seen = SeenNode(is_provided=True, is_alive=True, is_draining=True, agent=sick)
         leaving = lifecycle.observe_node(wish, seen, NOW + 60).node
         assert leaving.state is NodeState.DRAINING
         assert (leaving.launched_at, leaving.sick_since) == (NOW + 60, NOW + 60)
         assert lifecycle.observe_node(leaving, seen, NOW + 90).node.sick_since == NOW + 60
-        well = replace(seen, is_draining=False, agent=replace(sick, beat=Beat(at=NOW)))
+        well = replace(seen, is_draining=False, agent=replace(sick, beat=Heartbeat(at=NOW)))
         ready = lifecycle.observe_node(wish, well, NOW + 60).node
         assert (ready.ready_at, ready.sick_since) == (NOW + 60, None)
         assert lifecycle.observe_node(ready, replace(well, agent=sick), NOW + 90).node.sick_since == NOW + 90
+
+    def test_since_when_a_node_has_been_leaving_is_kept(self) -> None:
+        """It says from when on the pace of returns counts it, and when what it had cost began to end."""
+        drained = lifecycle.drain_node(READY, "2 are allowed", NOW + 60, NOW).node
+        ending = lifecycle.terminate_node(drained, "its deadline has passed", False, NOW + 60).node
+        assert (drained.leaving_since, ending.leaving_since) == (NOW, NOW)
+        ended = lifecycle.observe_node(ending, SeenNode(is_provided=False), NOW + 90).node
+        assert ended.leaving_since == NOW
+        assert lifecycle.terminate_node(READY, "it died", True, NOW + 5).node.leaving_since == NOW + 5
 
     def test_an_agent_that_falls_silent_is_told_once_and_ends_nothing(self) -> None:
         node = hear(READY, beat_at=5.0, unchanged_s=SILENT_S).node
@@ -232,7 +342,7 @@ class TestNodes:
         silent = hear(node, beat_at=5.0, unchanged_s=SILENT_S + 1)
         (event,) = silent.events
         assert event.kind == "node.agent_silent"
-        assert "said nothing for 121 s" in event.message
+        assert "said nothing since 1970-01-01 00:14:39 UTC" in event.message
         assert (silent.node.state, silent.node.message) == (NodeState.READY, event.message)
         assert hear(silent.node, beat_at=5.0, unchanged_s=SILENT_S + 2) == lifecycle.NodeDecision(silent.node)
 
@@ -251,14 +361,14 @@ class TestNodes:
 
     def test_an_agent_that_hears_nothing_of_its_cloud_is_told_of_as_a_silent_one(self) -> None:
         def look(node: NodeRow, beat_at: float, deaf_s: float) -> lifecycle.NodeDecision:
-            agent = Hearing(beat=Beat(at=beat_at, deaf_s=deaf_s))
+            agent = AgentStatus(beat=Heartbeat(at=beat_at, deaf_s=deaf_s))
             return lifecycle.observe_node(node, SeenNode(is_provided=True, is_alive=True, agent=agent), NOW)
 
         assert look(READY, 5.0, DEAF_S) == lifecycle.NodeDecision(READY), "not yet"
         deaf = look(READY, 10.0, DEAF_S + 1)
         (event,) = deaf.events
         assert event.kind == "node.agent_silent"
-        assert "has had no answer of its cloud for 301 s" in event.message
+        assert "has had no answer of its cloud since 1970-01-01 00:" in event.message
         assert deaf.node.state is NodeState.READY
         assert look(deaf.node, 15.0, DEAF_S + 6) == lifecycle.NodeDecision(deaf.node), (
             "it beats, and is deaf still"
@@ -268,7 +378,7 @@ class TestNodes:
 
     def test_what_an_agent_says_is_told_once_and_stands_beside_the_node_as_long_as_it_says_so(self) -> None:
         def look(node: NodeRow, says: str | None) -> lifecycle.NodeDecision:
-            agent = Hearing(beat=Beat(at=5.0, says=says))
+            agent = AgentStatus(beat=Heartbeat(at=5.0, says=says))
             return lifecycle.observe_node(node, SeenNode(is_provided=True, is_alive=True, agent=agent), NOW)
 
         first = look(READY, "a pause")
@@ -280,7 +390,7 @@ class TestNodes:
 
     def test_what_a_silent_agent_said_last_is_not_told_instead_of_its_silence(self) -> None:
         node = hear(replace(READY, message="a pause"), beat_at=5.0, unchanged_s=SILENT_S + 1).node
-        agent = Hearing(beat=Beat(at=5.0, says="a pause"), unchanged_s=SILENT_S + 2)
+        agent = AgentStatus(beat=Heartbeat(at=5.0, says="a pause"), unchanged_s=SILENT_S + 2)
         seen = SeenNode(is_provided=True, is_alive=True, agent=agent)
         assert lifecycle.observe_node(node, seen, NOW) == lifecycle.NodeDecision(node)
 
@@ -403,6 +513,19 @@ class LifeOfAJob(RuleBasedStateMachine):
     def retries_are_bounded(self) -> None:
         assert self.user_ends <= self.job.retry_limit + 1
         assert self.job.losses <= retry.LOSS_LIMIT
+
+    @invariant()
+    def whatever_was_lost_between_them_the_users_failures_are_counted(self) -> None:
+        assert self.job.state.is_terminal or self.job.user_failures == self.user_ends
+
+    @invariant()
+    def what_is_asked_once_is_told_once(self) -> None:
+        told = Counter(
+            (event.kind, event.attempt)
+            for event in self.events
+            if event.kind in ("job.cancel_requested", "attempt.draining", "attempt.ended")
+        )
+        assert all(count == 1 for count in told.values())
 
     @invariant()
     def ends_are_complete(self) -> None:

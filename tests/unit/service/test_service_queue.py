@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.offerings import CapacityType, Offering
-from cluster.planning.fitting import slots
-from cluster.policies import Policies
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.placement import Placement
+from cluster.policies.policies import CapacityRule, Policies
+from cluster.scheduling.fitting import slots
+from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason, JobState
-from remora.worker_sizes import WorkerSizes
 from service.queue import admission, intake, retry
 from service.queue.admission import Claim, PoolSize, admit
 from service.queue.ordering import in_order
@@ -76,6 +77,37 @@ class TestAdmission:
         decision = admit([job_row()], [Claim(WorkerSizes(3, 3), CPU)], rooms(3), [POOL])
         assert decision.starts == ()
         assert decision.waits[0].reason == "waiting_for_turn"
+
+    spots = st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(["1", "2"]), st.sampled_from(CapacityType))
+    wishes = st.builds(
+        Placement,
+        pools=st.sampled_from([(), ("a",), ("b", "a")]),
+        zones=st.sampled_from([(), ("1",), ("2",)]),
+        capacity=st.sampled_from([None, CapacityRule.SPOT, CapacityRule.ON_DEMAND]),
+    )
+
+    @settings(derandomize=True, max_examples=200)
+    @given(st.lists(spots, min_size=1, max_size=5), wishes, wishes, st.integers(1, 4), st.integers(0, 4))
+    def test_what_a_job_may_grow_to_is_kept_only_where_it_may_grow(
+        self,
+        spots: list[tuple[str, str, CapacityType]],
+        grows: Placement,
+        starts: Placement,
+        most: int,
+        held: int,
+    ) -> None:
+        """Nodes have room for one worker each, so that those that are kept can be counted off."""
+        nodes = [Room(f"n{at}", pool, CPU, zone, paid) for at, (pool, zone, paid) in enumerate(spots)]
+        mine = [one for one in nodes if grows.allows(one.pool, one.zone, one.capacity)]
+        here = mine[: min(held, most)]
+        claim = Claim(WorkerSizes(1, most), CPU, grows, "runs", {one.node_id: 1 for one in here})
+        taken = {one.node_id for one in mine[: max(most, len(here))]}
+        left = [one for one in nodes if one.node_id not in taken]
+        fits = any(starts.allows(one.pool, one.zone, one.capacity) for one in left)
+        wish = {"pools": starts.pools, "zones": starts.zones, "capacity": starts.capacity}
+        job = job_row(spec={"placement": {name: value for name, value in wish.items() if value}})
+        pools = [PoolSize(name, 5, CPU) for name in ("a", "b")]
+        assert admit([job], [claim], nodes, pools).starts == ((job.id,) if fits else ())
 
     def test_nobody_overtakes_a_job_that_could_start_later(self) -> None:
         large, small = job_row(min_workers=3, max_workers=3), job_row()
@@ -273,6 +305,26 @@ class TestRetry:
         assert isinstance(
             retry.after(job_row(losses=100), launched(), reason, "over", 0.0, by_driver=True), retry.Finish
         )
+
+    @settings(derandomize=True)
+    @given(
+        st.integers(0, 3),
+        st.lists(
+            st.sampled_from([EndReason.EXIT_CODE, EndReason.SIGNAL, EndReason.NODE_LOST, EndReason.EVICTED])
+        ),
+    )
+    def test_a_job_fails_with_the_failure_after_its_last_retry_whatever_was_lost_between_them(
+        self, limit: int, ends: list[EndReason]
+    ) -> None:
+        job, failures = job_row(retry_limit=limit), 0
+        for end in ends:
+            failures += end.is_users
+            after = retry.after(job, launched(), end, "over", 0.0, by_driver=True)
+            assert isinstance(after, retry.Finish) is (failures > limit)
+            if isinstance(after, retry.Finish):
+                return
+            assert after.user_failures == failures
+            job = replace(job, user_failures=failures, losses=after.losses, loss_streak=after.loss_streak)
 
     @pytest.mark.parametrize("reason", [EndReason.SUPERVISOR_LOST, EndReason.DRIVER_LOST])
     def test_the_third_loss_in_a_row_on_living_nodes_ends_a_job_without_progress(

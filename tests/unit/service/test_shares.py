@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.policies import Policies
+from cluster.policies.policies import Policies
 from service.queue.admission import PoolSize
 from service.queue.dominant_part import dominant_part
 from service.queue.ordering import in_order

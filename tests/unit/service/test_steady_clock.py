@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.members import MemberNode
-from service.deadlines import TimedDrains, TimedMembership, TimedRehearsal
+from cluster.ray.members import MemberNode
+from service.controller.deadlines import TimedDrains, TimedMembership, TimedRehearsal
 from service.steady_clock import RATE, SteadyClock
 from tests.service_fakes import FakeCluster
 

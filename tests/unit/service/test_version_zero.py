@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.policies import CapacityRule, Policies
-from cluster.policy_documents import read_document
-from cluster.policy_problems import PoliciesRefused
-from service.azure_place import place_in_azure
-from service.emulated_azure import emulated_place, write_place
-from service.fixed_pool import fixed_pool, known
+from cluster.policies.documents import read_document
+from cluster.policies.policies import CapacityRule, Policies
+from cluster.policies.problems import PoliciesRefused
+from service.clouds.azure_place import place_in_azure
+from service.clouds.fixed_pool import fixed_pool, known
+from service.embedded.emulated_azure import emulated_place, write_place
 from service.settings import Settings
 
 OF_AZURE = "pools: {gpu: {sizes: [Standard_NC24ads_A100_v4], zones: [2], max_nodes: 200}}"

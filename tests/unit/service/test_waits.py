@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.actions import Wait
+from cluster.scheduling.actions import Wait
 from service.queue.rows import WaitKind, WaitRow
 from service.queue.waits import LONGEST, MOST, MOST_OF_EACH, is_news, renewed
 

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from cluster.installed_rules import load_rules
-from cluster.offerings import CapacityType, Offering
-from cluster.planner import plan
-from cluster.policies import CapacityRule, Policies, PoolPolicy
-from cluster.simulator.doors import Assumptions, FreeRoom
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
+from cluster.scheduling.installed_rules import load_rules
+from cluster.scheduling.planner import plan
+from cluster.simulator.ports import Assumptions, FreeRoom
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.generator import Cluster, Wish, generated
 from cluster.traces.trace import MarketChange, Trace, TraceJob
-from remora.worker_sizes import WorkerSizes
+from remora.spec.worker_sizes import WorkerSizes
 from service.queue.admission import Claim, PoolSize, admit
 from service.queue.ordering import in_order
 from service.queue.rooms import Room
@@ -189,6 +189,50 @@ def test_on_demand_is_bought_in_the_minute_in_which_a_deadline_comes_near() -> N
     )
     # Before the deadline: an hour of work, three starts of a node and the job, the work since a checkpoint: 14990 s.
     assert [node.created_s for node in replay.fleet.every] == [15_000.0]
+
+
+def _beside_one_that_grows(deadline_s: float | None, **urgent: Any) -> Replay:
+    """A job that grows into whatever is free runs on the only spot node; another one comes later."""
+    grows = TraceJob(
+        id="grows",
+        at_s=0.0,
+        sizes=WorkerSizes(1, 6),
+        resources={"GPU": 4.0},
+        work_s=120_000.0,
+        checkpoint_s=600.0,
+    )
+    waits = TraceJob(
+        id="waits", at_s=900.0, resources={"GPU": 4.0}, work_s=4000.0, deadline_s=deadline_s, checkpoint_s=600.0,
+        **{"sizes": WorkerSizes(1, 1), **urgent},
+    )  # fmt: skip
+    few = tuple(
+        MarketChange(at_s=0.0, offering=f"{SIZE}/{zone}/spot", nodes=nodes)
+        for zone, nodes in (("1", 1), ("2", 0))
+    )
+    return replayed(
+        Trace(offerings=OFFERINGS, jobs=(grows, waits), changes=few),
+        policies(CapacityRule.PREFER_SPOT, patience_s=100_000),
+        Assumptions(),
+    )
+
+
+def test_nobody_grows_onto_the_node_that_was_bought_for_a_job_that_waits() -> None:
+    replay = _beside_one_that_grows(6200.0)
+    waits, bought = (
+        replay.work.sims["waits"],
+        [one for one in replay.fleet.every if one.bought_for == "waits"],
+    )
+    assert [node.stock.offering.capacity for node in bought] == [CapacityType.ON_DEMAND]
+    assert waits.started_s == bought[0].ready_s
+    assert (waits.ended_s or 0.0) <= 6200.0
+
+
+def test_a_group_grows_onto_the_node_once_the_job_that_it_was_bought_for_has_ended() -> None:
+    replay = _beside_one_that_grows(6200.0)
+    waits, grows = replay.work.sims["waits"], replay.work.sims["grows"]
+    assert len(replay.fleet.every) == 2
+    alone = (120_000.0 - (waits.ended_s or 0.0)) / 2 + (waits.ended_s or 0.0)
+    assert grows.ended_s == pytest.approx(alone, abs=1000.0), "from then on with two workers"
 
 
 def _wanted(job: TraceJob, hurry: int) -> TraceJob:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.actions import Launch, Plan
-from cluster.offerings import CapacityType, Offering
-from cluster.policies import Policies
-from cluster.simulator.doors import Assumptions
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.policies import Policies
+from cluster.scheduling.actions import Launch, Plan
+from cluster.scheduling.view import ClusterView
 from cluster.simulator.nodes import SimNode
+from cluster.simulator.ports import Assumptions
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.trace import Trace, TraceJob
-from cluster.view import ClusterView
-from remora.worker_sizes import WorkerSizes
+from remora.spec.worker_sizes import WorkerSizes
 from service.what_if.answer import replayed
 from service.what_if.turns import ServiceQueue
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.installed_rules import load_rules
-from cluster.offerings import CapacityType, Offering
-from cluster.policies import CapacityRule, Policies
-from cluster.simulator.doors import Assumptions
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.policies import CapacityRule, Policies
+from cluster.scheduling.installed_rules import load_rules
+from cluster.simulator.ports import Assumptions
 from cluster.simulator.report import report_of
 from cluster.traces.lines import write_lines
 from cluster.traces.trace import Trace, TraceJob
+from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
-from remora.worker_sizes import WorkerSizes
 from service.what_if.answer import answer, replayed
 from service.what_if.question import read_question
 
@@ -42,7 +42,7 @@ def trace(begins_at: float = 0.0) -> Trace:
 def test_a_job_runs_in_the_next_pool_after_the_nodes_of_the_first_did_not_join(
     capacity: CapacityRule,
 ) -> None:
-    replay = replayed(trace(), policies(capacity, a="300s", b="15m"), Assumptions())
+    replay = replayed(trace(), policies(capacity, a="100s", b="15m"), Assumptions())
     assert report_of(replay).succeeded == 1
     ends = {"a": NodeState.FAILED, "b": NodeState.GONE}
     nodes = replay.fleet.every
@@ -57,14 +57,30 @@ def test_a_job_runs_in_the_next_pool_after_the_nodes_of_the_first_did_not_join(
 def test_a_pool_whose_nodes_never_join_is_asked_for_few_and_at_the_times_of_a_planner_that_looks_always(
     capacity: CapacityRule, begins_at: float
 ) -> None:
-    hasty, stuck = policies(capacity, a="300s"), Assumptions(stuck_s=2 * 86_400.0)
+    hasty, stuck = policies(capacity, a="100s"), Assumptions(stuck_s=2 * 86_400.0)
     seldom = replayed(trace(begins_at), hasty, stuck)
     always = replayed(trace(begins_at), hasty, replace(stuck, asks_always=True))
     assert seldom.now >= stuck.stuck_s, "nobody gives up before"
     assert len(seldom.fleet.every) < 100
-    created = [[node.created_s for node in one.fleet.every] for one in (seldom, always)]
+    created = [
+        [node.created_s for node in one.fleet.every if node.created_s < stuck.stuck_s]
+        for one in (seldom, always)
+    ]
     assert created[0] == created[1]
     assert seldom.looks < always.looks / 5
+
+
+@pytest.mark.parametrize(("timeout", "launches"), [("160s", 2 + 1 + 2), ("301s", 2 + 2), ("601s", 2)])
+def test_a_pool_whose_nodes_join_late_waits_longer_and_buys_few_at_the_times_of_a_planner_that_looks_always(
+    timeout: str, launches: int
+) -> None:
+    late = policies(CapacityRule.SPOT, a=timeout)
+    seldom = replayed(trace(), late, Assumptions())
+    always = replayed(trace(), late, Assumptions(asks_always=True))
+    created = [[node.created_s for node in one.fleet.every] for one in (seldom, always)]
+    assert created[0] == created[1]
+    assert report_of(seldom).succeeded == 1
+    assert len(created[0]) == launches, "none is bought in a circle"
 
 
 def test_the_notes_name_what_never_joined_and_what_was_paid_for_it() -> None:
@@ -79,8 +95,8 @@ def test_the_notes_name_what_never_joined_and_what_was_paid_for_it() -> None:
         paid = f"{report['cost_usd']:.2f} USD of its cost are of {report['launches']} nodes that never joined"
         return [note.replace(paid, "PAID") for note in found["notes"]]
 
-    assert notes("300s") == [
-        "p: pool 'a' gives a node up that has not joined within 300 s (join_timeout_s), and nodes of the trace need"
+    assert notes("120s") == [
+        "p: pool 'a' gives a node up that has not joined within 120 s (join_timeout_s), and nodes of the trace need"
         " 600 s (provisioning_s)",
         "1 of 1 jobs never ran under p: its waits and times are of the others alone, and PAID",
     ]

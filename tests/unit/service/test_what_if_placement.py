@@ -9,21 +9,21 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from cluster.actions import Plan
-from cluster.offerings import CapacityType, Offering
-from cluster.placement import ANYWHERE, Placement
-from cluster.planner import plan
-from cluster.policies import CapacityRule, Policies
-from cluster.simulator.doors import Assumptions, FreeRoom
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.placement import ANYWHERE, Placement
+from cluster.policies.policies import CapacityRule, Policies
+from cluster.scheduling.actions import Plan
+from cluster.scheduling.planner import plan
+from cluster.scheduling.view import ClusterView
 from cluster.simulator.nodes import SimNode
+from cluster.simulator.ports import Assumptions, FreeRoom
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import Report, report_of
 from cluster.traces.trace import MarketChange, Trace, TraceJob
-from cluster.view import ClusterView
-from remora.worker_sizes import WorkerSizes
+from remora.spec.worker_sizes import WorkerSizes
 from service.queue.admission import admit
 from service.queue.demand import placement_of
 from service.queue.rooms import Room
@@ -349,6 +349,8 @@ def test_what_is_known_of_pools_at_rest_is_what_the_planner_says(
 
 
 @settings(max_examples=25, deadline=None)
+# spot comes back just before the jobs that wait are given up
+@example(seed=1386, rule=CapacityRule.PREFER_SPOT, nodes=4, returns=600, limits=False)
 @given(
     seed=st.integers(0, 2**32),
     rule=RULES,

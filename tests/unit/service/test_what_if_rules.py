@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from cluster import installed_rules
-from cluster.actions import Launch
-from cluster.installed_rules import GROUP, load_rules
-from cluster.offerings import CapacityType, Offering
-from cluster.planning.sifting import Rule
-from cluster.policies import Policies
-from cluster.simulator.doors import Assumptions
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.policies import Policies
+from cluster.scheduling import installed_rules
+from cluster.scheduling.actions import Launch
+from cluster.scheduling.installed_rules import GROUP, load_rules
+from cluster.scheduling.launch_checks import Rule
+from cluster.scheduling.view import ClusterView
+from cluster.simulator.ports import Assumptions
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.trace import Trace, TraceJob
-from cluster.view import ClusterView
-from remora.worker_sizes import WorkerSizes
+from remora.spec.worker_sizes import WorkerSizes
 from service.what_if.answer import answer, replayed
 from service.what_if.question import Question
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.offerings import CapacityType, Offering
-from cluster.planner import plan
-from cluster.policies import Policies
-from cluster.simulator.doors import Assumptions
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.policies import Policies
+from cluster.scheduling.planner import plan
+from cluster.simulator.ports import Assumptions
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.trace import Trace, TraceJob
-from remora.worker_sizes import WorkerSizes
+from remora.spec.worker_sizes import WorkerSizes
 from service.loops import line
 from service.queue.ordering import in_order
 from service.queue.shares import shares_of

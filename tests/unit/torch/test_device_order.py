@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from remora import training
-from remora.link import Rendezvous
+from remora.script.link import Rendezvous
 from remora.torch import Loop, members
 from remora.torch.group import Group
 

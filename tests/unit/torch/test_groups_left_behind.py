@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 
+from remora.ports import free_port
+
 pytestmark = pytest.mark.slow
 
 #: Two of them meet in several groups; the one that is told to leave them under way, and ends with 5.
 SCRIPT = """
-import sys, time
+import os, sys, time
 import torch
-from remora.link import Rendezvous
+from remora.script.link import Rendezvous
 from remora.torch.group import form
 
 rank, port = int(sys.argv[1]), int(sys.argv[2])
@@ -30,7 +31,9 @@ sys.stdin.readline()
 class LongEnd:
     '''The interpreter takes its time to end, as that of a big script does.'''
 
-    def __del__(self, sleep=time.sleep):
+    def __del__(self, write=os.write, read=os.read, sleep=time.sleep):
+        write(1, b"ends" + bytes([10]))
+        read(0, 1)
         sleep(0.5)
 
 end = LongEnd()
@@ -46,9 +49,7 @@ sys.exit(5)
 @pytest.fixture
 def pair() -> Iterator[list[subprocess.Popen[str]]]:
     """Both ranks, which have met."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     both = [
         subprocess.Popen(
             [sys.executable, "-c", SCRIPT, rank, port],
@@ -70,5 +71,25 @@ def pair() -> Iterator[list[subprocess.Popen[str]]]:
 def test_a_script_that_left_its_groups_ends_with_its_own_exit_code(pair: list[subprocess.Popen[str]]) -> None:
     leaving, frozen = pair
     frozen.send_signal(signal.SIGSTOP)
-    _, errors = leaving.communicate("leave\n", timeout=60)
+    begin_to_leave(leaving)
+    _, errors = leaving.communicate("\n", timeout=60)
     assert (leaving.returncode, errors) == (5, "")
+
+
+def test_so_does_one_whose_peer_dies_while_the_interpreter_ends(pair: list[subprocess.Popen[str]]) -> None:
+    leaving, frozen = pair
+    frozen.send_signal(signal.SIGSTOP)
+    begin_to_leave(leaving)
+    frozen.kill()
+    frozen.wait()
+    _, errors = leaving.communicate("\n", timeout=60)
+    assert (leaving.returncode, errors) == (5, "")
+
+
+def begin_to_leave(leaving: subprocess.Popen[str]) -> None:
+    """Let it leave its groups and wait until its interpreter ends."""
+    assert leaving.stdin is not None
+    assert leaving.stdout is not None
+    leaving.stdin.write("leave\n")
+    leaving.stdin.flush()
+    assert leaving.stdout.readline() == "ends\n"

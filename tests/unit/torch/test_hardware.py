@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
+from remora.ports import free_port
 from remora.torch.hardware import difference, hardware, processor_told_by, read, written
-from tests.golden.driver import free_port
 
 SCRIPT = """
 import sys

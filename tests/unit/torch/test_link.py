@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from remora import channel
-from remora.link import Link, Rendezvous, SupervisorGone
+from remora.script import channel
+from remora.script.link import Link, Rendezvous, SupervisorGone
 
 PLACE = {
     "rank": 1,

@@ -127,3 +127,17 @@ def test_the_sum_is_the_same_tree_for_every_number_of_workers(shards: int, data:
         for node in cover(shards_of(rank, world_size, shards), shards)
     }
     assert total((0, shards), known, "({}+{})".format) == reference
+
+
+def test_the_covers_of_all_workers_are_found_once() -> None:
+    """Every worker asks for those of all of them in each step; of more than 256 workers none was kept."""
+    workers = shards = 1024
+
+    def step() -> None:
+        for rank in range(workers):
+            cover(shards_of(rank, workers, shards), shards)
+
+    step()
+    before = cover.cache_info().misses
+    step()
+    assert cover.cache_info().misses == before

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from remora.torch import Loop
+from remora.torch import Diverged, Loop, NotFinite
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.sharded import ShardedLoop, durable, snapshots
 from remora.torch.sharded.mesh import close_mesh
@@ -45,6 +45,16 @@ def build(mesh: Any) -> Any:
 
 def compute(model: nn.Module, batch: Any) -> torch.Tensor:
     return functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def train(loop: ShardedLoop, compute: Any, damages_after: int | None = None) -> None:
+    """Train; a bit of the newest snapshot is turned over in memory after that step."""
+    for step in loop:
+        if step.number - 1 == damages_after:
+            loop._snapshots.wait()
+            loop._snapshots._taken[-1].pieces[0][3] ^= 1
+        step.backward(compute)
+        loop.optimizer.step()
 
 
 def summed(model: nn.Module, batch: Any) -> Any:
@@ -150,6 +160,57 @@ def test_a_number_of_workers_that_does_not_fit_is_refused() -> None:
         ValueError, match=r"1 workers cannot be arranged with tensor=2: write workers\.multiple_of: 2"
     ):
         next(iter(ShardedLoop(build, tensor=2, **ARGUMENTS)))
+
+
+def test_a_snapshot_that_is_not_what_its_owner_holds_ends_the_attempt() -> None:
+    loop = ShardedLoop(build, **ARGUMENTS)
+    with pytest.raises(
+        Diverged, match=r"After step 1 the state of rank 0 is not what its snapshot holds, first in 0"
+    ):
+        train(loop, compute, damages_after=1)
+
+
+def test_snapshots_are_taken_where_they_are_compared() -> None:
+    loop = ShardedLoop(build, check_every=2, snapshot_every=3, **ARGUMENTS)
+    steps = []
+    for step in loop:
+        steps.append(loop._snapshots.newest_step)
+        step.backward(compute)
+        loop.optimizer.step()
+    assert steps == [0, 1, 2, 3, 4]
+    assert loop._agreed_after == 4
+
+
+def test_a_list_of_optimizers_is_refused() -> None:
+    def several(mesh: Any) -> Any:
+        model, optimizer = build(mesh)
+        return model, [optimizer]
+
+    with pytest.raises(TypeError, match="returns one optimizer behind the model"):
+        next(iter(ShardedLoop(several, **ARGUMENTS)))
+
+
+@pytest.mark.parametrize(
+    ("nonfinite", "said"),
+    [
+        ("skip", "the loss of step 21 is not finite, like 20 before it"),
+        ("rollback", "the loss of step 1 is not finite, after 10 batches were left out"),
+    ],
+)
+def test_losses_that_are_never_finite_end_it(nonfinite: Any, said: str) -> None:
+    loop = ShardedLoop(build, nonfinite=nonfinite, **{**ARGUMENTS, "total_steps": 50})
+    with pytest.raises(NotFinite, match=said):
+        train(loop, lambda model, batch: compute(model, batch) * torch.nan)
+
+
+def test_infinite_gradients_of_all_layers_are_found_where_the_loss_is_finite() -> None:
+    def steep(model: nn.Module, batch: Any) -> torch.Tensor:
+        # The root of zero is zero, and steep.
+        return compute(model, batch) + model(batch[0]).mul(0.0).abs().sum().sqrt()
+
+    loop = ShardedLoop(build, nonfinite="stop", **ARGUMENTS)
+    with pytest.raises(NotFinite, match="the gradient of step 1 is not finite"):
+        next(iter(loop)).backward(steep)
 
 
 def test_infinite_gradients_of_one_rank_are_found_by_all() -> None:

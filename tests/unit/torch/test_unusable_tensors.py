@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from remora.link import Rendezvous
+from remora.ports import free_port
+from remora.script.link import Rendezvous
 from remora.torch.group import Group, PeerLost, form
 
 
 def errors_of_a_pair(collective: Callable[[Group], None]) -> list[BaseException]:
     """What it raises on each of two ranks, which are threads of this process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     raised: list[BaseException] = []
 
     def run(rank: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,8 @@ import torch
 from torch import nn
 
 from remora import training
-from remora.link import Rendezvous
+from remora.ports import free_port
+from remora.script.link import Rendezvous
 from remora.torch import Diverged, Loop
 from remora.torch.agreement import Holdings, differs, is_due, parameters_beside, tensors_of
 from remora.torch.group import Group, form
@@ -23,9 +23,7 @@ CPU = torch.device("cpu")
 
 def pair(act: Callable[[Group], Any]) -> list[Any]:
     """What it returns on each of two ranks, which are threads of this process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     results: dict[int, Any] = {}
 
     def run(rank: int) -> None:

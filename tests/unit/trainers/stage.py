@@ -44,7 +44,7 @@ class Stage:
         self.loop = asyncio.get_running_loop()
         #: Seconds by which somebody has set the clock.
         self.set_by_s = 0.0
-        self.account = Account(1 << 20, self.clock)
+        self.account = Account(1 << 30, self.clock)
         self.crew = Crew(self)
         self.attempt = Attempt(
             _plan(min_workers, max_workers, **plan), self.account, self.crew, self.now, self.clock

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 
-from remora.bundle import pack
+from remora.code.bundle import pack
 from tests.attempt_plans import plan_of
 from trainers.storage import Storage
 from trainers.supervisor.environment import Place
@@ -29,6 +29,7 @@ class Driver:
         self.messages: list[dict[str, Any]] = []
         self.batches: list[int] = []
         self.log_is_full = False
+        self.log_room = 1 << 20
         self.is_dead = False
         self.is_slow = threading.Event()
         self.is_slow.set()
@@ -40,9 +41,9 @@ class Driver:
             raise ray.exceptions.RayActorError
         with self.changed:
             self.batches.append(len(call[2]))
-            self.messages.extend(call[2])
+            self.messages.extend(one for message in call[2] for one in line_by_line(message))
             self.changed.notify_all()
-        return {"log_is_full": self.log_is_full}
+        return {"log_is_full": self.log_is_full, "log_room": self.log_room, "log_is_taken": True}
 
     def all(self, kind: str) -> list[dict[str, Any]]:
         return [message for message in self.messages if message["type"] == kind]
@@ -51,6 +52,14 @@ class Driver:
         with self.changed:
             assert self.changed.wait_for(lambda: len(self.all(kind)) >= count, 20.0), (kind, self.messages)
         return self.all(kind)[count - 1]
+
+
+def line_by_line(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """A message with one or more lines as one message for each of them."""
+    if message["type"] != "log":
+        return [message]
+    said = {"type": "log", "stream": message["stream"]}
+    return [{**said, "text": line} for line in message["text"].split("\n")]
 
 
 def without_ray(driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +94,7 @@ class Stage:
         self.supervisor: Supervisor | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self, code: str = "", is_joining: bool = False, **fields: Any) -> Supervisor:
+    def start(self, code: str = "", is_joining: bool = False, rank: int = 1, **fields: Any) -> Supervisor:
         source = self.folder / "code"
         source.mkdir()
         (source / "train.py").write_text(code)
@@ -99,7 +108,7 @@ class Stage:
             "resources": {"CPU": 1.0}, "variables": {"PYTHONPATH": str(ROOT)},
         }  # fmt: skip
         place = Place(
-            job_id="job_1", attempt_id="att_1", attempt=1, generation=1, rank=1, world_size=2, local_rank=0,
+            job_id="job_1", attempt_id="att_1", attempt=1, generation=1, rank=rank, world_size=2, local_rank=0,
             local_world_size=1, node_rank=1, num_nodes=2, master_addr="127.0.0.1", master_port=29500,
         )  # fmt: skip
         plan = plan_of(**{**wanted, **fields})

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trainers.checkpoints.catalog import Catalog, Fenced, Retained
 from trainers.checkpoints.manifest import (
@@ -35,22 +38,26 @@ class Shelf:
         self.catalog = Catalog(self.storage, JOB)
         self._scratch = scratch
 
-    def put(self, step: int, attempt: int = 1, generation: int = 1) -> tuple[ShardFile, ...]:
+    def put(self, step: int, attempt: int = 1, generation: int = 1, take: int = 1) -> tuple[ShardFile, ...]:
         files: tuple[ShardFile, ...] = ()
         for rank in (0, 1):
             source = self._scratch / f"{step}-{attempt}-{generation}-{rank}"
-            (source / "deep").mkdir(parents=True)
+            (source / "deep").mkdir(parents=True, exist_ok=True)
             (source / f"rank-{rank}.bin").write_bytes(f"step {step} of rank {rank}".encode())
             (source / "deep" / f"empty-{rank}").touch()
             with Room(source) as room:
-                files += self.catalog.put(room, step, attempt, generation, rank)
+                files += self.catalog.put(room, step, attempt, generation, rank, take)
         return files
 
     def save(self, step: int, attempt: int = 1, generation: int = 1) -> str:
-        files = self.put(step, attempt, generation)
+        return self.commit(step, self.put(step, attempt, generation), attempt, generation)
+
+    def commit(
+        self, step: int, files: tuple[ShardFile, ...], attempt: int = 1, generation: int = 1, take: int = 1
+    ) -> str:
         manifest = Manifest(
             job_id=JOB, step=step, attempt=attempt, generation=generation,
-            world_size=2, committed_at=float(step), files=files,
+            world_size=2, committed_at=float(step), files=files, take=take,
         )  # fmt: skip
         return self.catalog.commit(manifest)
 
@@ -144,6 +151,121 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(shelf: Shelf, fault: str)
     assert found is not None
     assert found.step == 50
     assert [(one.step, said in one.why) for one in damages] == [(60, True)]
+
+
+@pytest.mark.parametrize("place", ["manifest", "file"])
+@pytest.mark.parametrize("what", ["folder", "link", "pipe", "huge"])
+def test_what_is_no_file_in_the_place_of_one_is_passed_over(shelf: Shelf, place: str, what: str) -> None:
+    """Nothing waits for a pipe's other end, and nothing is read that is not of this storage."""
+    root = shelf.storage.local_root
+    if root is None and what != "folder":
+        pytest.skip("only disks have such things")
+    shelf.save(50)
+    shelf.save(60)
+    name = shelf.name(60, MANIFEST_NAME if place == "manifest" else "deep/empty-0")
+    shelf.storage.delete(name)
+    if root is None or what == "folder":
+        shelf.storage.write_bytes(f"{name}/inside", b"x")
+    elif what == "link":
+        (root / name).symlink_to(root / shelf.name(50, "rank-0.bin"))
+    elif what == "pipe":
+        os.mkfifo(root / name)
+    else:
+        with (root / name).open("wb") as sparse:
+            sparse.truncate(1 << 40)
+    found, (damage,) = shelf.catalog.newest()
+    assert found is not None
+    assert (found.step, damage.step) == (50, 60)
+    assert place != "manifest" or MANIFEST_NAME in damage.why
+    shelf.save(61, generation=2)
+    retained = shelf.catalog.retain(1)
+    assert retained.failure is None
+    assert shelf.folders() == [folder_name(61, 1, 2)], "it goes like any other leftover"
+
+
+def test_a_fence_of_before_that_is_no_file_keeps_nobody_out(shelf: Shelf) -> None:
+    shelf.save(10, attempt=3)
+    shelf.storage.write_bytes(f"jobs/{JOB}/fence/inside", b"x")
+    assert shelf.catalog.is_fenced(2)
+    assert not shelf.catalog.is_fenced(3)
+    shelf.catalog.fence(4)
+    assert shelf.catalog.is_fenced(3)
+
+
+def test_a_manifest_that_would_be_too_large_to_be_read_is_not_written(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainers.checkpoints.catalog.MAX_MANIFEST_BYTES", 100)
+    with pytest.raises(StorageError, match="its manifest would have"):
+        shelf.save(10)
+    assert shelf.newest() is None
+
+
+def test_the_list_names_one_of_each_step_whose_files_are_all_there(shelf: Shelf) -> None:
+    for step, attempt in ((10, 1), (20, 1), (20, 2), (30, 2), (40, 2)):
+        shelf.save(step, attempt)
+    shelf.storage.write_bytes(shelf.name(30, "rank-0.bin", 2), b"torn")
+    shelf.storage.write_bytes(shelf.name(40, MANIFEST_NAME, 2), b"torn")
+    assert [(one.step, one.attempt) for one in shelf.catalog.listed()] == [(20, 2), (10, 1)]
+
+
+def _counted(calls: list[str], function: Any) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
+        calls.append(function.__name__)
+        return function(*arguments, **named)
+
+    return call
+
+
+def test_a_list_takes_as_many_questions_however_many_files_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[int, int] = {}
+    for count in (4, 40):
+        storage = Storage(f"memory://{tmp_path}/{count}")
+        files = tuple(
+            ShardFile(name=f"part-{i}", size_bytes=1, sha256="0" * 64, rank=0) for i in range(count)
+        )
+        manifest = Manifest(
+            job_id=JOB, step=1, attempt=1, generation=1, world_size=1, committed_at=1.0, files=files
+        )
+        for file in files:
+            storage.write_bytes(f"jobs/{JOB}/checkpoints/{manifest.folder}/{file.name}", b"x")
+        Catalog(storage, JOB).commit(manifest)
+        calls: list[str] = []
+        with monkeypatch.context() as counting:
+            for name in ("find", "info", "cat_file", "size", "ukey", "open"):
+                counting.setattr(storage._fs, name, _counted(calls, getattr(storage._fs, name)))
+            assert len(Catalog(storage, JOB).listed()) == 1
+        asked[count] = len(calls)
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+    assert asked[40] == asked[4]
+
+
+def test_a_checkpoint_that_is_taken_again_leaves_the_one_before_as_it_was(shelf: Shelf) -> None:
+    """Whoever dies while it is written, or before its manifest, has lost nothing."""
+    shelf.save(10)
+    shelf.save(20)
+    again = shelf.put(20, take=2)
+    assert shelf.newest() == 20
+    found, damages = shelf.catalog.newest()
+    assert found is not None
+    assert (found.take, damages) == (1, [])
+    shelf.commit(20, again, take=2)
+    found, damages = shelf.catalog.newest()
+    assert found is not None
+    assert (found.step, found.take, damages) == (20, 2, [])
+    assert [(one.step, one.take) for one in shelf.catalog.listed()] == [(20, 2), (10, 1)]
+    retained = shelf.catalog.retain(1)
+    assert [(one.step, one.take) for one in retained.kept] == [(20, 2)]
+
+
+def test_files_of_a_committed_checkpoint_are_never_written_again(shelf: Shelf) -> None:
+    shelf.save(20)
+    with pytest.raises(StorageError, match="is committed already"):
+        shelf.put(20)
+    assert shelf.newest() == 20
 
 
 def test_what_else_lies_in_the_folder_is_nobodys_business(shelf: Shelf) -> None:
@@ -332,6 +454,47 @@ def test_what_the_storage_does_not_delete_goes_the_next_time(
     assert shelf.folders() == [folder_name(30, 1, 1)]
 
 
+class Killed(BaseException):
+    """The driver's process ends here."""
+
+
+@settings(max_examples=25, derandomize=True)
+@given(st.integers(2, 4), st.integers(1, 2), st.integers(0, 20))
+def test_a_driver_that_is_killed_while_it_deletes_leaves_no_half_of_a_checkpoint(
+    tmp_path_factory: pytest.TempPathFactory, checkpoints: int, keep: int, files: int
+) -> None:
+    """A folder goes file by file, and the process may end after any of them."""
+    scratch = tmp_path_factory.mktemp("killed")
+    shelf = Shelf(str(scratch / "storage"), scratch)
+    for step in range(checkpoints):
+        shelf.save(step)
+    whole, left = shelf.storage.delete, files
+
+    def delete(name: str) -> None:
+        nonlocal left
+        for one in sorted(shelf.storage.sizes(name)) or [""]:
+            if left == 0:
+                raise Killed
+            left -= 1
+            whole(f"{name}/{one}" if one else name)
+        whole(name)
+
+    shelf.storage.delete = delete  # type: ignore[method-assign]
+    with contextlib.suppress(Killed):
+        shelf.catalog.retain(keep)
+    shelf.storage.delete = whole  # type: ignore[method-assign]
+    later = Catalog(shelf.storage, JOB)
+    newest, damages = later.newest()
+    assert newest is not None
+    assert (newest.step, damages) == (checkpoints - 1, [])
+    assert later.listed() == later.manifests(), "what has a manifest has all of its files"
+    shelf.save(checkpoints, generation=2)
+    assert later.retain(keep).damaged == ()
+    steps = [one.step for one in later.manifests()]
+    assert steps == [*range(checkpoints, checkpoints - keep, -1)]
+    assert len(shelf.folders()) == keep, "what the other one left is swept"
+
+
 def test_links_are_not_followed_into_a_checkpoint(shelf: Shelf, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     source = tmp_path / "source"
@@ -350,7 +513,12 @@ MANIFEST = Manifest(
 
 def test_a_manifest_survives_storing() -> None:
     assert Manifest.from_json(MANIFEST.to_json()) == MANIFEST
-    assert parse_folder_name(MANIFEST.folder) == (3, 2, 4)
+    assert b"take" not in MANIFEST.to_json(), "older versions read it"
+    again = replace(MANIFEST, take=3)
+    assert Manifest.from_json(again.to_json()) == again
+    assert parse_folder_name(again.folder) == (3, 2, 4, 3)
+    assert parse_folder_name(f"{MANIFEST.folder}-1") is None, "one checkpoint has one name"
+    assert parse_folder_name(MANIFEST.folder) == (3, 2, 4, 1)
 
 
 def test_a_manifest_of_before_is_still_read() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from remora import channel
+from remora.script import channel
 from trainers.supervisor.child import Child
 from trainers.supervisor.fork_server import ROOM_VARIABLE, SINGLE_THREADED
 from trainers.supervisor.fork_server_client import ForkServer, server_environment
@@ -59,9 +59,9 @@ class Heard:
     messages: list[channel.Message] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def line(self, stream: str, text: str) -> None:
+    def lines_of(self, stream: str, text: str) -> None:
         with self.changed:
-            self.lines.append((stream, text))
+            self.lines += [(stream, line) for line in text.split("\n")]
             self.changed.notify_all()
 
     def message(self, message: channel.Message) -> None:
@@ -97,7 +97,7 @@ class Kennel:
             environment={**kept, "OMP_NUM_THREADS": "1", **variables},
             line_bytes=1000,
             grace_s=grace_s,
-            on_line=self.heard.line,
+            on_lines=self.heard.lines_of,
             on_message=self.heard.message,
             fork_server=self.fork_server,
             most_processes=most_processes,
@@ -169,13 +169,17 @@ def test_ends_are_told_as_they_were(kennel: Kennel, code: str, status: dict[str,
         ("./plain.txt", "Permission denied"),
         ("./broken.sh", "No such file or directory"),
         ("./", "Permission denied"),
+        ("./bare.sh", "Exec format error; write bash before it, or #!/bin/bash as its first line"),
     ],
 )
 def test_a_command_that_cannot_be_started_says_why(kennel: Kennel, command: str, why: str) -> None:
     (kennel.folder / "plain.txt").write_text("not a program")
     script = kennel.folder / "broken.sh"
     script.write_text("#!/no/such/interpreter\n")
-    script.chmod(0o755)
+    bare = kennel.folder / "bare.sh"
+    bare.write_text("true\n")
+    for one in (script, bare):
+        one.chmod(0o755)
     assert kennel.start(command).wait() == {"start_failed": f"{command}: {why}"}
 
 
@@ -234,6 +238,28 @@ while True: signal.pause()
     child.stop(at_once=False)
     assert child.wait() == {"exit_code": 7}
     assert kennel.heard.lines[-1] == ("stdout", "goodbye")
+
+
+def test_what_a_shell_has_started_may_say_goodbye_too(kennel: Kennel) -> None:
+    (kennel.folder / "save.py").write_text(
+        "import pathlib, signal, sys, threading\n"
+        "pause = threading.Event()\n"
+        "def save(*_):\n"
+        "    while pathlib.Path(f'/proc/{sys.argv[1]}').exists():\n"
+        "        pause.wait(0.01)\n"
+        # More time than is given to what ends by itself.
+        "    pause.wait(0.6)\n"
+        "    print('saved', flush=True)\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print('ready', flush=True)\n"
+        "signal.pause()\n"
+    )
+    child = kennel.start("bash", "-c", f"cd . && {sys.executable} save.py $$; true")
+    kennel.heard.wait_for(lambda: ("stdout", "ready") in kennel.heard.lines)
+    child.stop(at_once=False)
+    assert child.wait() == {"signal": signal.SIGTERM.value}
+    assert ("stdout", "saved") in kennel.heard.lines
 
 
 @pytest.mark.parametrize(("at_once", "grace_s"), [(False, 0.2), (True, 600.0)])

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from remora.bundle import pack
+from remora.code.bundle import pack
 from remora.errors import BundleError
 from trainers.storage import Storage
 from trainers.supervisor.code import shared_folder, sweep_folders, unpack_once, work_root

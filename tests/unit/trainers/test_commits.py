@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from tests.unit.trainers.stage import Stage
 from tests.unit.trainers.virtual_time import play
-from trainers.checkpoints.catalog import Catalog
+from trainers.checkpoints.catalog import Catalog, Retained
 from trainers.checkpoints.manifest import MANIFEST_NAME, ShardFile
 from trainers.driver.commits import Commits
 from trainers.rooms import Room
@@ -49,12 +51,18 @@ class Job:
             raise StorageError(f"{name} is locked")
         self._delete(name)
 
-    async def save(self, step: int) -> None:
+    def begin(self, step: int, generation: int = 1) -> None:
+        """All files of a checkpoint are stored: its commit begins."""
+        assert self.stage.attempt.group is not None
+        self.stage.attempt.group.generation = generation
         (self._scratch / "part").write_text(f"state {step}")
         with Room(self._scratch) as room:
-            files: tuple[ShardFile, ...] = self.catalog.put(room, step, self.plan.attempt, 1, 0)
+            files: tuple[ShardFile, ...] = self.catalog.put(room, step, self.plan.attempt, generation, 0)
         message: dict[str, Any] = {"type": "shard", "step": step, "files": files, "asked": False}
         self.stage.attempt.receive(0, message)
+
+    async def save(self, step: int, generation: int = 1) -> None:
+        self.begin(step, generation)
         await self.commits.finish()
 
     @property
@@ -62,6 +70,12 @@ class Job:
         """Steps of checkpoints that were told, and whether as deleted ones."""
         records = [one for one in self.stage.account.records(0, 10_000) if one.kind == "checkpoint"]
         return [(one.body["step"], one.body.get("deleted", False)) for one in records]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why checkpoints were told as deleted."""
+        bodies = [one.body for one in self.stage.account.records(0, 10_000) if one.kind == "checkpoint"]
+        return [body["reason"] for body in bodies if body.get("deleted")]
 
     @property
     def steps(self) -> list[int]:
@@ -150,14 +164,119 @@ def test_a_step_that_was_committed_again_is_not_told_as_deleted(tmp_path: Path) 
     async def scene() -> None:
         job = Job(tmp_path, Stage(1, checkpoint_keep=1))
         await job.save(11)
-        assert job.stage.attempt.group is not None
-        job.stage.attempt.group.generation = 2
-        (tmp_path / "scratch" / "part").write_text("state 11")
-        with Room(tmp_path / "scratch") as room:
-            files = job.catalog.put(room, 11, job.plan.attempt, 2, 0)
-        job.stage.attempt.receive(0, {"type": "shard", "step": 11, "files": files, "asked": False})
-        await job.commits.finish()
+        await job.save(11, generation=2)
         assert [one.generation for one in job.catalog.manifests()] == [2]
         assert job.told == [(11, False), (11, False)]
+
+    play(scene())
+
+
+def test_a_step_that_is_stored_while_its_older_checkpoint_is_deleted_is_not_told_as_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deletion goes on in a thread of its own, and training may come to the same step again meanwhile."""
+
+    async def scene() -> None:
+        job, is_over = Job(tmp_path, Stage(1, checkpoint_keep=1)), asyncio.Event()
+
+        async def slow_to_delete(function: Any, *arguments: Any) -> Any:
+            answer = function(*arguments)
+            if isinstance(answer, Retained) and answer.deleted:
+                await is_over.wait()
+            return answer
+
+        await job.save(11)
+        monkeypatch.setattr("trainers.driver.commits.asyncio.to_thread", slow_to_delete)
+        job.begin(12)
+        await job.stage.after(1.0)
+        assert job.steps == [12], "it is deleted, and nobody was told yet"
+        job.begin(11, generation=2)
+        await job.stage.after(1.0)
+        assert job.told == [(11, False), (12, False), (11, False)]
+        is_over.set()
+        await job.commits.finish()
+        assert [(one.step, one.generation) for one in job.catalog.manifests()] == [(11, 2)]
+        assert job.told == [(11, False), (12, False), (11, False), (12, True)]
+
+    play(scene())
+
+
+class Next:
+    """The next attempt of a job, whose driver has just opened the storage."""
+
+    def __init__(self, job: Job, stage: Stage) -> None:
+        self.commits = Commits(replace(job.plan, attempt=job.plan.attempt + 1), stage.account)
+        self.catalog = Catalog(job.storage, job.plan.job_id)
+        self.commits.open(self.catalog)
+        self.records = [one for one in stage.account.records(0, 10_000) if one.kind == "checkpoints"]
+
+    @property
+    def listed(self) -> list[int]:
+        (record,) = self.records
+        return [one["step"] for one in record.body["checkpoints"]]
+
+
+def test_an_attempt_tells_what_the_one_before_it_left(tmp_path: Path) -> None:
+    """Whatever that one committed, deleted or found damaged, and had no time to tell."""
+
+    async def scene() -> None:
+        job = Job(tmp_path, Stage(1, checkpoint_keep=9))
+        for step in (11, 12, 13, 14):
+            await job.save(step)
+        folder = f"jobs/{job.plan.job_id}/checkpoints"
+        job.storage.write_bytes(f"{folder}/000000000012-1-1/{MANIFEST_NAME}", b"torn")
+        job.storage.write_bytes(f"{folder}/000000000013-1-1/part", b"torn")
+        later = Next(job, Stage(1))
+        assert later.listed == [14, 11]
+        assert {one["attempt"] for one in later.records[0].body["checkpoints"]} == {1}
+        assert later.records[0].body["checkpoints"][0] == next(
+            one.body for one in job.stage.account.records(0, 10_000) if one.body.get("step") == 14
+        ), "it is told as it was when it was committed"
+
+    play(scene())
+
+
+def test_an_attempt_that_finds_none_says_so(tmp_path: Path) -> None:
+    async def scene() -> None:
+        assert Next(Job(tmp_path, Stage(1)), Stage(1)).listed == []
+
+    play(scene())
+
+
+def test_a_checkpoint_that_cannot_be_read_any_more_leaves_the_list_when_it_is_swept(tmp_path: Path) -> None:
+    async def scene() -> None:
+        job = Job(tmp_path, Stage(1, checkpoint_keep=9))
+        await job.save(11)
+        folder = f"jobs/{job.plan.job_id}/checkpoints/000000000011-1-1"
+        job.storage.write_bytes(f"{folder}/{MANIFEST_NAME}", b"torn")
+        await job.save(12, generation=2)
+        assert not job.storage.exists(folder), "it was swept"
+        assert job.told == [(11, False), (12, False), (11, True)]
+        assert job.reasons == ["damaged"]
+
+    play(scene())
+
+
+def test_a_checkpoint_without_all_of_its_files_leaves_the_list(tmp_path: Path) -> None:
+    async def scene() -> None:
+        job = Job(tmp_path, Stage(1, checkpoint_keep=1))
+        await job.save(11)
+        job.storage.delete(f"jobs/{job.plan.job_id}/checkpoints/000000000011-1-1/part")
+        await job.save(12)
+        assert job.told == [(11, False), (12, False), (11, True)]
+
+    play(scene())
+
+
+def test_when_one_of_two_of_a_step_goes_the_other_one_is_listed(tmp_path: Path) -> None:
+    async def scene() -> None:
+        job = Job(tmp_path, Stage(1, checkpoint_keep=9))
+        await job.save(11)
+        later = Next(job, job.stage)
+        later.commits._told[11] = "000000000011-2-1"
+        await later.commits._retain()
+        assert job.told[-1] == (11, False)
+        last = [one.body for one in job.stage.account.records(0, 10_000) if one.kind == "checkpoint"][-1]
+        assert last["location"].endswith("000000000011-1-1")
 
     play(scene())

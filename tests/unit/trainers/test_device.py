@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from remora.spec_sections import Device, Precision
+from remora.spec.sections import Device, Precision
 from trainers.backends.backend import BackendUnusable
 from trainers.supervisor.device import Devices, device_variables, devices_of_node
 from trainers.supervisor.environment import Place

@@ -104,8 +104,31 @@ async def test_nonsense_from_a_script_does_not_reach_the_supervisor_as_an_error(
     answer = await at.deliver(
         1, {"type": "parted"}, {"type": "joined", "generation": "?"}, {"type": "report"}
     )
-    assert answer == {"log_is_full": False}
+    assert answer["log_is_full"] is False
     assert len(at.stage.log) == 3
+
+
+@desk
+async def test_a_driver_without_room_takes_steps_and_no_lines_until_their_command_is_over(at: Desk) -> None:
+    line = {"type": "log", "stream": "stdout", "text": "x" * 65_536}
+    while (answer := await at.deliver(0, line))["log_room"]:
+        assert answer["log_is_taken"] is True
+    held = at.stage.account._journal.line_bytes
+    answer = await at.deliver(1, line, {"type": "report", "step": 12})
+    assert (answer["log_is_taken"], answer["log_room"]) == (False, 0)
+    await at.deliver(0, {"type": "report", "step": 12})
+    assert at.stage.attempt.progress.step == 12
+    assert at.stage.account._journal.line_bytes == held
+    await at.deliver(1, {**line, "hurried": True})
+    assert at.stage.account._journal.line_bytes > held
+
+
+@desk
+async def test_one_that_prints_has_all_the_room_and_many_share_it(at: Desk) -> None:
+    line = {"type": "log", "stream": "stdout", "text": "hello"}
+    alone = (await at.deliver(0, line))["log_room"]
+    both = (await at.deliver(1, line))["log_room"]
+    assert both < alone < 2.1 * both
 
 
 @desk

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from remora.ports import free_port
 from tests.unit.trainers.test_child import is_gone
 from trainers.backends import mpi
 from trainers.backends.mpi import _doors, _hosts, _runs
 from trainers.backends.mpi.rank import tell_over
-from trainers.supervisor.supervisor import free_port
 
 HERE = Path(__file__).parents[3] / "trainers" / "backends" / "mpi"
 KEY = "00ff00ff"

@@ -632,6 +632,19 @@ def test_outputs_that_cannot_be_read_are_left_where_they_are(tmp_path: Path) -> 
     assert Storage(tmp_path / "storage").read_bytes(f"jobs/job_1/outputs/{aside}") == b"torn"
 
 
+def test_a_folder_in_the_place_of_the_list_is_set_aside_too(tmp_path: Path) -> None:
+    folder = tmp_path / "storage/jobs/job_1/outputs"
+    (folder / "remora-outputs-1.json" / "inside").mkdir(parents=True)
+    head, worker = Head(tmp_path), Worker(tmp_path)
+    assert head.damage is not None
+    assert "is a folder" in head.damage
+    assert (folder / "remora-outputs.json.damaged-1" / "inside").is_dir()
+    worker.write("snapshot", "1")
+    worker.collecting.finish(end="clean")
+    head.hear(worker.told[0])
+    assert set(Head(tmp_path, attempt=2).outputs.files) == {"snapshot"}
+
+
 def test_a_storage_that_fails_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     head = Head(tmp_path)
     with monkeypatch.context() as broken:

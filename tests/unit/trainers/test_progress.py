@@ -61,3 +61,34 @@ def test_a_later_attempt_repeats_what_an_earlier_one_did() -> None:
 
 def test_a_loss_before_the_first_step_counts_from_the_loss() -> None:
     assert Progress().lose(5.0).report(1, None, 8.0).lost_s == 3.0
+
+
+def test_a_loss_that_no_new_step_follows_is_open_until_what_was_lost_is_done_again() -> None:
+    progress = Progress()
+    for step in range(1, 101):
+        progress = progress.report(step, 100, float(step))
+    progress = progress.lose(101.0).regroup()
+    for step in range(84, 101):
+        progress = progress.report(step, 100, 30.0 + step)
+    assert (progress.repeated_steps, progress.lost_s) == (17, 0.0)
+    assert progress.open_lost_s(500.0) == 30.0, "what the command does after its last step is no loss"
+
+
+def test_a_loss_that_is_not_won_back_is_open_until_the_end() -> None:
+    progress = Progress().report(10, None, 10.0)
+    assert progress.open_lost_s(99.0) == 0.0
+    progress = progress.lose(12.0).regroup().report(8, None, 20.0)
+    assert progress.open_lost_s(25.0) == 15.0
+    assert progress.report(10, None, 30.0).lose(31.0).regroup().open_lost_s(45.0) == 35.0
+    assert progress.report(11, None, 30.0).open_lost_s(45.0) == 0.0
+
+
+def test_an_attempt_that_has_not_come_further_than_the_one_before_loses_what_is_counted_between_them() -> (
+    None
+):
+    progress = Progress(step=100, high_water=100, inherited=100)
+    progress = progress.report(81, None, 10.0).lose(11.0).regroup().report(90, None, 20.0)
+    assert progress.open_lost_s(30.0) == 0.0
+    progress = progress.report(101, None, 31.0)
+    assert (progress.lost_s, progress.lost_since) == (0.0, None)
+    assert progress.lose(32.0).regroup().report(102, None, 41.0).lost_s == 10.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.worker_sizes import WorkerSizes
+from remora.spec.worker_sizes import WorkerSizes
 from trainers.driver.regrouping import PARK_CAP_S, PARK_S, Pace, Regrouping, Seat, deal
 
 NODES = st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=12)

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,6 +90,69 @@ def test_what_never_became_whole_is_not_stored(stage: Stage) -> None:
     assert stage.told == []
     assert stage.stored() == {}
     assert stage.kept() == []
+
+
+def test_what_is_offered_again_while_it_is_stored_is_another_one(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of storing the first one took away the second one's files, and the second one those of the first."""
+    is_storing, may_store = threading.Event(), threading.Event()
+    put = stage.relay.catalog.put
+
+    def slow_put(*arguments: Any) -> Any:
+        is_storing.set()
+        assert may_store.wait(20.0)
+        return put(*arguments)
+
+    async def scene() -> None:
+        relay = stage.relay
+        monkeypatch.setattr(relay.catalog, "put", slow_put)
+        assert relay.offer(PARCEL)
+        await relay.take(PARCEL, "a", 0, b"first time.")
+        assert relay.seal(PARCEL)
+        assert await asyncio.to_thread(is_storing.wait, 20.0)
+        assert relay.offer(PARCEL)
+        await relay.take(PARCEL, "a", 0, b"again")
+        may_store.set()
+        await asyncio.wait(list(relay._storing.values()))
+        await relay.take(PARCEL, "a", 5, b", once")
+        assert relay.seal(PARCEL)
+        await relay.finish()
+        relay.close()
+
+    asyncio.run(scene())
+    assert stage.kinds == ["relayed", "shard", "relayed", "shard"]
+    assert stage.stored() == {"a": "again, once"}
+    assert list(stage.work.iterdir()) == []
+
+
+def test_the_end_waits_for_everything_that_is_stored_and_then_removes_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_store = threading.Event()
+    put = stage.relay.catalog.put
+
+    def slow_put(*arguments: Any) -> Any:
+        assert may_store.wait(20.0)
+        return put(*arguments)
+
+    async def scene() -> None:
+        relay = stage.relay
+        monkeypatch.setattr(relay.catalog, "put", slow_put)
+        for _ in range(2):
+            assert relay.offer(PARCEL)
+            await relay.take(PARCEL, "a", 0, b"once again.")
+            assert relay.seal(PARCEL)
+        ending = asyncio.ensure_future(relay.finish())
+        await asyncio.sleep(0)
+        assert not ending.done()
+        may_store.set()
+        await ending
+        relay.close()
+
+    asyncio.run(scene())
+    assert stage.kinds == ["relayed", "relayed", "shard", "shard"]
+    assert list(stage.work.iterdir()) == []
 
 
 def test_no_path_leaves_the_folder(stage: Stage) -> None:

@@ -83,3 +83,11 @@ def test_a_worker_group_tells_it_once_and_passes_over_words_of_an_older_group() 
         if isinstance(effect, Note)
     ]
     assert [event["data"] for event in events] == [{"rank": 1, "own_s": 5.0, "others_s": 1.0}]
+
+
+def test_slow_looks_count_only_in_a_row() -> None:
+    """The first one behind an even look is not slow yet, as half of what the rank has told is not."""
+    seen, slow = Stragglers(2), [1.0, 2.5]
+    assert heard(seen, [1.0, 1.0], None, 1, 0.0) == []
+    assert heard(seen, slow, None, LOOKS, 1.0) == []
+    assert [one.rank for one in heard(seen, slow, None, 1, 1.0 + LOOKS)] == [1]

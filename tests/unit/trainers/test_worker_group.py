@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainers.checkpoints.manifest import ShardFile
 from trainers.driver.group import (
@@ -132,6 +134,27 @@ def test_repeated_steps_are_counted_before_the_first_new_one_is_told() -> None:
     assert scene.group.progress.repeated_steps == 2
     scene.hear(0, type="report", step=12, metrics={"loss": 0.5})
     assert Count() not in scene.said
+
+
+@given(st.integers(1, 4), st.lists(st.integers(0, 4), max_size=4), st.booleans())
+def test_what_a_new_rank_0_tells_again_counts_only_where_it_had_not_arrived(
+    arrived: int, others: list[int], is_planned: bool
+) -> None:
+    """Whoever becomes rank 0 tells its last steps again, as the one before it may have died with them."""
+    scene = Scene()
+    for step in range(2, arrived + 1):
+        scene.hear(0, type="report", step=step, metrics={"loss": 1.0})
+    if not is_planned:
+        scene.group.progress = scene.group.progress.lose(scene.now)
+    scene.group = scene.group.follow(2, 2, scene.now)
+    told = []
+    for step in range(1, 6):
+        told += scene.hear(0, type="report", step=step, metrics={"loss": 2.0}, again=True)
+        for other in others:
+            told += scene.hear(1, type="report", step=other, metrics={"loss": 3.0}, again=True)
+    metrics = [one.body["step"] for one in told if isinstance(one, Note) and one.kind == "metric"]
+    assert metrics == list(range(arrived + 1, 6)), "each step is told once"
+    assert (scene.group.progress.step, scene.group.progress.repeated_steps) == (5, 0)
 
 
 @pytest.mark.parametrize(
@@ -353,6 +376,34 @@ def test_a_checkpoint_that_the_storage_refused_is_tried_again() -> None:
     assert scene.told("release")
     scene.later(RETRY_S)
     assert scene.told("hold")
+
+
+def _shard(scene: Scene, rank: int, step: int, take: int) -> list[Effect]:
+    file = ShardFile(name=f"rank-{rank}-{take}", size_bytes=1, sha256="0" * 64, rank=rank)
+    return scene.hear(rank, type="shard", step=step, files=(file,), asked=False, take=take)
+
+
+def test_files_of_two_checkpoints_of_one_step_are_not_mixed() -> None:
+    scene = Scene()
+    assert _shard(scene, 0, 40, 1) == []
+    assert _shard(scene, 1, 40, 2) == [], "the other rank is still at the first one"
+    (first,) = _shard(scene, 1, 40, 1)
+    (second,) = _shard(scene, 0, 40, 2)
+    assert isinstance(first, Commit)
+    assert isinstance(second, Commit)
+    assert (first.take, second.take) == (1, 2)
+    assert [file.name for file in second.files] == ["rank-0-2", "rank-1-2"]
+
+
+def test_a_late_commit_forgets_nothing_that_was_begun_after_it() -> None:
+    """The scripts went back from step 50 to step 30, and make a checkpoint there while that of step 50 is committed."""
+    scene = Scene()
+    _shard(scene, 0, 50, 1)
+    assert len(_shard(scene, 1, 50, 1)) == 1
+    assert _shard(scene, 0, 30, 2) == []
+    scene.commit(50)
+    (commit,) = _shard(scene, 1, 30, 2)
+    assert isinstance(commit, Commit)
 
 
 def test_two_ranks_that_write_the_same_name_make_no_checkpoint() -> None:

@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import ClassVar
 
-from remora.launchers import unwrap
+from remora.commands.launchers import unwrap
 from trainers.backends.backend import Backend, BackendUnusable, Companion, Start
 from trainers.backends.mpi.rank import make_pipes, place_pipe, tell_over
 from trainers.supervisor.child import Child
@@ -108,7 +108,7 @@ def _runs(environment: dict[str, str]) -> bool:
             environment=environment,
             line_bytes=1000,
             grace_s=0.0,
-            on_line=lambda *_: None,
+            on_lines=lambda *_: None,
             on_message=lambda _: None,
         )
     except (OSError, ValueError):

@@ -1,1 +1,0 @@
-"""The rooms of the planner (pure): limits, health, money, market, packing, returns."""

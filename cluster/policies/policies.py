@@ -1,0 +1,153 @@
+"""The operators' policies as values (pure): what may be bought, for whom, where, and at what price.
+
+A value of these types is well formed; whether it can be followed, `policy_conflicts` says.  `policy_documents` reads
+one from a document, with the lines of what is wrong.
+Durations are in seconds, and may be written `10m`; money is in USD.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+
+from cluster.policies.cron_fields import parse_cron
+from remora.spec.quantities import parse_duration
+
+
+def _cron(value: str) -> str:
+    parse_cron(value)
+    return value
+
+
+def _zone(value: object) -> object:
+    return str(value) if type(value) is int else value
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+Seconds = Annotated[Duration, Field(le=31_536_000)]
+Number = Annotated[float, Field(strict=True)]
+Money = Annotated[Number, Field(ge=0, le=1e9)]
+Count = Annotated[int, Field(strict=True, ge=0, le=100_000)]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+Word = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+
+
+#: Pools and projects that a document may name.
+MAX_NAMED: Mapping[str, int] = {"pools": 256, "projects": 10_000}
+
+
+class _Policy(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class CapacityRule(StrEnum):
+    """Which capacity types a pool buys."""
+
+    #: Spot and nothing else.
+    SPOT = "spot"
+    ON_DEMAND = "on-demand"
+    #: Spot; on-demand for what has waited for spot longer than `patience_s`.
+    PREFER_SPOT = "prefer-spot"
+    #: `on_demand_core` nodes of the pool on demand, and spot for the rest.
+    MIXED = "mixed"
+
+
+class Window(_Policy):
+    """A span of time that comes again and again, in UTC."""
+
+    #: When it begins: five fields of cron.
+    begins: Annotated[Word, AfterValidator(_cron)]
+    lasts_s: Annotated[Duration, Field(gt=0, le=2_678_400)]
+
+
+class Schedule(_Policy):
+    """Other limits within a window."""
+
+    window: Window
+    min_nodes: Count | None = None
+    max_nodes: Count | None = None
+    warm_nodes: Count | None = None
+
+
+class PoolPolicy(_Policy):
+    """One node pool."""
+
+    #: Sizes in order of preference, e.g. `Standard_NC24ads_A100_v4`.
+    sizes: tuple[Word, ...] = Field(min_length=1, max_length=32)
+    #: None of the sizes is preferred: of spot the one that the cloud takes back least often is asked for first.
+    sizes_are_equal: bool = False
+    #: Zones in order of preference; "any" leaves the choice to the cloud.
+    zones: tuple[Annotated[Word, BeforeValidator(_zone)], ...] = Field(
+        default=("any",), min_length=1, max_length=32
+    )
+    capacity: CapacityRule = CapacityRule.PREFER_SPOT
+    #: Nodes that are never returned.
+    min_nodes: Count = 0
+    max_nodes: Count = 10
+    #: Nodes kept ready beyond those in use.
+    warm_nodes: Count = 0
+    #: A node that nobody used for so long is returned.
+    idle_s: Seconds = 300.0
+    #: Launches, and returns, per minute at most.
+    grow_per_minute: Annotated[Number, Field(gt=0, le=10_000)] = 60.0
+    shrink_per_minute: Annotated[Number, Field(gt=0, le=10_000)] = 60.0
+    #: Under `prefer-spot`: how long a demand waits for spot before on-demand is bought for it.
+    patience_s: Seconds = 600.0
+    #: Under `mixed`: nodes bought on demand before any spot.
+    on_demand_core: Count = 1
+    #: On-demand nodes that stood in for spot are exchanged when spot has been available for so long; None: never.
+    return_to_spot_s: Seconds | None = None
+    #: A node that has not joined after so long is given up.
+    join_timeout_s: Annotated[Duration, Field(gt=0, le=86_400)] = 900.0
+    #: Seconds that a node which is to be returned while it works is given.
+    drain_s: Annotated[Duration, Field(gt=0, le=86_400)] = 120.0
+    schedules: tuple[Schedule, ...] = Field(default=(), max_length=64)
+    #: Nothing is launched, exchanged or returned within these, except what fails or a step of the budget demands.
+    maintenance: tuple[Window, ...] = Field(default=(), max_length=64)
+
+
+class ProjectPolicy(_Policy):
+    """What one project may use."""
+
+    #: Weight against other projects that want more than there is.
+    share: Annotated[Number, Field(gt=0, le=1e6)] = 1.0
+    gpus: Count | None = None
+    usd_per_day: Money | None = None
+    usd_per_month: Money | None = None
+
+
+class BudgetStep(StrEnum):
+    """What is done as money runs out, mildest first."""
+
+    STOP_GROWING = "stop-growing"
+    SPOT_ONLY = "spot-only"
+    SHRINK = "shrink"
+    PAUSE = "pause"
+
+
+class BudgetPolicy(_Policy):
+    """Money of the whole cluster; every step begins when its part of the day's or the month's budget is spent."""
+
+    usd_per_day: Money | None = None
+    usd_per_month: Money | None = None
+    #: Part of the budget at which each step begins, e.g. 0.8; steps that are not named begin at 1.0.
+    steps: dict[BudgetStep, Annotated[Number, Field(gt=0, le=10)]] = Field(default_factory=dict)
+
+    @property
+    def figures(self) -> str:
+        """Equal for budgets that say the same: a step that was reached under other figures says nothing about these."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True)
+
+
+class Policies(_Policy):
+    """One version of everything that operators decide."""
+
+    pools: dict[Name, PoolPolicy] = Field(default_factory=dict, max_length=MAX_NAMED["pools"])
+    projects: dict[Name, ProjectPolicy] = Field(default_factory=dict, max_length=MAX_NAMED["projects"])
+    budget: BudgetPolicy = BudgetPolicy()
+    #: Names of site rules, entry points of the group `remora.rules`, asked in this order.
+    rules: tuple[Word, ...] = Field(default=(), max_length=64)

@@ -1,0 +1,1 @@
+"""Nodes in Ray: how they join, which are members, how they are drained."""

@@ -1,0 +1,133 @@
+"""What Ray knows about our nodes; only this, `drain.py` and `agent/gcs.py` touch Ray's internals in `cluster`."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray._private import state as ray_state
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
+from ray.experimental import internal_kv
+
+from cluster.node.agent.heartbeats import AgentStatus, Heartbeat, listen, read
+from cluster.ray.members import MemberNode, chosen, doubtful, is_given_away
+
+#: Label that says which of our nodes a Ray node is.
+NODE_LABEL = "remora-node"
+#: Namespace and beginning of the keys under which agents tell how their machines are, as `agent/beats.py` writes it.
+BEAT_NAMESPACE = b"remora"
+BEAT_PREFIX = b"agent:"
+#: Seconds for a question to the head that goes beyond its usual ones.
+_TIMEOUT_S = 5.0
+
+
+class MembershipUnknown(Exception):
+    """Ray could not be asked; whoever wanted to know must not take that for "no members"."""
+
+
+class RayMembership:
+    """Asks the cluster that this process is connected to (`ray.init` has been called); one question at a time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looked_at = clock()
+        self._heard: dict[str, AgentStatus] = {}
+        #: What agents said last whose nodes have left; None of those that never said anything.
+        self._last_words: dict[str, AgentStatus | None] = {}
+        self._asking = threading.RLock()
+        self._is_left = False
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """Ask Ray about our nodes while the connection stays.  Raises MembershipUnknown once it was left."""
+        with self._asking:
+            if self._is_left:
+                raise MembershipUnknown("the connection to the Ray head is being made again")
+            yield
+
+    def leave(self) -> None:
+        """The connection of this process ends: nothing is asked from now on; waits for a question under way."""
+        with self._asking:
+            self._is_left = True
+
+    def observe(self) -> dict[str, MemberNode]:
+        """All nodes that carry our label, by node id; the head is not among them.
+
+        Raises MembershipUnknown when Ray cannot be asked.
+        """
+        with self.asking():
+            return self._observe()
+
+    def _observe(self) -> dict[str, MemberNode]:
+        if not ray.is_initialized():
+            raise MembershipUnknown("this process is not connected to a Ray cluster")
+        try:
+            nodes = ray.nodes()
+            draining = ray_state.state.get_draining_nodes()
+            free = ray_state.state.available_resources_per_node()
+            known = [member for node in nodes if (member := _member(node, draining, free)) is not None]
+            began = began_at(internal_kv.internal_kv_get_gcs_client()) if doubtful(known) else {}
+        except Exception as error:  # Ray raises what its RPC library raises
+            raise MembershipUnknown(f"the Ray cluster did not say which nodes it has: {error}") from error
+        members = chosen(known, began)
+        self._listen(members)
+        return {node_id: replace(member, agent=self._agent(member)) for node_id, member in members.items()}
+
+    def _agent(self, member: MemberNode) -> AgentStatus | None:
+        heard = self._heard if member.is_alive else self._last_words
+        return heard.get(member.node_id)
+
+    def _listen(self, members: Mapping[str, MemberNode]) -> None:
+        gone = {node_id for node_id, member in members.items() if not member.is_alive}
+        # What agents say is no reason to see no nodes: where they cannot be asked about, what was heard last holds.
+        with contextlib.suppress(Exception):
+            # Who has left says nothing new, but may have said why between the last look and its end.
+            beats = _beats(members.keys() - (gone & self._last_words.keys()))
+            now = self._clock()
+            heard = listen(self._heard, beats, now - self._looked_at)
+            self._looked_at = now
+            self._last_words = {
+                node_id: self._last_words.get(node_id) or heard.get(node_id) for node_id in gone
+            }
+            self._heard = heard
+
+
+def _member(
+    node: dict[str, Any], draining: Mapping[str, int], free: Mapping[str, Mapping[str, float]]
+) -> MemberNode | None:
+    node_id = node["Labels"].get(NODE_LABEL)
+    if node_id is None:
+        return None
+    deadline_ms = draining.get(node["NodeID"])
+    brings = {k: v for k, v in node["Resources"].items() if not k.startswith("node:")}
+    return MemberNode(
+        node_id=node_id,
+        ray_node_id=node["NodeID"],
+        address=node["NodeManagerAddress"],
+        is_alive=node["Alive"],
+        is_draining=node["Alive"] and deadline_ms is not None,
+        is_in_use=node["Alive"] and is_given_away(brings, free.get(node["NodeID"])),
+        resources=brings,
+        deadline_at=deadline_ms / 1000 if deadline_ms else None,
+        raylet_port=node["NodeManagerPort"],
+    )
+
+
+def began_at(gcs: GcsClient) -> dict[str, float]:
+    """When each Ray node began, seconds since 1970, by Ray's own ids; `ray.nodes()` does not tell."""
+    told = gcs.get_all_node_info(timeout=_TIMEOUT_S)
+    return {ray_node_id.hex(): node.start_time_ms / 1000 for ray_node_id, node in told.items()}
+
+
+def _beats(node_ids: Iterable[str]) -> dict[str, Heartbeat]:
+    """The newest sign of life of each agent, in one question; without those that never gave one that can be read."""
+    keys = {BEAT_PREFIX + node_id.encode(): node_id for node_id in node_ids}
+    told = internal_kv.internal_kv_get_gcs_client().internal_kv_multi_get(
+        list(keys), namespace=BEAT_NAMESPACE, timeout=_TIMEOUT_S
+    )
+    return {keys[key]: beat for key, text in told.items() if (beat := read(text)) is not None}

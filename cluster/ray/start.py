@@ -1,0 +1,49 @@
+"""python -m cluster.ray.start start ...: `ray start`, whose worker processes are forked where the environment says so.
+
+REMORA_FORKED_MODULES names the modules, separated by commas, that one process per node imports for all of them; empty
+or left out: Ray starts its workers as it always does.  See `cluster/ray/workers/launcher.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from cluster.ray.joining import FORKED_VARIABLE
+
+#: What a raylet runs in place of Ray's `setup_worker.py`, in front of Ray's `default_worker.py`.
+LAUNCHER = Path(__file__).parent / "workers" / "launcher.py"
+
+
+def lead_workers_through(launcher: Path) -> None:
+    """Have the raylets that this process starts run `launcher` for every worker process.
+
+    Ray has a parameter for that which no flag reaches; `tests/contracts/cluster/test_ray_internals.py` holds it.
+    """
+    from ray._private.parameter import RayParams
+
+    made = RayParams.__init__
+
+    @functools.wraps(made)
+    def make(self: Any, *arguments: Any, **named: Any) -> None:
+        made(self, *arguments, **named)
+        if self.setup_worker_path is None:
+            self.setup_worker_path = str(launcher)
+
+    RayParams.__init__ = make
+
+
+def main() -> None:
+    """Be `ray`."""
+    if os.environ.get(FORKED_VARIABLE) and sys.platform == "linux":
+        lead_workers_through(LAUNCHER)
+    from ray.scripts.scripts import main as ray
+
+    ray()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What a plan says: actions, and the reasons of what is not done (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cluster.policies.policies import BudgetStep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Make one more node."""
+
+    pool: str
+    #: `Offering.id` of what is bought.
+    offering: str
+    resources: Mapping[str, float]
+    #: One sentence for people.
+    reason: str
+    #: Labels of the Ray node, besides `remora-node` and `remora-pool`.
+    labels: Mapping[str, str] = field(default_factory=dict)
+    #: Fabric domain that it is launched into; the first node of a name makes the domain.
+    fabric: str | None = None
+    #: The job that it is bought for; None: for the pool's own minimum.
+    job_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drain:
+    """Give a node no more work, and end it at the deadline or once nothing runs on it."""
+
+    node_id: str
+    #: Seconds since 1970.
+    deadline_at: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terminate:
+    """End a node on which nothing of use runs; asking again for one that is ending does no harm."""
+
+    node_id: str
+    reason: str
+    #: True when it never became useful, so that its row ends as `failed` and slows its pool down.
+    is_failure: bool = False
+    #: True when it was a member, and Ray lost it while its machine runs: something lies between the two.
+    is_cut_off: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """Something that is not done now, and why; exactly one of `job_id`, `pool` and `node_id` says for whom."""
+
+    reason: str
+    job_id: str | None = None
+    pool: str | None = None
+    node_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """Tell the owner of a job how the cluster's budget touches it."""
+
+    job_id: str
+    message: str
+    #: What the message is about; None: the budget has room again.
+    step: BudgetStep | None
+
+
+Action = Launch | Drain | Terminate | Wait | Notice
+#: What has to go first, then drains, launches, notices and waits.
+Plan = tuple[Action, ...]

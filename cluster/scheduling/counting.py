@@ -1,0 +1,81 @@
+"""What projects may still have, counted while a plan gives their jobs room (pure)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from operator import attrgetter
+
+from cluster.scheduling.context import Situation
+from cluster.scheduling.quotas import allowed_workers, counted_workers, gpus_of, never_allowed, why_no_money
+from cluster.scheduling.view import JobDemand, Spending
+
+
+class Counting:
+    """GPUs that count for each project that operators say something of; all others have whatever there is.
+
+    `held` are the workers of each job by its id, which become more while the plan goes on.
+    """
+
+    def __init__(self, situation: Situation, held: Mapping[str, int]) -> None:
+        self._projects = situation.policies.projects
+        self._spent = situation.view.spent_by_project
+        self._now = situation.now
+        self._held = held
+        self._gpus: defaultdict[str, float] = defaultdict(float)
+        #: With how many workers each job counts.
+        self._counted: dict[str, int] = {}
+        #: By project, the first of its jobs that waits for its quota: nobody of the project overtakes it.
+        self._first: dict[str, str] = {}
+        if self._projects:
+            for job in sorted(situation.view.jobs, key=attrgetter("turn")):
+                has = held.get(job.id, 0)
+                least, most = job.min_workers, job.max_workers
+                self.count(job, counted_workers(has, least, most) if job.is_running else has)
+
+    def count(self, job: JobDemand, workers: int) -> None:
+        """From now on the job counts with so many workers, if that is more than before."""
+        if job.project not in self._projects:
+            return
+        more = workers - self._counted.get(job.id, 0)
+        if more > 0:
+            self._counted[job.id] = workers
+            self._gpus[job.project] += gpus_of(job.worker_resources, more)
+
+    def allowed(self, job: JobDemand, workers: int) -> tuple[int, str]:
+        """How many of these workers beside those that it has its project lets the job have, and why not all."""
+        policy = self._projects.get(job.project)
+        if policy is None:
+            return workers, ""
+        counted, held = self._counted.get(job.id, 0), self._held.get(job.id, 0)
+        allowed, why = allowed_workers(
+            job.project,
+            policy,
+            worker=job.worker_resources,
+            workers=held + workers,
+            gpus_held=self._gpus[job.project] - gpus_of(job.worker_resources, counted),
+        )
+        return max(0, allowed - held), why
+
+    def bar(self, job: JobDemand) -> str | None:
+        """Why nothing is bought for the job, while it may use what is there; or None."""
+        policy = self._projects.get(job.project)
+        if policy is None:
+            return None
+        first = self._first.get(job.project)
+        if first is not None and first != job.id:
+            return f"{first} of its project waits for the quota"
+        return why_no_money(job.project, policy, self._spent.get(job.project, Spending()), self._now)
+
+    def never(self, job: JobDemand) -> str | None:
+        """Why the job's smallest group may not be had at any time, or None."""
+        policy = self._projects.get(job.project)
+        return never_allowed(job.project, policy, job.worker_resources, job.min_workers)
+
+    def wait(self, job: JobDemand) -> None:
+        """Nobody of its project overtakes the job from now on."""
+        self._first[job.project] = job.id
+
+    def ahead_of(self, job: JobDemand) -> str | None:
+        """The job of its project that this one waits behind, or None."""
+        return self._first.get(job.project)

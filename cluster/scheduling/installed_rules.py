@@ -1,0 +1,84 @@
+"""The site rules that are installed beside the service: entry points of the group `remora.rules`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import cast
+
+from cluster.scheduling.actions import Launch
+from cluster.scheduling.view import ClusterView
+
+#: A sentence that refuses a launch, or None.  It sees the view that the plan is made from, and nothing else.
+SiteRule = Callable[[ClusterView, Launch], str | None]
+#: Hears the name of a rule that failed, and what it did.
+Told = Callable[[str, str], None]
+
+GROUP = "remora.rules"
+
+
+class RuleBroken(Exception):
+    """A rule cannot be asked, or answers what it must not; the message is a sentence."""
+
+
+def rule_names() -> frozenset[str]:
+    """Names of the rules that are installed; nothing of them is imported."""
+    return frozenset(point.name for point in entry_points(group=GROUP))
+
+
+def load_rules(names: Iterable[str], told: Told) -> tuple[tuple[str, SiteRule], ...]:
+    """The rules of these names, in this order, each of which tells before it raises.
+
+    One that is not installed or cannot be imported raises when it is asked, as any that fails.
+    """
+    return tuple((name, _telling(name, _load(name), told)) for name in names)
+
+
+def _telling(name: str, rule: SiteRule, told: Told) -> SiteRule:
+    def asked(view: ClusterView, launch: Launch) -> str | None:
+        try:
+            return _sentence(rule(view, launch))
+        except Exception as error:
+            told(name, _why(error))
+            raise
+
+    return asked
+
+
+def _sentence(answer: object) -> str | None:
+    if answer is None or isinstance(answer, str):
+        return answer
+    raise RuleBroken(f"it answered {type(answer).__name__}, where None or a text is expected")
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, RuleBroken):
+        return str(error)
+    said = str(error).strip().splitlines()
+    return f"it raised {type(error).__name__}{f': {said[0][:200]}' if said else ''}"
+
+
+@lru_cache(maxsize=64)
+def _load(name: str) -> SiteRule:
+    found = [point for point in entry_points(group=GROUP) if point.name == name]
+    if not found:
+        return _failing(f"no rule {name!r} is installed in the group {GROUP}")
+    try:
+        return _checked(found[0])
+    except Exception as error:
+        return _failing(f"it cannot be loaded: {type(error).__name__}: {error}")
+
+
+def _checked(point: EntryPoint) -> SiteRule:
+    rule = point.load()
+    if not callable(rule):
+        raise TypeError(f"{point.value} cannot be called")
+    return cast(SiteRule, rule)
+
+
+def _failing(why: str) -> SiteRule:
+    def rule(view: ClusterView, launch: Launch) -> str | None:  # noqa: ARG001
+        raise RuleBroken(why)
+
+    return rule

@@ -1,0 +1,120 @@
+"""Which of the launches that are wished for are made now: pace, maintenance, failures and the site's rules (pure)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from cluster.scheduling.actions import Launch, Wait
+from cluster.scheduling.context import Situation
+from cluster.scheduling.health import launch_not_before, trying
+from cluster.scheduling.limits import pace_left
+from cluster.scheduling.view import ClusterView
+from cluster.scheduling.words import clock, count
+
+#: A site's own rule: a sentence that refuses a launch, or None.  It sees the view and nothing else.
+Rule = Callable[[ClusterView, Launch], str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sifted:
+    """The launches that are left, and what is told of the others."""
+
+    launches: list[Launch]
+    waits: list[Wait]
+    #: Why launches are not made now, by the job that they are for; None: for a pool's own nodes.
+    later: dict[str | None, str]
+
+
+def within_pace(situation: Situation, launches: Iterable[Launch]) -> Sifted:
+    """The launches that a pool's pace, its failures and its maintenance leave for now."""
+    later: dict[str | None, str] = {}
+    by_pool: dict[str, list[Launch]] = defaultdict(list)
+    for launch in launches:
+        by_pool[launch.pool].append(launch)
+    allowed: list[Launch] = []
+    waits: list[Wait] = []
+    for pool, mine in by_pool.items():
+        number, why = _allowance(situation, pool)
+        allowed.extend(mine[:number])
+        if number < len(mine):
+            reason = f"{count(len(mine) - number, 'node')} more are launched later: {why}"
+            waits.append(Wait(pool=pool, reason=reason))
+        for launch in mine[number:]:
+            later.setdefault(launch.job_id, why)
+    return Sifted(launches=allowed, waits=waits, later=later)
+
+
+def _allowance(situation: Situation, pool: str) -> tuple[int, str]:
+    """How many nodes of a pool may be launched now, and what says so."""
+    now, view = situation.now, situation.view
+    policy, until = situation.policies.pools[pool], situation.limits[pool].maintenance_until
+    if until is not None:
+        return 0, f"nothing is launched before the maintenance ends at {clock(until)}"
+    not_before = launch_not_before(view, pool, now)
+    if now < not_before:
+        return 0, f"nodes of pool {pool!r} failed at first, the next is tried at {clock(not_before)}"
+    number = pace_left(policy.grow_per_minute, [node.created_at for node in view.nodes_of.get(pool, ())], now)
+    if not_before > float("-inf"):
+        # One try at a time until one works; a start that is still on its way is that try.
+        number = min(number, 0 if trying(view, pool, now) else 1)
+        return number, f"nodes of pool {pool!r} failed at first, one is tried at a time"
+    return number, f"at most {policy.grow_per_minute:g} a minute are launched"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Veto:
+    """A rule of the site refuses a launch."""
+
+    rule: str
+    #: A whole sentence.
+    reason: str
+
+
+def veto(
+    view: ClusterView,
+    launch: Launch,
+    rules: Sequence[tuple[str, Rule]],
+    failed: Callable[[str, Exception], None],
+) -> Veto | None:
+    """The first rule that refuses the launch.  One that raises is passed over, after `failed` was told."""
+    for name, rule in rules:
+        try:
+            said = rule(view, launch)
+        except Exception as error:  # a site's own code may raise anything, and nodes are needed all the same
+            failed(name, error)
+            continue
+        if said is not None:
+            why = said.strip() or "it gives no reason"
+            reason = f"the rule {name} lets no node of pool {launch.pool} be launched: {why}"
+            return Veto(rule=name, reason=reason)
+    return None
+
+
+def past_rules(view: ClusterView, launches: Iterable[Launch], rules: Sequence[tuple[str, Rule]]) -> Sifted:
+    """The launches that no rule of the site refuses; a rule that fails is passed over, and said to be."""
+    heard: list[Launch] = []
+    later: dict[str | None, str] = {}
+    waits: dict[Wait, None] = {}
+    for launch in launches:
+        refusal, reasons = _asked(view, launch, rules)
+        waits.update(dict.fromkeys(Wait(pool=launch.pool, reason=reason) for reason in reasons))
+        if refusal is None:
+            heard.append(launch)
+        else:
+            later.setdefault(launch.job_id, refusal.reason)
+    return Sifted(launches=heard, waits=list(waits), later=later)
+
+
+def _asked(
+    view: ClusterView, launch: Launch, rules: Sequence[tuple[str, Rule]]
+) -> tuple[Veto | None, list[str]]:
+    """What refuses a launch, and all that is to be told about it."""
+    told: list[str] = []
+
+    def failed(name: str, error: Exception) -> None:
+        told.append(f"the rule {name} is passed over, as it failed: {error!r}")
+
+    refusal = veto(view, launch, rules, failed)
+    return refusal, told if refusal is None else [*told, refusal.reason]

@@ -1,0 +1,59 @@
+"""How many nodes a pool may have now, and how quickly it may change (pure)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cluster.policies.policies import PoolPolicy
+from cluster.scheduling.windows import ends_at
+
+
+@dataclass(frozen=True)
+class Limits:
+    """A pool's numbers of nodes as they are at one moment."""
+
+    min_nodes: int
+    max_nodes: int
+    warm_nodes: int
+    #: When the maintenance window ends that holds now; None: there is none.
+    maintenance_until: float | None
+
+
+def limits_of(policy: PoolPolicy, now: float) -> Limits:
+    """The pool's limits with those of its schedules; of two windows that overlap, the one that stands later holds."""
+    least, most, warm = policy.min_nodes, policy.max_nodes, policy.warm_nodes
+    for schedule in policy.schedules:
+        if ends_at(schedule.window, now) is not None:
+            least = least if schedule.min_nodes is None else schedule.min_nodes
+            most = most if schedule.max_nodes is None else schedule.max_nodes
+            warm = warm if schedule.warm_nodes is None else schedule.warm_nodes
+    ends = [end for window in policy.maintenance if (end := ends_at(window, now)) is not None]
+    return Limits(min(least, most), most, warm, max(ends, default=None))
+
+
+def pace_left(per_minute: float, moments: Iterable[float], now: float) -> int:
+    """How often something may still be done now that was done at these `moments`.
+
+    Counted over a minute, or over as long as one of them takes at a pace below one a minute.
+    """
+    since = now - window_of(per_minute)
+    return max(0, _allowed(per_minute) - len([at for at in moments if since < at <= now]))
+
+
+def next_at(per_minute: float, moments: Iterable[float], now: float) -> float | None:
+    """When `pace_left` lets it be done again that was done at these `moments`; None: now."""
+    counted = sorted(at for at in moments if now - window_of(per_minute) < at <= now)
+    allowed = _allowed(per_minute)
+    return None if len(counted) < allowed else counted[-allowed] + window_of(per_minute)
+
+
+def window_of(per_minute: float) -> float:
+    """Seconds over which a pace is counted."""
+    return max(60.0, 60.0 / per_minute)
+
+
+def _allowed(per_minute: float) -> int:
+    """How often within the window."""
+    return max(1, math.floor(per_minute * window_of(per_minute) / 60.0 + 1e-9))

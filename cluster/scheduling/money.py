@@ -1,0 +1,140 @@
+"""How far the cluster's budget is spent, what that demands, and what may still be bought (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from cluster.policies.offerings import Offering
+from cluster.policies.policies import BudgetStep, Policies
+from cluster.scheduling.view import ClusterView
+from cluster.scheduling.words import clock
+
+#: Steps of the budget, mildest first.
+STEPS = (BudgetStep.STOP_GROWING, BudgetStep.SPOT_ONLY, BudgetStep.SHRINK, BudgetStep.PAUSE)
+#: What each of them does, for people.
+MEANING = {
+    BudgetStep.STOP_GROWING: "no more nodes are bought",
+    BudgetStep.SPOT_ONLY: "on-demand nodes are given back, and only spot is used",
+    BudgetStep.SHRINK: "jobs go on with their smallest number of workers",
+    BudgetStep.PAUSE: "jobs stop at a checkpoint until there is money again",
+}
+#: Seconds that may pass between two plans, and before a machine that was ended costs nothing any more.
+LOOK_S = 30.0
+#: A node that could be paid for less long than this is not bought: it would be gone before it was of use.
+STAY_S = 900.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Money:
+    """The budget at one moment."""
+
+    #: The furthest step reached.
+    step: BudgetStep | None
+    #: What the step is about, for people: `81.20 of 100.00 USD of the day are spent`.
+    words: str
+    #: USD an hour that nodes may cost beyond those that are there.
+    rate_left: float
+    #: `day` or `month` (UTC): the step ends by itself when the next one begins.
+    period: str = "day"
+    #: When that is, seconds since 1970.
+    until: float = 0.0
+
+    @property
+    def ends(self) -> str:
+        """What ends the step, for people."""
+        return ends_of(self.period, self.until, "the budget")
+
+    def reached(self, step: BudgetStep) -> bool:
+        """This step, or a harder one, is in force."""
+        return self.step is not None and STEPS.index(self.step) >= STEPS.index(step)
+
+
+@dataclass(frozen=True)
+class _Purse:
+    """One of the two budgets."""
+
+    period: str
+    spent: float
+    limit: float
+
+    @property
+    def words(self) -> str:
+        return f"{self.spent:.2f} of {self.limit:.2f} USD of the {self.period} are spent"
+
+
+def _purses(view: ClusterView, policies: Policies) -> list[_Purse]:
+    budget = policies.budget
+    both = (
+        ("day", view.spent.today, budget.usd_per_day),
+        ("month", view.spent.this_month, budget.usd_per_month),
+    )
+    return [_Purse(period, spent, limit) for period, spent, limit in both if limit is not None]
+
+
+def leaving_time_s(policies: Policies) -> float:
+    """Seconds for which nodes cost money once there is none left: until that is noticed, drained, and ended."""
+    return 2.0 * LOOK_S + max((pool.drain_s for pool in policies.pools.values()), default=0.0)
+
+
+def money_of(view: ClusterView, policies: Policies, offerings: Mapping[str, Offering]) -> Money:
+    """Where the cluster's budget stands.
+
+    What the nodes will cost until they can be gone counts as spent before the last step, so that the budget is kept
+    and not merely noticed.
+    """
+    purses = _purses(view, policies)
+    if not purses:
+        return Money(step=None, words="", rate_left=float("inf"))
+    rate = sum(
+        offerings[node.offering].price_per_hour
+        for node in view.nodes
+        if node.is_paid and node.offering in offerings
+    )
+    leaving_s = leaving_time_s(policies)
+    step, period = view.budget_step, "day"
+    words = (
+        " and ".join(purse.words for purse in purses)
+        + ", and the step that was reached holds until the day ends"
+    )
+    for candidate in STEPS:
+        part = policies.budget.steps.get(candidate, 1.0)
+        ahead = rate * leaving_s / 3600.0 if candidate is BudgetStep.PAUSE else 0.0
+        for purse in purses:
+            is_further = step is None or STEPS.index(candidate) >= STEPS.index(step)
+            if is_further and purse.spent + ahead >= part * purse.limit:
+                step, words, period = candidate, purse.words, purse.period
+    end = policies.budget.steps.get(BudgetStep.PAUSE, 1.0)
+    rate_left = min((end * p.limit - p.spent) * 3600.0 / (leaving_s + STAY_S) - rate for p in purses)
+    return Money(
+        step=step,
+        words=words if step else "",
+        rate_left=max(0.0, rate_left),
+        period=period,
+        until=end_of(period, view.now),
+    )
+
+
+def ends_of(period: str, until: float, limit: str) -> str:
+    """What ends a time in which the money of a day or month is spent, for people; `limit` is what operators raise."""
+    return (
+        f"until {clock(until)}, when the next {period} begins, or until an operator raises {limit} by"
+        " `remora policy apply`"
+    )
+
+
+def end_of(period: str, now: float) -> float:
+    """When the next `day` or `month` (UTC) begins, seconds since 1970."""
+    today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    first = today + timedelta(days=1)
+    if period == "month":
+        first = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
+    return first.timestamp()
+
+
+def step_reached(view: ClusterView, policies: Policies) -> BudgetStep | None:
+    """The furthest step of the budget in this view, which holds from then on whether or not anybody is told of it."""
+    if not _purses(view, policies):
+        return None
+    return money_of(view, policies, {offering.id: offering for offering in view.offerings}).step

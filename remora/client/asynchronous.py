@@ -1,0 +1,437 @@
+"""The asynchronous Python client.
+
+    async with remora.AsyncClient() as client:
+        job = await client.submit({"command": "python train.py", "code": ".", "workers": 2})
+        job = await client.wait(job.id)
+
+Every method raises ApiError when the service refuses and ConnectionFailed when it does not answer.
+
+`remora.client.blocking` is generated from this module: run `make client` after a change here.
+
+Both clients are thin shells: what is sent stands in `requests`, calls of several requests in `flows`, when to send
+again in `retries`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx2
+
+from remora.client import flows, requests, what_if
+from remora.client.flows import Flow, Paging, Work
+from remora.client.requests import Answer, Request, Stream
+from remora.client.retries import Following
+from remora.client.shell import (
+    CHUNK,
+    POLL_S,
+    Shell,
+    answer_of,
+    check_deadline,
+    deadline_after,
+    item_of,
+    within,
+)
+from remora.errors import ApiError, ConnectionFailed, NotFound
+from remora.spec.spec import JobSpec
+from remora.views import (
+    Attempt,
+    Checkpoint,
+    ClusterEvent,
+    ClusterLedger,
+    Drill,
+    Event,
+    Health,
+    Job,
+    Ledger,
+    LogLine,
+    MetricPoint,
+    ModelVersion,
+    Node,
+    NodeEvent,
+    OutputFile,
+    Policy,
+    PolicyCheck,
+    PolicyVersion,
+    Pool,
+    Pruned,
+    RecordedTrace,
+    WhatIf,
+)
+
+T = TypeVar("T")
+
+
+class AsyncClient(Shell):
+    """The asynchronous client.  Close it, or use it in an `async with` statement; streams are read by `async for`."""
+
+    def __init__(
+        self,
+        server: str | None = None,
+        *,
+        timeout_s: float = 30.0,
+        retry_s: float = 30.0,
+        resume_s: float = 300.0,
+    ) -> None:
+        """Talk to `server`, or to the one that `find_server` finds.
+
+        `timeout_s` bounds each network operation, `retry_s` how long a failing request is sent again, `resume_s` how
+        long a broken stream (and `wait`) outlasts a service that is away.
+        """
+        super().__init__(server, timeout_s, retry_s, resume_s)
+        self._http = httpx2.AsyncClient(**self._http_options())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def submit(
+        self, job: JobSpec | Mapping[str, Any] | str | Path, *, idempotency_key: str | None = None
+    ) -> Job:
+        """Submit a specification, a mapping, or a YAML file by its path; the code is packed and uploaded once.
+
+        The same `idempotency_key` with the same job returns the first answer.  Raises SpecError and BundleError before
+        anything is sent.
+        """
+        return await self._run(flows.submit(job, idempotency_key))
+
+    async def jobs(
+        self, *, state: str | None = None, project: str | None = None, limit: int | None = None
+    ) -> list[Job]:
+        """Jobs, newest first."""
+        return await self._run(flows.jobs(state, project, limit))
+
+    async def job(self, job_id: str) -> Job:
+        """One job by its full id."""
+        return await self._send(requests.get_job(job_id))
+
+    async def find(self, text: str) -> Job:
+        """One job by its id, by the beginning of its id, or the newest one by `last`."""
+        return await self._run(flows.find_job(text))
+
+    async def cancel(self, job_id: str) -> Job:
+        """Ask for a job's end; it ends after its workers have stopped."""
+        return await self._send(requests.cancel_job(job_id))
+
+    async def attempts(self, job_id: str) -> list[Attempt]:
+        """A job's attempts, oldest first."""
+        return await self._run(flows.all_pages(lambda cursor: requests.list_attempts(job_id, cursor)))
+
+    def events(self, job_id: str, *, follow: bool = False, after: int = 0) -> AsyncIterator[Event]:
+        """A job's events after a sequence number; with `follow` also those to come, until the job has ended."""
+        if follow:
+            return self._follow(requests.follow_events(job_id, after=after), job_id)
+        return self._pages(flows.events(job_id, after))
+
+    def logs(
+        self,
+        job_id: str,
+        *,
+        follow: bool = False,
+        after: int = 0,
+        rank: int | None = None,
+        attempt: int | None = None,
+        tail: int | None = None,
+    ) -> AsyncIterator[LogLine]:
+        """A job's log lines after a sequence number (or the last `tail`), of one rank or attempt or of all."""
+        if follow:
+            stream = requests.follow_logs(job_id, after=after, rank=rank, attempt=attempt, tail=tail)
+            return self._follow(stream, job_id)
+        return self._pages(flows.logs(job_id, after, rank, attempt, tail))
+
+    async def metrics(
+        self, job_id: str, *, after_step: int | None = None, points: int | None = None
+    ) -> list[MetricPoint]:
+        """A job's metric points, by step."""
+        return await self._run(flows.metrics(job_id, after_step, points))
+
+    async def checkpoints(self, job_id: str) -> list[Checkpoint]:
+        """A job's committed checkpoints."""
+        return await self._run(flows.all_pages(lambda cursor: requests.list_checkpoints(job_id, cursor)))
+
+    async def ledger(self, job_id: str) -> Ledger:
+        """What a job has cost so far, by kind of node."""
+        return await self._send(requests.show_ledger(job_id))
+
+    async def cluster_ledger(self, since: float | None = None, until: float | None = None) -> ClusterLedger:
+        """Who pays for what the cloud bills for all nodes; of the running month (UTC) unless told.
+
+        Times are seconds since 1970.
+        """
+        return await self._send(requests.show_cluster_ledger(since, until))
+
+    async def download(self, job_id: str, target: str | Path, *, step: int | None = None) -> Checkpoint:
+        """Put the newest checkpoint's files (or those of `step`) into the folder `target`.
+
+        `target` must be empty or not there.  Raises NotFound without such a checkpoint and DownloadError when this
+        machine does not take it.
+        """
+        return await self._run(flows.download(job_id, Path(target), step))
+
+    async def outputs(self, job_id: str) -> list[OutputFile]:
+        """Files that a job's script left in its outputs folder, by name; also while it runs."""
+        return await self._run(flows.all_pages(lambda cursor: requests.list_outputs(job_id, cursor)))
+
+    async def download_outputs(self, job_id: str, target: str | Path) -> list[OutputFile]:
+        """Put them into the folder `target`, which must be empty or not there.
+
+        Raises NotFound while there are none, and DownloadError when this machine does not take them.
+        """
+        return await self._run(flows.download_outputs(job_id, Path(target)))
+
+    async def models(self) -> list[ModelVersion]:
+        """The newest version of every model, by name."""
+        return await self._run(flows.all_pages(requests.list_models))
+
+    async def model_versions(self, name: str) -> list[ModelVersion]:
+        """Versions of a model, newest first."""
+        return await self._run(flows.all_pages(lambda cursor: requests.list_model_versions(name, cursor)))
+
+    async def download_model(
+        self, name: str, target: str | Path, *, version: int | None = None
+    ) -> ModelVersion:
+        """Put the newest version of a model (or `version`) into the folder `target`, as `download_outputs` does."""
+        return await self._run(flows.download_model(name, Path(target), version))
+
+    async def nodes(self) -> list[Node]:
+        """The cluster's nodes."""
+        return await self._run(flows.all_pages(requests.list_nodes))
+
+    async def pools(self) -> list[Pool]:
+        """The node pools as they are now: limits, nodes by state, and what holds them up."""
+        return await self._run(flows.all_pages(requests.list_pools))
+
+    async def prune(self, *, older_than_s: float | None = None, keep_jobs: int | None = None) -> Pruned:
+        """Delete what is old, as `older_than_s` and `keep_jobs` (ended jobs) say, or else the settings.  For good."""
+        return await self._run(flows.prune(older_than_s, keep_jobs))
+
+    async def reopen_pool(self, pool: str) -> Pool:
+        """Have a pool ask again at once for what the cloud refused it or what failed there.  Raises NotFound."""
+        return await self._send(requests.reopen_pool(pool))
+
+    async def policy(self, version: int | None = None) -> Policy:
+        """A version of the operators' policies, or the one in force.  Raises NotFound."""
+        return await self._send(requests.get_policy(version))
+
+    async def policy_versions(self) -> list[PolicyVersion]:
+        """Every version of the policies, newest first; the last one is made from the service's settings."""
+        return await self._run(flows.all_pages(requests.list_policies))
+
+    async def check_policy(self, document: str) -> PolicyCheck:
+        """What the service would say to a policy document (YAML or JSON text); nothing is stored."""
+        return await self._send(requests.check_policy(document))
+
+    async def apply_policy(
+        self, document: str, *, based_on: int, author: str = "", comment: str = ""
+    ) -> Policy:
+        """Put a policy document in force that was made from version `based_on`.
+
+        Raises Conflict when somebody else has changed the policies since, and Invalid with every problem.
+        """
+        return await self._send(
+            requests.apply_policy(document, based_on=based_on, author=author, comment=comment)
+        )
+
+    async def roll_back_policy(
+        self, version: int, *, based_on: int, author: str = "", comment: str = ""
+    ) -> Policy:
+        """Put the document of an earlier version in force again, as a new version; raises as `apply_policy` does."""
+        return await self._send(
+            requests.roll_back_policy(version, based_on=based_on, author=author, comment=comment)
+        )
+
+    async def cluster_events(self, *, after: int = 0) -> list[ClusterEvent]:
+        """What happened to the cluster as a whole after an event's number, oldest first."""
+        return await self._run(
+            flows.all_pages(lambda cursor: requests.list_cluster_events(after=after, cursor=cursor))
+        )
+
+    async def node(self, node_id: str) -> Node:
+        """One node by its id, also after its end."""
+        return await self._send(requests.get_node(node_id))
+
+    async def node_events(self, node_id: str) -> list[NodeEvent]:
+        """What happened to a node, oldest first."""
+        return await self._run(flows.all_pages(lambda cursor: requests.list_node_events(node_id, cursor)))
+
+    async def drill_node(self, node_id: str, *, notice_s: float | None) -> Drill:
+        """Rehearse the preemption of a node, with a notice of `notice_s` seconds, or without one (None).
+
+        The answer comes at once; `drill` tells how it goes.  Raises Conflict when the node is not ready, or while
+        another drill is under way.
+        """
+        return await self._send(requests.drill_node(node_id, notice_s))
+
+    async def drill_pool(self, pool: str, *, notice_s: float | None) -> Drill:
+        """The same for every ready node of a pool at once."""
+        return await self._send(requests.drill_pool(pool, notice_s))
+
+    async def drill(self, drill_id: str) -> Drill:
+        """How a drill goes; over when it has `ended_at`."""
+        return await self._send(requests.get_drill(drill_id))
+
+    async def what_if(
+        self,
+        traces: Sequence[str | Path],
+        policies: Sequence[str | Path],
+        *,
+        seed: int = 0,
+        look_s: float = 60.0,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> WhatIf:
+        """Replay traces under one policy or two, and wait for the answer; look at its `state` and `message`.
+
+        A trace is a file, or `OFFERING=FILE` for spot availability in SkyPilot's format; policies are YAML files.
+        `on_progress` is told the part that is done.  Raises ConfigurationError for a file that cannot be read.
+        """
+        return await self._run(what_if.what_if(traces, policies, seed, look_s, on_progress))
+
+    async def export_trace(self, *, since: float = 0.0) -> RecordedTrace:
+        """What happened since then (seconds since 1970), as a trace for `what_if`."""
+        return await self._send(requests.export_trace(since))
+
+    async def health(self) -> Health:
+        """Whether the service answers."""
+        return await self._send(requests.get_health())
+
+    async def wait(self, job_id: str, timeout_s: float | None = None) -> Job:
+        """Wait until the job has ended, by its event stream.  Raises WaitTimeout; the job itself goes on."""
+        deadline = deadline_after(timeout_s)
+        after = 0
+        while True:
+            try:
+                job = await self._send(requests.get_job(job_id), deadline, self._resume_s)
+            except ConnectionFailed:
+                check_deadline(deadline, job_id)
+                raise
+            if job.terminal:
+                return job
+            try:
+                stream = requests.follow_events(job_id, after=after)
+                async for event in self._follow(stream, job_id, deadline):
+                    after = event.seq
+            except NotFound:
+                raise
+            except ApiError:  # something between does not let streams through: look now and then
+                check_deadline(deadline, job_id)
+                await asyncio.sleep(POLL_S)
+
+    async def _run(self, flow: Flow[T]) -> T:
+        try:
+            step = next(flow)
+            while True:
+                try:
+                    match step:
+                        case Work():
+                            outcome = await asyncio.to_thread(step.call)
+                        case _:
+                            outcome = await self._send(step)
+                except BaseException as error:
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(outcome)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    async def _pages(self, paging: Paging[T]) -> AsyncIterator[T]:
+        last: T | None = None
+        while True:
+            page = await self._send(paging(last))
+            for item in page.items:
+                yield item
+            if flows.is_last(page):
+                return
+            last = page.items[-1]
+
+    async def _send(
+        self, request: Request[T], deadline: float | None = None, budget_s: float | None = None
+    ) -> T:
+        patience = self._patience(deadline, self._retry_s if budget_s is None else budget_s)
+        while True:
+            try:
+                answer = await self._exchange(request)
+            except httpx2.TransportError as error:
+                await asyncio.sleep(self._after_error(request, error, patience))
+                continue
+            pause = self._after_answer(request, answer, patience)
+            if pause is None:
+                return request.result(answer)
+            await asyncio.sleep(pause)
+
+    async def _exchange(self, request: Request[T]) -> Answer:
+        content = _read_chunks(request.body_file) if request.body_file else None
+        async with self._http.stream(
+            request.method,
+            request.path,
+            params=request.params,
+            json=request.json,
+            content=content,
+            headers=request.headers,
+        ) as response:
+            if request.save_to is None or not response.is_success:
+                body = await response.aread()
+            else:
+                with await asyncio.to_thread(request.save_to.open, "wb") as file:
+                    async for chunk in response.aiter_bytes(CHUNK):
+                        await asyncio.to_thread(file.write, chunk)
+                body = b""
+            return Answer(status=response.status_code, headers=response.headers, content=body)
+
+    async def _follow(
+        self, stream: Stream[T], job_id: str, deadline: float | None = None
+    ) -> AsyncIterator[T]:
+        following = Following(stream)
+        patience = self._patience(deadline, self._retry_s)
+        while not following.has_ended:
+            check_deadline(deadline, job_id)
+            is_open = False
+            try:
+                async with self._http.stream(
+                    "GET",
+                    stream.path,
+                    params=following.params(),
+                    headers=following.headers(),
+                    timeout=self._stream_timeout(deadline),
+                ) as response:
+                    if response.status_code != 200:
+                        await response.aread()
+                        pause = self._after_refusal(answer_of(response), patience)
+                    else:
+                        is_open = True
+                        patience.budget_s = self._resume_s
+                        async for sent in httpx2.EventSource(response):
+                            patience.reset()
+                            item = item_of(following, sent)
+                            if item is not None:
+                                yield item
+                            if following.has_ended:
+                                return
+                            check_deadline(deadline, job_id)
+                        pause = self._after_break(None, patience)
+            except httpx2.ReadTimeout as error:
+                # an open stream that is only quiet is opened again at once
+                pause = 0.0 if is_open else self._after_break(error, patience)
+            except httpx2.SSEError as error:
+                raise requests.unexpected(200) from error
+            except httpx2.TransportError as error:
+                pause = self._after_break(error, patience)
+            await asyncio.sleep(within(deadline, pause))
+
+
+async def _read_chunks(path: Path) -> AsyncIterator[bytes]:
+    with await asyncio.to_thread(path.open, "rb") as file:
+        while chunk := await asyncio.to_thread(file.read, CHUNK):
+            yield chunk

@@ -1,0 +1,424 @@
+"""The blocking Python client.
+
+    with remora.Client() as client:
+        job = client.submit({"command": "python train.py", "code": ".", "workers": 2})
+        job = client.wait(job.id)
+
+Every method raises ApiError when the service refuses and ConnectionFailed when it does not answer.
+
+This module is generated from `remora.client.asynchronous`: run `make client` after a change there.
+
+Both clients are thin shells: what is sent stands in `requests`, calls of several requests in `flows`, when to send
+again in `retries`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx2
+
+from remora.client import flows, requests, what_if
+from remora.client.flows import Flow, Paging, Work
+from remora.client.requests import Answer, Request, Stream
+from remora.client.retries import Following
+from remora.client.shell import (
+    CHUNK,
+    POLL_S,
+    Shell,
+    answer_of,
+    check_deadline,
+    deadline_after,
+    item_of,
+    within,
+)
+from remora.errors import ApiError, ConnectionFailed, NotFound
+from remora.spec.spec import JobSpec
+from remora.views import (
+    Attempt,
+    Checkpoint,
+    ClusterEvent,
+    ClusterLedger,
+    Drill,
+    Event,
+    Health,
+    Job,
+    Ledger,
+    LogLine,
+    MetricPoint,
+    ModelVersion,
+    Node,
+    NodeEvent,
+    OutputFile,
+    Policy,
+    PolicyCheck,
+    PolicyVersion,
+    Pool,
+    Pruned,
+    RecordedTrace,
+    WhatIf,
+)
+
+T = TypeVar("T")
+
+
+class Client(Shell):
+    """The blocking client.  Close it, or use it in a `with` statement."""
+
+    def __init__(
+        self,
+        server: str | None = None,
+        *,
+        timeout_s: float = 30.0,
+        retry_s: float = 30.0,
+        resume_s: float = 300.0,
+    ) -> None:
+        """Talk to `server`, or to the one that `find_server` finds.
+
+        `timeout_s` bounds each network operation, `retry_s` how long a failing request is sent again, `resume_s` how
+        long a broken stream (and `wait`) outlasts a service that is away.
+        """
+        super().__init__(server, timeout_s, retry_s, resume_s)
+        self._http = httpx2.Client(**self._http_options())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+    def submit(
+        self, job: JobSpec | Mapping[str, Any] | str | Path, *, idempotency_key: str | None = None
+    ) -> Job:
+        """Submit a specification, a mapping, or a YAML file by its path; the code is packed and uploaded once.
+
+        The same `idempotency_key` with the same job returns the first answer.  Raises SpecError and BundleError before
+        anything is sent.
+        """
+        return self._run(flows.submit(job, idempotency_key))
+
+    def jobs(
+        self, *, state: str | None = None, project: str | None = None, limit: int | None = None
+    ) -> list[Job]:
+        """Jobs, newest first."""
+        return self._run(flows.jobs(state, project, limit))
+
+    def job(self, job_id: str) -> Job:
+        """One job by its full id."""
+        return self._send(requests.get_job(job_id))
+
+    def find(self, text: str) -> Job:
+        """One job by its id, by the beginning of its id, or the newest one by `last`."""
+        return self._run(flows.find_job(text))
+
+    def cancel(self, job_id: str) -> Job:
+        """Ask for a job's end; it ends after its workers have stopped."""
+        return self._send(requests.cancel_job(job_id))
+
+    def attempts(self, job_id: str) -> list[Attempt]:
+        """A job's attempts, oldest first."""
+        return self._run(flows.all_pages(lambda cursor: requests.list_attempts(job_id, cursor)))
+
+    def events(self, job_id: str, *, follow: bool = False, after: int = 0) -> Iterator[Event]:
+        """A job's events after a sequence number; with `follow` also those to come, until the job has ended."""
+        if follow:
+            return self._follow(requests.follow_events(job_id, after=after), job_id)
+        return self._pages(flows.events(job_id, after))
+
+    def logs(
+        self,
+        job_id: str,
+        *,
+        follow: bool = False,
+        after: int = 0,
+        rank: int | None = None,
+        attempt: int | None = None,
+        tail: int | None = None,
+    ) -> Iterator[LogLine]:
+        """A job's log lines after a sequence number (or the last `tail`), of one rank or attempt or of all."""
+        if follow:
+            stream = requests.follow_logs(job_id, after=after, rank=rank, attempt=attempt, tail=tail)
+            return self._follow(stream, job_id)
+        return self._pages(flows.logs(job_id, after, rank, attempt, tail))
+
+    def metrics(
+        self, job_id: str, *, after_step: int | None = None, points: int | None = None
+    ) -> list[MetricPoint]:
+        """A job's metric points, by step."""
+        return self._run(flows.metrics(job_id, after_step, points))
+
+    def checkpoints(self, job_id: str) -> list[Checkpoint]:
+        """A job's committed checkpoints."""
+        return self._run(flows.all_pages(lambda cursor: requests.list_checkpoints(job_id, cursor)))
+
+    def ledger(self, job_id: str) -> Ledger:
+        """What a job has cost so far, by kind of node."""
+        return self._send(requests.show_ledger(job_id))
+
+    def cluster_ledger(self, since: float | None = None, until: float | None = None) -> ClusterLedger:
+        """Who pays for what the cloud bills for all nodes; of the running month (UTC) unless told.
+
+        Times are seconds since 1970.
+        """
+        return self._send(requests.show_cluster_ledger(since, until))
+
+    def download(self, job_id: str, target: str | Path, *, step: int | None = None) -> Checkpoint:
+        """Put the newest checkpoint's files (or those of `step`) into the folder `target`.
+
+        `target` must be empty or not there.  Raises NotFound without such a checkpoint and DownloadError when this
+        machine does not take it.
+        """
+        return self._run(flows.download(job_id, Path(target), step))
+
+    def outputs(self, job_id: str) -> list[OutputFile]:
+        """Files that a job's script left in its outputs folder, by name; also while it runs."""
+        return self._run(flows.all_pages(lambda cursor: requests.list_outputs(job_id, cursor)))
+
+    def download_outputs(self, job_id: str, target: str | Path) -> list[OutputFile]:
+        """Put them into the folder `target`, which must be empty or not there.
+
+        Raises NotFound while there are none, and DownloadError when this machine does not take them.
+        """
+        return self._run(flows.download_outputs(job_id, Path(target)))
+
+    def models(self) -> list[ModelVersion]:
+        """The newest version of every model, by name."""
+        return self._run(flows.all_pages(requests.list_models))
+
+    def model_versions(self, name: str) -> list[ModelVersion]:
+        """Versions of a model, newest first."""
+        return self._run(flows.all_pages(lambda cursor: requests.list_model_versions(name, cursor)))
+
+    def download_model(self, name: str, target: str | Path, *, version: int | None = None) -> ModelVersion:
+        """Put the newest version of a model (or `version`) into the folder `target`, as `download_outputs` does."""
+        return self._run(flows.download_model(name, Path(target), version))
+
+    def nodes(self) -> list[Node]:
+        """The cluster's nodes."""
+        return self._run(flows.all_pages(requests.list_nodes))
+
+    def pools(self) -> list[Pool]:
+        """The node pools as they are now: limits, nodes by state, and what holds them up."""
+        return self._run(flows.all_pages(requests.list_pools))
+
+    def prune(self, *, older_than_s: float | None = None, keep_jobs: int | None = None) -> Pruned:
+        """Delete what is old, as `older_than_s` and `keep_jobs` (ended jobs) say, or else the settings.  For good."""
+        return self._run(flows.prune(older_than_s, keep_jobs))
+
+    def reopen_pool(self, pool: str) -> Pool:
+        """Have a pool ask again at once for what the cloud refused it or what failed there.  Raises NotFound."""
+        return self._send(requests.reopen_pool(pool))
+
+    def policy(self, version: int | None = None) -> Policy:
+        """A version of the operators' policies, or the one in force.  Raises NotFound."""
+        return self._send(requests.get_policy(version))
+
+    def policy_versions(self) -> list[PolicyVersion]:
+        """Every version of the policies, newest first; the last one is made from the service's settings."""
+        return self._run(flows.all_pages(requests.list_policies))
+
+    def check_policy(self, document: str) -> PolicyCheck:
+        """What the service would say to a policy document (YAML or JSON text); nothing is stored."""
+        return self._send(requests.check_policy(document))
+
+    def apply_policy(self, document: str, *, based_on: int, author: str = "", comment: str = "") -> Policy:
+        """Put a policy document in force that was made from version `based_on`.
+
+        Raises Conflict when somebody else has changed the policies since, and Invalid with every problem.
+        """
+        return self._send(requests.apply_policy(document, based_on=based_on, author=author, comment=comment))
+
+    def roll_back_policy(self, version: int, *, based_on: int, author: str = "", comment: str = "") -> Policy:
+        """Put the document of an earlier version in force again, as a new version; raises as `apply_policy` does."""
+        return self._send(
+            requests.roll_back_policy(version, based_on=based_on, author=author, comment=comment)
+        )
+
+    def cluster_events(self, *, after: int = 0) -> list[ClusterEvent]:
+        """What happened to the cluster as a whole after an event's number, oldest first."""
+        return self._run(
+            flows.all_pages(lambda cursor: requests.list_cluster_events(after=after, cursor=cursor))
+        )
+
+    def node(self, node_id: str) -> Node:
+        """One node by its id, also after its end."""
+        return self._send(requests.get_node(node_id))
+
+    def node_events(self, node_id: str) -> list[NodeEvent]:
+        """What happened to a node, oldest first."""
+        return self._run(flows.all_pages(lambda cursor: requests.list_node_events(node_id, cursor)))
+
+    def drill_node(self, node_id: str, *, notice_s: float | None) -> Drill:
+        """Rehearse the preemption of a node, with a notice of `notice_s` seconds, or without one (None).
+
+        The answer comes at once; `drill` tells how it goes.  Raises Conflict when the node is not ready, or while
+        another drill is under way.
+        """
+        return self._send(requests.drill_node(node_id, notice_s))
+
+    def drill_pool(self, pool: str, *, notice_s: float | None) -> Drill:
+        """The same for every ready node of a pool at once."""
+        return self._send(requests.drill_pool(pool, notice_s))
+
+    def drill(self, drill_id: str) -> Drill:
+        """How a drill goes; over when it has `ended_at`."""
+        return self._send(requests.get_drill(drill_id))
+
+    def what_if(
+        self,
+        traces: Sequence[str | Path],
+        policies: Sequence[str | Path],
+        *,
+        seed: int = 0,
+        look_s: float = 60.0,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> WhatIf:
+        """Replay traces under one policy or two, and wait for the answer; look at its `state` and `message`.
+
+        A trace is a file, or `OFFERING=FILE` for spot availability in SkyPilot's format; policies are YAML files.
+        `on_progress` is told the part that is done.  Raises ConfigurationError for a file that cannot be read.
+        """
+        return self._run(what_if.what_if(traces, policies, seed, look_s, on_progress))
+
+    def export_trace(self, *, since: float = 0.0) -> RecordedTrace:
+        """What happened since then (seconds since 1970), as a trace for `what_if`."""
+        return self._send(requests.export_trace(since))
+
+    def health(self) -> Health:
+        """Whether the service answers."""
+        return self._send(requests.get_health())
+
+    def wait(self, job_id: str, timeout_s: float | None = None) -> Job:
+        """Wait until the job has ended, by its event stream.  Raises WaitTimeout; the job itself goes on."""
+        deadline = deadline_after(timeout_s)
+        after = 0
+        while True:
+            try:
+                job = self._send(requests.get_job(job_id), deadline, self._resume_s)
+            except ConnectionFailed:
+                check_deadline(deadline, job_id)
+                raise
+            if job.terminal:
+                return job
+            try:
+                stream = requests.follow_events(job_id, after=after)
+                for event in self._follow(stream, job_id, deadline):
+                    after = event.seq
+            except NotFound:
+                raise
+            except ApiError:  # something between does not let streams through: look now and then
+                check_deadline(deadline, job_id)
+                time.sleep(POLL_S)
+
+    def _run(self, flow: Flow[T]) -> T:
+        try:
+            step = next(flow)
+            while True:
+                try:
+                    match step:
+                        case Work():
+                            outcome = step.call()
+                        case _:
+                            outcome = self._send(step)
+                except BaseException as error:
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(outcome)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _pages(self, paging: Paging[T]) -> Iterator[T]:
+        last: T | None = None
+        while True:
+            page = self._send(paging(last))
+            yield from page.items
+            if flows.is_last(page):
+                return
+            last = page.items[-1]
+
+    def _send(self, request: Request[T], deadline: float | None = None, budget_s: float | None = None) -> T:
+        patience = self._patience(deadline, self._retry_s if budget_s is None else budget_s)
+        while True:
+            try:
+                answer = self._exchange(request)
+            except httpx2.TransportError as error:
+                time.sleep(self._after_error(request, error, patience))
+                continue
+            pause = self._after_answer(request, answer, patience)
+            if pause is None:
+                return request.result(answer)
+            time.sleep(pause)
+
+    def _exchange(self, request: Request[T]) -> Answer:
+        content = _read_chunks(request.body_file) if request.body_file else None
+        with self._http.stream(
+            request.method,
+            request.path,
+            params=request.params,
+            json=request.json,
+            content=content,
+            headers=request.headers,
+        ) as response:
+            if request.save_to is None or not response.is_success:
+                body = response.read()
+            else:
+                with request.save_to.open("wb") as file:
+                    for chunk in response.iter_bytes(CHUNK):
+                        file.write(chunk)
+                body = b""
+            return Answer(status=response.status_code, headers=response.headers, content=body)
+
+    def _follow(self, stream: Stream[T], job_id: str, deadline: float | None = None) -> Iterator[T]:
+        following = Following(stream)
+        patience = self._patience(deadline, self._retry_s)
+        while not following.has_ended:
+            check_deadline(deadline, job_id)
+            is_open = False
+            try:
+                with self._http.stream(
+                    "GET",
+                    stream.path,
+                    params=following.params(),
+                    headers=following.headers(),
+                    timeout=self._stream_timeout(deadline),
+                ) as response:
+                    if response.status_code != 200:
+                        response.read()
+                        pause = self._after_refusal(answer_of(response), patience)
+                    else:
+                        is_open = True
+                        patience.budget_s = self._resume_s
+                        for sent in httpx2.EventSource(response):
+                            patience.reset()
+                            item = item_of(following, sent)
+                            if item is not None:
+                                yield item
+                            if following.has_ended:
+                                return
+                            check_deadline(deadline, job_id)
+                        pause = self._after_break(None, patience)
+            except httpx2.ReadTimeout as error:
+                # an open stream that is only quiet is opened again at once
+                pause = 0.0 if is_open else self._after_break(error, patience)
+            except httpx2.SSEError as error:
+                raise requests.unexpected(200) from error
+            except httpx2.TransportError as error:
+                pause = self._after_break(error, patience)
+            time.sleep(within(deadline, pause))
+
+
+def _read_chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            yield chunk

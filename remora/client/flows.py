@@ -1,0 +1,257 @@
+"""Calls that take several requests, each written once for both clients.
+
+A flow is a generator: it yields what is to be done (a request to send, or blocking work) and is sent what came of
+it.  It never touches the network itself.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from remora.client import requests
+from remora.client.checkpoint_files import extract
+from remora.client.received_files import check, new_folder, place_for
+from remora.client.requests import Request
+from remora.code.bundle import PackedBundle, pack
+from remora.code.checks import check_code
+from remora.errors import ApiError, ConfigurationError, NotFound, SpecError, SpecProblem
+from remora.foreign import translate
+from remora.spec.problems import read_spec_file
+from remora.spec.spec import MAX_SPEC_BYTES, JobSpec
+from remora.views import Checkpoint, Event, Job, LogLine, MetricPoint, ModelVersion, OutputFile, Page, Pruned
+
+T = TypeVar("T")
+
+#: A prefix of an id is looked for among so many of the newest jobs.
+SEARCHED_JOBS = 1000
+
+
+@dataclass(frozen=True)
+class Work:
+    """Something that blocks and is no request; its result is sent back into the flow."""
+
+    call: Callable[[], Any]
+
+
+Flow = Generator[Request[Any] | Work, Any, T]
+
+
+def submit(job: JobSpec | Mapping[str, Any] | str | Path, idempotency_key: str | None) -> Flow[Job]:
+    """Check the specification against its code, upload that unless the service has it, create the job."""
+    spec: JobSpec = yield Work(lambda: _spec_of(job))
+    folder = spec.code_folder
+    if folder is not None:
+        with tempfile.TemporaryDirectory(prefix="remora-") as scratch:
+            file = Path(scratch, "bundle.zip")
+            packed = yield Work(lambda: _packed(spec, folder, file))
+            known = yield requests.has_bundle(packed.digest)
+            if not known:
+                yield requests.put_bundle(packed.digest, file)
+        spec = spec.with_code(packed.digest)
+    created: Job = yield requests.create_job(
+        spec, uuid.uuid4().hex if idempotency_key is None else idempotency_key
+    )
+    return created
+
+
+def _packed(spec: JobSpec, folder: Path, file: Path) -> PackedBundle:
+    packed = pack(folder, file)
+    with file.open("rb") as bundle:
+        check_code(spec, bundle)
+    return packed
+
+
+def _spec_of(job: JobSpec | Mapping[str, Any] | str | Path) -> JobSpec:
+    if isinstance(job, JobSpec):
+        return job
+    if isinstance(job, Mapping):
+        return JobSpec.from_mapping(job)
+    return _spec_of_file(Path(job))
+
+
+def _spec_of_file(path: Path) -> JobSpec:
+    """The specification in a file; what was written for others is refused, because its losses would go unseen."""
+    raw = read_spec_file(path, MAX_SPEC_BYTES)
+    if isinstance(raw, dict) and (found := translate(raw, path.resolve().parent)) is not None:
+        text = f"{path.name} is {found.source}; `remora submit` takes it, or give submit the specification of"
+        raise SpecError([SpecProblem("", f"{text} remora.foreign.translate, which names what is lost")])
+    return JobSpec.from_mapping(raw)
+
+
+def all_pages(page: Callable[[str | None], Request[Page[T]]], limit: int | None = None) -> Flow[list[T]]:
+    """Every item of a list that pages by cursor, or the first `limit`."""
+    items: list[T] = []
+    cursor: str | None = None
+    while limit is None or len(items) < limit:
+        answer: Page[T] = yield page(cursor)
+        items += answer.items
+        cursor = answer.next_cursor
+        if cursor is None:
+            break
+    return items[:limit]
+
+
+def jobs(state: str | None, project: str | None, limit: int | None) -> Flow[list[Job]]:
+    """Jobs, newest first."""
+    size = min(limit or requests.PAGE_ITEMS, requests.PAGE_ITEMS)
+
+    def page(cursor: str | None) -> Request[Page[Job]]:
+        return requests.list_jobs(state=state, project=project, limit=size, cursor=cursor)
+
+    return (yield from all_pages(page, limit))
+
+
+def find_job(text: str) -> Flow[Job]:
+    """The job with this id, the newest one for `last`, or the only one whose id begins like this.
+
+    Raises NotFound, or Conflict's sister `ApiError` with the code `ambiguous_id` when several begin like this.
+    """
+    if not text.strip():  # every id begins like this
+        raise ConfigurationError("the id of the job is empty: name it, or `last` for the newest one")
+    if text == "last":
+        newest: Page[Job] = yield requests.list_jobs(limit=1)
+        if not newest.items:
+            raise NotFound(404, "job_not_found", "there is no job yet", hint="submit one with remora submit")
+        return newest.items[0]
+    try:
+        exact: Job = yield requests.get_job(text)
+    except NotFound as error:
+        if error.code != "job_not_found":
+            raise
+    else:
+        return exact
+    prefix = text if text.startswith("job_") else f"job_{text}"
+    candidates = yield from jobs(None, None, SEARCHED_JOBS)
+    found = [job for job in candidates if job.id.lower().startswith(prefix.lower())]
+    if len(found) > 1:
+        some = ", ".join(job.id for job in found[:3])
+        raise ApiError(
+            400, "ambiguous_id", f"{len(found)} jobs begin with {text!r} ({some}); write more of the id"
+        )
+    if not found:
+        hint = "remora list shows the jobs"
+        raise NotFound(404, "job_not_found", f"there is no job {text[:80]!r}", hint=hint)
+    return found[0]
+
+
+#: What asks for the page behind an item of the one before; None asks for the first page.
+Paging = Callable[[T | None], Request[Page[T]]]
+
+
+def events(job_id: str, after: int) -> Paging[Event]:
+    """Pages of the events after a sequence number."""
+    return lambda last: requests.list_events(job_id, after=after if last is None else last.seq)
+
+
+def logs(job_id: str, after: int, rank: int | None, attempt: int | None, tail: int | None) -> Paging[LogLine]:
+    """Pages of the log lines after a sequence number, or of the last `tail`."""
+    return lambda last: requests.list_logs(
+        job_id,
+        after=after if last is None else last.seq,
+        rank=rank,
+        attempt=attempt,
+        tail=tail if last is None else None,
+    )
+
+
+def is_last(page: Page[T]) -> bool:
+    """No page of events or log lines follows."""
+    return not page.items or (page.next_cursor is None and len(page.items) < requests.PAGE_ITEMS)
+
+
+def metrics(job_id: str, after_step: int | None, points: int | None = None) -> Flow[list[MetricPoint]]:
+    """Every metric point after a step, by step; with `points` at most so many, which stand for all."""
+    if points is not None:
+        few: Page[MetricPoint] = yield requests.list_metrics(job_id, after_step=after_step, points=points)
+        return few.items
+
+    def page(cursor: str | None) -> Request[Page[MetricPoint]]:
+        return requests.list_metrics(job_id, after_step=after_step, cursor=cursor)
+
+    return (yield from all_pages(page))
+
+
+def prune(older_than_s: float | None, keep_jobs: int | None) -> Flow[Pruned]:
+    """Delete what is old, to its end."""
+    total = Pruned(jobs=0, nodes=0, rows=0, has_more=True)
+    while total.has_more:
+        step: Pruned = yield requests.prune(older_than_s, keep_jobs)
+        total = Pruned(
+            jobs=total.jobs + step.jobs,
+            nodes=total.nodes + step.nodes,
+            rows=total.rows + step.rows,
+            has_more=step.has_more,
+        )
+    return total
+
+
+def download_outputs(job_id: str, target: Path) -> Flow[list[OutputFile]]:
+    """Put the files of a job's outputs into the folder `target`."""
+    files: list[OutputFile] = yield from all_pages(lambda cursor: requests.list_outputs(job_id, cursor))
+    if not files:
+        raise NotFound(404, "output_not_found", f"the job {job_id} has no outputs yet")
+    yield from _receive(files, target, lambda file, path: requests.get_output(job_id, file.name, path))
+    return files
+
+
+def download_model(name: str, target: Path, version: int | None) -> Flow[ModelVersion]:
+    """Put a version of a model (the newest without `version`) into the folder `target`."""
+    model = yield from _model_version(name, version)
+    yield from _receive(
+        model.files,
+        target,
+        lambda file, path: requests.get_model_file(name, model.version, file.name, path),
+    )
+    return model
+
+
+def _model_version(name: str, version: int | None) -> Flow[ModelVersion]:
+    """Asks for no more than it takes: a version may have thousands of files."""
+    seen: list[int] = []
+    cursor: str | None = None
+    while True:
+        page: Page[ModelVersion] = yield requests.list_model_versions(
+            name, cursor, limit=1 if version is None else None
+        )
+        for one in page.items:
+            if version in (None, one.version):
+                return one
+        seen += [one.version for one in page.items]
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    hint = f"it has {', '.join(map(str, seen[:10]))}"
+    raise NotFound(404, "model_not_found", f"there is no version {version} of {name}", hint=hint)
+
+
+def _receive(
+    files: list[OutputFile], target: Path, request: Callable[[OutputFile, Path], Request[None]]
+) -> Flow[None]:
+    with new_folder(target) as folder:
+        for file in files:
+            path = place_for(folder, file)
+            yield request(file, path)
+            yield Work(partial(check, path, file))
+
+
+def download(job_id: str, target: Path, step: int | None) -> Flow[Checkpoint]:
+    """Put a checkpoint's files (the newest one's without `step`) into the folder `target`."""
+    kept: list[Checkpoint] = yield from all_pages(lambda cursor: requests.list_checkpoints(job_id, cursor))
+    wanted = [one for one in kept if step is None or one.step == step]
+    if not wanted:
+        steps = ", ".join(str(one.step) for one in sorted(kept, key=lambda one: one.step))
+        missing = f"no checkpoint of step {step}" if step is not None else "no checkpoint yet"
+        hint = f"it has {steps}" if steps else None
+        raise NotFound(404, "checkpoint_not_found", f"the job {job_id} has {missing}", hint=hint)
+    chosen = max(wanted, key=lambda one: one.step)
+    with tempfile.TemporaryDirectory(prefix="remora-") as scratch:
+        archive = Path(scratch, "checkpoint.tar")
+        yield requests.get_checkpoint_content(job_id, chosen.step, archive)
+        yield Work(lambda: extract(archive, target))
+    return chosen

@@ -1,0 +1,129 @@
+"""What the blocking and the asynchronous client share: the address, their patience, the sentences they raise."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import Any, TypeVar
+
+import httpx2
+
+import remora
+from remora.client import requests
+from remora.client.configuration import Server, find_server
+from remora.client.requests import Answer, Request
+from remora.client.retries import Following, Patience, may_retry_error, may_retry_status, retry_after_s
+from remora.errors import ConnectionFailed, WaitTimeout
+
+T = TypeVar("T")
+
+#: Bytes read at once.
+CHUNK = 1 << 20
+_CONNECT_S = 5.0
+#: The service says something at least every 15 seconds.
+_QUIET_S = 45.0
+#: While a deadline runs, a quiet stream is left this often to look at the clock.
+_GLANCE_S = 5.0
+#: Pause between two looks when a job cannot be followed.
+POLL_S = 1.0
+_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+_CHANCE = random.SystemRandom()
+
+
+class Shell:
+    """What both clients know: the address, how patient they are, and the sentences they raise."""
+
+    def __init__(self, server: str | None, timeout_s: float, retry_s: float, resume_s: float) -> None:
+        self.server: Server = find_server(os.environ, server)
+        self._timeout_s = timeout_s
+        self._retry_s = retry_s
+        self._resume_s = resume_s
+
+    def _http_options(self) -> dict[str, Any]:
+        return {
+            "base_url": self.server.url,
+            "timeout": httpx2.Timeout(self._timeout_s, connect=min(_CONNECT_S, self._timeout_s)),
+            "headers": {"User-Agent": f"remora/{remora.__version__}"},
+            "trust_env": not self.server.is_local,
+        }
+
+    def _after_error(self, request: Request[T], error: httpx2.TransportError, patience: Patience) -> float:
+        """Seconds until the next try; raises ConnectionFailed when there is none."""
+        pause = None
+        if may_retry_error(request, was_sent=not isinstance(error, _NOT_SENT)):
+            pause = patience.pause_s(time.monotonic(), _CHANCE.random())
+        if pause is None:
+            raise self._failed(error) from error
+        return pause
+
+    def _after_answer(self, request: Request[T], answer: Answer, patience: Patience) -> float | None:
+        """Seconds until the next try, or None when this answer counts."""
+        if not may_retry_status(request, answer.status):
+            return None
+        wish = retry_after_s(answer.headers, time.time())
+        return patience.pause_s(time.monotonic(), _CHANCE.random(), wish)
+
+    def _after_break(self, error: Exception | None, patience: Patience) -> float:
+        """Seconds until a broken stream is opened again; raises ConnectionFailed when it is not."""
+        pause = patience.pause_s(time.monotonic(), _CHANCE.random())
+        if pause is None:
+            raise self._failed(error) from error
+        return pause
+
+    def _after_refusal(self, answer: Answer, patience: Patience) -> float:
+        """Seconds until a stream that was answered with an error is tried again; raises ApiError when not."""
+        pause = None
+        if may_retry_status(_ANY_GET, answer.status):
+            wish = retry_after_s(answer.headers, time.time())
+            pause = patience.pause_s(time.monotonic(), _CHANCE.random(), wish)
+        if pause is None:
+            raise requests.error_of(answer)
+        return pause
+
+    def _failed(self, error: Exception | None) -> ConnectionFailed:
+        reason = str(error) or type(error).__name__ if error is not None else "its streams end at once"
+        start = "; start it with: remora up" if self.server.is_local else ""
+        return ConnectionFailed(
+            f"no service answers at {self.server.url} ({self.server.source}): {' '.join(reason.split())}{start}"
+        )
+
+    def _stream_timeout(self, deadline: float | None) -> httpx2.Timeout:
+        quiet = _QUIET_S if deadline is None else max(0.01, min(_GLANCE_S, deadline - time.monotonic()))
+        return httpx2.Timeout(self._timeout_s, connect=_CONNECT_S, read=quiet)
+
+    def _patience(self, deadline: float | None, budget_s: float) -> Patience:
+        remaining = budget_s if deadline is None else max(0.0, deadline - time.monotonic())
+        return Patience(min(budget_s, remaining))
+
+
+_ANY_GET: Request[None] = Request(method="GET", path="/", parse=lambda _answer: None)
+
+
+def check_deadline(deadline: float | None, job_id: str) -> None:
+    """Raise WaitTimeout once the deadline has passed."""
+    if deadline is not None and time.monotonic() >= deadline:
+        raise WaitTimeout(f"the job {job_id} has not ended in the time given; it goes on")
+
+
+def deadline_after(timeout_s: float | None) -> float | None:
+    """The time of `time.monotonic()` in so many seconds; None stands for never."""
+    return None if timeout_s is None else time.monotonic() + timeout_s
+
+
+def within(deadline: float | None, pause_s: float) -> float:
+    """The pause, cut at the deadline."""
+    return pause_s if deadline is None else max(0.0, min(pause_s, deadline - time.monotonic()))
+
+
+def answer_of(response: httpx2.Response) -> Answer:
+    """A response that has been read, as `requests` knows it."""
+    return Answer(status=response.status_code, headers=response.headers, content=response.content)
+
+
+def item_of(following: Following[T], sent: httpx2.ServerSentEvent) -> T | None:
+    """The item that a server-sent event carries.  Raises ApiError when it is none of Remora's."""
+    try:
+        return following.take(sent.event, sent.data)
+    except ValueError as error:
+        raise requests.unexpected(200) from error

@@ -1,0 +1,93 @@
+"""A command that is written as one text: split into words, or run by bash where only a shell understands it.  Pure.
+
+The text means what it means in bash.  Where words and quotes are all that it has, no shell is started, so that a signal
+and an exit code are the program's own, and Python is forked from a warm interpreter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from remora.commands.shell_quotes import Value, fill
+from remora.commands.words import pieces_of, words_of
+from remora.spec.expressions import EXPRESSION
+
+#: What starts the script of a shell.
+SHELL = ("bash", "-c")
+#: What only a shell understands outside of quotes, and within "".
+_ACTIVE = re.compile(r"[|&;<>()`$]")
+_ACTIVE_IN_QUOTES = re.compile(r"`|\$[A-Za-z0-9_@*#?$!({-]|\\[$`\n]")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+#: First words that no program stands for, or another one than the shell's own.
+_BUILTIN = re.compile(
+    r"[.:!{]|\[\[|alias|case|cd|command|declare|eval|exec|exit|export|for|function|if|let|local|popd|pushd|read"
+    r"|readonly|return|select|set|shift|shopt|source|time|times|trap|type|typeset|ulimit|umask|unset|until|wait|while"
+)
+
+
+def argument_list(command: str) -> list[str]:
+    """The command as an argument list: its words, or bash with the whole as a script.
+
+    In a script an expression stands in quotes, as its value may be a path with spaces.
+    Raises ValueError for a command without words or with a quote that is not closed.
+    """
+    if not command.strip():
+        raise ValueError("it is empty")
+    if not needs_shell(command):
+        return words_of(command)
+    quoted = fill(command.strip(), EXPRESSION, lambda found: Value(found.group(), is_expression=True))
+    return [*SHELL, quoted]
+
+
+def needs_shell(command: str) -> bool:
+    """True when the command means something else, or nothing, without a shell.  Raises ValueError as above."""
+    is_first = True
+    # Expressions of ours are filled in before anything runs.
+    for word in _skeletons(EXPRESSION.sub("x", command.strip())):
+        if word is None or _is_expanded(word):
+            return True
+        if is_first and (_BUILTIN.fullmatch(word) or _ASSIGNMENT.match(word)):
+            return True
+        is_first = False
+    return False
+
+
+def _skeletons(command: str) -> Iterator[str | None]:
+    """Each word with x in place of what is quoted in it; None, and no more, where only a shell can go on."""
+    word = ""
+    for piece in pieces_of(command):
+        kind, text = piece.lastgroup, piece[piece.lastgroup or 0]
+        if kind == "space":
+            yield word
+            if "\n" in text:
+                yield None
+            word = ""
+        elif kind == "bare":
+            if _ACTIVE.search(text) or (not word and text.startswith("#")):
+                yield None
+            word += text
+        else:
+            is_active = kind == "double" and _ACTIVE_IN_QUOTES.search(text)
+            if is_active or (kind == "escaped" and text == "\n"):
+                yield None
+            word += "x"
+    yield word
+
+
+def _is_expanded(word: str) -> bool:
+    """A shell would look for files by this word, for somebody's home, or make several words of it.
+
+    What stands behind a `=`, as in `layers=[64,32]`, is the program's own: files are not named like that.
+    """
+    head = word.partition("=")[0]
+    has_brackets = "[" in head and "]" in head[head.index("[") :]
+    braces = _BRACES.findall(head)
+    return (
+        head.startswith("~")
+        or "*" in head
+        or "?" in head
+        or has_brackets
+        or any("," in inside or ".." in inside for inside in braces)
+    )

@@ -1,0 +1,293 @@
+"""A script's end of the channel to its supervisor (`remora/script/channel.py`); standard library only.
+
+Beside what every script says and hears, a script that can regroup in place (`remora.torch`) uses these messages:
+
+Script to supervisor:
+
+- `elastic` `{}`: this script can regroup in place.
+- `parted` `{generation, step, why}`: this rank holds the state after `step` (-1: none yet) and waits for a `regroup`.
+- `joined` `{generation, step}`: the group of that generation works, and its newest state is the one after `step`.
+- `pace` `{generation, own_s, shards}`: about once a second: the seconds that this rank's own part of a step took, with
+  so many shards, until its gradients were there.
+- `diverged` `{generation, text}`: the workers of that group do not hold the same weights, or would not with another
+  number of them, as `text` says; the script ends with an error.
+
+Supervisor to script:
+
+- `part` `{generation}`: leave what that generation's group is doing now, and park.
+- `regroup` `{generation, rank, world_size, local_rank, local_world_size, node_rank, master_addr, master_port}`: form
+  this group; its generation is higher than every one before.
+- `decide` with `action` `regroup`: park at that boundary instead of writing a checkpoint.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from remora.script import channel
+
+#: Seconds after which a script that waits for a decision goes on by itself.
+_DECISION_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Preemption:
+    """A machine of this job is about to be taken."""
+
+    #: Seconds since 1970.
+    deadline_at: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where and as whom a process meets the others of its worker group."""
+
+    generation: int
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    master_addr: str
+    master_port: int
+
+    @classmethod
+    def told_by(cls, message: channel.Message) -> Rendezvous:
+        """The rendezvous of a `regroup` message; raises KeyError, TypeError or ValueError for a malformed one."""
+        return cls(
+            generation=int(message["generation"]),
+            rank=int(message["rank"]),
+            world_size=int(message["world_size"]),
+            local_rank=int(message["local_rank"]),
+            local_world_size=int(message["local_world_size"]),
+            node_rank=int(message["node_rank"]),
+            master_addr=str(message["master_addr"]),
+            master_port=int(message["master_port"]),
+        )
+
+    def export(self) -> None:
+        """Make the environment variables say the same."""
+        os.environ.update(
+            RANK=str(self.rank),
+            WORLD_SIZE=str(self.world_size),
+            LOCAL_RANK=str(self.local_rank),
+            LOCAL_WORLD_SIZE=str(self.local_world_size),
+            NODE_RANK=str(self.node_rank),
+            GROUP_RANK=str(self.node_rank),
+            MASTER_ADDR=self.master_addr,
+            MASTER_PORT=str(self.master_port),
+            REMORA_GENERATION=str(self.generation),
+        )
+
+
+class SupervisorGone(ConnectionError):
+    """The supervisor closed the channel while this process needed it."""
+
+
+class Link:
+    """This process's end of the channel: a background thread reads, the script's thread writes."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._socket.setblocking(True)
+        self._sending = threading.Lock()
+        self._changed = threading.Condition()
+        self._boundary = 0
+        self._hold: object | None = None
+        self._target: int | None = None
+        self._action = "checkpoint"
+        #: The decision under way is the one before the end of this process.
+        self._stops = False
+        self._asked = False
+        self._taken: dict[int, bool] = {}
+        #: When the last files were handed over, by `time.monotonic`.
+        self.taken_at = 0.0
+        self._closed = False
+        #: Newest generation that is to be left.
+        self._parted = -1
+        self._regroup: Rendezvous | None = None
+        #: Called by the reading thread with the generation to leave.
+        self.on_part: Callable[[int], None] | None = None
+        self.preemption: Preemption | None = None
+        self.pid = os.getpid()
+        self.send({"type": "hello", "version": channel.VERSION, "pid": self.pid})
+        threading.Thread(target=self._read, name="remora-channel", daemon=True).start()
+        atexit.register(self._close)
+
+    def send(self, message: channel.Message) -> None:
+        """Write one message; a supervisor that is gone is no reason for a script to fail."""
+        with self._sending, contextlib.suppress(OSError):
+            self._socket.sendall(channel.encode(message))
+
+    def report(
+        self, step: int, metrics: Mapping[str, float], total_steps: int | None, *, is_again: bool = False
+    ) -> None:
+        """Tell that a step is done; what is not finite is told as unknown.
+
+        `is_again`: another rank may have told it, or may have died before it did.
+        """
+        values: dict[str, float | None] = {}
+        for name, value in metrics.items():
+            number = float(value)
+            values[str(name)] = number if math.isfinite(number) else None
+        message = {"type": "report", "step": step, "metrics": values, "total_steps": total_steps}
+        self.send({**message, "again": True} if is_again else message)
+
+    def stalled(self, step: int, seconds: float) -> None:
+        """Tell what the checkpoint of a step cost the training loop."""
+        self.send({"type": "stalled", "step": step, "stall_s": round(seconds, 6)})
+
+    def reach_boundary(self, at: int | None = None) -> str | None:
+        """Count a boundary (or stand at boundary `at`), and return what was decided for it.
+
+        `checkpoint`, `regroup` or None.  Waits while the supervisor holds the ranks.
+        """
+        with self._changed:
+            self._boundary = self._boundary + 1 if at is None else at
+            while True:
+                if self._target is not None and self._boundary >= self._target:
+                    self._target = None
+                    self._asked = self._action == "checkpoint"
+                    return self._action
+                if self._hold is None or self._closed or self._is_parting():
+                    return None
+                if not self._changed.wait(_DECISION_TIMEOUT_S):
+                    self._hold = None
+                    return None
+
+    def stand_at(self, boundary: int) -> None:
+        """Count boundaries from here, so that ranks which began at different times count alike."""
+        with self._changed:
+            self._boundary = boundary
+
+    def hand_over(self, step: int, room: str, folder: str, generation: int | None = None) -> None:
+        """Give a rank's files of a checkpoint to the supervisor; stays where the planned end of the process comes.
+
+        They lie in the folder of that name in a room of this worker (`scratch` or `memory`), and belong to the worker
+        group of `generation`, by default the present one.
+        """
+        with self._changed:
+            self._taken.pop(step, None)
+            asked, self._asked = self._asked, False
+        of_group = _generation() if generation is None else generation
+        message = {"type": "checkpoint", "step": step, "room": room, "folder": folder, "asked": asked}
+        self.send({**message, "generation": of_group})
+        with self._changed:
+            self._changed.wait_for(lambda: step in self._taken or self._closed)
+            self.taken_at = time.monotonic()
+            if self._taken.get(step):
+                # The planned end of this process comes now; a step done here would have to be done again.
+                self._changed.wait_for(lambda: self._closed or not self._taken[step] or self._is_parting())
+
+    @property
+    def stops(self) -> bool:
+        """True while the checkpoint that was asked for is the last act of this process."""
+        with self._changed:
+            return self._asked and self._stops
+
+    def take_asked(self) -> bool:
+        """Whether a checkpoint was asked for since this was last called or one was handed over."""
+        with self._changed:
+            asked, self._asked = self._asked, False
+            return asked
+
+    def must_part(self, generation: int) -> bool:
+        """True when the group of that generation is to be left."""
+        with self._changed:
+            return self._parted >= generation
+
+    def await_regroup(self, generation: int) -> Rendezvous:
+        """Wait for a group that is newer than `generation`, and make the environment say so.
+
+        Raises SupervisorGone when nobody is left who could tell.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or (self._regroup is not None and self._regroup.generation > generation)
+            )
+            told = self._regroup
+            if told is None or told.generation <= generation:
+                raise SupervisorGone("the supervisor ended while this worker waited for its next group")
+            # A decision of the old group counts boundaries that the new one may never see.
+            self._hold = self._target = None
+        told.export()
+        return told
+
+    def _is_parting(self) -> bool:
+        return self._parted >= _generation()
+
+    def _read(self) -> None:
+        decoder = channel.Decoder()
+        while True:
+            try:
+                received = self._socket.recv(65536)
+            except OSError:
+                received = b""
+            if not received:
+                with self._changed:
+                    self._closed = True
+                    self._changed.notify_all()
+                return
+            for message in decoder.feed(received):
+                with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
+                    # A message that is not understood must not end the thread that hears the next one.
+                    self._receive(message)
+
+    def _receive(self, message: channel.Message) -> None:
+        kind = message["type"]
+        parted = None
+        with self._changed:
+            if kind == "hold":
+                self._hold = message.get("token")
+            elif kind == "decide":
+                self._target = int(message["boundary"])
+                self._hold = None
+                self._action = "regroup" if message.get("action") == "regroup" else "checkpoint"
+                self._stops = bool(message.get("stop"))
+            elif kind == "release":
+                self._hold = None
+                self._stops = False
+                self._taken = dict.fromkeys(self._taken, False)
+            elif kind == "taken":
+                self._taken[int(message["step"])] = bool(message.get("park"))
+            elif kind == "preemption":
+                self.preemption = _preemption(message)
+            elif kind == "part":
+                parted = int(message["generation"])
+            elif kind == "regroup":
+                self._regroup = Rendezvous.told_by(message)
+                parted = self._regroup.generation - 1
+            if parted is not None:
+                self._parted = max(self._parted, parted)
+            boundary, on_part = self._boundary, self.on_part
+            self._changed.notify_all()
+        if kind == "hold":
+            self.send({"type": "held", "token": message.get("token"), "boundary": boundary})
+        if parted is not None and on_part is not None:
+            on_part(parted)
+
+    def _close(self) -> None:
+        if os.getpid() == self.pid:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+
+
+def _generation() -> int:
+    try:
+        return int(os.environ.get("REMORA_GENERATION", "0"))
+    except ValueError:
+        return 0
+
+
+def _preemption(message: channel.Message) -> Preemption | None:
+    deadline_at = message.get("deadline_at")
+    return None if deadline_at is None else Preemption(float(deadline_at), str(message.get("reason", "")))

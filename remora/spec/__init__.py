@@ -1,0 +1,1 @@
+"""What a user submits: the specification of a job, its fields, and sentences for what is wrong with one (pure)."""

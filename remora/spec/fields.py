@@ -1,0 +1,114 @@
+"""Values of a specification's fields: what a number, a name, a size or a duration may be (pure)."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, StrictStr
+
+from remora.spec.quantities import parse_budget, parse_duration, parse_moment, parse_size
+
+MAX_WORKERS = 4096
+#: Pools, or zones, that one job may name.
+MAX_PLACES = 16
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+NAME_FORM = "1 to 63 of a-z, 0-9, '-', '_' and '.', beginning with a letter or a digit"
+_ZONE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: Variables that the supervisor sets for every worker.
+_OUR_VARIABLES = frozenset(
+    f"{group}{word}"
+    for group, words in {
+        "": ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        "LOCAL_": ("RANK", "WORLD_SIZE"),
+        "GROUP_": ("RANK", "WORLD_SIZE"),
+        "ROLE_": ("RANK", "WORLD_SIZE"),
+        "NODE_": ("RANK",),
+    }.items()
+    for word in words
+)
+_OUR_PREFIXES = ("REMORA_", "TORCHELASTIC_")
+
+
+def whole(value: object) -> object:
+    """A whole number, or what is left for pydantic to refuse; ValueError for anything else."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if type(value) is not int:  # a bool is an int to isinstance
+        raise ValueError
+    return value
+
+
+def _number(value: object) -> object:
+    if type(value) not in (int, float):
+        raise ValueError
+    return value
+
+
+def is_name(text: str) -> bool:
+    """True for what may name a job, a project, a pool or a store."""
+    return _NAME.fullmatch(text) is not None
+
+
+def _name(value: str) -> str:
+    if not is_name(value):
+        raise ValueError
+    return value
+
+
+def _zone(value: object) -> str:
+    text = str(value) if type(value) is int else value
+    if not isinstance(text, str) or not _ZONE.fullmatch(text):
+        raise ValueError
+    return text
+
+
+def _positive(value: float) -> float:
+    if value <= 0:
+        raise ValueError("expected more than 0 seconds")
+    return value
+
+
+def _interval(value: object) -> float | str:
+    return "auto" if value == "auto" else _positive(parse_duration(value))
+
+
+def _passable(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("a null character cannot be passed to a process")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("half a character (a lone surrogate) has no bytes; remove it") from None
+    return value
+
+
+def refuses_variable(name: str) -> str | None:
+    """Why an environment variable of this name cannot be given; None when it can."""
+    if not _VARIABLE.fullmatch(name):
+        return f"{name[:80]!r} is not a variable's name; use letters, digits and '_'"
+    if name in _OUR_VARIABLES or name.startswith(_OUR_PREFIXES):
+        return f"{name} is set by Remora for every worker; choose another name"
+    return None
+
+
+Whole = Annotated[int, BeforeValidator(whole)]
+Number = Annotated[float, BeforeValidator(_number)]
+Name = Annotated[StrictStr, AfterValidator(_name)]
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+#: A zone as its cloud writes it; a number becomes a text.
+Zone = Annotated[str, BeforeValidator(_zone)]
+PositiveDuration = Annotated[float, BeforeValidator(parse_duration), AfterValidator(_positive)]
+Interval = Annotated[float | Literal["auto"], PlainValidator(_interval)]
+Size = Annotated[int, BeforeValidator(parse_size)]
+Text = Annotated[StrictStr, AfterValidator(_passable)]
+Budget = Annotated[float, BeforeValidator(parse_budget)]
+#: Seconds since 1970.
+Moment = Annotated[float, BeforeValidator(parse_moment)]
+SHARE_FORM = "a whole number from 1 to 2**31"
+Share = Annotated[Whole, Field(ge=1, le=2**31, description=SHARE_FORM)]
+WorkerCount = Annotated[
+    Whole, Field(ge=1, le=MAX_WORKERS, description=f"a whole number from 1 to {MAX_WORKERS}")
+]

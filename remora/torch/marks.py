@@ -1,0 +1,104 @@
+"""What one sample of a dataset is, in a few numbers: workers compare them, because Loop deals one dataset to all.
+
+A dataset that a script has already dealt by rank, as for DistributedSampler, would be dealt twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from remora.torch.agreement import ROUNDING, gathered
+from remora.torch.group import Group
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Of one sample."""
+
+    #: Its number, and that of the epoch it is read in.
+    sample: int
+    epoch: int
+    #: Of all that it holds: of whole numbers, words, and how many numbers there are; and of everything.
+    words: int
+    bits: int
+    #: Sum and norm of its numbers with a fraction, and of its pictures.
+    total: float
+    norm: float
+
+
+def mark_of(sample: int, epoch: int, item: Any) -> Mark:
+    """The mark of a sample; what is no tensor, array, picture, number or text does not count."""
+    words, bits = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)
+    total, squares = 0.0, 0.0
+    for leaf in _leaves(item):
+        if isinstance(leaf, torch.Tensor):
+            held = leaf.detach().cpu().contiguous()
+            bits.update(held.view(-1).view(torch.uint8).numpy().tobytes())
+            if held.is_floating_point() or held.dtype == torch.uint8:
+                # Decoded and transformed by each machine, which may round in another way.
+                words.update(str(tuple(held.shape)).encode())
+                numbers = held.double().nan_to_num(0.0, 0.0, 0.0)
+                total, squares = total + numbers.sum().item(), squares + numbers.square().sum().item()
+            else:
+                words.update(held.view(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(leaf, float):
+            bits.update(leaf.hex().encode())
+            total, squares = total + leaf, squares + leaf * leaf
+        else:
+            words.update(repr(leaf).encode())
+    bits.update(words.digest())
+    return Mark(sample, epoch, _number(words.digest()), _number(bits.digest()), total, squares**0.5)
+
+
+def unlike(group: Group, own: Mark, device: torch.device, *, is_bitwise: bool) -> int | None:
+    """The first rank whose sample is not that of rank 0, None where all read the same; raises PeerLost.
+
+    All workers call it for the same step.  Without `is_bitwise` what rounding explains is no difference.
+    """
+    exact = torch.tensor([own.sample, own.epoch, own.words, own.bits], dtype=torch.int64)
+    inexact = torch.tensor([own.total, own.norm], dtype=torch.float64).view(torch.int64)
+    found = gathered(group, torch.cat([exact, inexact]).to(device)).cpu()
+    exacts, inexacts = found[:, :4], found[:, 4:].contiguous().view(torch.float64)
+    differ = (exacts != exacts[0])[:, : 4 if is_bitwise else 3].any(1)
+    if not is_bitwise:
+        differ |= ((inexacts - inexacts[0]).abs() > ROUNDING * inexacts[0, 1].clamp(min=1e-6)).any(1)
+    return int(differ.nonzero()[0]) if bool(differ.any()) else None
+
+
+def unlike_text(rank: int, mark: Mark) -> str:
+    """What is told of a rank whose dataset is another one."""
+    return (
+        f"rank {rank} reads another sample than rank 0 for number {mark.sample} of the dataset in epoch {mark.epoch}:"
+        " hand the whole dataset to all workers alike, not a part for each rank, because Loop deals its samples"
+    )
+
+
+def _leaves(item: Any) -> Iterator[Any]:
+    """Tensors, floats, and what is told by its text."""
+    if isinstance(item, torch.Tensor):
+        if not item.is_sparse and not item.is_complex():
+            yield item
+    elif isinstance(item, Mapping):
+        for key, one in item.items():
+            yield str(key)
+            yield from _leaves(one)
+    elif isinstance(item, str | bytes | bool | int | float):
+        yield item
+    elif isinstance(item, Sequence):
+        for one in item:
+            yield from _leaves(one)
+    elif hasattr(item, "__array__"):
+        # Arrays and pictures.
+        try:
+            yield torch.as_tensor(item.__array__())
+        except TypeError:
+            return
+
+
+def _number(digest: bytes) -> int:
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,1 @@
+"""The cloud that the controller makes nodes in, by the settings."""

@@ -1,0 +1,127 @@
+"""The policies of a service whose operators have applied none: a fixed pool of local nodes, or one of Azure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cluster.azure.catalogue import offerings as azure_offerings
+from cluster.policies.catalogue_conflicts import Known
+from cluster.policies.documents import digest_of
+from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.policies import CapacityRule, Policies
+from cluster.scheduling.installed_rules import rule_names
+from cluster.scheduling.limits import limits_of
+from service.clouds.azure_place import CloudUnusable, place_in_azure
+from service.queue.policy_versions import PolicyRow
+from service.settings import Settings
+
+#: Nodes that one machine can be asked for.
+MOST_LOCAL_NODES = 64
+#: The size whose nodes are processes of this machine.
+LOCAL = "local"
+#: Launches, and returns, per minute that are no limit on one machine.
+AT_ONCE = 10_000.0
+#: A process that is not known to Ray after this many seconds never will be.
+JOIN_TIMEOUT_S = 60.0
+
+_DOCUMENT = """\
+# Made from the settings of the service (REMORA_NODES): a fixed pool of processes on this machine.
+pools:
+  local:
+    sizes: [local]
+    capacity: on-demand
+    min_nodes: {nodes}
+    max_nodes: {nodes}
+"""
+
+_AZURE_DOCUMENT = """\
+# Made from the settings of the service (REMORA_CLOUD, REMORA_NODES): CPU machines of Azure, while jobs need them.
+pools:
+  cpu:
+    sizes: [Standard_D4s_v5]
+    zones: [any]
+    capacity: prefer-spot
+    min_nodes: 0
+    max_nodes: {nodes}
+    idle_s: 60
+    patience_s: 60
+"""
+
+
+def fixed_pool(settings: Settings) -> PolicyRow:
+    """Version 0 of the policies."""
+    template = _DOCUMENT if settings.cloud == "local" else _AZURE_DOCUMENT
+    document = template.format(nodes=settings.nodes)
+    return PolicyRow(
+        version=0,
+        based_on=0,
+        created_at=0.0,
+        author="remora",
+        comment="made from the settings",
+        digest=digest_of(document),
+        document=document,
+    )
+
+
+def local_offerings(settings: Settings) -> tuple[Offering, ...]:
+    """What can be bought on this machine."""
+    resources = {"CPU": float(settings.node_cpus)}
+    if settings.node_gpus:
+        resources["GPU"] = float(settings.node_gpus)
+    offering = Offering(
+        size=LOCAL, zone=None, capacity=CapacityType.ON_DEMAND, resources=resources, price_per_hour=0.0
+    )
+    return (offering,)
+
+
+def kept_full(policies: Policies, now: float) -> Policies:
+    """The policies as this machine follows them: nodes cost nothing, so each pool is kept at its present maximum."""
+    same = {
+        "sizes": (LOCAL,),
+        "zones": ("any",),
+        "capacity": CapacityRule.ON_DEMAND,
+        "warm_nodes": 0,
+        "grow_per_minute": AT_ONCE,
+        "shrink_per_minute": AT_ONCE,
+        "join_timeout_s": JOIN_TIMEOUT_S,
+        "schedules": (),
+        "maintenance": (),
+    }
+    pools = {}
+    for name, pool in policies.pools.items():
+        most = limits_of(pool, now).max_nodes
+        pools[name] = pool.model_copy(update={**same, "min_nodes": most, "max_nodes": most})
+    return policies.model_copy(update={"pools": pools})
+
+
+class LocalSupply:
+    """`service.loops.ports.Supply` of this machine: its processes, without a quota."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._offerings = local_offerings(settings)
+
+    def offerings(self) -> tuple[Offering, ...]:
+        """What can be bought on this machine."""
+        return self._offerings
+
+    def quota_left(self) -> Mapping[str, int]:
+        """Nothing is limited."""
+        return {}
+
+    def quota_limits(self) -> Mapping[str, int]:
+        """Nothing is limited."""
+        return {}
+
+
+def known(settings: Settings) -> Known:
+    """What the service can hold a policy document against."""
+    if settings.cloud == "local":
+        return Known(
+            catalogue=local_offerings(settings), most_nodes={LOCAL: MOST_LOCAL_NODES}, rules=rule_names()
+        )
+    try:
+        catalogue = azure_offerings(place_in_azure(settings).region)
+    except CloudUnusable:
+        # The controller says what is wrong with the place; sizes are not held against it meanwhile.
+        catalogue = None
+    return Known(catalogue=catalogue, rules=rule_names())

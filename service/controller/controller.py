@@ -1,0 +1,393 @@
+"""The controller process: it scales, dispatches, tracks and sweeps while it holds the lease.
+
+python -m service.controller [--home DIR] [--log-format plain|json]
+
+Three threads share the work, so that nothing waits for what is slower than itself: one keeps the lease, one runs the
+loops that ask the cloud, and the main one all others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from sqlalchemy.exc import DBAPIError
+
+from service.clouds.azure_place import CloudUnusable
+from service.controller.cloud_loop import CloudLoop
+from service.controller.connecting import Cluster, connect, ray_address
+from service.controller.lease_keeper import LeaseKeeper
+from service.journal import write_log
+from service.loops.account import account
+from service.loops.dispatch import dispatch
+from service.loops.launching import Launching
+from service.loops.listing import Listing
+from service.loops.live import Live
+from service.loops.sweep import sweep
+from service.loops.track import track
+from service.loops.turn import Turn
+from service.private_home import make_private
+from service.settings import Settings
+from service.startup import read_settings
+from service.steady_clock import CLOCK
+from service.store.database import Database
+from service.store.errors import Fenced, StoreError
+from service.store.ids import new_id
+from service.store.leases import Lease
+from service.store.migrate import migrate
+from service.store.troubles import concerns_everybody, why_failed
+
+log = logging.getLogger(__name__)
+
+LEASE = "controller"
+#: Seconds between two tries to reach what is not there yet.
+RETRY_S = 1.0
+#: Seconds that a thread gets to come back from what it waits for at the end of the process.
+END_S = 3.0
+
+
+def keeper_of(
+    database: Database, settings: Settings, monotonic: Callable[[], float] = time.monotonic
+) -> LeaseKeeper:
+    """What keeps the lease for one controller, under a name that no other has."""
+    owner = f"{socket.gethostname()[:20]}:{os.getpid()}:{new_id('ctl', CLOCK())[-8:]}"
+    return LeaseKeeper(database, LEASE, owner, settings.lease_s, monotonic)
+
+
+class Controller:
+    """Runs the loops for whoever holds the lease; any number of them may run, one of them acts.
+
+    `keep`, `work` and `ask_cloud` are for a thread each; `tick` does one turn of all in the thread that calls it.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        cluster: Cluster,
+        monotonic: Callable[[], float] = time.monotonic,
+        keeper: LeaseKeeper | None = None,
+    ) -> None:
+        self._database = database
+        self._settings = settings
+        self._cluster = cluster
+        self._cloud = CloudLoop(cluster, monotonic)
+        self._launching = Launching(monotonic)
+        self.listing = Listing(monotonic)
+        #: Held while the dispatch loop or the scale loop decides who gets which node.
+        self._deciding = threading.Lock()
+        self.keeper = keeper or keeper_of(database, settings, monotonic)
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease, while this controller acts."""
+        return self.keeper.held()
+
+    def tick(self, now: float) -> bool:
+        """Renew the lease and do one turn of every loop at the given time; False when another controller acts.
+
+        Raises DBAPIError when the database does not answer.
+        """
+        if self.keeper.step(now) is None:
+            return False
+
+        def clock() -> float:
+            return now
+
+        return self.ask_cloud(clock) and self.work(clock)
+
+    def work(self, clock: Callable[[], float] = CLOCK) -> bool:
+        """One turn of the loops that users wait for; False when another controller acts.  Raises DBAPIError."""
+        lease = self.lease
+        if lease is None:
+            return False
+        cluster, turn = self._cluster, self._turn(lease, clock)
+        launcher, live = cluster.launcher, Live(turn)
+        loops: tuple[tuple[str, Callable[[], None]], ...] = (
+            # 1. What the attempts tell; it may free nodes.
+            ("track", lambda: track(turn, live, self._launching, launcher)),
+            # 2. What jobs use of nodes, by what was just told.
+            ("account", lambda: account(turn, live)),
+            # 3. What has ended makes room.
+            ("sweep", lambda: sweep(turn, live, launcher, self.listing)),
+            # 4. Jobs whose turn it is.
+            (
+                "dispatch",
+                lambda: dispatch(
+                    turn, live, self._launching, launcher, cluster.supply, self._cloud.why_short
+                ),
+            ),
+            # 5. What makes the next start faster.
+            ("prepare", lambda: launcher.prepare(lease.token)),
+        )
+        return all(self._run(lease, name, loop) for name, loop in loops)
+
+    def ask_cloud(self, clock: Callable[[], float] = CLOCK) -> bool:
+        """One turn of the loops that ask the cloud; False when another controller acts.  Raises DBAPIError."""
+        self._cloud.close_left()
+        lease = self.lease
+        if lease is None:
+            return False
+        # 1. Preemptions to rehearse; first, because their seconds count from the time of the turn.
+        is_mine = self._run(lease, "drill", lambda: self._cloud.drill(self._turn(lease, clock)))
+        # 2. Nodes as wished for.
+        is_mine = is_mine and self._run(
+            lease, "scale", lambda: self._cloud.scale(lambda: self._turn(lease, clock))
+        )
+        # 3. What is old makes room.
+        return is_mine and self._run(lease, "retention", lambda: self._cloud.retain(self._turn(lease, clock)))
+
+    def _turn(self, lease: Lease, clock: Callable[[], float]) -> Turn:
+        return Turn(
+            self._database,
+            self._settings,
+            lease,
+            clock(),
+            is_held=lambda: self.keeper.is_held(lease),
+            deciding=self._deciding,
+        )
+
+    def _run(self, lease: Lease, name: str, loop: Callable[[], None]) -> bool:
+        """Run one loop; False when its writes are refused, True otherwise: one that fails is tried again."""
+        try:
+            loop()
+        except Fenced as error:
+            log.warning("work of the %s loop was dropped: %s", name, error)
+            self.keeper.doubt(lease)
+            return False
+        except Exception as error:
+            if isinstance(error, DBAPIError) and concerns_everybody(error):
+                # The database: nothing else would succeed now.
+                raise
+            log.exception("the %s loop failed, it is tried again", name)
+        return True
+
+    def has_lost_ray(self, now: float) -> bool:
+        """Ray has been silent for so long, by the monotonic clock, that another connection may help."""
+        return self._cloud.has_lost_ray(now)
+
+    def use(self, cluster: Cluster) -> None:
+        """Go on with other hands, after a new connection, and look at once."""
+        self._cluster = cluster
+        self._cloud.use(cluster)
+
+    def leave_ray(self) -> None:
+        """The connection to Ray ends: the loops that ask the cloud ask Ray nothing before they have other hands."""
+        self._cluster.leave_ray()
+
+    def close(self) -> None:
+        """End the connections of the hands; no turn may follow."""
+        self._cloud.close()
+
+    def resign(self) -> None:
+        """Let another controller in at once; no turn may be under way."""
+        self.keeper.resign()
+
+
+class Repeated:
+    """Something that is done over and over in a thread of its own, until `stop` is called."""
+
+    def __init__(self, name: str, turn: Callable[[], float], wake: threading.Event) -> None:
+        """`turn` returns the seconds until the next one; `wake` makes that time end."""
+        self._turn = turn
+        self._wake = wake
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Do it no more; True when it came to its end within so many seconds."""
+        self._is_over = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._is_over:
+            pause_s = RETRY_S
+            try:
+                pause_s = self._turn()
+            except Exception:
+                log.exception("a turn of %s failed, it is tried again", self._thread.name)
+            if not self._is_over:
+                self._wake.wait(pause_s)
+                self._wake.clear()
+
+
+class Process:
+    """The threads around a controller: connects, reconnects when the head moved, and ends on a signal."""
+
+    def __init__(
+        self, settings: Settings, database: Database, connect: Callable[[Settings, str], Cluster]
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._connect = connect
+        self._address: str | None = None
+        self._controller: Controller | None = None
+        self._keeper = keeper_of(database, settings)
+        self._lease_thread = Repeated("lease", self._keep, self._keeper.hurry)
+        self._cloud_thread = Repeated("cloud", self._ask_cloud, threading.Event())
+        #: What the threads said last that keeps them from their work, by their names.
+        self._complaints: dict[str, str] = {}
+        self.stopping = threading.Event()
+        #: At its end a thread still waited for something outside: only the end of the process ends that.
+        self.is_stuck = False
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease, while this process acts."""
+        return self._keeper.held()
+
+    def run(self) -> None:
+        """Work until `stopping` is set."""
+        # The lease is watched from the beginning, and taken once there is something to act upon.
+        self._keeper.rest()
+        self._lease_thread.start()
+        self._cloud_thread.start()
+        while not self.stopping.is_set():
+            began = time.monotonic()
+            said = self._turn()
+            if self._address is None:
+                self._keeper.rest()
+            self._complain("work", said)
+            pause = RETRY_S if said else max(0.0, self._settings.tick_s - (time.monotonic() - began))
+            self.stopping.wait(pause)
+        self._end()
+
+    def _complain(self, who: str, said: str) -> None:
+        if said and said not in self._complaints.values():
+            log.warning(said)
+        self._complaints[who] = said
+
+    def _turn(self) -> str:
+        """One turn of the main thread; what keeps it from being one, or an empty text."""
+        address = ray_address(self._settings)
+        if address is None:
+            return f"no Ray head is known: waiting for {self._settings.home / 'ray.address'} or REMORA_RAY_ADDRESS"
+        if address != self._address:
+            self._address = None
+            if self._controller is not None:
+                self._controller.leave_ray()
+            try:
+                cluster = self._connect(self._settings, address)
+            except CloudUnusable as error:
+                return f"no node can be made, trying again: {error}"
+            except Exception as error:
+                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                return f"the Ray head at {address} cannot be reached, trying again: {reason}"
+            log.info("connected to the Ray head at %s", address)
+            self._address = address
+            self._go_on_with(cluster)
+        return self._work(self._controller)
+
+    def _go_on_with(self, cluster: Cluster) -> None:
+        # One controller for the whole process: with another owner's name it would wait for its own lease.
+        if self._controller is None:
+            self._controller = Controller(self._database, self._settings, cluster, keeper=self._keeper)
+        else:
+            self._controller.use(cluster)
+
+    def _work(self, controller: Controller | None) -> str:
+        if controller is None:
+            raise AssertionError("unreachable: an address is known only together with a controller")
+        self._keeper.worked()
+        try:
+            controller.work()
+        except DBAPIError as error:
+            return f"{why_failed(error)}; trying again"
+        if controller.has_lost_ray(time.monotonic()):
+            # A head that was replaced at the same address does not answer to the old connection.
+            self._address = None
+            return "the cluster cannot be seen for too long: connecting again"
+        return ""
+
+    def _ask_cloud(self) -> float:
+        """One turn of the thread that asks the cloud; seconds until the next one."""
+        began, said = time.monotonic(), ""
+        try:
+            if self._controller is not None:
+                self._controller.ask_cloud()
+        except DBAPIError as error:
+            said = f"{why_failed(error)}; trying again"
+        self._complain("cloud", said)
+        return RETRY_S if said else max(0.0, self._settings.tick_s - (time.monotonic() - began))
+
+    def _keep(self) -> float:
+        """One turn of the thread that keeps the lease; seconds until the next one."""
+        said, lease = "", None
+        try:
+            lease = self._keeper.step(CLOCK())
+        except DBAPIError as error:
+            said = f"{why_failed(error)}; trying again"
+        self._complain("lease", said)
+        # Who waits looks more often, so that a lease that was given up is taken at once.
+        return self._keeper.pause_s if lease is not None else min(self._keeper.pause_s, self._settings.tick_s)
+
+    def _end(self) -> None:
+        # The lease goes last, when nothing is done under it any more.
+        if not self._cloud_thread.stop(END_S):
+            log.warning("the cloud does not answer: this process ends without it, and its lease runs out")
+            self.is_stuck = True
+        if not self._lease_thread.stop(END_S):
+            self.is_stuck = True
+        if self.is_stuck:
+            return
+        try:
+            self._keeper.resign()
+        except DBAPIError as error:
+            log.warning("%s; the lease runs out", why_failed(error))
+        if self._controller is not None:
+            self._controller.close()
+
+
+def _arguments(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m service.controller", description=__doc__)
+    parser.add_argument("--home", type=Path, help="folder of the embedded service (REMORA_HOME)")
+    parser.add_argument("--log-format", choices=("plain", "json"), default="plain")
+    return parser.parse_args(words)
+
+
+def main(words: list[str]) -> int:
+    """Run the controller until SIGTERM or SIGINT; the exit status of the process."""
+    arguments = _arguments(words)
+    write_log(arguments.log_format)
+    settings = read_settings({"home": arguments.home})
+    if settings is None:
+        return 2
+    try:
+        make_private(settings.home)
+        database = Database(settings.database)
+        migrate(database)
+    except StoreError as error:
+        log.error("%s", error)  # noqa: TRY400 - the sentence says it all
+        return 1
+    except OSError as error:
+        log.error("cannot start with home %s: %s", settings.home, error)  # noqa: TRY400
+        return 1
+    process = Process(settings, database, connect)
+
+    def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        process.stopping.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    process.run()
+    if process.is_stuck:
+        # The interpreter would wait for threads that ask the cloud, however long it takes.
+        logging.shutdown()
+        os._exit(0)
+    database.close()
+    return 0

@@ -1,0 +1,1 @@
+"""The parts of `remora up` as processes of one machine."""

@@ -1,0 +1,92 @@
+"""The emulated Azure as a part of the embedded service."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from cluster.azure.settings import AzureSettings
+from service.clouds.azure_place import INSTALL_AZURE
+from service.embedded.parts import ServicePart, end_nodes, get
+from service.embedded.upkeep import Part
+from service.settings import Settings
+
+#: Packages that the controller needs for Azure, emulated or not.
+_PACKAGES = ("aiohttp", "azure.identity", "azure.keyvault.secrets", "azure.mgmt.compute")
+
+
+class EmulatorPart(ServicePart):
+    """Serves an Azure whose machines are nodes of the local cluster; they end with it, and so does all it knows."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, Part.EMULATOR, "cluster.azure.emulator", port=0)
+
+    @property
+    def url(self) -> str:
+        """Address of the emulator."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self, ray_address: str) -> None:
+        """Start it anew; machines of one that was killed are in nobody's books any more and end first."""
+        end_nodes(self._settings.home)
+        write_place(self._settings.azure, emulated_place(self.url))
+        super().start(ray_address)
+
+    def is_ready(self) -> bool:
+        """It answers."""
+        return get(f"{self.url}/control/state") is not None
+
+    def where(self) -> str:
+        """Its address."""
+        return self.url
+
+    def _words(self) -> list[str]:
+        return ["--port", str(self._port), "--home", str(self._settings.home)]
+
+
+def emulated_place(endpoint: str) -> AzureSettings:
+    """Where nodes stand in the Azure that the emulator at `endpoint` plays; other ids are names only."""
+    # Not above: it brings a web server, which a service without an emulator does not need here.
+    from cluster.azure.emulator.server import GROUP, REGION, SUBSCRIPTION
+
+    providers = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}/providers"
+    return AzureSettings(
+        subscription=SUBSCRIPTION,
+        resource_group=GROUP,
+        region=REGION,
+        cluster="remora",
+        subnet=f"{providers}/Microsoft.Network/virtualNetworks/remora/subnets/nodes",
+        image=f"{providers}/Microsoft.Compute/galleries/remora/images/node/versions/1.0.0",
+        node_identity=f"{providers}/Microsoft.ManagedIdentity/userAssignedIdentities/nodes",
+        ssh_public_key="ssh-ed25519 AAAA nobody@emulated",
+        endpoint=endpoint,
+        # The emulator is the key vault, too.
+        vault=endpoint,
+    )
+
+
+def write_place(path: Path, place: AzureSettings) -> None:
+    """Write the file that `service.clouds.azure_place` reads, at once or not at all."""
+    draft = path.with_suffix(".draft")
+    draft.write_text(place.model_dump_json(indent=2) + "\n")
+    draft.replace(path)
+
+
+def cloud_problem(settings: Settings) -> str | None:
+    """Why `remora up` cannot run with nodes in this cloud, as a sentence; None when it can."""
+    if settings.cloud == "azure":
+        return (
+            "machines of Azure cannot join a Ray head on this machine's loopback; for nodes in Azure run the API and"
+            " the controller beside a head in their network, as docs/azure.md says, or rehearse with"
+            " --cloud azure-emulated"
+        )
+    if settings.cloud == "azure-emulated" and not all(map(_is_installed, _PACKAGES)):
+        return f"Azure's packages are missing: install them with {INSTALL_AZURE}"
+    return None
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False

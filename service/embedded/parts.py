@@ -1,0 +1,272 @@
+"""The parts of the embedded service as processes: start, look at and end them."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from cluster.local import head, machine
+from cluster.local.environment import MACHINE_VARIABLE, process_environment
+from cluster.local.folders import ClusterFolders
+from cluster.local.head import temporary_of
+from cluster.local.provider import LocalProvider
+from cluster.local.records import Machine
+from cluster.processes import values_of
+from cluster.provider import ProviderError
+from cluster.ray.joining import FORKED_VARIABLE
+from remora.ports import free_port
+from service.embedded.upkeep import Part
+from service.private_home import make_private_file
+from service.settings import Settings
+from trainers.preloaded import PRELOAD_VARIABLE, PRELOADED
+
+#: Seconds that API and controller may take to end by themselves.
+_GRACE_S = 5.0
+#: A controller that runs for so long has found what it needs.
+_CONTROLLER_READY_S = 3.0
+#: A longer log is put aside when its process is started again.
+_LOG_BYTES = 16 * 2**20
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class ClusterPart:
+    """The head of the local cluster."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._home = settings.home
+        self._forked = settings.forked_modules
+        self._head: Machine | None = None
+
+    @property
+    def address(self) -> str:
+        """Its `host:port`, empty before the first start."""
+        return self._head.ray_address if self._head else ""
+
+    def start(self, _: str) -> None:
+        """Adopt the head that runs, else end the nodes of the one that does not and start another."""
+        if head.find_head(self._home) is None:
+            end_nodes(self._home)
+        self._head = head.start_head(self._home, **{FORKED_VARIABLE: self._forked})
+
+    def is_alive(self) -> bool:
+        """True while its process runs."""
+        return self._head is not None and self._head.is_running
+
+    def is_ready(self) -> bool:
+        """True when nodes can join it."""
+        return self._head is not None and head.is_reachable(self._head)
+
+    def end(self) -> None:
+        """Kill it with all that runs on it."""
+        head.stop_head(self._home, grace_s=0)
+
+    def where(self) -> str:
+        """Its address."""
+        return self.address
+
+    def complaint(self) -> str:
+        """What its log says."""
+        return machine.complaint(ClusterFolders(self._home).logs / "head.log")
+
+
+class ServicePart:
+    """The API, the controller or the emulator: a child process that dies with this one."""
+
+    def __init__(self, settings: Settings, part: Part, module: str, port: int | None = None) -> None:
+        """`port` is the one to serve at, 0 for a free one; None: that of the settings."""
+        self._settings = settings
+        self._part = part
+        self._module = module
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = 0.0
+        #: Chosen once, so that the address stays when the API is started again.
+        self._port = (settings.port if port is None else port) or free_port(settings.host)
+
+    @property
+    def url(self) -> str:
+        """Address of the API."""
+        host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
+        return f"http://{host}:{self._port}"
+
+    @property
+    def log(self) -> Path:
+        """Where the process writes."""
+        return ClusterFolders(self._settings.home).logs / f"{self._part.lower()}.log"
+
+    def start(self, ray_address: str) -> None:
+        """Start the process."""
+        settings, parent = self._settings, os.getpid()
+        make_private_file(self.log)
+        if self.log.stat().st_size > _LOG_BYTES:
+            self.log.replace(self.log.with_suffix(".old.log"))
+            make_private_file(self.log)
+        environment = process_environment(
+            settings.home,
+            REMORA_HOME=str(settings.home),
+            REMORA_PORT=str(self._port),
+            REMORA_RAY_ADDRESS=ray_address,
+            # The raylets of the nodes that the controller or the emulator starts have it from there.
+            **{PRELOAD_VARIABLE: PRELOADED, FORKED_VARIABLE: settings.forked_modules},
+            REMORA_CLOUD=settings.cloud,
+            REMORA_AZURE_FILE=str(settings.azure),
+            REMORA_NODES=str(settings.nodes),
+            REMORA_NODE_CPUS=str(settings.node_cpus),
+            REMORA_NODE_GPUS=str(settings.node_gpus),
+            PYTHONUNBUFFERED="1",
+        )
+        with self.log.open("ab") as output:
+            # This process has one thread, so code between fork and exec is safe.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", self._module, *self._words()],
+                env=environment,
+                cwd=settings.home,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=lambda: _die_with(parent),
+            )
+        self._started_at = time.monotonic()
+
+    def _words(self) -> list[str]:
+        """Its command line, beside what it has from its environment."""
+        return []
+
+    def is_alive(self) -> bool:
+        """True while the process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def is_ready(self) -> bool:
+        """The API answers; the controller did not end at once."""
+        if self._part is Part.API:
+            return get(f"{self.url}/healthz") is not None
+        return time.monotonic() - self._started_at > _CONTROLLER_READY_S
+
+    def end(self) -> None:
+        """End the process, kill it when it does not obey."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def where(self) -> str:
+        """The API's address, or where the controller writes."""
+        return self.url if self._part is Part.API else f"log in {self.log}"
+
+    def complaint(self) -> str:
+        """What its log says."""
+        return machine.complaint(self.log)
+
+
+def end_nodes(home: Path) -> int:
+    """End all nodes of a home, at once and all together; returns how many there were.
+
+    Raises ProviderError when one cannot be ended.
+    """
+    provider = LocalProvider(home, "")
+    names = provider.node_ids()
+    if names:
+        with ThreadPoolExecutor(max_workers=min(16, len(names))) as pool:
+            list(pool.map(provider.kill, names))
+            list(pool.map(provider.delete, names))
+    return len(names)
+
+
+def end_cluster(home: Path) -> int:
+    """End all that runs of a home and remove what it has in memory; returns how many machines there were.
+
+    Raises ProviderError when something cannot be ended.
+    """
+    folders = ClusterFolders(home)
+    recorded = temporary_of(folders)
+    count = end_nodes(home) + int(head.stop_head(home, grace_s=0)) + _end_unrecorded(folders)
+    folders.remove_temporary(recorded.parent if recorded else None)
+    (home / "api.url").unlink(missing_ok=True)
+    _sweep_machine()
+    return count
+
+
+def _end_unrecorded(folders: ClusterFolders) -> int:
+    """End machines of a home whose records are gone, by their marks and cgroups; returns how many there were."""
+    end = f"@{folders.home}"
+    count = 0
+    for mark in sorted(values_of(MACHINE_VARIABLE)):
+        if mark.endswith(end):
+            cgroup = folders.cgroup_of(mark.removesuffix(end))
+            count += machine.end(mark, None, grace_s=0, cgroup=cgroup)
+    return count + sum(machine.end_cgroup(cgroup) for cgroup in folders.cgroups())
+
+
+def _sweep_machine() -> None:
+    """Remove what killed workers left in the memory and the temporary folder of this machine."""
+    # Nothing else here needs what it imports.
+    from trainers.supervisor.leftovers import sweep_machine
+
+    sweep_machine()
+
+
+def nodes_ready(url: str, home: Path, ray_address: str) -> int:
+    """Nodes that run and that the API calls ready; 0 when it does not answer.
+
+    Rows of an earlier life say ready until the controller has looked, so the provider is asked too.
+    """
+    page = get(f"{url}/v1/nodes") or {}
+    items: list[dict[str, Any]] = page.get("items", [])
+    ready = {item.get("id") for item in items if item.get("state") == "ready"}
+    try:
+        running = {node.node_id for node in LocalProvider(home, ray_address).list() if node.is_running}
+    except ProviderError:
+        return 0
+    return len(ready & running)
+
+
+def policies_version(url: str) -> int | None:
+    """The version of the policies in force, 0 when none were applied; None when the API does not answer."""
+    version = (get(f"{url}/v1/policies/newest") or {}).get("version")
+    return version if isinstance(version, int) else None
+
+
+def port_problem(host: str, port: int) -> str | None:
+    """Why the API cannot listen there, as a sentence; None when it can."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return f"the API cannot listen on {host}:{port} ({reason}); choose another port with --port"
+    return None
+
+
+def get(url: str) -> dict[str, Any] | None:
+    """The JSON object at an address of ours; None when there is none."""
+    try:
+        with urllib.request.urlopen(url, timeout=1.0) as answer:  # noqa: S310  # our own address
+            body = json.load(answer)
+    except (OSError, ValueError, urllib.error.URLError):
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def _die_with(parent: int) -> None:
+    """In a new child: be killed when the parent dies, also when it has died already."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -1,0 +1,133 @@
+"""What checkpoints a job has in its storage, read in threads, so that no loop waits for a storage."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+from service.loops.turn import Turn
+from service.queue import records
+from service.queue.records import Listed
+from service.queue.rows import AttemptRow, JobRow
+from service.store import checkpoints
+from service.stores import UnknownStore, url_of
+from trainers.checkpoints.catalog import Catalog
+from trainers.checkpoints.listing import description
+from trainers.plan import Record
+from trainers.storage import Storage
+
+log = logging.getLogger(__name__)
+
+#: Readings under way at the same time, and attempts that are looked at in one turn.
+_AT_ONCE, MOST = 4, 100
+#: Seconds before a storage that failed is read again: at first, and at most.
+_PAUSE_S, _MAX_PAUSE_S = 1.0, 300.0
+
+
+@dataclass
+class _Reading:
+    """How far it is with the storage of one attempt's job."""
+
+    under_way: Future[Listed] | None = None
+    pause_s: float = _PAUSE_S
+    again_at: float = 0.0
+
+
+class Listing:
+    """Reads lists of checkpoints; of one thread, but for the readings themselves."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        read: Callable[[str, str], Listed] | None = None,
+    ) -> None:
+        """`clock` is monotonic; `read` gets a job's id and the URL of its storage."""
+        self._clock = clock
+        self._read = read or read_list
+        self._readings: dict[str, _Reading] = {}
+
+    def ask(self, attempt_id: str, job_id: str, url: str) -> Listed | None:
+        """What the job has in the storage, after this attempt; None: it is not known yet, ask again."""
+        reading = self._readings.setdefault(attempt_id, _Reading())
+        if reading.under_way is None:
+            if self._clock() >= reading.again_at and self._under_way() < _AT_ONCE:
+                reading.under_way = self._begin(job_id, url)
+            return None
+        if not reading.under_way.done():
+            return None
+        done, reading.under_way = reading.under_way, None
+        error = done.exception()
+        if error is None:
+            return done.result()
+        log.warning("the checkpoints of %s cannot be listed, it is tried again: %s", job_id, error)
+        reading.again_at = self._clock() + reading.pause_s
+        reading.pause_s = min(2 * reading.pause_s, _MAX_PAUSE_S)
+        return None
+
+    def forget_others(self, attempt_ids: Iterable[str]) -> None:
+        """Nobody asks any more after other attempts."""
+        kept = set(attempt_ids)
+        self._readings = {one: reading for one, reading in self._readings.items() if one in kept}
+
+    def wait(self, timeout_s: float) -> None:
+        """Until the readings that are under way have come to their ends."""
+        for reading in self._readings.values():
+            if reading.under_way is not None:
+                reading.under_way.exception(timeout_s)
+
+    def _under_way(self) -> int:
+        return sum(one.under_way is not None and not one.under_way.done() for one in self._readings.values())
+
+    def _begin(self, job_id: str, url: str) -> Future[Listed]:
+        future: Future[Listed] = Future()
+
+        def read() -> None:
+            try:
+                found = self._read(job_id, url)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(found)
+
+        # The end of the process does not wait for a storage either.
+        threading.Thread(target=read, name="list-checkpoints", daemon=True).start()
+        return future
+
+
+def read_list(job_id: str, url: str) -> Listed:
+    """The job's checkpoints in a storage.  Raises StorageError, and ValueError for what no driver could have told."""
+    catalog = Catalog(Storage(url), job_id)
+    body = [description(one, catalog.location(one)) for one in catalog.listed()]
+    said = records.read(Record(seq=1, at=0.0, kind="checkpoints", body={"checkpoints": body}))
+    if not isinstance(said, Listed):
+        raise ValueError(f"what it says of them cannot be stored: {said}"[:500])  # noqa: TRY004
+    return said
+
+
+def settle(turn: Turn, listing: Listing, ended: Iterable[tuple[JobRow, AttemptRow]]) -> None:
+    """Make lists agree with storages after attempts of which nothing runs any more.  Raises Fenced."""
+    # 1. Who is to be read; nobody waits.
+    found: dict[str, Listed | None] = {}
+    asked: set[str] = set()
+    for job, attempt in ended:
+        if job.attempt != attempt.attempt or job.pruned_at is not None:
+            found[attempt.id] = None
+            continue
+        try:
+            url = url_of(turn.settings, (job.spec.get("checkpoint") or {}).get("store"))
+        except UnknownStore as error:
+            log.warning("the checkpoints of %s stay listed as they are: %s", job.id, error)
+            found[attempt.id] = None
+            continue
+        asked.add(attempt.id)
+        if (listed := listing.ask(attempt.id, job.id, url)) is not None:
+            found[attempt.id] = listed
+    listing.forget_others(asked - found.keys())
+    # 2. What is known is written; a controller that dies before reads it again.
+    if found:
+        turn.apply(partial(checkpoints.settle, found=found, now=turn.now))

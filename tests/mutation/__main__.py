@@ -1,0 +1,133 @@
+"""Try a sample of mutants, and print which of them no test has seen: `python -m tests.mutation --seed 1 --sample 100`.
+
+Within a seed the sample is the same as long as the sources are.  It is a mirror and not a gate: some mutants change
+nothing that anybody could see.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import random
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+from tests.architecture.repository import ROOT, sources
+from tests.mutation.mutants import Mutant, mutants_of
+from tests.mutation.rooms import ROOMS, Room, sources_of
+from tests.mutation.trial import Copy, Outcome, TestsFail
+
+#: Seconds that the tests of a room may take without any fault on a busy machine.
+_BASELINE_S = 900.0
+#: A fault may make tests so many times slower, and so many seconds, before they count as hanging.
+_SLOWER, _SLOWER_S = 3.0, 30.0
+
+
+def drawn(seed: int, count: int, texts: dict[str, str], names: Sequence[str]) -> list[tuple[Room, Mutant]]:
+    """So many of all mutants of these rooms, each as likely as any other one."""
+    paths = sources_of(texts)
+    everything = [
+        (room, mutant)
+        for room in ROOMS
+        if room.name in names
+        for path in paths[room.name]
+        for mutant in mutants_of(path, texts[path])
+    ]
+    random.Random(seed).shuffle(everything)
+    usable = (one for one in everything if one[1].compiles(texts[one[1].path]))
+    chosen = itertools.islice(usable, count)
+    return sorted(chosen, key=lambda one: (ROOMS.index(one[0]), one[1]))
+
+
+def tried(chosen: Sequence[tuple[Room, Mutant]], folder: Path, at_once: int) -> list[Outcome]:
+    """What became of each, in that order.  Raises TestsFail when tests fail without any fault."""
+    everything = [Copy.make(ROOT, folder / str(number)) for number in range(at_once)]
+    free: SimpleQueue[Copy] = SimpleQueue()
+    for copy in everything:
+        free.put(copy)
+    limits: dict[str, float] = {}
+
+    def measure(room: Room) -> None:
+        with _taken(free) as copy:
+            took_s = copy.measure(room.tests, _BASELINE_S)
+        limits[room.name] = _SLOWER * took_s + _SLOWER_S
+        print(f"# the tests of {room.name} take {took_s:.0f} s", file=sys.stderr, flush=True)
+
+    def try_one(one: tuple[Room, Mutant]) -> Outcome:
+        room, mutant = one
+        with _taken(free) as copy:
+            outcome = copy.try_out(mutant, room.tests, limits[room.name])
+        print(f"# {outcome}: {mutant}", file=sys.stderr, flush=True)
+        return outcome
+
+    with ThreadPoolExecutor(at_once) as threads:
+        try:
+            list(threads.map(measure, dict.fromkeys(room for room, _ in chosen)))
+            return list(threads.map(try_one, chosen))
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            for copy in everything:
+                copy.stop()
+            raise
+
+
+@contextlib.contextmanager
+def _taken(free: SimpleQueue[Copy]) -> Iterator[Copy]:
+    copy = free.get()
+    try:
+        yield copy
+    finally:
+        free.put(copy)
+
+
+def summary(chosen: Sequence[tuple[Room, Mutant]], outcomes: Sequence[Outcome]) -> list[str]:
+    """The score of each room and of all, and the survivors."""
+    count = Counter(room.name for room, _ in chosen)
+    killed = Counter(
+        room.name for (room, _), outcome in zip(chosen, outcomes, strict=True) if outcome == "killed"
+    )
+    rows = [(name, killed[name], total) for name, total in count.items()]
+    rows.append(("all", killed.total(), count.total()))
+    lines = [
+        f"{name:<16}{seen:>4} of {total:>4} seen{100 * seen / total:>7.0f} %" for name, seen, total in rows
+    ]
+    left = [
+        str(mutant) for (_, mutant), outcome in zip(chosen, outcomes, strict=True) if outcome == "survived"
+    ]
+    return [*lines, *(["", "seen by no test:", *left] if left else [])]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 1 when tests fail without any fault."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sample", type=int, default=100)
+    parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--rooms", nargs="+", choices=[one.name for one in ROOMS], default=[one.name for one in ROOMS]
+    )
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    chosen = drawn(
+        options.seed, options.sample, dict(sources("remora", "service", "cluster", "trainers")), options.rooms
+    )
+    with tempfile.TemporaryDirectory(prefix="remora-mutation-") as folder:
+        try:
+            outcomes = tried(chosen, Path(folder), options.at_once)
+        except TestsFail as error:
+            print(error, file=sys.stderr)
+            return 1
+    print("\n".join(summary(chosen, outcomes)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

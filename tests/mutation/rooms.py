@@ -1,0 +1,114 @@
+"""What is mutated, and the fast tests that have to see it: those that most faults end first come first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Room:
+    """Modules that are pure, and their tests; paths from the root."""
+
+    name: str
+    #: Folders and modules.
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+
+    def has(self, path: str) -> bool:
+        """The source is one of its modules."""
+        return any(path == one or path.startswith(f"{one}/") for one in self.modules)
+
+
+def _all(folder: str, names: str, ending: str = ".py") -> tuple[str, ...]:
+    return tuple(f"{folder}{name}{ending}" for name in names.split())
+
+
+ROOMS = (
+    Room(
+        "planning",
+        ("cluster/scheduling",),
+        (
+            *_all(
+                "tests/unit/cluster/test_",
+                "planner planner_combinations planner_quotas pools_that_fail nodes_that_go keeping fitting refusals"
+                " eviction_rates",
+            ),
+            *_all("tests/unit/service/test_", "hurry fabric_domains quotas waits service_queue"),
+            "tests/unit/cluster/test_planner_properties.py",
+        ),
+    ),
+    Room(
+        "policies",
+        _all(
+            "cluster/policies/",
+            "cron_fields policies conflicts documents floors problems catalogue_conflicts",
+        ),
+        _all("tests/unit/cluster/test_", "cron_fields policy_documents policies_of_strangers planner eviction_rates"),
+    ),
+    Room(
+        "azure",
+        # Without the catalogue, which is a table of figures.
+        _all("cluster/azure/", "body errors prices quota"),
+        _all("tests/unit/cluster/test_azure_", "errors quota body catalogue prices allowance domain"),
+    ),
+    Room(
+        "nodes",
+        _all(
+            "cluster/",
+            "ray/members ray/joining policies/placement policies/offerings node/agent/heartbeats node/agent/health"
+            " node/agent/scheduled_events node/agent/watch",
+        ),
+        (
+            *_all(
+                "tests/unit/cluster/test_",
+                "members agent_beats agent_watch gpu_health scheduled_events node_boot azure_domain",
+            ),
+            "tests/unit/service/test_service_queue.py",
+        ),
+    ),
+    Room(
+        "queue",
+        ("service/queue",),
+        _all(
+            "tests/unit/service/test_",
+            "service_queue fabric_domains quotas hurry shares waits ledger bill demand drill_account version_zero"
+            " policy_versions service_docs list_pages service_lifecycle",
+        ),
+    ),
+    Room(
+        "driver",
+        _all(
+            "trainers/driver/",
+            "agreement breaks group hang kept kills lasting pending progress regrouping rendezvous stragglers verdict",
+        ),
+        _all(
+            "tests/unit/trainers/test_",
+            "worker_group agreement progress regrouping verdict stragglers rendezvous hang kept lasting waiting_lines"
+            " driver_growth account changes_in_place attempt driver standstill",
+        ),
+    ),
+    Room(
+        "checkpoints",
+        _all("trainers/checkpoints/", "cadence listing manifest retention"),
+        _all("tests/unit/trainers/test_", "retention cadence commits catalog"),
+    ),
+    Room(
+        "specification",
+        _all(
+            "remora/",
+            "spec/spec spec/fields spec/problems spec/sections spec/quantities spec/worker_sizes client/retries"
+            " spec/expressions spec/bounds commands/started_commands commands/texts commands/launchers"
+            " commands/launcher_options client/shell commands/shell_quotes",
+        ),
+        _all(
+            "tests/unit/remora/test_",
+            "remora_spec worker_sizes remora_retries command_texts launchers spec_of_strangers neutral foreign",
+        ),
+    ),
+)  # fmt: skip
+
+
+def sources_of(texts: Mapping[str, str]) -> dict[str, list[str]]:
+    """Paths of the sources of each room, by its name."""
+    return {room.name: sorted(path for path in texts if room.has(path)) for room in ROOMS}

@@ -1,0 +1,85 @@
+"""For which job a node is kept, and when that ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cluster.scheduling.keeping import KEPT_S, kept_nodes
+from cluster.scheduling.view import JobDemand, NodeView
+from remora.states import NodeState
+from tests.unit.cluster.planner_worlds import NOW, ON_DEMAND, SPOT, job, node
+
+
+def kept(
+    nodes: list[NodeView], *jobs: JobDemand, now: float = NOW, start_up_s: float = 300.0
+) -> dict[str, str]:
+    return kept_nodes(nodes, {one.id: one for one in jobs}, now, start_up_s)
+
+
+def own(name: str = "n", **changes: Any) -> NodeView:
+    return node(name, **{"bought_for": "j", "ready_at": NOW - 10.0, **changes})
+
+
+@pytest.mark.parametrize(
+    "state", [NodeState.REQUESTED, NodeState.LAUNCHED, NodeState.JOINED, NodeState.READY]
+)
+def test_it_is_kept_for_a_job_that_waits_from_its_order_on(state: NodeState) -> None:
+    ready_at = NOW if state is NodeState.READY else None
+    assert kept([own(state=state, ready_at=ready_at)], job()) == {"n": "j"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"bought_for": None},
+        {"bought_for": "other"},
+        {"state": NodeState.DRAINING},
+        {"state": NodeState.TERMINATING},
+        {"state": NodeState.GONE},
+        {"jobs": {"other": 1}},
+        {"ready_at": NOW - KEPT_S},
+    ],
+    ids=str,
+)
+def test_it_is_kept_for_nobody(changes: dict[str, Any]) -> None:
+    assert kept([own(**changes)], job()) == {}
+
+
+def test_a_job_that_is_not_asked_about_has_nothing_kept_for_it() -> None:
+    assert kept([own()], job("other")) == {}
+
+
+@pytest.mark.parametrize(("held", "is_kept"), [(0, True), (1, True), (2, False), (3, False)])
+def test_it_is_kept_until_the_job_has_its_smallest_group(held: int, is_kept: bool) -> None:
+    there = [node(f"w{at}", jobs={"j": 1}) for at in range(held)]
+    runs = job(workers=(2, 4), is_running=True)
+    assert kept([own(), *there], runs) == ({"n": "j"} if is_kept else {})
+
+
+def test_workers_on_nodes_that_go_do_not_count() -> None:
+    going = [node(f"w{at}", jobs={"j": 1}, state=NodeState.DRAINING) for at in range(2)]
+    assert kept([own(), *going], job(workers=2, is_running=True)) == {"n": "j"}
+
+
+@pytest.mark.parametrize("deadline_at", [None, NOW + 1000.0])
+@pytest.mark.parametrize("offering", [SPOT.id, ON_DEMAND.id])
+@pytest.mark.parametrize("runs_on", [SPOT.id, ON_DEMAND.id, ""])
+@pytest.mark.parametrize("state", [NodeState.READY, NodeState.DRAINING])
+def test_it_is_kept_for_a_job_with_a_deadline_that_moves_to_it_from_spot(
+    deadline_at: float | None, offering: str, runs_on: str, state: NodeState
+) -> None:
+    runs = job(workers=(1, 4), is_running=True, deadline_at=deadline_at)
+    others = [
+        node("a", jobs={"j": 1}, offering=ON_DEMAND.id),
+        node("b", jobs={"j": 1}, offering=runs_on, state=state),
+    ]
+    is_kept = deadline_at is not None and offering == ON_DEMAND.id and runs_on == SPOT.id
+    assert kept([own(offering=offering), *others], runs) == ({"n": "j"} if is_kept else {})
+
+
+def test_where_machines_start_slowly_it_is_kept_for_longer() -> None:
+    one = own(ready_at=NOW)
+    assert kept([one], job(), now=NOW + 1999.0, start_up_s=1000.0) == {"n": "j"}
+    assert kept([one], job(), now=NOW + 2000.0, start_up_s=1000.0) == {}

@@ -1,0 +1,82 @@
+"""Drivers as Ray has them: detached actors by name, and in Ray's internal store which attempt has which."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import ray
+from ray.experimental import internal_kv
+
+from trainers.driver.driver import Driver
+
+#: Ray namespace of all drivers.
+NAMESPACE = "remora"
+#: Of Ray's internal store.
+KV_NAMESPACE = b"remora"
+#: Label of the Ray node on which drivers run: the head is never preempted.
+_HEAD = {"remora-role": "head"}
+#: An actor that needs no resource is first asked of a random node, and dies with it when that one is just being lost;
+#: one that needs any is asked of the node of its owner, which is the head.
+_ON_HEAD = {"node:__internal_head__": 0.001}
+_OF_ATTEMPT = b"driver:"
+
+
+def make(name: str) -> Any:
+    """The driver of that name, which is started if there is none; returns before it is up."""
+    actor = ray.remote(Driver).options(
+        name=name,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        resources=_ON_HEAD,
+        label_selector=_HEAD,
+        max_concurrency=1000,
+    )
+    return actor.remote()
+
+
+def find(name: str | None) -> Any:
+    """The driver of that name, None when Ray's head has none that lives."""
+    try:
+        return ray.get_actor(name or "", namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def end(name: str) -> None:
+    """End a driver that nobody wants; fine when there is none."""
+    with contextlib.suppress(ValueError, ray.exceptions.RayError):
+        ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+
+
+def name_of(attempt_id: str) -> str | None:
+    """Name of the attempt's driver, which may be dead; None when it has none."""
+    return _read(_key(attempt_id))
+
+
+def give(attempt_id: str, name: str) -> str:
+    """Let the driver of that name be the attempt's, unless it has one; the name of the one that it has now."""
+    internal_kv._internal_kv_put(_key(attempt_id), name.encode(), overwrite=False, namespace=KV_NAMESPACE)
+    return name_of(attempt_id) or name
+
+
+def forget(attempt_id: str) -> None:
+    """Let the attempt have no driver; fine when it has none."""
+    internal_kv._internal_kv_del(_key(attempt_id), namespace=KV_NAMESPACE)
+
+
+def names_of_attempts() -> set[str]:
+    """Names of the drivers that attempts have."""
+    keys = internal_kv._internal_kv_list(_OF_ATTEMPT, namespace=KV_NAMESPACE)
+    return {name for key in keys if (name := _read(key)) is not None}
+
+
+def _read(key: bytes) -> str | None:
+    value = internal_kv._internal_kv_get(key, namespace=KV_NAMESPACE)
+    return value.decode() if value else None
+
+
+def _key(attempt_id: str) -> bytes:
+    return _OF_ATTEMPT + attempt_id.encode()
