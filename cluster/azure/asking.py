@@ -57,7 +57,10 @@ class Asking:
             return await request
         except ArmError as error:
             verdict = judge(error.failure)
-            if verdict.reason is Reason.THROTTLED:
+            # An answer of 5xx may ask for a pause too; without one, only a 429 means that there is to be one.
+            if verdict.reason is Reason.THROTTLED or (
+                verdict.reason is Reason.UNANSWERED and error.failure.retry_after_s is not None
+            ):
                 self._memory.not_before[group] = self._clock() + verdict.memory_s
             raise
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 #: One piece of a word or the space between two; each begins with a character that no other one begins with.
 _PIECE = re.compile(
     r"""(?P<space>[ \t\r\n]+)|(?P<bare>[^ \t\r\n'"\\]+)|'(?P<single>[^']*)'"""
-    r"""|"(?P<double>[^"\\]*+(?:\\.[^"\\]*+)*+)"|\\(?P<escaped>.)""",
+    r"""|"(?P<double>[^"\\]*+(?:\\.[^"\\]*+)*)"|\\(?P<escaped>.)""",
     re.DOTALL,
 )
 #: Within "", a backslash stands for itself but before these.

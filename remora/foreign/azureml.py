@@ -23,7 +23,7 @@ _DEFAULT_OUTPUT, _DEFAULT_FOLDER = "default", "outputs"
 _SCRIPT = re.compile(r"([A-Za-z0-9][\w.-]{0,200})\.(?:py|sh)\b")
 _INPUT = re.compile(r"\$\{\{\s*inputs\.([A-Za-z_]\w*)\s*\}\}")
 #: What a command has only when the optional inputs in it are given.
-_OPTIONAL = re.compile(r"\$\[\[((?:[^\]$]|\](?!\])|\$(?!\[\[))*+)\]\]")
+_OPTIONAL = re.compile(r"\$\[\[((?:[^\]$]|\](?!\])|\$(?!\[\[))*)\]\]")
 _DATA = re.compile(r"(inputs|outputs)\.([A-Za-z_]\w*)(?:\.path)?")
 #: What to do with the types of job that are more than one command.
 _OTHER_TYPES = {

@@ -50,6 +50,12 @@ def test_no_file_names_a_package_host_or_a_path_of_one_machine() -> None:
     assert found == []
 
 
+def test_no_pattern_repeats_a_group_possessively() -> None:
+    """Python before 3.11.5 matches such a group wrongly when it has alternatives (cpython issue 106052)."""
+    found = [name for name, text in sources(*PACKAGES).items() if re.search(r"\)[*+?}]\+", text)]
+    assert found == []
+
+
 def test_nothing_is_left_unfinished() -> None:
     marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|pytest[.]mark[.]xfail")
     own = Path(__file__).relative_to(ROOT).as_posix()

@@ -212,6 +212,19 @@ def test_throttling_is_waited_out_without_asking_again(rig: AzureRig, told: floa
     assert only(rig.list()).is_running
 
 
+@pytest.mark.parametrize("retry_after", [None, 90.0])
+def test_a_cloud_that_cannot_answer_is_given_the_pause_that_it_asks_for(
+    rig: AzureRig, retry_after: float | None
+) -> None:
+    rig.fault("create", status=503, code="ServerBusy", message="later", retry_after=retry_after, times=0)
+    assert type(refusal(rig)) is Unanswered
+    second = refusal(rig)
+    assert type(second) is (Throttled if retry_after else Unanswered)
+    assert rig.fired() == [1 if retry_after else 2], "the pause is kept without a request"
+    rig.clock.passed_s = 91.0
+    assert type(refusal(rig)) is Unanswered, "it is asked again afterwards"
+
+
 @pytest.mark.parametrize(
     ("told", "kept_s"), [(1e9, 3600.0), (math.inf, 60.0), (math.nan, 60.0), (-5.0, 60.0), (0.0, 0.0)]
 )
