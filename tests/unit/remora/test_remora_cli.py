@@ -6,6 +6,8 @@ import csv
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -399,6 +401,13 @@ def test_logs_are_shown_while_they_are_read(cli: Cli, service: FakeService) -> N
     assert cli("logs", job.id) == ExitCode.ERROR
     assert cli.out == "[0] line 0\n[0] line 1\n"
     assert "the database is gone" in cli.err
+
+
+def test_the_package_itself_runs_as_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "remora", "version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"remora {remora.__version__}\n"
 
 
 def test_help_names_every_command_and_exit_code(cli: Cli) -> None:
