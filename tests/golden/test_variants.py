@@ -66,13 +66,34 @@ def test_layers_that_are_unfrozen_stay_so_for_those_who_go_on_and_those_who_join
         assert_same(job, driver)
 
 
-def test_a_rollback_between_losses_ends_where_one_worker_alone_does(tmp_path: Path) -> None:
-    job = Job("mlp", damaged=31)
-    with Driver(replace(job, damaged=31), tmp_path / "alone") as alone:
+def with_a_rollback(job: Job, folder: Path) -> tuple[dict[str, torch.Tensor], int]:
+    """The weights with which one worker alone ends, and the step that it leaves out first."""
+    with Driver(job, folder) as alone:
         alone.start(1)
         alone.finish()
-        expected = alone.weights()
-    assert all(one.isfinite().all() for one in expected.values())
+        weights = alone.weights()
+        assert all(one.isfinite().all() for one in weights.values())
+        return weights, min(step for step, samples in alone.tries() if job.damaged in samples)
+
+
+def test_no_worker_rolls_back_while_another_one_has_not_got_the_result(tmp_path: Path) -> None:
+    """In the first step, whose begin is the last snapshot: the step alone does not show who has rolled back."""
+    _, record = undisturbed(Job("mlp"), 1)
+    job = Job("mlp", damaged=record[1][0])
+    expected, step = with_a_rollback(job, tmp_path / "alone")
+    assert step == 1
+    with Driver(job, tmp_path / "several", mishap=Mishap(slot=1, step=1)) as driver:
+        driver.start(3)
+        driver.wait(lambda: driver.workers[1].parked is not None, "the worker parks")
+        driver.recover()
+        driver.finish()
+        assert "the result was missed on purpose" in driver.causes
+        assert all(torch.equal(one, expected[name]) for name, one in driver.weights().items())
+
+
+def test_a_rollback_between_losses_ends_where_one_worker_alone_does(tmp_path: Path) -> None:
+    job = Job("mlp", damaged=31)
+    expected, _ = with_a_rollback(job, tmp_path / "alone")
     with Driver(job, tmp_path / "several") as driver:
         driver.start(3)
         joiner = driver.add()
