@@ -2,7 +2,7 @@
 
 ZeRO writes the part of the optimizer that each worker holds, which only as many workers can read.  DeepSpeed's
 universal checkpoint has every parameter whole; it is made when it is needed, once on each machine.  Why not after each
-checkpoint: `docs/decisions/0044-deepspeed-is-met-at-its-import.md`.
+checkpoint: `docs/decisions/0044-deepspeed-is-wrapped-at-its-import.md`.
 
 Source: https://www.deepspeed.ai/tutorials/universal-checkpointing/
 """

@@ -1,4 +1,4 @@
-"""Pages on decisions have numbers and titles as the index has them, and name the later pages that replace them."""
+"""Pages on decisions have the numbers, titles and status of the index, and name the later pages that replace them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,33 @@ DECISIONS = {
 }
 #: "*Partly replaced by [0072](0072-....md): what of it.*", in the first lines of a page.
 LATER = re.compile(r"^\*[A-Z][^*\n]*\[\d{4}\]\([^*\n]+\)[^*\n]*\.\*$", re.MULTILINE)
+NUMBER = re.compile(r"\[(\d{4})\]")
+STATUS = re.compile(r"\*((?:Replaced|Partly replaced|Extended) by) \[.*")
+#: A row of the index: number, file, title, later decisions.
+ROW = re.compile(r"^\| \[(\d{4})\]\(([^)]+)\) \| (.+?) \|(?: (.+))? \|$", re.MULTILINE)
 
 
-def test_the_index_has_every_page_once_with_its_title_in_the_order_of_their_numbers() -> None:
-    index = re.findall(r"^\| \[(\d{4})\]\(([^)]+)\) \| (.+) \|$", pages()[f"{FOLDER}README.md"], re.MULTILINE)
-    titled = [
-        (file[:4], file, text.partition("\n")[0].removeprefix(f"# {file[:4]}: "))
-        for file, text in DECISIONS.items()
-    ]
-    assert index == titled
+def title(file: str) -> str:
+    """The title of a page without its number."""
+    return DECISIONS[file].partition("\n")[0].removeprefix(f"# {file[:4]}: ")
+
+
+def status(text: str) -> str:
+    """What the index says of a page's later decisions: "Partly replaced by 0026, 0098", or nothing."""
+    notes = [STATUS.match(note) for note in LATER.findall(text)]
+    return ", ".join(f"{note[1]} {', '.join(NUMBER.findall(note[0]))}" for note in notes if note)
+
+
+def test_the_index_has_every_page_once_with_its_title_and_status_in_the_order_of_their_numbers() -> None:
+    index = ROW.findall(pages()[f"{FOLDER}README.md"])
+    assert index == [(file[:4], file, title(file), status(text)) for file, text in DECISIONS.items()]
+
+
+@pytest.mark.parametrize("file", DECISIONS)
+def test_a_file_is_named_after_the_first_clause_of_its_title(file: str) -> None:
+    clause = re.split("[,;:]", title(file))[0].lower().replace("'", "")
+    slug = re.sub(r"[^a-z0-9]+", "-", clause).strip("-")
+    assert file == f"{file[:4]}-{slug}.md"
 
 
 @pytest.mark.parametrize("file", DECISIONS)

@@ -1,7 +1,7 @@
 """Every use of Ray Train's internals: its controller run inside the driver, with policies of ours.
 
 Written against Ray 2.60 and held to it by `tests/contracts/trainers/test_ray_train.py`.  What differs from stock, and
-why, with measurements: `docs/decisions/0001-ray-train-inside-the-driver.md`.
+why, with measurements: `docs/decisions/0001-ray-trains-controller-runs-inside-the-driver.md`.
 """
 
 from trainers.ray_train.deaths import find_dead

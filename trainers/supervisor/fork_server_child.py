@@ -1,6 +1,7 @@
 """From a fork of the warm interpreter to the user's command: everything that a fresh interpreter would have otherwise.
 
-Standard library only.  What remains different is written down in `docs/decisions/0021-warm-start.md`.
+Standard library only.  What remains different is written down in
+`docs/decisions/0021-python-commands-are-forked-from-a-preloaded-interpreter.md`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """MPI: Open MPI's own mpirun inside the worker group, each rank run by its own supervisor, no ssh.
 
 Rank 0's node runs mpirun, every other node a door behind which mpirun's daemon starts; both stand beside the first
-worker of their node.  `docs/decisions/0043-mpirun-deals-places.md` says why.
+worker of their node.  `docs/decisions/0043-mpirun-assigns-the-ranks.md` says why.
 """
 
 from __future__ import annotations
