@@ -48,7 +48,7 @@ def is_rehearsed(steps_done: int, every: int) -> bool:
     return is_due(steps_done, every) and (steps_done == 1 or steps_done % (10 * every) == 0)
 
 
-class Holdings:
+class StateDigests:
     """What a worker holds at one moment, by name."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
@@ -59,7 +59,7 @@ class Holdings:
 
     def changed(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
         """Name of the first tensor that is not as it was when this was made, of those that are there now."""
-        now = Holdings(tensors, self._device)
+        now = StateDigests(tensors, self._device)
         if now.names != self.names:
             return next(iter(set(now.names) ^ set(self.names)))
         if torch.equal(now._digests, self._digests):

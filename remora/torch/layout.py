@@ -105,11 +105,13 @@ def read(folder: Path) -> Any:
 def _named(value: Any, path: str, found: dict[str, torch.Tensor], known: dict[Any, str]) -> Any:
     """The same structure with a name for each tensor that a file can hold; one in two places has one name."""
     if isinstance(value, torch.Tensor) and fits(value):
-        mark = (value.data_ptr(), value.dtype, tuple(value.shape), value.stride()) if value.numel() else path
-        if mark not in known:
-            known[mark] = path
+        identity = (
+            (value.data_ptr(), value.dtype, tuple(value.shape), value.stride()) if value.numel() else path
+        )
+        if identity not in known:
+            known[identity] = path
             found[path] = value
-        return {_NAMED: known[mark]}
+        return {_NAMED: known[identity]}
     if isinstance(value, Mapping):
         return {key: _named(one, _below(path, key, found), found, known) for key, one in value.items()}
     if type(value) in (list, tuple):

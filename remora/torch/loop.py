@@ -15,7 +15,7 @@ from remora import training
 from remora.torch import state as states
 from remora.torch.agreement import (
     CHECK_EVERY,
-    Holdings,
+    StateDigests,
     changed_text,
     copy_of,
     difference_text,
@@ -25,9 +25,8 @@ from remora.torch.agreement import (
     tensors_of,
 )
 from remora.torch.buffers import Buffers
-from remora.torch.catching_up import Standing
 from remora.torch.elastic import ElasticLoop
-from remora.torch.feed import Parcel
+from remora.torch.feed import MicroBatch
 from remora.torch.group import PeerLost
 from remora.torch.hardware import hardware
 from remora.torch.layout import Writer
@@ -55,10 +54,11 @@ from remora.torch.settings import (
     check_model,
     fingerprint,
     make_deterministic,
-    mark_of,
     needed,
+    repr_hash,
 )
 from remora.torch.state import LoopState, Progress, Stateful
+from remora.torch.state_sync import WorkerState
 from remora.torch.step import (
     NOTES,
     Compute,
@@ -167,7 +167,7 @@ class Loop(ElasticLoop):
         self._members = Membership(self._link, shards, self._reduction, self._buffers, self._device)
         self._saving = Saving(model, self._optimizers, self._device)
         self._fingerprint = fingerprint(settings, self._parameters.values())
-        self._hardware = mark_of(hardware(self._device)) if exactness == "bitwise" else 0
+        self._hardware = repr_hash(hardware(self._device)) if exactness == "bitwise" else 0
         self._metric_names: tuple[str, ...] = ()
         #: Whether the loss, and each metric, comes as a sum with its count.
         self._are_sums: tuple[bool, ...] | None = None
@@ -332,15 +332,15 @@ class Loop(ElasticLoop):
         self._check_data(reduction.group)
         unchanging = self._agree(compute)
         rehearses = is_rehearsed(self._progress.step, self._settings.check_every)
-        self._own_time.begin()
+        self._compute_time.begin()
         step.samples = {}
-        for parcel, batch in self._feed.step():
+        for micro_batch, batch in self._feed.step():
             reduction.group.check()
-            if parcel.micro == 0:
+            if micro_batch.index == 0:
                 buffers.restore()
-            step.samples.setdefault(parcel.shard, []).extend(parcel.samples)
-            if parcel.samples:
-                where = (step.number, parcel.shard, parcel.micro)
+            step.samples.setdefault(micro_batch.shard, []).extend(micro_batch.samples)
+            if micro_batch.samples:
+                where = (step.number, micro_batch.shard, micro_batch.index)
                 seed = derive(self._settings.seed, "compute", *where)
                 rehearsed = self._rehearse(batch, compute, seed) if rehearses else None
                 seed_everything(seed)
@@ -348,16 +348,16 @@ class Loop(ElasticLoop):
                 rehearses = False
                 if rehearsed is not None:
                     self._check_repeats(rehearsed, found, unchanging, compute)
-                loss = self._share(found, parcel)
-                if parcel.ends_shard and parcel.shard == 0:
+                loss = self._share(found, micro_batch)
+                if micro_batch.ends_shard and micro_batch.shard == 0:
                     # Before the backward pass, in which the notes may leave already.
                     reduction.note(NOTES, buffers.keep().to(self._device))
-                if parcel.ends_step:
+                if micro_batch.ends_step:
                     reduction.arm()
                 loss.backward()
-            if parcel.ends_shard and not parcel.ends_step:
-                reduction.leaf(parcel.shard)
-        self._own_time.end()
+            if micro_batch.ends_shard and not micro_batch.ends_step:
+                reduction.leaf(micro_batch.shard)
+        self._compute_time.end()
         reduction.check_hooks()
         notes = reduction.finish()
         buffers.finish(reduction.group, notes[NOTES:])
@@ -367,15 +367,15 @@ class Loop(ElasticLoop):
 
     def _place(self, step: Step) -> None:
         """A rollback may have changed which step comes next; take a snapshot before it when it is time."""
-        parcel = self._feed.peek()
-        assert parcel is not None
+        micro_batch = self._feed.peek()
+        assert micro_batch is not None
         step.number = self._progress.step + 1
-        step.epoch, step.place = parcel.position.epoch, parcel.position.place
+        step.epoch, step.place = micro_batch.position.epoch, micro_batch.position.place
         before = self._snapshot
         if before is None or self._progress.step - before["progress"][0] >= SNAPSHOT_EVERY:
             self._snapshot = snapshot(self._capture_state(self._progress), self._saving.dealt)
 
-    def _agree(self, compute: Compute) -> Holdings | None:
+    def _agree(self, compute: Compute) -> StateDigests | None:
         """Compare the weights with those of all others when it is time; returns what the step must not change.
 
         Raises PeerLost and Diverged.
@@ -384,14 +384,14 @@ class Loop(ElasticLoop):
         if not is_due(steps_done, self._settings.check_every):
             return None
         self._check_names()
-        holdings = Holdings({**self._held(), **self._buffers.held()}, self._device)
-        found = holdings.compare(self._reduction.group, is_bitwise=self._settings.exactness == "bitwise")
+        digests = StateDigests({**self._held(), **self._buffers.held()}, self._device)
+        found = digests.compare(self._reduction.group, is_bitwise=self._settings.exactness == "bitwise")
         if found is not None:
             self._end_diverged(difference_text(*found, steps_done, self._agreed_after))
         self._agreed_after = steps_done
-        return Holdings(self._watched(compute), self._device)
+        return StateDigests(self._watched(compute), self._device)
 
-    def _check_unchanged(self, before: Holdings, compute: Compute) -> None:
+    def _check_unchanged(self, before: StateDigests, compute: Compute) -> None:
         """Raise Diverged when the step changed what only the script may change, after it."""
         if (name := before.changed(self._watched(compute))) is not None:
             self._end_diverged(changed_text(name))
@@ -443,7 +443,7 @@ class Loop(ElasticLoop):
         return loss
 
     def _check_repeats(
-        self, rehearsed: float, found: Outcome, unchanging: Holdings | None, compute: Compute
+        self, rehearsed: float, found: Outcome, unchanging: StateDigests | None, compute: Compute
     ) -> None:
         """Raise Diverged where a micro-batch has another loss than when it was rehearsed."""
         again = float(found.loss.detach())
@@ -460,12 +460,12 @@ class Loop(ElasticLoop):
         check_gradients(parameters, before)
         return found
 
-    def _share(self, found: Outcome, parcel: Parcel) -> torch.Tensor:
+    def _share(self, found: Outcome, micro_batch: MicroBatch) -> torch.Tensor:
         """Loss of one micro-batch, as its share of the global batch; notes it with its metrics."""
         if found.metrics:
             self._metric_names = tuple(found.metrics)
         self._check_counts(found)
-        shares = len(parcel.samples) / parcel.total, 1.0 / parcel.total
+        shares = len(micro_batch.samples) / micro_batch.total, 1.0 / micro_batch.total
         for place, numbers in found.notes(*shares, self._number):
             self._reduction.note(place, numbers)
         share = found.share(*shares)
@@ -492,7 +492,7 @@ class Loop(ElasticLoop):
         self._step = None
         if self._link is None:
             return
-        self._own_time.tell()
+        self._compute_time.report()
         match self._link.reach_boundary(step.number):
             case "checkpoint":
                 self._checkpoint(is_last=False)
@@ -530,8 +530,8 @@ class Loop(ElasticLoop):
             self.load(folder)
             is_fresh = False
         step = -1 if self._members.is_joiner else self._progress.step
-        standing = Standing(step, is_fresh, self._fingerprint, self._hardware)
-        self._members.begin(standing, self._capture, self._restore)
+        worker_state = WorkerState(step, is_fresh, self._fingerprint, self._hardware)
+        self._members.begin(worker_state, self._capture, self._restore)
         self._was_rank_0 = self._members.group.rank == 0
         self._open_feed()
         self._optimizers.know_saved(self._saved_beside)
@@ -542,11 +542,11 @@ class Loop(ElasticLoop):
         self._saved_step = None
         # Whoever joins has none of the old ones.
         self._snapshot = None
-        standing = Standing(
+        worker_state = WorkerState(
             self._progress.step, False, self._fingerprint, self._hardware, self._is_rolled_back
         )
-        was_delivered = self._members.change(standing, why, self._capture, self._restore)
-        self._tell_again()
+        was_delivered = self._members.change(worker_state, why, self._capture, self._restore)
+        self._report_again()
         self._open_feed()
         if was_delivered:
             # The step under way needs no batches any more.

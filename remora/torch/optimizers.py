@@ -41,7 +41,7 @@ class Optimizers:
     def __init__(
         self, model: torch.nn.Module, given: Optimizer | Sequence[Optimizer], unknown: str = _UNKNOWN
     ) -> None:
-        self._told_of_unknown = unknown
+        self._unknown_text = unknown
         self._all = [given] if isinstance(given, Optimizer) else list(given)
         if not self._all or not all(isinstance(one, Optimizer) for one in self._all):
             raise ValueError("hand over an optimizer, or a list of some: Loop(model, optimizer, ...)")
@@ -168,7 +168,7 @@ class Optimizers:
                 " out of hooks and of the function given to backward, and call optimizer.step() after it"
             )
         if not is_known:
-            raise RuntimeError(self._told_of_unknown)
+            raise RuntimeError(self._unknown_text)
         if [_size(one) for one in self._all] != self._sizes:
             raise RuntimeError(
                 "an optimizer got other parameters since Loop was made, which neither a worker that joins nor a resume"

@@ -49,7 +49,7 @@ class Saving:
             self._hand_over(step, share_of(state, writer, self.dealt), writer)
             return
         share = share_of(self._copy_what_moves(state), writer, self.dealt)
-        ready = mark(self._device)
+        ready = step_event(self._device)
         self._copied.clear()
         self._thread = threading.Thread(
             target=self._work, args=(step, share, writer, ready), name="remora-checkpoint", daemon=True
@@ -97,7 +97,7 @@ class Saving:
 
     def _work(self, step: int, share: Share, writer: Writer, ready: Any) -> None:
         try:
-            with beside(self._device, ready):
+            with copy_stream(self._device, ready):
                 self._hand_over(step, share, writer)
         except BaseException as error:
             self._error = error
@@ -118,14 +118,14 @@ class Saving:
                 return
 
 
-def mark(device: torch.device) -> Any:
-    """A mark in the device's queue behind the step that was just done."""
+def step_event(device: torch.device) -> Any:
+    """An event in the device's queue behind the step that was just done; None on processors."""
     return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
 
 @contextlib.contextmanager
-def beside(device: torch.device, ready: Any) -> Iterator[None]:
-    """Copy beside what the device computes, once it has come to the mark."""
+def copy_stream(device: torch.device, ready: Any) -> Iterator[None]:
+    """Copy in a stream of its own while the device computes, from the event `ready` on."""
     if ready is None:
         yield
         return

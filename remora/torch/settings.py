@@ -117,7 +117,7 @@ def check_model(model: torch.nn.Module) -> None:
             )
 
 
-def use_told_precision() -> None:
+def apply_precision() -> None:
     """Let matrix products on processors round their factors to bfloat16 where the job says so.
 
     The environment variable of oneDNN that says it too does not reach them: torch asks for each of them by itself.
@@ -143,9 +143,9 @@ def make_deterministic() -> None:
 def fingerprint(settings: Settings, parameters: Iterable[torch.Tensor]) -> int:
     """A number that is the same in two processes only when they train the same with the same settings."""
     shapes = [(tuple(one.shape), str(one.dtype)) for one in parameters]
-    return mark_of((settings, shapes, torch.__version__))
+    return repr_hash((settings, shapes, torch.__version__))
 
 
-def mark_of(value: object) -> int:
+def repr_hash(value: object) -> int:
     """A number from 0 to 2**63 - 1 that follows from how a value is written."""
     return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "big") >> 1

@@ -26,7 +26,7 @@ from remora.torch.agreement import (
     weighed,
 )
 from remora.torch.group import Group
-from remora.torch.settings import mark_of
+from remora.torch.settings import repr_hash
 from remora.torch.sharded.grid import TENSOR, Grid
 from remora.torch.sharded.meeting import gather
 from remora.torch.sharded.pieces import Places, Sharded
@@ -108,7 +108,7 @@ class Copies:
         shared, own, kept = digests.split([self._first, self._count, self._count])
         whole = own * torch.tensor(self._is_whole, dtype=torch.int64)
         sums = [weighed(one) for one in (shared, own, whole, kept)]
-        return torch.stack([torch.tensor(mark_of(self._entries)), *sums])
+        return torch.stack([torch.tensor(repr_hash(self._entries)), *sums])
 
     def _references(self, world_size: int) -> list[tuple[int, int]]:
         """For each rank the first one with the same part, and the first one of its tensor-parallel group there."""
@@ -168,7 +168,7 @@ def leaves_of(value: Any, name: str = "") -> Iterator[tuple[str, Kind, torch.Ten
     elif isinstance(value, bool | int | float):
         yield name, "number", torch.tensor(float(value), dtype=torch.float64)
     elif isinstance(value, str) or value is None:
-        yield name, "word", torch.tensor(mark_of(value))
+        yield name, "word", torch.tensor(repr_hash(value))
     elif isinstance(value, Mapping):
         for key, one in value.items():
             yield from leaves_of(one, f"{name}.{key}" if name else str(key))

@@ -18,7 +18,7 @@ from remora import training
 from remora.torch.agreement import (
     CHECK_EVERY,
     Diverged,
-    Holdings,
+    StateDigests,
     changed_text,
     is_due,
     is_rehearsed,
@@ -147,7 +147,7 @@ class ShardedLoop(ElasticLoop):
         self._scaler = scaler
         self._every = snapshot_every
         self._snapshots = Snapshots(self._device)
-        self._trial = Trial(self._settings, self._device, data, collate_fn, scaler, self._own_time)
+        self._trial = Trial(self._settings, self._device, data, collate_fn, scaler, self._compute_time)
         self._meeting = Meeting(self._link, self._device, self._resume, self._standing)
         self._built: Built | None = None
         self._carried: Carried | None = None
@@ -220,12 +220,12 @@ class ShardedLoop(ElasticLoop):
                 if not self._is_broken():
                     raise
                 self._change(f"a peer was lost: {error}")
-            parcel = self._feed.peek()
-            if parcel is None:
+            micro_batch = self._feed.peek()
+            if micro_batch is None:
                 step.was_skipped = True
                 break
             step.number = self._progress.step + 1
-            step.epoch, step.place = parcel.position.epoch, parcel.position.place
+            step.epoch, step.place = micro_batch.position.epoch, micro_batch.position.place
         seed_everything(derive(self._settings.seed, "body", step.number))
         step.metrics = dict(zip(self._trial.metric_names, result.means[1:], strict=False))
         # The script may change the weights from now on.
@@ -255,7 +255,7 @@ class ShardedLoop(ElasticLoop):
 
     # --- what copies hold, and what is not finite -------------------------------------------------------------------
 
-    def _agree(self, compute: Compute) -> Holdings | None:
+    def _agree(self, compute: Compute) -> StateDigests | None:
         """Compare all copies with each other when it is time; returns what the step must not change.
 
         Raises PeerLost and Diverged.
@@ -271,7 +271,7 @@ class ShardedLoop(ElasticLoop):
         if found is not None:
             self._end_diverged(found.text(steps_done, self._agreed_after))
         self._agreed_after = steps_done
-        return Holdings(self._watched(compute), self._device)
+        return StateDigests(self._watched(compute), self._device)
 
     def _watched(self, compute: Compute) -> dict[str, torch.Tensor]:
         """What no function given to `backward` may change."""
@@ -335,7 +335,7 @@ class ShardedLoop(ElasticLoop):
             if step.number % self._every == 0 or is_compared:
                 self._take()
             if self._link is not None:
-                self._own_time.tell()
+                self._compute_time.report()
                 self._heed(self._link.reach_boundary(step.number))
         except PeerLost as lost:
             self._change(str(lost))
@@ -430,7 +430,7 @@ class ShardedLoop(ElasticLoop):
         self._snapshots.wait()
         self._confirm()
         self._is_new = False
-        self._tell_again()
+        self._report_again()
         self._open_feed()
         return self._progress.step
 
@@ -494,7 +494,7 @@ class ShardedLoop(ElasticLoop):
             raise PeerLost("a peer was lost while a checkpoint was written") from error
         self._saved_step = step
 
-    def _has_heard(self) -> bool:
+    def _does_report(self) -> bool:
         return not self._is_broken()
 
     def _value(self, value: Any) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from remora.torch.group import Group, PeerLost, Ticket
-from remora.torch.saving import beside, mark
+from remora.torch.saving import copy_stream, step_event
 from remora.torch.sharded.copies import Kept
 from remora.torch.sharded.cuts import keepers
 from remora.torch.sharded.grid import Grid
@@ -122,10 +122,10 @@ class Snapshots:
         on_cuda = self._device.type == "cuda"
         own = torch.empty(places.size_bytes, dtype=torch.uint8, pin_memory=on_cuda)
         snapshot = Snapshot(label, grid.parts, layout, whole, {})
-        ready = mark(self._device)
+        ready = step_event(self._device)
 
         def copy_own() -> None:
-            with torch.no_grad(), beside(self._device, ready):
+            with torch.no_grad(), copy_stream(self._device, ready):
                 sharded.copy_into(own, places)
                 if on_cuda:
                     torch.cuda.current_stream(self._device).synchronize()

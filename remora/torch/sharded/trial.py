@@ -11,10 +11,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from remora.torch.agreement import copy_of
+from remora.torch.compute_time import ComputeTime
 from remora.torch.feed import Feed, is_stream
 from remora.torch.nonfinite import what_is_not_finite
 from remora.torch.optimizers import gradient_of
-from remora.torch.own_time import OwnTime
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.settings import Settings
 from remora.torch.sharded.building import Built
@@ -58,14 +58,14 @@ class Trial:
         data: Any,
         collate: Callable[[list[Any]], Any] | None,
         scaler: Any,
-        own_time: OwnTime,
+        compute_time: ComputeTime,
     ) -> None:
         self._settings = settings
         self._device = device
         self._data = data
         self._collate = collate
         self._scaler = scaler
-        self._own_time = own_time
+        self._compute_time = compute_time
         #: A batch for passes in which this worker only keeps the others company.
         self._spare: Any = None
         self._waited_s = 0.0
@@ -128,24 +128,24 @@ class Trial:
         notes = torch.zeros(NOTES + buffers.width + 1, device=self._device)
         step.samples = {}
         done = total = 0
-        for parcel, batch in feed.step():
+        for micro_batch, batch in feed.step():
             meeting.check()
-            total = parcel.total
-            if parcel.micro == 0:
+            total = micro_batch.total
+            if micro_batch.index == 0:
                 buffers.restore()
-            step.samples.setdefault(parcel.shard, []).extend(parcel.samples)
-            if parcel.samples:
+            step.samples.setdefault(micro_batch.shard, []).extend(micro_batch.samples)
+            if micro_batch.samples:
                 done += 1
-                where = (step.number, parcel.shard, parcel.micro)
+                where = (step.number, micro_batch.shard, micro_batch.index)
                 seed = derive(self._settings.seed, "compute", *where)
                 rehearsed = self._rehearse(built, compute, batch, seed)
                 seed_everything(seed)
                 self._spare = batch
-                shares = self._pass(model, compute, batch, len(parcel.samples) / total, 1.0 / total)
+                shares = self._pass(model, compute, batch, len(micro_batch.samples) / total, 1.0 / total)
                 if speaks:
                     notes[:NOTES] += shares
                 self._compare(rehearsed)
-            if parcel.ends_shard and parcel.shard == 0 and speaks:
+            if micro_batch.ends_shard and micro_batch.shard == 0 and speaks:
                 notes[NOTES:-1] = buffers.keep()
         self._keep_company(built, compute, done, total)
         return notes
@@ -154,11 +154,11 @@ class Trial:
         # On GPUs the workers' waits for each other lie in the device's queue, where they cannot be told from work.
         if self._device.type == "cpu":
             self._waited_s = carried.waited_s
-            self._own_time.begin()
+            self._compute_time.begin()
 
     def _end(self, carried: Carried) -> None:
         if self._device.type == "cpu":
-            self._own_time.end(carried.waited_s - self._waited_s)
+            self._compute_time.end(carried.waited_s - self._waited_s)
 
     def _keep_company(self, built: Built, compute: Compute, done: int, total: int) -> None:
         """Passes that count for nothing, until this worker has made as many as the busiest one."""

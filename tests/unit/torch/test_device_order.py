@@ -209,7 +209,7 @@ def squared(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return model(batch).square().mean()
 
 
-#: Collectives: 1 compares standings, 2 confirms, 3 is that of step 1, 4 compares weights, 5 is that of step 2.
+#: Collectives: 1 compares workers' states, 2 confirms, 3 is that of step 1, 4 compares weights, 5 is that of step 2.
 @pytest.mark.parametrize("lost_in", [1, 2, 3, 4, 5, 6])
 def test_communicators_are_aborted_before_anything_waits_for_the_device(
     lost_in: int, device: Device, supervisor: Supervisor
