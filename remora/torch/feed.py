@@ -187,8 +187,8 @@ class _Fetch:
         if differs(items[0], again[0]):
             raise ValueError(
                 f"the dataset gave two different samples for number {micro_batch.samples[0]} from the same random"
-                " numbers, so the result would depend on which worker reads it: draw from torch, random or numpy.random,"
-                " which Loop seeds for every shard, and not from a generator of your own"
+                " numbers, so the result would depend on which worker reads it: draw from torch, random or"
+                " numpy.random, which Loop seeds for every shard, and not from a generator of your own"
             )
         return micro_batch, _collated_twice(self._collate, items, again)
 

@@ -15,7 +15,7 @@ from remora.torch.buffers import Buffers
 from remora.torch.optimizers import Optimizers
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.sharded.grid import REPLICATE, SHARD, TENSOR, Grid
-from remora.torch.sharded.pieces import Sharded
+from remora.torch.sharded.state_shards import ShardedState
 from remora.torch.state import Stateful
 
 #: Returns a model that is sharded over the mesh, its optimizer, and a scheduler if there is one.
@@ -28,10 +28,10 @@ _UNKNOWN = (
 
 
 @dataclass
-class Built:
+class BuiltModel:
     """The model of one group with what belongs to it."""
 
-    sharded: Sharded
+    sharded: ShardedState
     grid: Grid
     scheduler: Stateful | None
     #: What forward passes change, as it is when training goes on.
@@ -61,7 +61,7 @@ class Built:
         return {name: part for name, part in named.items() if part is not None}
 
 
-def construct(build: Build, mesh: DeviceMesh, grid: Grid, seed: int) -> Built:
+def construct(build: Build, mesh: DeviceMesh, grid: Grid, seed: int) -> BuiltModel:
     """Call `build`, with the same random numbers on all ranks, and prepare what it returns.
 
     Raises TypeError and ValueError for what cannot be trained.
@@ -82,9 +82,9 @@ def construct(build: Build, mesh: DeviceMesh, grid: Grid, seed: int) -> Built:
             # Losses are weighted by their samples, so gradients are sums.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    sharded = Sharded(model, optimizer, grid)
+    sharded = ShardedState(model, optimizer, grid)
     trained = {name: one.requires_grad for name, one in sharded.parameters.items()}
-    return Built(sharded, grid, rest[0] if rest else None, Buffers(model), optimizers, trained)
+    return BuiltModel(sharded, grid, rest[0] if rest else None, Buffers(model), optimizers, trained)
 
 
 def check(model: torch.nn.Module, grid: Grid) -> None:
