@@ -25,7 +25,7 @@ LEAF = "ray"
 _PREFIX = "remora-"
 #: Seconds that the kernel may take to end killed processes.
 _KILL_S = 10.0
-#: Seconds between two looks, should the kernel's word not come.
+#: Seconds between two looks, should the kernel's notification not come.
 _LOOK_S = 0.1
 
 
@@ -74,7 +74,7 @@ class Cgroup:
                 folder.mkdir(parents=True, exist_ok=True)
 
     def limit(self, processes: int) -> bool:
-        """Let it have so many processes and threads at most; False where nothing can count them."""
+        """Limit the number of its processes and threads; False where nothing can count them."""
         with contextlib.suppress(OSError):
             ((self.counting or self.path) / "pids.max").write_text(f"{processes}\n")
             return True

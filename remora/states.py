@@ -39,14 +39,14 @@ class AttemptState(StrEnum):
     STARTING = "starting"
     #: A worker group trains.
     RUNNING = "running"
-    #: Told to stop; the driver is ending its children.
+    #: Asked to stop; the driver is ending its children.
     DRAINING = "draining"
     #: Over; `end_reason` is set and nothing of it may write any more.
     ENDED = "ended"
 
 
 class NodeState(StrEnum):
-    """Where one machine stands, from the wish for it to its end."""
+    """The state of one machine, from the decision to have it to its end."""
 
     #: The row exists; the provider has not been asked yet.
     REQUESTED = "requested"

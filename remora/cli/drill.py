@@ -34,7 +34,7 @@ def drill(
         typer.Option(
             "--notice",
             metavar="DURATION",
-            help="Tell the nodes so long before (30s unless told; Azure gives its own).",
+            help="Length of the notice before the nodes go (30s by default; Azure gives its own).",
         ),
     ] = None,
     silent: Annotated[bool, typer.Option("--silent", help="Take the nodes without a notice.")] = False,

@@ -18,7 +18,7 @@ from remora.spec.quantities import format_duration, parse_duration
 def list_jobs(
     state: Annotated[str | None, typer.Option("--state", help="Only jobs in this state.")] = None,
     project: Annotated[str | None, typer.Option("--project", help="Only jobs of this project.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many.")] = 50,
     as_json: JsonOption = False,
     server: ServerOption = None,
 ) -> None:

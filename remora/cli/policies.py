@@ -189,7 +189,7 @@ def _confirm(question: str, *, yes: bool, is_read: bool) -> None:
     if yes:
         return
     if is_read or not sys.stdin.isatty():
-        raise typer.BadParameter("nobody can be asked here; add --yes to do it")
+        raise typer.BadParameter("there is no terminal to ask at; add --yes to do it")
     if not typer.confirm(question):
         output.say("Nothing was changed.")
         raise typer.Exit(ExitCode.ERROR)

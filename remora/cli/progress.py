@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 #: Pause between two looks.
 LOOK_S = 0.5
-#: In a pipe, steps are told at most this often.
-TELL_S = 5.0
+#: Seconds between two lines about steps in a pipe.
+REPORT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,14 @@ def _json_lines() -> Iterator[Callable[[Look], None]]:
 
 @contextlib.contextmanager
 def _plain_lines() -> Iterator[Callable[[Look], None]]:
-    told: dict[str, float] = {"at": -TELL_S, "step": -1}
+    shown: dict[str, float] = {"at": -REPORT_S, "step": -1}
 
     def tell(look: Look) -> None:
         for event in look.events:
             output.print_line(event_line(event))
         step = -1 if look.job.step is None else look.job.step
-        if step != told["step"] and (look.job.terminal or time.monotonic() - told["at"] >= TELL_S):
-            told.update(at=time.monotonic(), step=step)
+        if step != shown["step"] and (look.job.terminal or time.monotonic() - shown["at"] >= REPORT_S):
+            shown.update(at=time.monotonic(), step=step)
             output.print_line(f"{output.clock(time.time())}  {describe(look)}")
 
     yield tell

@@ -166,7 +166,7 @@ class AsyncClient(Shell):
         return await self._send(requests.show_ledger(job_id))
 
     async def cluster_ledger(self, since: float | None = None, until: float | None = None) -> ClusterLedger:
-        """Who pays for what the cloud bills for all nodes; of the running month (UTC) unless told.
+        """Who pays for what the cloud bills for all nodes; of the running month (UTC) by default.
 
         Times are seconds since 1970.
         """
@@ -238,7 +238,7 @@ class AsyncClient(Shell):
     ) -> Policy:
         """Put a policy document in force that was made from version `based_on`.
 
-        Raises Conflict when somebody else has changed the policies since, and Invalid with every problem.
+        Raises Conflict when the policies have changed since, and Invalid with every problem.
         """
         return await self._send(
             requests.apply_policy(document, based_on=based_on, author=author, comment=comment)
@@ -294,7 +294,7 @@ class AsyncClient(Shell):
         """Replay traces under one policy or two, and wait for the answer; look at its `state` and `message`.
 
         A trace is a file, or `OFFERING=FILE` for spot availability in SkyPilot's format; policies are YAML files.
-        `on_progress` is told the part that is done.  Raises ConfigurationError for a file that cannot be read.
+        `on_progress` is called with the part that is done.  Raises ConfigurationError for a file that cannot be read.
         """
         return await self._run(what_if.what_if(traces, policies, seed, look_s, on_progress))
 

@@ -166,7 +166,7 @@ class Client(Shell):
         return self._send(requests.show_ledger(job_id))
 
     def cluster_ledger(self, since: float | None = None, until: float | None = None) -> ClusterLedger:
-        """Who pays for what the cloud bills for all nodes; of the running month (UTC) unless told.
+        """Who pays for what the cloud bills for all nodes; of the running month (UTC) by default.
 
         Times are seconds since 1970.
         """
@@ -234,7 +234,7 @@ class Client(Shell):
     def apply_policy(self, document: str, *, based_on: int, author: str = "", comment: str = "") -> Policy:
         """Put a policy document in force that was made from version `based_on`.
 
-        Raises Conflict when somebody else has changed the policies since, and Invalid with every problem.
+        Raises Conflict when the policies have changed since, and Invalid with every problem.
         """
         return self._send(requests.apply_policy(document, based_on=based_on, author=author, comment=comment))
 
@@ -286,7 +286,7 @@ class Client(Shell):
         """Replay traces under one policy or two, and wait for the answer; look at its `state` and `message`.
 
         A trace is a file, or `OFFERING=FILE` for spot availability in SkyPilot's format; policies are YAML files.
-        `on_progress` is told the part that is done.  Raises ConfigurationError for a file that cannot be read.
+        `on_progress` is called with the part that is done.  Raises ConfigurationError for a file that cannot be read.
         """
         return self._run(what_if.what_if(traces, policies, seed, look_s, on_progress))
 

@@ -26,14 +26,14 @@ class Patience:
         self._failures = 0
 
     def reset(self) -> None:
-        """Something worked: count anew."""
+        """Something worked: count from 0 again."""
         self._first_failure_at = None
         self._failures = 0
 
     def pause_s(self, now: float, chance: float, retry_after_s: float | None = None) -> float | None:
         """Seconds to wait before the next try; None when the budget is spent.
 
-        `now` is any clock in seconds, `chance` a number from 0 to 1; the service's own wish goes first.
+        `now` is any clock in seconds, `chance` a number from 0 to 1; `retry_after_s`, if the service gave it, is the pause.
         """
         if self._first_failure_at is None:
             self._first_failure_at = now
