@@ -39,7 +39,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def target_path(folder: Path, file: OutputFile) -> Path:
-    """Path of a file below `folder`, with the folders above it.  Raises DownloadError for a name that leads elsewhere."""
+    """Path of a file below `folder`, whose parents are made.  Raises DownloadError for a name that leads elsewhere."""
     name = PurePosixPath(file.name)
     if name.is_absolute() or ".." in name.parts or not name.parts:
         raise DownloadError(f"the file {file.name!r} is refused: it does not lie inside the folder")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from remora.client import requests
-from remora.client.downloads import extract, new_folder, target_path
+from remora.client.downloads import check_digest, extract, new_folder, target_path
 from remora.client.requests import Request
 from remora.code.bundle import PackedBundle, pack
 from remora.code.checks import check_code

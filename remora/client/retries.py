@@ -33,7 +33,7 @@ class Patience:
     def pause_s(self, now: float, chance: float, retry_after_s: float | None = None) -> float | None:
         """Seconds to wait before the next try; None when the budget is spent.
 
-        `now` is any clock in seconds, `chance` a number from 0 to 1; `retry_after_s`, if the service gave it, is the pause.
+        `now` is any clock in seconds, `chance` a number from 0 to 1; `retry_after_s`, if given, is the pause.
         """
         if self._first_failure_at is None:
             self._first_failure_at = now

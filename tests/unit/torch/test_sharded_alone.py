@@ -230,7 +230,7 @@ def test_a_large_snapshot_is_copied_beside_the_step_and_holds_the_state_before_i
     for step in loop:
         loop._snapshots.wait()
         (*_, newest) = loop._snapshots._taken
-        assert newest.label.step == step.number - 1
+        assert newest.snapshot_id.step == step.number - 1
         if before:
             offsets = ShardOffsets(newest.layout, 0)
             for name, value in before.items():
