@@ -81,7 +81,7 @@ def filled(config: Mapping[str, Any], copies: int, global_batch: int | None) -> 
         return {**rest, MICRO: said.micro, ROUNDS: said.rounds or 1}
     if total % copies:
         raise Refused(
-            f"a global batch of {total} samples cannot be dealt equally among {copies} workers that each train a copy"
+            f"a global batch of {total} samples cannot be divided equally among {copies} workers that each train a copy"
             " of the model; change elastic.global_batch or workers"
         )
     micro, rounds = _divided(total // copies, said)

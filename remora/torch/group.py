@@ -1,11 +1,12 @@
-"""A worker group whose collectives can be left: no peer that is lost or frozen holds this process.
+"""A worker group whose collectives can be left: no peer that is lost or frozen blocks this process.
 
-Collectives are started asynchronously; who waits is woken by their end, by their failure, or by the word that the group
-is to be left.  With gloo nothing of Python hangs on their end: its threads would have to ask for the interpreter then,
-also while that ends, and the process would abort.  With NCCL a collective that cannot end holds the device: whatever
-waits for the device, even the comparison of two tensors, would wait with it.  So the thread that hears the news aborts
-the communicators, and the script's thread touches the device only when that is done.  A group that was left ends in a
-thread of its own, because its destructor waits for whatever is under way with a peer that may not answer.
+Collectives are started asynchronously; a waiting thread is woken by their end, by their failure, or when the group is
+to be left.  With gloo no Python object depends on their end: its threads would have to ask for the interpreter then,
+also while that ends, and the process would abort.  With NCCL a collective that cannot end holds the device: everything
+that waits for the device, even the comparison of two tensors, would wait with it.  So the thread that learns that the
+group is to be left aborts the communicators, and the script's thread touches the device only when that is done.  A
+group that was left ends in a thread of its own, because its destructor waits for collectives with peers that may not
+answer.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _LET_GO_S = 3.0
 _GIVES_UP_S = 0.5
 #: Seconds between two looks at a GPU's queue.
 _DEVICE_POLL_S = 2e-5
-#: Seconds for which a wait does not see the word to leave; less than a person, or a deadline, would notice.
+#: Seconds for which a wait does not see that the group is to be left; less than a person, or a deadline, would notice.
 _BRIEFLY_S = 0.01
 _BRIEFLY = datetime.timedelta(seconds=_BRIEFLY_S)
 #: Seconds between two looks at what stays under way for long.
@@ -47,7 +48,7 @@ _UNUSABLE = ("Invalid scalar type", "ProcessGroupGloo::")
 
 
 class PeerLost(RuntimeError):
-    """A collective cannot end: a peer vanished, or this worker was told to leave its group."""
+    """A collective cannot end: a peer vanished, or this worker has to leave its group."""
 
 
 class Ticket:
@@ -74,7 +75,7 @@ class Ticket:
         return self._is_done
 
     def wait_briefly(self) -> None:
-        """Wait inside torch, where nobody can wake this thread, but for a moment only.
+        """Wait inside torch, where no other thread can wake this one, but for a moment only.
 
         Most collectives end in it, and then no other thread has to ask for the interpreter.
         """
@@ -104,7 +105,7 @@ class Ticket:
 class Group:
     """The workers of one generation, as seen by one of them.
 
-    Collectives return a Ticket for `wait`, or None where a single worker has nobody to talk to; they raise PeerLost.
+    Collectives return a Ticket for `wait`, or None in a group of a single worker; they raise PeerLost.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Group:
         self._backend = backend
         self._store = store
         self._on_cuda = on_cuda
-        #: The group that this one is a part of; who is told to leave that one leaves this one too.
+        #: The group that this one is a part of; a worker that leaves that one leaves this one too.
         self._whole = whole
         self._changed: threading.Condition = whole._changed if whole else threading.Condition()
         #: A collective may be under way for ever once this was left, because a peer that lives never begins it; and
@@ -232,7 +233,7 @@ class Group:
     def part(
         self, members: Sequence[int], name: str, *, on_cuda: bool | None = None, may_outlive: bool = False
     ) -> Group:
-        """A group of some ranks for one errand; every member calls it, with the same members and name.
+        """A group of some ranks; every member calls it, with the same members and name.
 
         `on_cuda`: whether its tensors lie on GPUs, as those of this group unless it is said.  `may_outlive`: some of
         its members may leave it before they begin a collective that others wait for, and live on.
@@ -248,7 +249,7 @@ class Group:
         made = Group(place, backend, store, on_cuda=on_cuda, whole=self, may_outlive=may_outlive)
         self._parts.add(made)
         if on_cuda and self._why is not None:
-            # The word to leave came while it was made.
+            # The group is to be left since it was made.
             made._abort()
         return made
 
@@ -305,7 +306,7 @@ class Group:
             ticket.keep()
 
     def close(self) -> None:
-        """End a group that nobody waits for any more."""
+        """End a group for which no worker waits any more."""
         with contextlib.suppress(RuntimeError):
             if self._backend is not None and self._on_cuda:
                 self._backend.abort()
@@ -383,7 +384,7 @@ def _store(place: Rendezvous) -> Any:
         wait_for_workers=False,
         timeout=_COLLECTIVE_TIMEOUT,
     )
-    # torchrun keeps its store over restarts.  Remora's generations tell groups apart by themselves, and not all who
+    # torchrun keeps its store over restarts.  Remora's generations distinguish groups by themselves, and not all who
     # meet in one were started in the same.
     restarts = "0" if "REMORA_GENERATION" in os.environ else os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"remora/{place.generation}/{restarts}", store)

@@ -77,7 +77,7 @@ log = logging.getLogger("remora.torch")
 
 
 class Loop(ElasticLoop):
-    """A training loop whose result does not depend on how many workers carry it, nor on how often that changed.
+    """A training loop whose result does not depend on the number of workers, nor on how often that changed.
 
         loop = Loop(model, optimizer, data=dataset, global_batch=96, shards=12, total_steps=1000)
         for step in loop:
@@ -86,7 +86,7 @@ class Loop(ElasticLoop):
             step.report(loss=loss)
 
     Runs alone, under torchrun, and under Remora, where it resumes from the job's newest checkpoint, writes checkpoints
-    when they are due, and goes on in place when workers are lost or come.
+    when they are due, and goes on in place when workers are lost or join.
 
     - `optimizer`: one, or a list of all that change parameters of the model.
     - `data`: a dataset with a length, or an iterable one (`feed.py` has its rule).
@@ -255,7 +255,7 @@ class Loop(ElasticLoop):
                     self._skip(step, what)
                     return numbers
             try:
-                # Nobody goes back while others still need the result of this step.
+                # No worker goes back while others still need the result of this step.
                 self._reduction.confirm()
                 self._reduction.await_confirmation()
             except PeerLost as lost:
@@ -304,13 +304,13 @@ class Loop(ElasticLoop):
             one.grad = None
 
     def _result(self, step: Step, compute: Compute) -> torch.Tensor:
-        """Gradients of a step, whoever is lost meanwhile; returns the notes' sums."""
+        """Gradients of a step, also when workers are lost meanwhile; returns the notes' sums."""
         while True:
             try:
                 return self._attempt(step, compute)
             except PeerLost as lost:
                 if self._recover(str(lost)):
-                    # Somebody else had the result already.
+                    # Another worker had the result already.
                     return self._reduction.spread()
 
     def _recover(self, why: str) -> bool:
@@ -373,7 +373,7 @@ class Loop(ElasticLoop):
         step.epoch, step.place = micro_batch.position.epoch, micro_batch.position.place
         before = self._snapshot
         if before is None or self._progress.step - before["progress"][0] >= SNAPSHOT_EVERY:
-            self._snapshot = snapshot(self._capture_state(self._progress), self._saving.dealt)
+            self._snapshot = snapshot(self._capture_state(self._progress), self._saving.replicated)
 
     def _agree(self, compute: Compute) -> StateDigests | None:
         """Compare the weights with those of all others when it is time; returns what the step must not change.
@@ -397,7 +397,7 @@ class Loop(ElasticLoop):
             self._end_diverged(changed_text(name))
 
     def _check_names(self) -> None:
-        """Raise RuntimeError where layers were replaced: nobody who joins or resumes would have the new ones."""
+        """Raise RuntimeError where layers were replaced: a worker that joins or resumes would not have the new ones."""
         now = dict(self._model.named_parameters())
         others = [
             name for name in (*now, *self._parameters) if now.get(name) is not self._parameters.get(name)
@@ -540,7 +540,7 @@ class Loop(ElasticLoop):
     def _change(self, why: str) -> bool:
         """Go over into the next group; True when it brought the result of the step under way."""
         self._saved_step = None
-        # Whoever joins has none of the old ones.
+        # A worker that joins has none of the old ones.
         self._snapshot = None
         worker_state = WorkerState(
             self._progress.step, False, self._fingerprint, self._hardware, self._is_rolled_back
@@ -592,7 +592,7 @@ class Loop(ElasticLoop):
         self._saved_step = step
         place = self._members.group.place
         writer = Writer(place.rank, place.world_size, self._members.generation)
-        state = self._capture_state(self._progress, None if place.rank == 0 else self._saving.dealt)
+        state = self._capture_state(self._progress, None if place.rank == 0 else self._saving.replicated)
         self._saving.save(step, state, writer, in_background=not (is_last or self._link.stops))
 
     def _number(self, value: Any) -> torch.Tensor:

@@ -23,7 +23,7 @@ def derive(seed: int, *path: str | int) -> int:
 
 
 def seed_everything(seed: int, *, devices: bool = True) -> None:
-    """Seed torch (its GPUs too, unless told otherwise), Python's `random`, and numpy where it is imported."""
+    """Seed torch (its GPUs too, unless `devices` is False), Python's `random`, and numpy where it is imported."""
     # Not `torch.manual_seed`: as long as no GPU is in use it notes a stack trace with each call, for later.
     torch.default_generator.manual_seed(seed)
     if devices and torch.cuda.is_initialized():

@@ -79,7 +79,7 @@ def different_sample_text(rank: int, fingerprint: SampleFingerprint) -> str:
     return (
         f"rank {rank} reads another sample than rank 0 for number {fingerprint.sample} of the dataset in epoch"
         f" {fingerprint.epoch}: hand the whole dataset to all workers alike, not a part for each rank, because Loop"
-        " deals its samples"
+        " divides its samples"
     )
 
 

@@ -64,15 +64,15 @@ class Settings:
 
 
 def agreed(name: str, own: Asked | None, kind: Callable[[str], Asked]) -> Asked | None:
-    """What script and job say about a setting, `own` being the script's word; None when neither says anything.
+    """What script and job say about a setting, `own` being the script's value; None when neither gives one.
 
-    The job's word is `elastic.<name>` of its specification and comes as an environment variable.
+    The job's value is `elastic.<name>` of its specification and comes as an environment variable.
     Raises ValueError when they contradict each other.
     """
-    told = os.environ.get(f"REMORA_{name.upper()}")
-    if told is None:
+    given = os.environ.get(f"REMORA_{name.upper()}")
+    if given is None:
         return own
-    asked = kind(told)
+    asked = kind(given)
     if own not in (None, asked):
         raise ValueError(
             f"the script says {name}={own!r} and the job's elastic.{name} is {asked!r}: "

@@ -151,7 +151,7 @@ class StepRunner:
         return notes
 
     def _begin(self, mesh_group: MeshProcessGroup) -> None:
-        # On GPUs the workers' waits for each other lie in the device's queue, where they cannot be told from work.
+        # On GPUs the workers' waits for each other lie in the device's queue, and look like work there.
         if self._device.type == "cpu":
             self._waited_s = mesh_group.waited_s
             self._compute_time.begin()
@@ -185,7 +185,7 @@ class StepRunner:
     ) -> torch.Tensor:
         """Forward and backward of one micro-batch; returns what it adds to the notes.  [NOTES]
 
-        It has this share of the samples of the global batch, and each of its sums counts as so many.
+        It has this share of the samples of the global batch, and each of its sums is multiplied by `per_sample`.
         """
         found = self._computed(model, compute, batch)
         self._loss = float(full(found.loss.detach())) if self._rehearses else 0.0
