@@ -67,7 +67,7 @@ def drill(
 
 
 def _watch(client: Client, found: Drill) -> Drill:
-    """Look until it is over, and say where it stands."""
+    """Poll until the drill is over, and print its progress."""
     said = ""
     try:
         while found.ended_at is None:
@@ -77,7 +77,7 @@ def _watch(client: Client, found: Drill) -> Drill:
             time.sleep(LOOK_S)
             found = client.drill(found.id)
     except KeyboardInterrupt:
-        output.say(f"\nDetached; the drill goes on: GET /v1/drills/{found.id} tells how.")
+        output.say(f"\nDetached; the drill goes on: GET /v1/drills/{found.id} shows its state.")
         raise typer.Exit(ExitCode.DETACHED) from None
     return found
 

@@ -96,7 +96,7 @@ def show(job: JobArgument, as_json: JsonOption = False, server: ServerOption = N
 
 
 def cancel(job: JobArgument, as_json: JsonOption = False, server: ServerOption = None) -> None:
-    """Ask for a job's end."""
+    """Cancel a job; it ends when its workers have stopped."""
     with connect(server) as client:
         answer = client.cancel(client.find(job).id)
     if as_json:

@@ -261,7 +261,7 @@ class Client(Shell):
     def drill_node(self, node_id: str, *, notice_s: float | None) -> Drill:
         """Rehearse the preemption of a node, with a notice of `notice_s` seconds, or without one (None).
 
-        The answer comes at once; `drill` tells how it goes.  Raises Conflict when the node is not ready, or while
+        The answer comes at once; `drill` returns its progress.  Raises Conflict when the node is not ready, or while
         another drill is under way.
         """
         return self._send(requests.drill_node(node_id, notice_s))

@@ -66,7 +66,7 @@ def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
 
 
 class Following(Generic[T]):
-    """A stream's place: which items were taken, and how to ask for the rest after a break."""
+    """Position in a stream: which items were received, and how to ask for the rest after a break."""
 
     def __init__(self, stream: Stream[T]) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""What the blocking and the asynchronous client share: the address, their patience, the sentences they raise."""
+"""What the blocking and the asynchronous client share: the address, the retries, and the messages of errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CHANCE = random.SystemRandom()
 
 
 class Shell:
-    """What both clients know: the address, how patient they are, and the sentences they raise."""
+    """What both clients share: the address, how long they retry, and the messages of errors."""
 
     def __init__(self, server: str | None, timeout_s: float, retry_s: float, resume_s: float) -> None:
         self.server: Server = find_server(os.environ, server)

@@ -53,7 +53,7 @@ def await_rest() -> None:
     until = time.monotonic() + _LIMIT_S
     before = _threads()
     while before and time.monotonic() < until:
-        # Nothing tells when a thread of C++ comes to rest, so it is looked at; asleep, this thread leaves it the lock.
+        # There is no event when a thread of C++ comes to rest, so it is polled; asleep, this thread leaves it the lock.
         time.sleep(_LOOK_S)
         now = _threads()
         if now == before and all(is_asleep for is_asleep, _ in now.values()):
