@@ -116,7 +116,7 @@ class Link:
         self._parted = -1
         self._regroup: Rendezvous | None = None
         #: Called by the reading thread with the generation to leave.
-        self.on_part: Callable[[int], None] | None = None
+        self.on_leave: Callable[[int], None] | None = None
         self.preemption: Preemption | None = None
         self.pid = os.getpid()
         self.send({"type": "hello", "version": channel.VERSION, "pid": self.pid})
@@ -158,13 +158,13 @@ class Link:
                     self._target = None
                     self._asked = self._action == "checkpoint"
                     return self._action
-                if self._hold is None or self._closed or self._is_parting():
+                if self._hold is None or self._closed or self._is_leaving():
                     return None
                 if not self._changed.wait(_DECISION_TIMEOUT_S):
                     self._hold = None
                     return None
 
-    def stand_at(self, boundary: int) -> None:
+    def set_boundary(self, boundary: int) -> None:
         """Count boundaries from here, so that ranks which began at different times count alike."""
         with self._changed:
             self._boundary = boundary
@@ -186,7 +186,7 @@ class Link:
             self.taken_at = time.monotonic()
             if self._taken.get(step):
                 # The planned end of this process comes now; a step done here would have to be done again.
-                self._changed.wait_for(lambda: self._closed or not self._taken[step] or self._is_parting())
+                self._changed.wait_for(lambda: self._closed or not self._taken[step] or self._is_leaving())
 
     @property
     def stops(self) -> bool:
@@ -200,7 +200,7 @@ class Link:
             asked, self._asked = self._asked, False
             return asked
 
-    def must_part(self, generation: int) -> bool:
+    def must_leave(self, generation: int) -> bool:
         """True when the group of that generation is to be left."""
         with self._changed:
             return self._parted >= generation
@@ -222,7 +222,7 @@ class Link:
         rendezvous.export()
         return rendezvous
 
-    def _is_parting(self) -> bool:
+    def _is_leaving(self) -> bool:
         return self._parted >= _generation()
 
     def _read(self) -> None:
@@ -268,12 +268,12 @@ class Link:
                 parted = self._regroup.generation - 1
             if parted is not None:
                 self._parted = max(self._parted, parted)
-            boundary, on_part = self._boundary, self.on_part
+            boundary, on_leave = self._boundary, self.on_leave
             self._changed.notify_all()
         if kind == "hold":
             self.send({"type": "held", "token": message.get("token"), "boundary": boundary})
-        if parted is not None and on_part is not None:
-            on_part(parted)
+        if parted is not None and on_leave is not None:
+            on_leave(parted)
 
     def _close(self) -> None:
         if os.getpid() == self.pid:

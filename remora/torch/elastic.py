@@ -69,7 +69,7 @@ class ElasticLoop(ABC):
                 try:
                     yield step
                 except GeneratorExit:
-                    self._break_off()
+                    self._interrupt()
                     raise
                 if not step.is_done:
                     raise RuntimeError("call step.backward(...) once in every step of the loop")
@@ -114,7 +114,7 @@ class ElasticLoop(ABC):
     def _finish(self) -> None:  # noqa: B027 - nothing by default
         """Training is over."""
 
-    def _break_off(self) -> None:  # noqa: B027 - nothing by default
+    def _interrupt(self) -> None:  # noqa: B027 - nothing by default
         """The script leaves the loop in the middle of it."""
 
     def _does_report(self) -> bool:

@@ -31,18 +31,18 @@ from remora.script.link import Rendezvous
 #: Seconds until a collective fails by itself, as in `torch.distributed`.
 _COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=1800)
 #: Seconds that the end of the process waits for what groups that were left have still under way.
-_LET_GO_S = 3.0
+_EXIT_WAIT_S = 3.0
 #: Seconds that each thread gets to see that it is waited for no longer.
-_GIVES_UP_S = 0.5
+_EXIT_JOIN_S = 0.5
 #: Seconds between two looks at a GPU's queue.
 _DEVICE_POLL_S = 2e-5
 #: Seconds for which a wait does not see that the group is to be left; less than a person, or a deadline, would notice.
-_BRIEFLY_S = 0.01
-_BRIEFLY = datetime.timedelta(seconds=_BRIEFLY_S)
+_POLL_S = 0.01
+_POLL = datetime.timedelta(seconds=_POLL_S)
 #: Seconds between two looks at what stays under way for long.
-_SELDOM_S = 0.5
+_LONGEST_POLL_S = 0.5
 #: Set when the end of the process waits no longer for groups that were left.
-_given_up = threading.Event()
+_exit_begun = threading.Event()
 #: How gloo begins to say that it cannot send tensors of this type, size or device (torch's ProcessGroupGloo.cpp).
 _UNUSABLE = ("Invalid scalar type", "ProcessGroupGloo::")
 
@@ -81,9 +81,9 @@ class Ticket:
         """
         if not (self._is_done or self._is_watched):
             with contextlib.suppress(RuntimeError):  # it failed, or the moment is over: `is_done` knows
-                self.work.wait(_BRIEFLY)
+                self.work.wait(_POLL)
 
-    def keep(self) -> None:
+    def leak(self) -> None:
         """Never free what torch has of it: the last to let go of a tensor needs the interpreter, which ends."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.work))
 
@@ -115,18 +115,18 @@ class Group:
         store: Any,
         *,
         on_cuda: bool,
-        whole: Group | None = None,
+        parent: Group | None = None,
         may_outlive: bool = False,
     ) -> None:
-        self.place = place
+        self.rendezvous = place
         self.rank = place.rank
         self.world_size = place.world_size
         self._backend = backend
         self._store = store
         self._on_cuda = on_cuda
         #: The group that this one is a part of; a worker that leaves that one leaves this one too.
-        self._whole = whole
-        self._changed: threading.Condition = whole._changed if whole else threading.Condition()
+        self._parent = parent
+        self._changed: threading.Condition = parent._changed if parent else threading.Condition()
         #: A collective may be under way for ever once this was left, because a peer that lives never begins it; and
         #: one that ends while the interpreter does must not ask for it.
         self._may_outlive = may_outlive and not on_cuda
@@ -134,12 +134,12 @@ class Group:
         self._under_way: list[Ticket] = []
         self._is_left = False
         #: Groups of some of its members, whose communicators hold the device as this one's does.
-        self._parts: weakref.WeakSet[Group] = weakref.WeakSet()
+        self._subgroups: weakref.WeakSet[Group] = weakref.WeakSet()
         self._aborting: threading.Thread | None = None
 
     @property
     def _why(self) -> str | None:
-        return self._why_broken or (self._whole._why if self._whole else None)
+        return self._why_broken or (self._parent._why if self._parent else None)
 
     def break_off(self, why: str) -> None:
         """Wake who waits for this group, with PeerLost; may be called from any thread.
@@ -150,7 +150,7 @@ class Group:
             self._why_broken = self._why_broken or why
         if self._on_cuda:
             self._abort()
-        for part in list(self._parts):
+        for part in list(self._subgroups):
             if part._on_cuda:
                 part._abort()
         with self._changed:
@@ -230,7 +230,7 @@ class Group:
         self._under_way = [*(one for one in self._under_way if not one.is_done), ticket]
         return ticket
 
-    def part(
+    def subgroup(
         self, members: Sequence[int], name: str, *, on_cuda: bool | None = None, may_outlive: bool = False
     ) -> Group:
         """A group of some ranks; every member calls it, with the same members and name.
@@ -240,14 +240,21 @@ class Group:
         """
         on_cuda = self._on_cuda if on_cuda is None else on_cuda
         place = Rendezvous(
-            self.place.generation, members.index(self.rank), len(members), 0, 1, 0, self.place.master_addr, 0
+            self.rendezvous.generation,
+            members.index(self.rank),
+            len(members),
+            0,
+            1,
+            0,
+            self.rendezvous.master_addr,
+            0,
         )
         store = None if self._store is None else dist.PrefixStore(name, self._store)
         backend = None
         if len(members) > 1:
             backend = _in_background(lambda: _process_group(store, place, on_cuda), self.check)
-        made = Group(place, backend, store, on_cuda=on_cuda, whole=self, may_outlive=may_outlive)
-        self._parts.add(made)
+        made = Group(place, backend, store, on_cuda=on_cuda, parent=self, may_outlive=may_outlive)
+        self._subgroups.add(made)
         if on_cuda and self._why is not None:
             # The group is to be left since it was made.
             made._abort()
@@ -259,11 +266,11 @@ class Group:
         if self._backend is not None and not self._is_left:
             self._is_left = True
             if self._may_outlive:
-                self._keep()
+                self._leak()
                 self._abort()
             else:
                 self._end()
-        for one in (self, *self._parts):
+        for one in (self, *self._subgroups):
             if one._on_cuda and one._aborting is not None:
                 one._aborting.join()
 
@@ -275,7 +282,7 @@ class Group:
                     target=self._backend.abort, name="remora-abort", daemon=True
                 )
                 self._aborting.start()
-                _let_go_of(self._aborting)
+                _track(self._aborting)
             return self._aborting
 
     def _end(self) -> None:
@@ -285,25 +292,25 @@ class Group:
         def end() -> None:
             if aborting is not None:
                 aborting.join()
-            pause_s = _BRIEFLY_S
+            pause_s = _POLL_S
             while not all(one.is_done for one in self._under_way):
-                if _given_up.wait(pause_s):
-                    self._keep()
+                if _exit_begun.wait(pause_s):
+                    self._leak()
                     return
                 # A peer whose network is cut may not answer for half an hour.
-                pause_s = min(2 * pause_s, _SELDOM_S)
+                pause_s = min(2 * pause_s, _LONGEST_POLL_S)
             self._under_way.clear()
             self._backend = self._store = None
 
         ending = threading.Thread(target=end, name="remora-group-end", daemon=True)
         ending.start()
-        _let_go_of(ending)
+        _track(ending)
 
-    def _keep(self) -> None:
+    def _leak(self) -> None:
         """Never run its destructor, which joins threads that may be blocked in a collective for ever."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._backend))
         for ticket in self._under_way:
-            ticket.keep()
+            ticket.leak()
 
     def close(self) -> None:
         """End a group for which no worker waits any more."""
@@ -314,26 +321,26 @@ class Group:
 
 
 #: Threads that end groups which were left.
-_ending: list[threading.Thread] = []
+_ending_threads: list[threading.Thread] = []
 
 
-def _let_go_of(thread: threading.Thread) -> None:
-    _ending[:] = [*(one for one in _ending if one.is_alive()), thread]
+def _track(thread: threading.Thread) -> None:
+    _ending_threads[:] = [*(one for one in _ending_threads if one.is_alive()), thread]
 
 
 @atexit.register
-def _let_go() -> None:
+def _await_ending() -> None:
     """Let the threads of groups that were left come back now: later, one that reports its error would end the process.
 
     A thread that asks for the interpreter's lock while the interpreter ends is ended itself, in the middle of gloo.
     """
-    give_up_at = time.monotonic() + _LET_GO_S
-    for one in list(_ending):
+    give_up_at = time.monotonic() + _EXIT_WAIT_S
+    for one in list(_ending_threads):
         one.join(max(0.0, give_up_at - time.monotonic()))
     # What is left waits for a peer that may answer at any time: from now on nothing of it needs the interpreter.
-    _given_up.set()
-    for one in list(_ending):
-        one.join(_GIVES_UP_S)
+    _exit_begun.set()
+    for one in list(_ending_threads):
+        one.join(_EXIT_JOIN_S)
     native_threads.await_rest()
 
 

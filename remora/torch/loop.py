@@ -324,7 +324,7 @@ class Loop(ElasticLoop):
         """One try at a step; raises PeerLost, after which `_undo` brings everything back to the step's begin."""
         reduction, buffers = self._reduction, self._buffers
         if self._settings.nonfinite == "rollback":
-            self._place(step)
+            self._set_position(step)
         self._follow_frozen()
         reduction.begin()
         # Before anything that a lost peer may break off: an undone step goes back to here.
@@ -365,7 +365,7 @@ class Loop(ElasticLoop):
             self._check_unchanged(unchanging, compute)
         return notes
 
-    def _place(self, step: Step) -> None:
+    def _set_position(self, step: Step) -> None:
         """A rollback may have changed which step comes next; take a snapshot before it when it is time."""
         micro_batch = self._feed.peek()
         assert micro_batch is not None
@@ -498,7 +498,7 @@ class Loop(ElasticLoop):
                 self._checkpoint(is_last=False)
             case "regroup":
                 self._change("planned")
-            case None if self._link.must_part(self._members.generation):
+            case None if self._link.must_leave(self._members.generation):
                 self._change("the supervisor said that the group is to be left")
 
     def _settle(self) -> bool:
@@ -515,7 +515,7 @@ class Loop(ElasticLoop):
         self._checkpoint(is_last=True)
         self._saving.wait()
 
-    def _break_off(self) -> None:
+    def _interrupt(self) -> None:
         self._optimizers.close()
         # Its end shall not meet a collective under way.
         with contextlib.suppress(PeerLost):
@@ -590,7 +590,7 @@ class Loop(ElasticLoop):
         if self._link is None or step == self._saved_step:
             return
         self._saved_step = step
-        place = self._members.group.place
+        place = self._members.group.rendezvous
         writer = Writer(place.rank, place.world_size, self._members.generation)
         state = self._capture_state(self._progress, None if place.rank == 0 else self._saving.replicated)
         self._saving.save(step, state, writer, in_background=not (is_last or self._link.stops))

@@ -40,7 +40,7 @@ class Membership:
         #: This process was started to join workers that already train.
         self.is_joiner = link is not None and os.environ.get("REMORA_JOIN") == "1"
         if link is not None:
-            link.on_part = self._on_part
+            link.on_leave = self._on_leave
             link.send({"type": "elastic"})
 
     @property
@@ -55,7 +55,7 @@ class Membership:
             self.change(state, "joining", capture, restore)
             return
         try:
-            self._meet(place_from_environment(self.generation), state, capture, restore)
+            self._form_group(place_from_environment(self.generation), state, capture, restore)
         except PeerLost as lost:
             self.change(state, str(lost), capture, restore)
 
@@ -84,13 +84,13 @@ class Membership:
             place = self._link.await_regroup(self.generation)
             self.generation = place.generation
             try:
-                return self._meet(place, state, capture, restore)
+                return self._form_group(place, state, capture, restore)
             except PeerLost as lost:
                 why = str(lost)
                 if self._group is not None:
                     self._group.abandon()
 
-    def _meet(
+    def _form_group(
         self,
         place: Rendezvous,
         state: WorkerState,
@@ -116,7 +116,7 @@ class Membership:
         self._reduction.use(group)
         self._reduction.confirm()
         if self._link is not None:
-            self._link.stand_at(state.step if group.rank in plan.behind else plan.step)
+            self._link.set_boundary(state.step if group.rank in plan.behind else plan.step)
             self._link.send({"type": "joined", "generation": place.generation, "step": plan.step})
         return group.rank in plan.behind
 
@@ -131,7 +131,7 @@ class Membership:
 
     @contextmanager
     def _subgroup(self, group: Group, members: Sequence[int], name: str) -> Iterator[Group]:
-        part = group.part(members, name)
+        part = group.subgroup(members, name)
         try:
             yield part
         except BaseException:
@@ -162,12 +162,12 @@ class Membership:
         )
 
     def _check(self, generation: int) -> None:
-        if self._link is not None and self._link.must_part(generation):
+        if self._link is not None and self._link.must_leave(generation):
             raise PeerLost("the supervisor said that the group is to be left")
 
-    def _on_part(self, generation: int) -> None:
+    def _on_leave(self, generation: int) -> None:
         group = self._group
-        if group is not None and group.place.generation <= generation:
+        if group is not None and group.rendezvous.generation <= generation:
             group.break_off("the supervisor said that the group is to be left")
 
 

@@ -385,7 +385,7 @@ class ShardedLoop(ElasticLoop):
     def _finish(self) -> None:
         self._present.optimizers.close()
 
-    def _break_off(self) -> None:
+    def _interrupt(self) -> None:
         self._present.optimizers.close()
 
     def _confirm(self) -> None:
@@ -424,7 +424,7 @@ class ShardedLoop(ElasticLoop):
         built = self._built = construct(self._build, mesh, grid, settings.seed)
         self._state = LoopState(built.parts(self._scaler), settings.of_the_order())
         mark = fingerprint(settings, built.sharded.model.parameters())
-        announcement = _Announcement(mark, group.place.node_rank, self._is_new, self._snapshots.held())
+        announcement = _Announcement(mark, group.rendezvous.node_rank, self._is_new, self._snapshots.held())
         announcements: list[_Announcement] = gather_objects(host_group, announcement)
         if any(one.fingerprint != announcements[0].fingerprint for one in announcements):
             raise ValueError("the workers differ in their model or settings: start all with the same script")

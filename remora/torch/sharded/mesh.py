@@ -89,7 +89,7 @@ class MeshProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not
         """
         if self.rank() not in ranks:
             return None
-        part = MeshProcessGroup(self._group.part(list(ranks), f"part-{group_name}", may_outlive=True))
+        part = MeshProcessGroup(self._group.subgroup(list(ranks), f"part-{group_name}", may_outlive=True))
         part._set_group_name(group_name)
         self._parts.append(part)
         return part

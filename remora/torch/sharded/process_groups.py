@@ -39,7 +39,7 @@ class ProcessGroups:
         #: This process was started to join workers that already train.
         self.is_joiner = link is not None and os.environ.get("REMORA_JOIN") == "1"
         if link is not None:
-            link.on_part = self._on_part
+            link.on_leave = self._on_leave
             link.send({"type": "elastic"})
 
     @property
@@ -63,7 +63,7 @@ class ProcessGroups:
             self.change("joining")
             return
         try:
-            self._meet(place_from_environment(self.generation))
+            self._form_group(place_from_environment(self.generation))
         except PeerLost as lost:
             self.change(str(lost))
 
@@ -83,7 +83,7 @@ class ProcessGroups:
             place = self._link.await_regroup(self.generation)
             self.generation = place.generation
             try:
-                self._meet(place)
+                self._form_group(place)
             except (PeerLost, StateLost) as lost:
                 why = str(lost)
             else:
@@ -91,21 +91,21 @@ class ProcessGroups:
 
     def check(self) -> None:
         """Raise PeerLost when the group is to be left."""
-        if self._link is not None and self._link.must_part(self.generation):
+        if self._link is not None and self._link.must_leave(self.generation):
             raise PeerLost("the supervisor said that the group is to be left")
         self.group.check()
 
-    def _meet(self, place: Rendezvous) -> None:
+    def _form_group(self, place: Rendezvous) -> None:
         def check() -> None:
-            if self._link is not None and self._link.must_part(place.generation):
+            if self._link is not None and self._link.must_leave(place.generation):
                 raise PeerLost("the supervisor said that the group is to be left")
 
         self._group = form(place, check=check, on_cuda=self._device.type == "cuda")
         check()
-        self._host_group = self._group.part(range(place.world_size), "snapshots", on_cuda=False)
+        self._host_group = self._group.subgroup(range(place.world_size), "snapshots", on_cuda=False)
         step = self._resume()
         if self._link is not None:
-            self._link.stand_at(step)
+            self._link.set_boundary(step)
             self._link.send({"type": "joined", "generation": place.generation, "step": step})
 
     def _leave(self) -> None:
@@ -115,9 +115,9 @@ class ProcessGroups:
                 group.abandon()
         self._host_group = self._group = None
 
-    def _on_part(self, generation: int) -> None:
+    def _on_leave(self, generation: int) -> None:
         group = self._group
-        if group is not None and group.place.generation <= generation:
+        if group is not None and group.rendezvous.generation <= generation:
             group.break_off("the supervisor said that the group is to be left")
 
 

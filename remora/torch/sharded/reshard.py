@@ -33,13 +33,13 @@ def reshard(
         plan = plan_transfers([spec.box(shard) for shard in shards], source.holders, boxes)
         outgoing = [one for one in plan if one.source == host_group.rank]
         incoming = [one for one in plan if one.target == host_group.rank]
-        lots = []
+        blocks = []
         for one in outgoing:
             assert snapshot is not None
-            lots.append(
+            blocks.append(
                 offsets[one.shard].view(snapshot.shards[one.shard], name)[one.source_slices].reshape(-1)
             )
-        sent = torch.cat(lots) if lots else torch.empty(0, dtype=spec.dtype)
+        sent = torch.cat(blocks) if blocks else torch.empty(0, dtype=spec.dtype)
         received = torch.empty(sum(one.count for one in incoming), dtype=spec.dtype)
         if host_group.world_size == 1:
             received.copy_(sent)
@@ -47,6 +47,6 @@ def reshard(
         counts_out = [sum(one.count for one in outgoing if one.target == rank) for rank in ranks]
         host_group.wait(host_group.exchange(received, sent, counts_in, counts_out))
         own = torch.empty(tuple(map(len, boxes[host_group.rank])), dtype=spec.dtype)
-        for one, lot in zip(incoming, received.split([one.count for one in incoming]), strict=True):
-            own[one.target_slices] = lot.view(one.shape)
+        for one, block in zip(incoming, received.split([one.count for one in incoming]), strict=True):
+            own[one.target_slices] = block.view(one.shape)
         sharded.set_block(name, here, own)

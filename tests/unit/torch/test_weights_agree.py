@@ -159,18 +159,18 @@ class Listener:
 
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []
-        self.on_part: Any = None
+        self.on_leave: Any = None
 
     def send(self, message: dict[str, Any]) -> None:
         self.told.append(message)
 
-    def must_part(self, generation: int) -> bool:
+    def must_leave(self, generation: int) -> bool:
         return False
 
     def reach_boundary(self, at: int | None = None) -> str | None:
         return None
 
-    def stand_at(self, boundary: int) -> None:
+    def set_boundary(self, boundary: int) -> None:
         pass
 
     def report(self, *_: Any, **__: Any) -> None:
