@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class JobState(StrEnum):
-    """Where a job stands."""
+    """State of a job."""
 
     #: Accepted and stored; waits for its turn and for nodes.
     QUEUED = "queued"
@@ -33,7 +33,7 @@ class JobState(StrEnum):
 
 
 class AttemptState(StrEnum):
-    """Where one try at a job stands."""
+    """State of one attempt of a job."""
 
     #: The row exists; the driver is being started or waits for its first worker group.
     STARTING = "starting"
@@ -67,7 +67,7 @@ class NodeState(StrEnum):
 
 
 class DrillState(StrEnum):
-    """Where a rehearsed preemption stands."""
+    """State of a drill, a rehearsed preemption."""
 
     #: Asked for; the controller has not begun.
     REQUESTED = "requested"

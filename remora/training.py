@@ -49,7 +49,7 @@ _MAX_STEP = 2**53
 
 @dataclass(frozen=True)
 class World:
-    """Where this process stands among the workers; one worker of one when nothing says otherwise."""
+    """This process's ranks in its worker group; one worker of one without torchrun's environment variables."""
 
     rank: int
     world_size: int
@@ -79,7 +79,7 @@ def world() -> World:
 def resume_from() -> Path | None:
     """Folder with the files of the newest complete checkpoint of this job (of all ranks together), or None.
 
-    Treat it as read-only.  Its step stands in the environment variable `REMORA_RESUME_STEP`.
+    Treat it as read-only.  Its step is in the environment variable `REMORA_RESUME_STEP`.
     """
     folder = os.environ.get("REMORA_RESUME_DIR")
     return Path(folder) if folder else None

@@ -30,7 +30,7 @@ class Page(View, Generic[T]):
 
 
 class Attempt(View):
-    """One try at a job."""
+    """One attempt of a job."""
 
     id: str
     job_id: str
@@ -54,7 +54,7 @@ class Attempt(View):
 
 
 class Job(View):
-    """A job and where it stands."""
+    """A job and its state."""
 
     id: str
     name: str
@@ -469,7 +469,7 @@ class RecordedTrace(View):
 
 
 class WhatIf(View):
-    """A replay of a trace under one policy or two, and where it stands."""
+    """A replay of a trace under one policy or two, and its state."""
 
     id: str
     #: `running`, `done`, `failed` or `cancelled`.

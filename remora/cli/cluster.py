@@ -138,7 +138,7 @@ def options(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the client's version."),
     ] = False,
 ) -> None:
-    """Options that stand before every command."""
+    """Options that are given before every command."""
 
 
 def version(as_json: JsonOption = False) -> None:

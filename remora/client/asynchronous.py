@@ -8,7 +8,7 @@ Every method raises ApiError when the service refuses and ConnectionFailed when 
 
 `remora.client.blocking` is generated from this module: run `make client` after a change here.
 
-Both clients are thin shells: what is sent stands in `requests`, calls of several requests in `flows`, when to send
+Both clients are thin shells: what is sent is in `requests`, calls of several requests in `flows`, when to send
 again in `retries`.
 """
 

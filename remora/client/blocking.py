@@ -8,7 +8,7 @@ Every method raises ApiError when the service refuses and ConnectionFailed when 
 
 This module is generated from `remora.client.asynchronous`: run `make client` after a change there.
 
-Both clients are thin shells: what is sent stands in `requests`, calls of several requests in `flows`, when to send
+Both clients are thin shells: what is sent is in `requests`, calls of several requests in `flows`, when to send
 again in `retries`.
 """
 

@@ -1,6 +1,6 @@
 """The line protocol between a script's process and its supervisor (version 1).
 
-Both ends write JSON objects, one per line, over one inherited stream socket whose number stands in the environment
+Both ends write JSON objects, one per line, over one inherited stream socket whose number is in the environment
 variable `REMORA_CHANNEL_FD`.  Every object has a `type`; unknown types and unknown keys are ignored, so that either end
 may be newer.  Standard library only: a script's environment may hold nothing else.
 

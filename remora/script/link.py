@@ -147,7 +147,7 @@ class Link:
         self.send({"type": "stalled", "step": step, "stall_s": round(seconds, 6)})
 
     def reach_boundary(self, at: int | None = None) -> str | None:
-        """Count a boundary (or stand at boundary `at`), and return what was decided for it.
+        """Count a boundary (or go to boundary `at`), and return what was decided for it.
 
         `checkpoint`, `regroup` or None.  Waits while the supervisor holds the ranks.
         """

@@ -96,7 +96,7 @@ class StateDigests:
 
 
 def tensors_of(parts: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The numbers with a fraction that parts of the training state hold, by where they stand in it."""
+    """The numbers with a fraction that parts of the training state hold, by their path in it."""
     for name, value in parts.items():
         if isinstance(value, torch.Tensor):
             if value.is_floating_point() or value.is_complex():

@@ -25,7 +25,7 @@ REPORTS_KEPT = 256
 
 
 class ElasticLoop(ABC):
-    """A loop that begins, does steps, and goes over into other groups until all workers have the last step."""
+    """A loop that begins, does steps, and joins other groups until all workers have the last step."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ElasticLoop(ABC):
                 break
         self._finish()
 
-    # --- what each loop does in its own way -------------------------------------------------------------------------
+    # --- what each loop implements ----------------------------------------------------------------------------------
 
     @property
     @abstractmethod

@@ -345,9 +345,9 @@ def _await_ending() -> None:
 
 
 def form(place: Rendezvous, *, check: Callable[[], None], on_cuda: bool) -> Group:
-    """Meet the others and return the group; `check` is asked now and then, and may raise to give up.
+    """Form the group with the others; `check` is called now and then, and may raise to give up.
 
-    Raises PeerLost when the others cannot be met.
+    Raises PeerLost when the others cannot be reached.
     """
     if place.world_size == 1:
         return Group(place, None, None, on_cuda=on_cuda)

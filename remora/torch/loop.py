@@ -184,7 +184,7 @@ class Loop(ElasticLoop):
 
     @property
     def steps_done(self) -> int:
-        """Steps whose `backward` is through."""
+        """Steps whose `backward` has returned."""
         return self._reached().step
 
     @property
@@ -208,7 +208,7 @@ class Loop(ElasticLoop):
         states.write(self._capture_state(self._reached()), folder)
 
     def _reached(self) -> Progress:
-        """Where training stands, with the step that the script is in when its gradients were there."""
+        """Progress of training, with the step that the script is in once its gradients are complete."""
         step = self._step
         if step is None or not step.is_done:
             return self._progress
@@ -314,14 +314,14 @@ class Loop(ElasticLoop):
                     return self._reduction.spread()
 
     def _recover(self, why: str) -> bool:
-        """Go over into the next group, as before the step; True when that brought the step's result."""
+        """Join the next group with the state before the step; True when that brought the step's result."""
         # First, because what it had under way may hold the device.
         self._members.leave()
         self._undo()
         return self._change(why)
 
     def _attempt(self, step: Step, compute: Compute) -> torch.Tensor:
-        """One try at a step; raises PeerLost, after which `_undo` brings everything back to the step's begin."""
+        """Compute a step once; raises PeerLost, after which `_undo` restores the state before the step."""
         reduction, buffers = self._reduction, self._buffers
         if self._settings.nonfinite == "rollback":
             self._set_position(step)
@@ -538,7 +538,7 @@ class Loop(ElasticLoop):
         self._optimizers.open()
 
     def _change(self, why: str) -> bool:
-        """Go over into the next group; True when it brought the result of the step under way."""
+        """Join the next group; True when that brought the result of the step under way."""
         self._saved_step = None
         # A worker that joins has none of the old ones.
         self._snapshot = None

@@ -20,7 +20,7 @@ from remora.torch.state_sync import SyncPlan, WorkersDiffer, WorkerState, plan_s
 
 
 class Membership:
-    """This worker's place in its group, and its way into the next one.
+    """This worker's membership in its group, and how it joins the next one.
 
     Without a supervisor that can form another group, a lost peer ends the script with PeerLost.
     """
@@ -172,7 +172,7 @@ class Membership:
 
 
 def place_from_environment(generation: int) -> Rendezvous:
-    """Where torchrun's environment variables say that the first group meets; alone without them."""
+    """The rendezvous of the first group by torchrun's environment variables; a group of one without them."""
     world_size = number_from_environment("WORLD_SIZE", 1) if "MASTER_ADDR" in os.environ else 1
     return Rendezvous(
         generation=generation,

@@ -57,7 +57,7 @@ class RandomStream:
 
 
 def capture() -> tuple[Any, ...]:
-    """Where the random numbers of torch on processors, of Python and of numpy stand."""
+    """The states of the random number generators of torch on processors, of Python and of numpy."""
     numpy = sys.modules.get("numpy")
     return (
         torch.get_rng_state(),
@@ -67,7 +67,7 @@ def capture() -> tuple[Any, ...]:
 
 
 def restore(state: tuple[Any, ...]) -> None:
-    """Let them go on from there."""
+    """Set them to captured states."""
     of_torch, of_python, of_numpy = state
     torch.set_rng_state(of_torch)
     random.setstate(of_python)

@@ -250,7 +250,7 @@ class ShardedLoop(ElasticLoop):
         return torch.tensor(result.means[0], device=self._device)
 
     def _try(self, step: Step, compute: Compute) -> StepResult:
-        """One try at the gradients of a step; raises PeerLost, after which the model is of no use."""
+        """Compute the gradients of a step once; raises PeerLost, after which the model is of no use."""
         built = self._present
         built.check_frozen()
         self._check_data(self._groups.host_group)
@@ -400,7 +400,7 @@ class ShardedLoop(ElasticLoop):
         return max(self._snapshots.newest_step, 0 if self._is_new else -1)
 
     def _change(self, why: str) -> None:
-        """Go over into the next group, and to the newest state that it has as a whole."""
+        """Join the next group, and take over the newest state that it holds completely."""
         self._saved_step = None
         before = self._progress.step
         self._groups.change(why)

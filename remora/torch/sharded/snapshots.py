@@ -200,7 +200,7 @@ class Snapshots:
             one.under_way = None
 
     def held(self) -> list[HeldShards]:
-        """What this worker could give to others."""
+        """The shards that this worker could send to others."""
         return [
             HeldShards(one.snapshot_id, one.shard_count, tuple(sorted(one.shards))) for one in self._taken
         ]
