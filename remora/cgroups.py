@@ -201,7 +201,7 @@ def walls() -> Walls:
         trial.remove()
         if not has_kill:
             return Walls(folder=None, why_not="this kernel is older than Linux 5.14")
-        # Who moves a process needs the right at the nearest cgroup above both places.
+        # Moving a process needs the right at the nearest cgroup above both places.
         (folder / "cgroup.procs").open("w").close()
     except OSError as error:
         return Walls(folder=None, why_not=f"{folder}: {error.strerror}")

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from remora.torch.agreement import copy_of, differs
-from remora.torch.order import Order, Position, cut
+from remora.torch.order import Order, Position, split_shard
 from remora.torch.randomness import RandomStream, capture, derive, restore, seed_everything
 from remora.torch.sample_fingerprints import SampleFingerprint, sample_fingerprint
 
@@ -119,7 +119,7 @@ def _micro_batches_of(
     """Micro-batches of one step from the samples of each own shard."""
     micro_batches: list[MicroBatch] = []
     for shard, samples in shares:
-        micros = cut(samples, plan.micro_batch) or [()]
+        micros = split_shard(samples, plan.micro_batch) or [()]
         for number, micro in enumerate(micros):
             ends_shard = number == len(micros) - 1
             ends_step = ends_shard and shard == plan.own.stop - 1

@@ -88,7 +88,7 @@ class Ticket:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.work))
 
     def _watch(self) -> None:
-        """From now on its end wakes who waits for the condition."""
+        """From now on its end wakes the threads that wait for the condition."""
         self._is_watched = True
         self.work.get_future().add_done_callback(self._end)
 
@@ -142,7 +142,7 @@ class Group:
         return self._why_broken or (self._parent._why if self._parent else None)
 
     def break_off(self, why: str) -> None:
-        """Wake who waits for this group, with PeerLost; may be called from any thread.
+        """Wake the threads that wait for this group, with PeerLost; may be called from any thread.
 
         What holds a device is aborted before; the abort itself goes on beside the caller.
         """
@@ -286,7 +286,7 @@ class Group:
             return self._aborting
 
     def _end(self) -> None:
-        """Begin to end it, with its threads and connections; those who are held up by a frozen peer end with it."""
+        """Begin to end it, with its threads and connections; those that are held up by a frozen peer end with it."""
         aborting = self._abort()
 
         def end() -> None:
@@ -297,7 +297,7 @@ class Group:
                 if _exit_begun.wait(pause_s):
                     self._leak()
                     return
-                # A peer whose network is cut may not answer for half an hour.
+                # A peer whose network is cut off may not answer for half an hour.
                 pause_s = min(2 * pause_s, _LONGEST_POLL_S)
             self._under_way.clear()
             self._backend = self._store = None

@@ -1,4 +1,4 @@
-"""What a script builds for a group, checked."""
+"""Calls the `build` function of a script for a group, and checks the model and optimizer that it returns."""
 
 from __future__ import annotations
 
@@ -88,25 +88,25 @@ def construct(build: Build, mesh: DeviceMesh, grid: Grid, seed: int) -> BuiltMod
 
 
 def check(model: torch.nn.Module, grid: Grid) -> None:
-    """Raise ValueError for a model that is not cut as the mesh says."""
+    """Raise ValueError for a model that is not sharded as the mesh says."""
     for name, parameter in model.named_parameters():
         is_sharded = isinstance(parameter, DTensor) and SHARD in (parameter.device_mesh.mesh_dim_names or ())
         if not is_sharded:
             raise ValueError(f"{name} is not sharded: call fully_shard(model, mesh=mesh) at the end of build")
-        if not _is_cut_well(parameter):
+        if not _is_sharded_well(parameter):
             raise ValueError(
-                f"{name} is placed as {parameter.placements}: cut it over the dimensions of the mesh that build was "
+                f"{name} is placed as {parameter.placements}: shard it over the dimensions of the mesh that build was "
                 "given with parallelize_module(..., mesh['tensor'], ...) first and fully_shard(..., mesh=...) then"
             )
-        if not _is_cut_evenly(parameter, grid.tensor):
+        if not _is_sharded_evenly(parameter, grid.tensor):
             raise ValueError(
-                f"{name} of {tuple(parameter.shape)} cannot be cut evenly over tensor={grid.tensor} workers: "
-                "choose sizes that are multiples of it, or cut this layer along its other dimension"
+                f"{name} of {tuple(parameter.shape)} cannot be sharded evenly over tensor={grid.tensor} workers: "
+                "choose sizes that are multiples of it, or shard this layer along its other dimension"
             )
 
 
-def _is_cut_evenly(parameter: DTensor, tensor: int) -> bool:
-    """Whether tensor parallelism gives all its workers equally much of what FSDP cuts along the same dimension.
+def _is_sharded_evenly(parameter: DTensor, tensor: int) -> bool:
+    """Whether tensor parallelism gives all its workers equally much of what FSDP splits along the same dimension.
 
     Of others torch does not know which rows a worker has, and would write them into the wrong places of a checkpoint.
     """
@@ -116,13 +116,13 @@ def _is_cut_evenly(parameter: DTensor, tensor: int) -> bool:
     return int(parameter.shape[placed[TENSOR].dim]) % tensor == 0
 
 
-def _is_cut_well(parameter: DTensor) -> bool:
+def _is_sharded_well(parameter: DTensor) -> bool:
     names = parameter.device_mesh.mesh_dim_names
     for name, placement in zip(names, parameter.placements, strict=True):
         is_whole = placement.is_replicate()
-        may_be_whole, may_be_cut = name in (REPLICATE, TENSOR), name in (SHARD, TENSOR)
+        may_be_whole, may_be_sharded = name in (REPLICATE, TENSOR), name in (SHARD, TENSOR)
         if not (is_whole and may_be_whole) and not (
-            not is_whole and may_be_cut and hasattr(placement, "dim")
+            not is_whole and may_be_sharded and hasattr(placement, "dim")
         ):
             return False
     return True

@@ -79,7 +79,7 @@ class _Announcement:
 
 
 class ShardedLoop(ElasticLoop):
-    """`Loop` for a model that no worker holds as a whole: FSDP and tensor parallelism cut it, and its optimizer.
+    """`Loop` for a model that no worker holds as a whole: FSDP and tensor parallelism shard it, and its optimizer.
 
         def build(mesh):
             model = Net()
@@ -102,7 +102,7 @@ class ShardedLoop(ElasticLoop):
     called again in every new group, so what it made is reached as `loop.model`, `loop.optimizer`, `loop.scheduler`.
     Random numbers are seeded before it, the same on all workers.
 
-    - `shard`: workers that one copy of the model is cut over; all if None.  The mesh is ("replicate", "shard") then.
+    - `shard`: workers that one copy of the model is sharded over; None: all.  The mesh is ("replicate", "shard") then.
     - `tensor`: workers that compute one layer together; the last dimension of the mesh is "tensor" then.
     - `nonfinite`: as for `Loop`; `rollback` goes back to the newest snapshot.
     - All other arguments are those of `Loop`.

@@ -2,8 +2,8 @@
 
 Three kinds of copies are compared by digests, as `remora.torch.agreement` makes them: what all ranks hold (buffers,
 numbers of the optimizer such as its learning rates, scheduler and scaler); a shard of the model and the optimizer on
-the ranks of different copies of the model, or of one tensor-parallel group that does not cut it; and each rank's shard
-with the copy of it in the newest snapshot, which must be one of this very step.
+the ranks of different copies of the model, or of one tensor-parallel group that does not split it; and each rank's
+shard with the copy of it in the newest snapshot, which must be one of this very step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How tensors are sharded, which blocks travel between ranks when the sharding changes, and who backs up whom; pure.
+"""How tensors are sharded, which blocks travel when the sharding changes, and which rank keeps whose backup; pure.
 
 A tensor is split along a dimension as `torch.chunk` does: shards of equal size from the front, the last ones smaller or
 empty.  Tensor parallelism splits first, FSDP splits what is left to each worker, along the same dimension or another.
