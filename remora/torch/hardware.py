@@ -80,14 +80,14 @@ def _version_in(text: str, pattern: str) -> str:
     return match.group(1) if match else "none"
 
 
-def written(one: Hardware) -> torch.Tensor:
+def encode(one: Hardware) -> torch.Tensor:
     """As bytes of a fixed number, to be gathered."""
     text = json.dumps(one).encode()[:MESSAGE_BYTES]
     return torch.frombuffer(bytearray(text.ljust(MESSAGE_BYTES)), dtype=torch.uint8)
 
 
-def read(message: Sequence[int]) -> dict[str, str]:
-    """What `written` has written; nothing where it was too long."""
+def decode(message: Sequence[int]) -> dict[str, str]:
+    """What `encode` encoded; nothing where that was too long."""
     try:
         return dict(json.loads(bytes(message)))
     except ValueError:

@@ -36,8 +36,8 @@ from remora.torch.nonfinite import (
     Nonfinite,
     NotFinite,
     check_rollbacks,
+    is_checked,
     left_out_text,
-    looks,
     rollback_text,
     snapshot,
     what_is_not_finite,
@@ -162,7 +162,7 @@ class Loop(ElasticLoop):
         kind = Bitwise if exactness == "bitwise" else SampleExact
         self._reduction = kind(parameters, shards, notes)
         self._state = LoopState(
-            _parts(model, self._optimizers, scheduler, scaler, state), settings.of_the_order()
+            _parts(model, self._optimizers, scheduler, scaler, state), settings.data_order()
         )
         self._members = Membership(self._link, shards, self._reduction, self._buffers, self._device)
         self._saving = Saving(model, self._optimizers, self._device)
@@ -268,7 +268,7 @@ class Loop(ElasticLoop):
 
     def _not_finite(self, numbers: Sequence[float]) -> str | None:
         """`loss` or `gradient`, where something is to follow from it."""
-        if not looks(self._settings.nonfinite, is_scaled=self._scaler is not None):
+        if not is_checked(self._settings.nonfinite, is_scaled=self._scaler is not None):
             return None
         gradients = [] if self._scaler is not None else [one.grad for one in self._parameters.values()]
         return what_is_not_finite(means(numbers)[0], gradients)

@@ -12,7 +12,7 @@ import torch
 from remora.script.link import Link, Rendezvous
 from remora.torch.buffers import Buffers
 from remora.torch.group import Group, PeerLost, form
-from remora.torch.hardware import difference, hardware, read, written
+from remora.torch.hardware import decode, difference, encode, hardware
 from remora.torch.order import shards_of
 from remora.torch.reduction import Reduction
 from remora.torch.state import receive, send
@@ -152,10 +152,10 @@ class Membership:
         ]
 
     def _refuse_hardware(self, group: Group) -> NoReturn:
-        own = written(hardware(self._device)).to(self._device)
+        own = encode(hardware(self._device)).to(self._device)
         all_ = torch.empty(own.numel() * group.world_size, dtype=own.dtype, device=self._device)
         group.wait(group.gather(all_, own))
-        workers = [read(one) for one in all_.view(group.world_size, -1).tolist()]
+        workers = [decode(one) for one in all_.view(group.world_size, -1).tolist()]
         raise WorkersDiffer(
             f"exactness is bitwise, and {difference(workers)}: use machines of one kind (placement.pools of the job),"
             " or sample-exact"

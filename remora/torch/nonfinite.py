@@ -35,7 +35,7 @@ def what_is_not_finite(loss: float, gradients: Iterable[torch.Tensor | None]) ->
     return None if bool(torch.isfinite(largest).all()) else "gradient"
 
 
-def looks(policy: Nonfinite | None, *, is_scaled: bool) -> bool:
+def is_checked(policy: Nonfinite | None, *, is_scaled: bool) -> bool:
     """Whether the loop checks for it; a GradScaler lets gradients overflow on purpose, and skips such steps itself."""
     return policy is not None and not (policy == "skip" and is_scaled)
 

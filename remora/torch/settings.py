@@ -51,7 +51,7 @@ class Settings:
             if number is not None and number < 1:
                 raise ValueError(f"{name} is at least 1, not {number}")
 
-    def of_the_order(self) -> dict[str, int | str | bool]:
+    def data_order(self) -> dict[str, int | str | bool]:
         """What a checkpoint must agree in, so that the order of the data goes on where it was."""
         return {
             "global_batch": self.global_batch,

@@ -31,8 +31,8 @@ from remora.torch.nonfinite import (
     Nonfinite,
     NotFinite,
     check_rollbacks,
+    is_checked,
     left_out_text,
-    looks,
     rollback_text,
 )
 from remora.torch.order import shards_of
@@ -312,7 +312,7 @@ class ShardedLoop(ElasticLoop):
 
     def _not_finite(self, result: StepResult) -> str | None:
         """`loss` or `gradient`, where something is to follow from it; the same on all ranks."""
-        if not looks(self._settings.nonfinite, is_scaled=self._scaler is not None):
+        if not is_checked(self._settings.nonfinite, is_scaled=self._scaler is not None):
             return None
         if not math.isfinite(result.means[0]):
             return "loss"
@@ -422,7 +422,7 @@ class ShardedLoop(ElasticLoop):
         forget_optimizers(self._scaler, self._device)
         mesh, self._mesh_group = open_mesh(group, self._device, grid)
         built = self._built = construct(self._build, mesh, grid, settings.seed)
-        self._state = LoopState(built.parts(self._scaler), settings.of_the_order())
+        self._state = LoopState(built.parts(self._scaler), settings.data_order())
         mark = fingerprint(settings, built.sharded.model.parameters())
         announcement = _Announcement(mark, group.rendezvous.node_rank, self._is_new, self._snapshots.held())
         announcements: list[_Announcement] = gather_objects(host_group, announcement)

@@ -85,7 +85,7 @@ class ReplicaDigests:
         self._is_whole = [_is_whole(one) for _, one in sharded.tensors()]
         copies = [backup.offsets.view(backup.memory, name) for name in shards]
         self._entries: list[tuple[Kind, str]] = [(kind, name) for name, kind, _ in leaves]
-        self._entries += [(kind, written(name)) for kind in ("shard", "backup") for name in shards]
+        self._entries += [(kind, display_name(name)) for kind in ("shard", "backup") for name in shards]
         self._values = [*(value for _, _, value in leaves), *shards.values(), *copies]
         self._first = len(leaves)
         self._count = len(shards)
@@ -179,7 +179,7 @@ def leaves_of(value: Any, name: str = "") -> Iterator[tuple[str, Kind, torch.Ten
             yield from leaves_of(one, f"{name}.{place}")
 
 
-def written(name: str) -> str:
+def display_name(name: str) -> str:
     """The name of a sharded tensor for people."""
     kind, _, rest = name.partition("/")
     if kind == "model":

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from remora.ports import free_port
-from remora.torch.hardware import difference, hardware, parse_processor, read, written
+from remora.torch.hardware import decode, difference, encode, hardware, parse_processor
 
 SCRIPT = """
 import sys
@@ -63,9 +63,9 @@ def test_workers_with_other_instructions_are_refused_and_allowed_without_bitwise
 
 def test_what_travels_is_what_is_read() -> None:
     own = hardware(torch.device("cpu"))
-    assert read(written(own).tolist()) == own
+    assert decode(encode(own).tolist()) == own
     assert own["oneDNN"] != "none"
-    assert read([0] * 8) == {}
+    assert decode([0] * 8) == {}
 
 
 def test_processors_are_told_apart_by_maker_and_instructions() -> None:
