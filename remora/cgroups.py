@@ -25,7 +25,7 @@ LEAF = "ray"
 _PREFIX = "remora-"
 #: Seconds that the kernel may take to end killed processes.
 _KILL_S = 10.0
-#: Seconds between two looks, should the kernel's word not come.
+#: Seconds between two looks, should the kernel's notification not come.
 _LOOK_S = 0.1
 
 
@@ -74,7 +74,7 @@ class Cgroup:
                 folder.mkdir(parents=True, exist_ok=True)
 
     def limit(self, processes: int) -> bool:
-        """Let it have so many processes and threads at most; False where nothing can count them."""
+        """Limit the number of its processes and threads; False where nothing can count them."""
         with contextlib.suppress(OSError):
             ((self.counting or self.path) / "pids.max").write_text(f"{processes}\n")
             return True
@@ -201,7 +201,7 @@ def walls() -> Walls:
         trial.remove()
         if not has_kill:
             return Walls(folder=None, why_not="this kernel is older than Linux 5.14")
-        # Who moves a process needs the right at the nearest cgroup above both places.
+        # Moving a process needs the right at the nearest cgroup above both places.
         (folder / "cgroup.procs").open("w").close()
     except OSError as error:
         return Walls(folder=None, why_not=f"{folder}: {error.strerror}")

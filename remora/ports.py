@@ -1,4 +1,4 @@
-"""TCP ports that servers can be told to listen on.  Standard library only."""
+"""Free TCP ports for servers to listen on.  Standard library only."""
 
 from __future__ import annotations
 

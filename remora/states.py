@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class JobState(StrEnum):
-    """Where a job stands."""
+    """State of a job."""
 
     #: Accepted and stored; waits for its turn and for nodes.
     QUEUED = "queued"
@@ -33,20 +33,20 @@ class JobState(StrEnum):
 
 
 class AttemptState(StrEnum):
-    """Where one try at a job stands."""
+    """State of one attempt of a job."""
 
     #: The row exists; the driver is being started or waits for its first worker group.
     STARTING = "starting"
     #: A worker group trains.
     RUNNING = "running"
-    #: Told to stop; the driver is ending its children.
+    #: Asked to stop; the driver is ending its children.
     DRAINING = "draining"
     #: Over; `end_reason` is set and nothing of it may write any more.
     ENDED = "ended"
 
 
 class NodeState(StrEnum):
-    """Where one machine stands, from the wish for it to its end."""
+    """The state of one machine, from the decision to have it to its end."""
 
     #: The row exists; the provider has not been asked yet.
     REQUESTED = "requested"
@@ -67,7 +67,7 @@ class NodeState(StrEnum):
 
 
 class DrillState(StrEnum):
-    """Where a rehearsed preemption stands."""
+    """State of a drill, a rehearsed preemption."""
 
     #: Asked for; the controller has not begun.
     REQUESTED = "requested"

@@ -13,8 +13,8 @@
                 if training.world().rank == 0:
                     save(folder)
 
-Started by hand (`python train.py`) or by torchrun the same script trains as ever: nothing is reported, nobody asks for
-checkpoints, and `checkpoint` yields a folder that is thrown away.
+Started by hand (`python train.py`) or by torchrun the same script trains as ever: nothing is reported, no checkpoint
+is asked for, and `checkpoint` yields a folder that is thrown away.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _MAX_STEP = 2**53
 
 @dataclass(frozen=True)
 class World:
-    """Where this process stands among the workers; one worker of one when nothing says otherwise."""
+    """This process's ranks in its worker group; one worker of one without torchrun's environment variables."""
 
     rank: int
     world_size: int
@@ -79,14 +79,14 @@ def world() -> World:
 def resume_from() -> Path | None:
     """Folder with the files of the newest complete checkpoint of this job (of all ranks together), or None.
 
-    Treat it as read-only.  Its step stands in the environment variable `REMORA_RESUME_STEP`.
+    Treat it as read-only.  Its step is in the environment variable `REMORA_RESUME_STEP`.
     """
     folder = os.environ.get("REMORA_RESUME_DIR")
     return Path(folder) if folder else None
 
 
 def report(step: int, metrics: Mapping[str, float] | None = None, *, total_steps: int | None = None) -> None:
-    """Tell that `step` is done, with its metrics.
+    """Report that `step` is done, with its metrics.
 
     Rank 0's values become the job's metrics; other ranks may call it too.  Values need `float()` to work on them.
     A step that is done again after a loss replaces its earlier values.
@@ -104,7 +104,7 @@ def should_checkpoint() -> bool:
     """True when this is the step at which all ranks shall call `checkpoint`.
 
     Call it on every rank once per step, at the same place: the ranks agree on one step by counting these calls.
-    It costs nothing until somebody wants a checkpoint.
+    It costs nothing until a checkpoint is wanted.
     """
     link = open_link()
     return link is not None and link.reach_boundary() is not None
@@ -116,8 +116,8 @@ def checkpoint(step: int, *, size_bytes: int | None = None) -> Iterator[Path]:
 
     Every rank calls it with the same step; what they wrote lies in one folder when it is resumed from, so different
     ranks use different file names, and a rank with nothing to save leaves its folder empty.  The checkpoint becomes
-    visible when all ranks are through.  If the script raises inside, there is none.
-    When `size_bytes` says how many bytes come and the node has room for them, the folder lies in memory, so that the
+    visible when all ranks have left the block.  If the script raises inside, there is none.
+    When `size_bytes` says how many bytes come and the node has space for them, the folder lies in memory, so that the
     script does not wait for a disk; files that are handed over outlive it either way.
     Raises ValueError for a step below 0 or above 2**53.
     """
@@ -137,7 +137,7 @@ def hand_over(step: int, *, size_bytes: int | None = None, generation: int | Non
     """
     step = _checked(step)
     link = open_link()
-    room, parent = _room(size_bytes) if link is not None else (None, None)
+    area, parent = _storage_area(size_bytes) if link is not None else (None, None)
     folder = Path(tempfile.mkdtemp(prefix=f"checkpoint-{step}-", dir=parent))
     if link is not None:
         link.send({"type": "saving", "step": step})
@@ -150,12 +150,12 @@ def hand_over(step: int, *, size_bytes: int | None = None, generation: int | Non
         raise
     if link is not None:
         # Where the variables are gone the supervisor refuses it, and the job's log says so.
-        link.hand_over(step, room or "scratch", folder.name if parent else str(folder), generation)
+        link.hand_over(step, area or "scratch", folder.name if parent else str(folder), generation)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _room(size_bytes: int | None) -> tuple[str, str | None]:
-    """Name and folder of the room in which so many bytes of a checkpoint are written."""
+def _storage_area(size_bytes: int | None) -> tuple[str, str | None]:
+    """Name (`memory` or `scratch`) and folder of the storage area for a checkpoint of `size_bytes` bytes."""
     in_memory = memory.folder_for(size_bytes)
     return ("memory", in_memory) if in_memory else ("scratch", os.environ.get("REMORA_SCRATCH_DIR"))
 
@@ -178,7 +178,7 @@ _reported = False
 
 
 def has_reported() -> bool:
-    """Whether the script itself tells its steps.  For `remora.deepspeed`, which tells them otherwise."""
+    """Whether the script itself reports its steps.  For `remora.deepspeed`, which reports them otherwise."""
     return _reported
 
 

@@ -30,7 +30,7 @@ class Page(View, Generic[T]):
 
 
 class Attempt(View):
-    """One try at a job."""
+    """One attempt of a job."""
 
     id: str
     job_id: str
@@ -54,7 +54,7 @@ class Attempt(View):
 
 
 class Job(View):
-    """A job and where it stands."""
+    """A job and its state."""
 
     id: str
     name: str
@@ -73,7 +73,7 @@ class Job(View):
     attempt: int = 0
     #: Newest step reported by rank 0, or None.
     step: int | None = None
-    #: Total number of steps, when the script told it.
+    #: Total number of steps, when the script reported it.
     total_steps: int | None = None
     world_size: int = 0
     #: Why it has fewer workers than it could use while it runs, for people; None: nothing is in its way.
@@ -334,7 +334,7 @@ class PolicyVersion(View):
     #: The version whose document it has, when it is a rollback.
     restores: int | None = None
     created_at: float
-    #: As the client told it; nobody checks it yet.
+    #: As the client sent it; it is not checked yet.
     author: str = ""
     comment: str = ""
     #: `sha256:...`; equal for equal documents.
@@ -469,7 +469,7 @@ class RecordedTrace(View):
 
 
 class WhatIf(View):
-    """A replay of a trace under one policy or two, and where it stands."""
+    """A replay of a trace under one policy or two, and its state."""
 
     id: str
     #: `running`, `done`, `failed` or `cancelled`.

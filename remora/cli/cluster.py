@@ -41,7 +41,7 @@ def up(
         Literal["local", "azure-emulated", "azure"] | None,
         typer.Option(
             "--cloud",
-            help="Where nodes are made; azure-emulated plays Azure here, with nodes that come by the policies.",
+            help="Where nodes are made; azure-emulated runs an emulator of Azure here, with nodes as the policies say.",
         ),
     ] = None,
 ) -> None:
@@ -86,7 +86,7 @@ def nodes(
     as_json: JsonOption = False,
     server: ServerOption = None,
 ) -> None:
-    """List the cluster's nodes, or tell what happened to one."""
+    """List the cluster's nodes, or print the events of one."""
     if node is not None:
         _print_node_events(node, as_json=as_json, server=server)
         return
@@ -138,7 +138,7 @@ def options(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the client's version."),
     ] = False,
 ) -> None:
-    """Options that stand before every command."""
+    """Options that are given before every command."""
 
 
 def version(as_json: JsonOption = False) -> None:

@@ -34,7 +34,7 @@ def convert(
     inputs: InputOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print a job written for Azure ML or Kubeflow as a specification; on standard error, what became of what."""
+    """Print a job written for Azure ML or Kubeflow as a specification; on standard error, how each field was mapped."""
     from remora.errors import SpecError
     from remora.spec.spec import JobSpec
 
@@ -46,7 +46,7 @@ def convert(
         output.print_json(dataclasses.asdict(translation))
     else:
         output.print_line(_yaml(translation.spec).rstrip())
-        tell(translation)
+        print_remarks(translation)
     if translation.problems:
         raise SpecError(translation.problems)
     JobSpec.from_mapping(translation.spec)
@@ -96,16 +96,16 @@ def translate(
     return dataclasses.replace(translation, unhonoured=(*translation.unhonoured, *left))
 
 
-def tell(translation: Translation) -> None:
-    """Say what became of what, on standard error."""
+def print_remarks(translation: Translation) -> None:
+    """Print how each field was mapped, on standard error."""
     output.say(f"This is {translation.source}. What was mapped to what:")
-    _tell(translation.mapped, "->")
+    _print_remarks(translation.mapped, "->")
     if translation.unhonoured:
         output.say("Not honoured:")
-        _tell(translation.unhonoured, " ")
+        _print_remarks(translation.unhonoured, " ")
 
 
-def _tell(remarks: Sequence[Remark], sign: str) -> None:
+def _print_remarks(remarks: Sequence[Remark], sign: str) -> None:
     width = min(max((len(remark.field) for remark in remarks), default=0), 48)
     for remark in remarks:
         output.say(output.printable(f"  {remark.field.ljust(width)} {sign} {remark.text}"))

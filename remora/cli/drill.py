@@ -34,7 +34,7 @@ def drill(
         typer.Option(
             "--notice",
             metavar="DURATION",
-            help="Tell the nodes so long before (30s unless told; Azure gives its own).",
+            help="Length of the notice before the nodes go (30s by default; Azure gives its own).",
         ),
     ] = None,
     silent: Annotated[bool, typer.Option("--silent", help="Take the nodes without a notice.")] = False,
@@ -67,7 +67,7 @@ def drill(
 
 
 def _watch(client: Client, found: Drill) -> Drill:
-    """Look until it is over, and say where it stands."""
+    """Poll until the drill is over, and print its progress."""
     said = ""
     try:
         while found.ended_at is None:
@@ -77,7 +77,7 @@ def _watch(client: Client, found: Drill) -> Drill:
             time.sleep(LOOK_S)
             found = client.drill(found.id)
     except KeyboardInterrupt:
-        output.say(f"\nDetached; the drill goes on: GET /v1/drills/{found.id} tells how.")
+        output.say(f"\nDetached; the drill goes on: GET /v1/drills/{found.id} shows its state.")
         raise typer.Exit(ExitCode.DETACHED) from None
     return found
 

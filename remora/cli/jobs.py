@@ -18,7 +18,7 @@ from remora.spec.quantities import format_duration, parse_duration
 def list_jobs(
     state: Annotated[str | None, typer.Option("--state", help="Only jobs in this state.")] = None,
     project: Annotated[str | None, typer.Option("--project", help="Only jobs of this project.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many.")] = 50,
     as_json: JsonOption = False,
     server: ServerOption = None,
 ) -> None:
@@ -96,7 +96,7 @@ def show(job: JobArgument, as_json: JsonOption = False, server: ServerOption = N
 
 
 def cancel(job: JobArgument, as_json: JsonOption = False, server: ServerOption = None) -> None:
-    """Ask for a job's end."""
+    """Cancel a job; it ends when its workers have stopped."""
     with connect(server) as client:
         answer = client.cancel(client.find(job).id)
     if as_json:

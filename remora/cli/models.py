@@ -64,7 +64,7 @@ def download_model(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="NAME[:VERSION]", help="A model; the newest version unless told.", show_default=False
+            metavar="NAME[:VERSION]", help="A model; by default its newest version.", show_default=False
         ),
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make.", show_default=False)],

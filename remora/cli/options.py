@@ -44,9 +44,7 @@ JsonOption = Annotated[
 FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")]
 RawOption = Annotated[
     bool,
-    typer.Option(
-        "--raw", help="Print texts as they are, with what a terminal takes for commands, e.g. colours."
-    ),
+    typer.Option("--raw", help="Print texts unchanged, with terminal escape sequences such as colours."),
 ]
 InputOption = Annotated[
     list[str] | None,

@@ -129,6 +129,6 @@ def steps(job: Job) -> str:
 
 
 def summary(job: Job) -> str:
-    """One line on where a job stands."""
+    """One line on the state of a job."""
     detail = job.message or job.reason
     return f"{job.id} {job.name}: {job.state}{f', {printable(detail)}' if detail else ''}"

@@ -1,4 +1,4 @@
-"""`remora plan`: what would a trace have cost, and who would have waited, under other policies."""
+"""`remora plan`: what a trace would have cost, and which jobs would have waited, under other policies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plan(
     against: Annotated[
         Path | None, typer.Option("--against", metavar="FILE", help="A second policy to compare it with.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of what the trace leaves to chance.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the replay's random numbers.")] = 0,
     look: Annotated[
         float, typer.Option("--look", min=1, max=3600, help="Seconds between two looks of the planner.")
     ] = 60.0,
@@ -72,10 +72,10 @@ def _progress() -> Callable[[float], None] | None:
     if not sys.stderr.isatty():
         return None
 
-    def tell(part: float) -> None:
+    def display(part: float) -> None:
         print(f"\r{part:4.0%}", end="" if part < 1 else "\r    \r", file=sys.stderr, flush=True)
 
-    return tell
+    return display
 
 
 def _print(reports: Sequence[ReplayReport]) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="The operators' policies: pools, projects and the budget.", no_args_is_help=True)
 
-#: Bytes that are read of a document; the service says what is too much.
+#: Bytes that are read of a document; the service refuses one that is too large.
 _MAX_BYTES = 2**20
 
 FileArgument = Annotated[
@@ -185,11 +185,11 @@ def _show_changes(before: str, after: str, version: int, name: str, *, quiet: bo
 
 
 def _confirm(question: str, *, yes: bool, is_read: bool) -> None:
-    """Ask a person; without one the option has to say it.  Ends the command after a no."""
+    """Ask at the terminal; without one the option is needed.  Ends the command after a no."""
     if yes:
         return
     if is_read or not sys.stdin.isatty():
-        raise typer.BadParameter("nobody can be asked here; add --yes to do it")
+        raise typer.BadParameter("there is no terminal to ask at; add --yes to do it")
     if not typer.confirm(question):
         output.say("Nothing was changed.")
         raise typer.Exit(ExitCode.ERROR)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 #: Pause between two looks.
 LOOK_S = 0.5
-#: In a pipe, steps are told at most this often.
-TELL_S = 5.0
+#: Seconds between two lines about steps in a pipe.
+REPORT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ def watch(client: Client, job: Job, *, as_json: bool = False, quiet: bool = Fals
         show = contextlib.nullcontext(lambda _look: None)
     else:
         show = _live_bar() if sys.stdout.isatty() else _plain_lines()
-    with show as tell:
+    with show as display:
         for look in looks(client, job.id):
-            tell(look)
+            display(look)
             job = look.job
     if as_json:
         output.print_json_line(job)
@@ -85,26 +85,26 @@ def event_line(event: Event) -> str:
 
 @contextlib.contextmanager
 def _json_lines() -> Iterator[Callable[[Look], None]]:
-    def tell(look: Look) -> None:
+    def display(look: Look) -> None:
         for event in look.events:
             output.print_json_line(event)
 
-    yield tell
+    yield display
 
 
 @contextlib.contextmanager
 def _plain_lines() -> Iterator[Callable[[Look], None]]:
-    told: dict[str, float] = {"at": -TELL_S, "step": -1}
+    shown: dict[str, float] = {"at": -REPORT_S, "step": -1}
 
-    def tell(look: Look) -> None:
+    def display(look: Look) -> None:
         for event in look.events:
             output.print_line(event_line(event))
         step = -1 if look.job.step is None else look.job.step
-        if step != told["step"] and (look.job.terminal or time.monotonic() - told["at"] >= TELL_S):
-            told.update(at=time.monotonic(), step=step)
+        if step != shown["step"] and (look.job.terminal or time.monotonic() - shown["at"] >= REPORT_S):
+            shown.update(at=time.monotonic(), step=step)
             output.print_line(f"{output.clock(time.time())}  {describe(look)}")
 
-    yield tell
+    yield display
 
 
 @contextlib.contextmanager
@@ -121,7 +121,7 @@ def _live_bar() -> Iterator[Callable[[Look], None]]:
     with Progress(*columns, console=output.console()) as progress:
         bar = progress.add_task("waiting", total=None, state="queued")
 
-        def tell(look: Look) -> None:
+        def display(look: Look) -> None:
             for event in look.events:
                 progress.console.print(event_line(event))
             progress.update(
@@ -132,4 +132,4 @@ def _live_bar() -> Iterator[Callable[[Look], None]]:
                 state=str(look.job.state),
             )
 
-        yield tell
+        yield display

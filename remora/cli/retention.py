@@ -37,7 +37,7 @@ def prune(
     seconds = None if older_than is None else duration_option(older_than, "--older-than")
     if not yes:
         if not sys.stdin.isatty():
-            raise typer.BadParameter("nobody can be asked here; add --yes to do it")
+            raise typer.BadParameter("there is no terminal to ask at; add --yes to do it")
         if not typer.confirm("Delete it for good?"):
             raise typer.Abort
     with connect(server) as client:

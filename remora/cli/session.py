@@ -14,7 +14,7 @@ from remora.cli.output import say
 if TYPE_CHECKING:
     from remora.client.blocking import Client
 
-#: A command at a terminal says soon that nobody answers; one that follows a job outlasts a restart of the service.
+#: A command soon says that no service answers; one that follows a job outlasts a restart of the service.
 SHORT_S = 3.0
 LONG_S = 120.0
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from remora.cli import output
-from remora.cli.conversion import read_file, tell, translate
+from remora.cli.conversion import print_remarks, read_file, translate
 from remora.cli.exits import code_of_state
 from remora.cli.jobs import duration_option
 from remora.cli.options import InputOption, JsonOption, ServerOption
@@ -159,7 +159,7 @@ def _raw_spec(words: list[str], inputs: list[str], *, quiet: bool) -> dict[str, 
     translation = translate(raw, folder, inputs, left)
     if translation is not None:
         if not quiet:
-            tell(translation)
+            print_remarks(translation)
         if translation.problems:
             from remora.errors import SpecError
 

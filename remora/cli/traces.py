@@ -1,4 +1,4 @@
-"""`remora trace`: what happened, for `remora plan`."""
+"""`remora trace`: recorded jobs and market, for `remora plan`."""
 
 from __future__ import annotations
 

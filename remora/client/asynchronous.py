@@ -8,7 +8,7 @@ Every method raises ApiError when the service refuses and ConnectionFailed when 
 
 `remora.client.blocking` is generated from this module: run `make client` after a change here.
 
-Both clients are thin shells: what is sent stands in `requests`, calls of several requests in `flows`, when to send
+Both clients are thin shells: what is sent is in `requests`, calls of several requests in `flows`, when to send
 again in `retries`.
 """
 
@@ -166,7 +166,7 @@ class AsyncClient(Shell):
         return await self._send(requests.show_ledger(job_id))
 
     async def cluster_ledger(self, since: float | None = None, until: float | None = None) -> ClusterLedger:
-        """Who pays for what the cloud bills for all nodes; of the running month (UTC) unless told.
+        """Who pays for what the cloud bills for all nodes; of the running month (UTC) by default.
 
         Times are seconds since 1970.
         """
@@ -238,7 +238,7 @@ class AsyncClient(Shell):
     ) -> Policy:
         """Put a policy document in force that was made from version `based_on`.
 
-        Raises Conflict when somebody else has changed the policies since, and Invalid with every problem.
+        Raises Conflict when the policies have changed since, and Invalid with every problem.
         """
         return await self._send(
             requests.apply_policy(document, based_on=based_on, author=author, comment=comment)
@@ -269,7 +269,7 @@ class AsyncClient(Shell):
     async def drill_node(self, node_id: str, *, notice_s: float | None) -> Drill:
         """Rehearse the preemption of a node, with a notice of `notice_s` seconds, or without one (None).
 
-        The answer comes at once; `drill` tells how it goes.  Raises Conflict when the node is not ready, or while
+        The answer comes at once; `drill` returns its progress.  Raises Conflict when the node is not ready, or while
         another drill is under way.
         """
         return await self._send(requests.drill_node(node_id, notice_s))
@@ -294,7 +294,7 @@ class AsyncClient(Shell):
         """Replay traces under one policy or two, and wait for the answer; look at its `state` and `message`.
 
         A trace is a file, or `OFFERING=FILE` for spot availability in SkyPilot's format; policies are YAML files.
-        `on_progress` is told the part that is done.  Raises ConfigurationError for a file that cannot be read.
+        `on_progress` is called with the part that is done.  Raises ConfigurationError for a file that cannot be read.
         """
         return await self._run(what_if.what_if(traces, policies, seed, look_s, on_progress))
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from remora.client import requests
-from remora.client.checkpoint_files import extract
-from remora.client.received_files import check, new_folder, place_for
+from remora.client.downloads import check_digest, extract, new_folder, target_path
 from remora.client.requests import Request
 from remora.code.bundle import PackedBundle, pack
 from remora.code.checks import check_code
@@ -28,7 +27,7 @@ from remora.views import Checkpoint, Event, Job, LogLine, MetricPoint, ModelVers
 
 T = TypeVar("T")
 
-#: A prefix of an id is looked for among so many of the newest jobs.
+#: Number of the newest jobs among which a prefix of an id is looked for.
 SEARCHED_JOBS = 1000
 
 
@@ -166,7 +165,7 @@ def is_last(page: Page[T]) -> bool:
 
 
 def metrics(job_id: str, after_step: int | None, points: int | None = None) -> Flow[list[MetricPoint]]:
-    """Every metric point after a step, by step; with `points` at most so many, which stand for all."""
+    """Every metric point after a step, by step; with `points` at most that many, which stand for all."""
     if points is not None:
         few: Page[MetricPoint] = yield requests.list_metrics(job_id, after_step=after_step, points=points)
         return few.items
@@ -235,9 +234,9 @@ def _receive(
 ) -> Flow[None]:
     with new_folder(target) as folder:
         for file in files:
-            path = place_for(folder, file)
+            path = target_path(folder, file)
             yield request(file, path)
-            yield Work(partial(check, path, file))
+            yield Work(partial(check_digest, path, file))
 
 
 def download(job_id: str, target: Path, step: int | None) -> Flow[Checkpoint]:

@@ -193,7 +193,7 @@ def list_logs(
     attempt: int | None = None,
     tail: int | None = None,
 ) -> Request[Page[LogLine]]:
-    """Log lines after a sequence number, oldest first; with `tail` only the last so many."""
+    """Log lines after a sequence number, oldest first; with `tail` only the last lines, at most that many."""
     params = _params(after=after, limit=limit, rank=rank, attempt=attempt, tail=tail)
     return Request(method="GET", path=job_path(job_id, "logs"), params=params, parse=_one(Page[LogLine]))
 
@@ -206,7 +206,7 @@ def list_metrics(
     cursor: str | None = None,
     points: int | None = None,
 ) -> Request[Page[MetricPoint]]:
-    """One page of metric points by step; with `points` at most so many, which stand for all."""
+    """One page of metric points by step; with `points` at most that many, which stand for all."""
     params = _params(after_step=after_step, limit=limit, cursor=cursor, points=points)
     path = job_path(job_id, "metrics")
     return Request(method="GET", path=path, params=params, parse=_one(Page[MetricPoint]))
@@ -409,7 +409,7 @@ def create_plan(body: Mapping[str, Any]) -> Request[WhatIf]:
 
 
 def get_plan(plan_id: str, wait_s: float) -> Request[WhatIf]:
-    """Where a replay stands, with its next news or after `wait_s`."""
+    """How far a replay is, with its next change or after `wait_s` seconds."""
     params = {"wait_s": f"{wait_s:g}"}
     return Request(
         method="GET",

@@ -26,14 +26,14 @@ class Patience:
         self._failures = 0
 
     def reset(self) -> None:
-        """Something worked: count anew."""
+        """Something worked: count from 0 again."""
         self._first_failure_at = None
         self._failures = 0
 
     def pause_s(self, now: float, chance: float, retry_after_s: float | None = None) -> float | None:
         """Seconds to wait before the next try; None when the budget is spent.
 
-        `now` is any clock in seconds, `chance` a number from 0 to 1; the service's own wish goes first.
+        `now` is any clock in seconds, `chance` a number from 0 to 1; `retry_after_s`, if given, is the pause.
         """
         if self._first_failure_at is None:
             self._first_failure_at = now
@@ -66,7 +66,7 @@ def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
 
 
 class Following(Generic[T]):
-    """A stream's place: which items were taken, and how to ask for the rest after a break."""
+    """Position in a stream: which items were received, and how to ask for the rest after a break."""
 
     def __init__(self, stream: Stream[T]) -> None:
         self._stream = stream

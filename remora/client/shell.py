@@ -1,4 +1,4 @@
-"""What the blocking and the asynchronous client share: the address, their patience, the sentences they raise."""
+"""What the blocking and the asynchronous client share: the address, the retries, and the messages of errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CHANCE = random.SystemRandom()
 
 
 class Shell:
-    """What both clients know: the address, how patient they are, and the sentences they raise."""
+    """What both clients share: the address, how long they retry, and the messages of errors."""
 
     def __init__(self, server: str | None, timeout_s: float, retry_s: float, resume_s: float) -> None:
         self.server: Server = find_server(os.environ, server)
@@ -61,8 +61,8 @@ class Shell:
         """Seconds until the next try, or None when this answer counts."""
         if not may_retry_status(request, answer.status):
             return None
-        wish = retry_after_s(answer.headers, time.time())
-        return patience.pause_s(time.monotonic(), _CHANCE.random(), wish)
+        asked = retry_after_s(answer.headers, time.time())
+        return patience.pause_s(time.monotonic(), _CHANCE.random(), asked)
 
     def _after_break(self, error: Exception | None, patience: Patience) -> float:
         """Seconds until a broken stream is opened again; raises ConnectionFailed when it is not."""
@@ -75,8 +75,8 @@ class Shell:
         """Seconds until a stream that was answered with an error is tried again; raises ApiError when not."""
         pause = None
         if may_retry_status(_ANY_GET, answer.status):
-            wish = retry_after_s(answer.headers, time.time())
-            pause = patience.pause_s(time.monotonic(), _CHANCE.random(), wish)
+            asked = retry_after_s(answer.headers, time.time())
+            pause = patience.pause_s(time.monotonic(), _CHANCE.random(), asked)
         if pause is None:
             raise requests.error_of(answer)
         return pause
@@ -107,7 +107,7 @@ def check_deadline(deadline: float | None, job_id: str) -> None:
 
 
 def deadline_after(timeout_s: float | None) -> float | None:
-    """The time of `time.monotonic()` in so many seconds; None stands for never."""
+    """The time of `time.monotonic()` in `timeout_s` seconds; None stands for never."""
     return None if timeout_s is None else time.monotonic() + timeout_s
 
 

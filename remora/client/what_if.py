@@ -12,7 +12,7 @@ from remora.client.flows import Flow, Work
 from remora.errors import ConfigurationError, RemoraError
 from remora.views import WhatIf
 
-#: Seconds that one request waits for news.
+#: Seconds that one request waits for a change.
 _WAIT_S = 10.0
 
 
@@ -23,7 +23,7 @@ def what_if(
     look_s: float,
     on_progress: Callable[[float], None] | None,
 ) -> Flow[WhatIf]:
-    """Replay the traces under the policies and wait for the answer; whoever stops waiting ends the replay."""
+    """Replay the traces under the policies and wait for the answer; a caller that stops waiting ends the replay."""
     body: dict[str, Any] = yield Work(lambda: _body(traces, policies))
     plan: WhatIf = yield requests.create_plan({**body, "seed": seed, "look_s": look_s})
     try:
@@ -33,7 +33,7 @@ def what_if(
                 on_progress(plan.progress)
     except (RemoraError, GeneratorExit):
         raise
-    except BaseException:  # Ctrl-C, or the task was cancelled: others would wait for it in vain
+    except BaseException:  # Ctrl-C, or the task was cancelled: otherwise the replay would go on for no caller
         with contextlib.suppress(RemoraError):
             yield requests.cancel_plan(plan.id)
         raise

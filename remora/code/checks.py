@@ -23,7 +23,7 @@ def check_code(spec: JobSpec, bundle: IO[bytes]) -> None:
 
 
 def _check_deepspeed(spec: JobSpec, bundle: IO[bytes]) -> None:
-    from remora.deepspeed.named import check_bundle
+    from remora.deepspeed.config_files import check_bundle
     from remora.deepspeed.refusal import Refused
 
     try:

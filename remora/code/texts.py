@@ -1,4 +1,4 @@
-"""Small texts in a code bundle, for whoever judges a job before it runs."""
+"""Reads small text files of a code bundle, for the checks of a job before it runs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What `torchrun`, `deepspeed` and `accelerate` are for a worker's command that starts them itself, as a shell does.
 
-    python -I -m remora.nested_launchers FEWEST MOST torchrun --nproc_per_node=4 train.py
+    python -I -m remora.commands.nested_launchers FEWEST MOST torchrun --nproc_per_node=4 train.py
 
 Every worker runs the command, so that the launcher's part is done: the script runs in its place, as the one process of
 this worker.  `FEWEST` and `MOST` are the workers of the job, with which the launcher's options must agree.

@@ -48,7 +48,7 @@ def fill(template: str, expression: re.Pattern[str], value: Callable[[re.Match[s
 
 
 def _place_after(template: str, at: int, end: int, place: str) -> str:
-    """Where a shell is behind a part of a command: bare "", in a quote, in a comment #, or nobody can tell ?."""
+    """Where a shell is behind a part of a command: bare "", in a quote, in a comment #, or unknown ?."""
     while place != _UNCLEAR and (step := _STEPS[place].search(template, at, end)) is not None:
         if step.lastgroup == "unclear":
             place = _UNCLEAR

@@ -30,7 +30,7 @@ _STARTERS = frozenset(
         *("exec", "command", "eval", "sudo"),
     )
 )
-#: Words of a command that are looked at; nobody writes as many before a launcher.
+#: Words of a command that are looked at; a launcher does not come later in practice.
 _LOOKED_AT = 60
 #: Characters of a shell's line that are looked at, for the same reason, and shells within shells.
 _LINE_LOOKED_AT = 16 * 1024
@@ -44,7 +44,7 @@ _BREAKS = ";&|()`\n"
 def started_by(words: list[str], shells: int = _SHELLS_LOOKED_AT) -> Iterator[tuple[str, list[str]]]:
     """Each argument list that may be a command which these words start, with what starts it: `env`, `the shell`.
 
-    A word behind an option may be its value as well as a command, so both are told.
+    A word behind an option may be its value as well as a command, so both are returned.
     """
     starter, place = "", 0
     while place < min(len(words), _LOOKED_AT):

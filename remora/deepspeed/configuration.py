@@ -23,7 +23,7 @@ _NEEDED = ("optimizer", "scheduler", "fp16", "bf16", "gradient_clipping", "tenso
 
 @dataclass(frozen=True)
 class Batch:
-    """How a global batch is dealt; None: not said."""
+    """How a global batch is divided among the workers; None: not given."""
 
     total: int | None
     #: Samples of one forward pass of one worker.
@@ -60,7 +60,7 @@ def check(config: Mapping[str, Any], global_batch: int | None) -> int | None:
 
 
 def filled(config: Mapping[str, Any], copies: int, global_batch: int | None) -> dict[str, Any]:
-    """The configuration for so many copies of the model, with every "auto" of a batch replaced.  Raises Refused.
+    """The configuration for this number of copies of the model, with every "auto" of a batch replaced.  Raises Refused.
 
     A micro-batch that is given is what fits on a device: it is made smaller where it does not divide a worker's share.
     Rounds that are given hold for the number of workers that they make the global batch with.
@@ -81,14 +81,14 @@ def filled(config: Mapping[str, Any], copies: int, global_batch: int | None) -> 
         return {**rest, MICRO: said.micro, ROUNDS: said.rounds or 1}
     if total % copies:
         raise Refused(
-            f"a global batch of {total} samples cannot be dealt equally among {copies} workers that each train a copy"
+            f"a global batch of {total} samples cannot be divided equally among {copies} workers that each train a copy"
             " of the model; change elastic.global_batch or workers"
         )
-    micro, rounds = _dealt(total // copies, said)
+    micro, rounds = _divided(total // copies, said)
     return {**rest, TOTAL: total, MICRO: micro, ROUNDS: rounds}
 
 
-def _dealt(share: int, said: Batch) -> tuple[int, int]:
+def _divided(share: int, said: Batch) -> tuple[int, int]:
     """Micro-batch and rounds of one worker's share."""
     if said.micro is None:
         rounds = next(n for n in range(min(said.rounds or 1, share), share + 1) if share % n == 0)

@@ -24,13 +24,13 @@ from remora.script import native_threads
 _UNUSED_KERNEL = "deepspeed_shm_comm"
 
 
-def await_deepspeed() -> None:
-    """From now on an import of `deepspeed` is seen."""
+def install_import_hook() -> None:
+    """Wrap `deepspeed` when it is imported from now on."""
     sys.meta_path.insert(0, _Finder())
 
 
 class _Finder(MetaPathFinder):
-    """Finds `deepspeed` as everybody does, and has its loader tell when it is loaded."""
+    """Finds `deepspeed` as usual, and has its loader wrap it when it is loaded."""
 
     _is_asking = False
 
@@ -43,18 +43,18 @@ class _Finder(MetaPathFinder):
         """The module's specification; None for all other modules."""
         if fullname != "deepspeed" or self._is_asking:
             return None
-        # Who only asks whether there is a DeepSpeed comes here too, so this finder stays.
+        # Code that only asks whether there is a DeepSpeed comes here too, so this finder stays.
         self._is_asking = True
         try:
             spec = importlib.util.find_spec(fullname)
         finally:
             self._is_asking = False
         if spec is not None and spec.loader is not None:
-            _tell_when_loaded(spec.loader)
+            _wrap_when_loaded(spec.loader)
         return spec
 
 
-def _tell_when_loaded(loader: Loader) -> None:
+def _wrap_when_loaded(loader: Loader) -> None:
     load = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
@@ -78,7 +78,7 @@ def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def initialize(*arguments: Any, **named: Any) -> Any:
-        from remora.deepspeed.taking_part import copies_of, counts_every_worker, take_part
+        from remora.deepspeed.engine import attach, copies_of, counts_every_worker
 
         bound = signature.bind(*arguments, **named)
         given = bound.arguments
@@ -93,14 +93,14 @@ def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
         except Refused as refused:
             end_refused(refused)
         made = original(*bound.args, **bound.kwargs)
-        take_part(made[0])
+        attach(made[0])
         return made
 
     return initialize
 
 
 def _config_of(given: dict[str, Any]) -> dict[str, Any] | None:
-    """The configuration that the script hands over; None for what only DeepSpeed can read."""
+    """The configuration that the script passes; None for what only DeepSpeed can read."""
     config = given.get("config") or given.get("config_params") or _named_by(given.get("args"))
     if isinstance(config, dict):
         return dict(config)
@@ -122,7 +122,7 @@ def _named_by(args: Any) -> Any:
 
 
 def _give(given: dict[str, Any], config: dict[str, Any]) -> None:
-    """Hand the configuration over in the one place that DeepSpeed then looks at."""
+    """Pass the configuration in the one place that DeepSpeed then looks at."""
     given["config"] = config
     given.pop("config_params", None)
     for name in ("deepspeed_config", "deepscale_config"):
@@ -153,7 +153,7 @@ def _refuse_half_pipelines(pipeline: Any) -> None:
 
 
 def _check_places(stages: Any, topology: Any, world_size: int) -> None:
-    """Raise Refused when so many workers cannot all be put into whole copies of the model."""
+    """Raise Refused when this number of workers cannot be put into whole copies of the model."""
     if topology is not None:
         axes = {name: max(1, topology.get_dim(name)) for name in topology.get_axis_names()}
         together = math.prod(length for name, length in axes.items() if name != "data")
@@ -161,7 +161,7 @@ def _check_places(stages: Any, topology: Any, world_size: int) -> None:
             raise Refused(
                 f"the topology has places for {together * axes.get('data', 1)} workers, of which {together} hold one"
                 f" model together, and there are {world_size}; write workers: {{multiple_of: {together}}} into the job,"
-                " and have the script make as many copies as WORLD_SIZE has room for"
+                " and have the script make as many copies as WORLD_SIZE allows"
             )
     elif isinstance(stages, int) and stages > 0 and world_size % stages:
         raise Refused(

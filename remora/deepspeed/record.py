@@ -1,4 +1,4 @@
-"""What Remora notes beside the files of a DeepSpeed checkpoint, to know how to read them."""
+"""The record that Remora writes beside the files of a DeepSpeed checkpoint, to know how to read them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read(folder: Path, step: str) -> Record:
     except FileNotFoundError:
         raise Refused(
             f"the checkpoint of step {step} was not written by DeepSpeed; resume it with the framework that wrote it,"
-            " or submit the job anew"
+            " or submit the job again"
         ) from None
     except (ValueError, TypeError, AttributeError, KeyError, OSError) as error:
         raise Refused(f"the checkpoint of step {step} has a {NAME} that cannot be read: {error}") from None
@@ -63,7 +63,7 @@ def read(folder: Path, step: str) -> Record:
                 f"the checkpoint of step {step} has a {NAME} that names a folder elsewhere: {name!r:.200}"
             )
     if not (folder / record.tag).is_dir():
-        raise Refused(f"the checkpoint of step {step} lacks the folder {record.tag!r}; submit the job anew")
+        raise Refused(f"the checkpoint of step {step} lacks the folder {record.tag!r}; submit the job again")
     return record
 
 

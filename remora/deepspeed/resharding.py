@@ -1,4 +1,4 @@
-"""Cuts a DeepSpeed checkpoint anew where another number of workers reads it.
+"""Reshards a DeepSpeed checkpoint where another number of workers reads it.
 
 ZeRO writes the part of the optimizer that each worker holds, which only as many workers can read.  DeepSpeed's
 universal checkpoint has every parameter whole; it is made when it is needed, once on each machine.  Why not after each
@@ -90,6 +90,6 @@ def convert(source: Path, target: Path) -> None:
     except Exception as error:  # DeepSpeed's converter fails in many ways at layouts that it does not know.
         why = next(iter(str(error).splitlines()), "no reason is given")
         raise Refused(
-            f"DeepSpeed cannot cut this checkpoint anew for another number of workers ({type(error).__name__}: {why});"
+            f"DeepSpeed cannot reshard this checkpoint for another number of workers ({type(error).__name__}: {why});"
             " start as many workers as wrote it"[:600]
         ) from error

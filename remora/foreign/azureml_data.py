@@ -36,7 +36,7 @@ def read_inputs(
 ) -> dict[str, str]:
     """Text for each input by its name; `given` stands above what the file says.
 
-    Optional inputs of a component that nobody gives are left out.
+    Optional inputs of a component that are not given are left out.
     """
     values = {}
     for name, raw in section.items():

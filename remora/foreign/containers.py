@@ -106,7 +106,7 @@ def words_of(draft: Draft, fields: Fields, variables: dict[str, str]) -> Command
 
 
 def read_resources(draft: Draft, fields: Fields, workers: int) -> None:
-    """Take what a node of so many workers asks for; each worker asks for its part."""
+    """Take what a node asks for; each of its workers asks for an equal part."""
     wanted: dict[str, tuple[Any, str]] = {}
     for section in (fields.section("requests"), fields.section("limits")):
         for key, value in section.items():

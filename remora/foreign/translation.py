@@ -86,7 +86,7 @@ class Draft:
 
 
 class Fields:
-    """The keys of one section of a foreign file; what nobody took is unknown and named by `close`."""
+    """The keys of one section of a foreign file; keys that were not read are unknown and named by `close`."""
 
     def __init__(self, draft: Draft, raw: object, path: str = "") -> None:
         self.draft = draft
@@ -144,7 +144,7 @@ class Fields:
         yield from left.items()
 
     def close(self) -> None:
-        """Name the keys that nobody took."""
+        """Name the keys that were not read."""
         for key, _ in self.items():
             self.draft.leave(self.name(key), "unknown key; nothing was done with it")
 

@@ -1,20 +1,21 @@
 """The line protocol between a script's process and its supervisor (version 1).
 
-Both ends write JSON objects, one per line, over one inherited stream socket whose number stands in the environment
+Both ends write JSON objects, one per line, over one inherited stream socket whose number is in the environment
 variable `REMORA_CHANNEL_FD`.  Every object has a `type`; unknown types and unknown keys are ignored, so that either end
 may be newer.  Standard library only: a script's environment may hold nothing else.
 
 Script to supervisor:
 
 - `hello` `{version, pid}`: first message.
-- `report` `{step, metrics, total_steps, again}`; `again`: somebody else may have told it, or died before.
+- `report` `{step, metrics, total_steps, again}`; `again`: another rank may have reported it, or died before it did.
 - `held` `{token, boundary}`: answer to `hold`; `boundary` counts the calls of `should_checkpoint()` so far.
 - `checkpoint` `{step, room, folder, asked, generation}`: the folder of that name holds this rank's files of the
   checkpoint, of the worker group of that number (by default the present one); the script waits for `taken`.  It lies
-  in the room `scratch` (the default; `REMORA_SCRATCH_DIR`) or `memory` (`REMORA_MEMORY_DIR`); a whole path is taken
-  only when it lies in one of them.  `asked` is true when `should_checkpoint()` was true before it.
+  in the storage area `scratch` (the default; `REMORA_SCRATCH_DIR`) or `memory` (`REMORA_MEMORY_DIR`), named by `room`;
+  an absolute path is accepted only when it lies in one of them.  `asked` is true when `should_checkpoint()` was true
+  before it.
 - `saving` `{step}`: the script begins to write its files of that checkpoint, which may take long.
-- `stalled` `{step, stall_s}`: the checkpoint of that step held this rank's training loop up for so many seconds.
+- `stalled` `{step, stall_s}`: the checkpoint of that step held this rank's training loop up for `stall_s` seconds.
 - `refused` `{message}`: the script ends because it cannot train as its job describes it; trying again is of no use.
 - `abandoned` `{step}`: the script raised inside `checkpoint(step)`; there will be no files.
 
@@ -22,7 +23,7 @@ Supervisor to script:
 
 - `hold` `{token}`: stop at the next boundary and wait for a decision.
 - `decide` `{token, boundary}`: `should_checkpoint()` shall be true at that boundary, which no rank has passed yet.
-- `release` `{token}`: forget the hold; who waits for a planned end goes on, because it does not come.
+- `release` `{token}`: forget the hold; a rank that waits for a planned end goes on, because it does not come.
 - `taken` `{step, park}`: the files are safe with the supervisor; with `park` the script waits for its planned end.
 - `preemption` `{deadline_at, reason}`: a machine of this job goes at that time (seconds since 1970); null withdraws it.
 """

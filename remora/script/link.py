@@ -1,14 +1,14 @@
 """A script's end of the channel to its supervisor (`remora/script/channel.py`); standard library only.
 
-Beside what every script says and hears, a script that can regroup in place (`remora.torch`) uses these messages:
+Beside the messages of every script, a script that can regroup in place (`remora.torch`) uses these messages:
 
 Script to supervisor:
 
 - `elastic` `{}`: this script can regroup in place.
 - `parted` `{generation, step, why}`: this rank holds the state after `step` (-1: none yet) and waits for a `regroup`.
 - `joined` `{generation, step}`: the group of that generation works, and its newest state is the one after `step`.
-- `pace` `{generation, own_s, shards}`: about once a second: the seconds that this rank's own part of a step took, with
-  so many shards, until its gradients were there.
+- `pace` `{generation, own_s, shards}`: about once a second: the seconds that this rank computed in a step, with that
+  number of shards, until its gradients were there.
 - `diverged` `{generation, text}`: the workers of that group do not hold the same weights, or would not with another
   number of them, as `text` says; the script ends with an error.
 
@@ -49,7 +49,7 @@ class Preemption:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where and as whom a process meets the others of its worker group."""
+    """The rank of a process in its worker group, and the address at which the group is formed."""
 
     generation: int
     rank: int
@@ -61,7 +61,7 @@ class Rendezvous:
     master_port: int
 
     @classmethod
-    def told_by(cls, message: channel.Message) -> Rendezvous:
+    def from_message(cls, message: channel.Message) -> Rendezvous:
         """The rendezvous of a `regroup` message; raises KeyError, TypeError or ValueError for a malformed one."""
         return cls(
             generation=int(message["generation"]),
@@ -116,7 +116,7 @@ class Link:
         self._parted = -1
         self._regroup: Rendezvous | None = None
         #: Called by the reading thread with the generation to leave.
-        self.on_part: Callable[[int], None] | None = None
+        self.on_leave: Callable[[int], None] | None = None
         self.preemption: Preemption | None = None
         self.pid = os.getpid()
         self.send({"type": "hello", "version": channel.VERSION, "pid": self.pid})
@@ -131,9 +131,9 @@ class Link:
     def report(
         self, step: int, metrics: Mapping[str, float], total_steps: int | None, *, is_again: bool = False
     ) -> None:
-        """Tell that a step is done; what is not finite is told as unknown.
+        """Report that a step is done; what is not finite is sent as unknown.
 
-        `is_again`: another rank may have told it, or may have died before it did.
+        `is_again`: another rank may have reported it, or may have died before it did.
         """
         values: dict[str, float | None] = {}
         for name, value in metrics.items():
@@ -143,11 +143,11 @@ class Link:
         self.send({**message, "again": True} if is_again else message)
 
     def stalled(self, step: int, seconds: float) -> None:
-        """Tell what the checkpoint of a step cost the training loop."""
+        """Report the seconds that the checkpoint of a step cost the training loop."""
         self.send({"type": "stalled", "step": step, "stall_s": round(seconds, 6)})
 
     def reach_boundary(self, at: int | None = None) -> str | None:
-        """Count a boundary (or stand at boundary `at`), and return what was decided for it.
+        """Count a boundary (or go to boundary `at`), and return what was decided for it.
 
         `checkpoint`, `regroup` or None.  Waits while the supervisor holds the ranks.
         """
@@ -158,35 +158,35 @@ class Link:
                     self._target = None
                     self._asked = self._action == "checkpoint"
                     return self._action
-                if self._hold is None or self._closed or self._is_parting():
+                if self._hold is None or self._closed or self._is_leaving():
                     return None
                 if not self._changed.wait(_DECISION_TIMEOUT_S):
                     self._hold = None
                     return None
 
-    def stand_at(self, boundary: int) -> None:
+    def set_boundary(self, boundary: int) -> None:
         """Count boundaries from here, so that ranks which began at different times count alike."""
         with self._changed:
             self._boundary = boundary
 
-    def hand_over(self, step: int, room: str, folder: str, generation: int | None = None) -> None:
+    def hand_over(self, step: int, area: str, folder: str, generation: int | None = None) -> None:
         """Give a rank's files of a checkpoint to the supervisor; stays where the planned end of the process comes.
 
-        They lie in the folder of that name in a room of this worker (`scratch` or `memory`), and belong to the worker
-        group of `generation`, by default the present one.
+        They lie in the folder of that name in a storage area of this worker (`scratch` or `memory`), and belong to the
+        worker group of `generation`, by default the present one.
         """
         with self._changed:
             self._taken.pop(step, None)
             asked, self._asked = self._asked, False
         of_group = _generation() if generation is None else generation
-        message = {"type": "checkpoint", "step": step, "room": room, "folder": folder, "asked": asked}
+        message = {"type": "checkpoint", "step": step, "room": area, "folder": folder, "asked": asked}
         self.send({**message, "generation": of_group})
         with self._changed:
             self._changed.wait_for(lambda: step in self._taken or self._closed)
             self.taken_at = time.monotonic()
             if self._taken.get(step):
                 # The planned end of this process comes now; a step done here would have to be done again.
-                self._changed.wait_for(lambda: self._closed or not self._taken[step] or self._is_parting())
+                self._changed.wait_for(lambda: self._closed or not self._taken[step] or self._is_leaving())
 
     @property
     def stops(self) -> bool:
@@ -200,7 +200,7 @@ class Link:
             asked, self._asked = self._asked, False
             return asked
 
-    def must_part(self, generation: int) -> bool:
+    def must_leave(self, generation: int) -> bool:
         """True when the group of that generation is to be left."""
         with self._changed:
             return self._parted >= generation
@@ -208,21 +208,21 @@ class Link:
     def await_regroup(self, generation: int) -> Rendezvous:
         """Wait for a group that is newer than `generation`, and make the environment say so.
 
-        Raises SupervisorGone when nobody is left who could tell.
+        Raises SupervisorGone when the supervisor has ended.
         """
         with self._changed:
             self._changed.wait_for(
                 lambda: self._closed or (self._regroup is not None and self._regroup.generation > generation)
             )
-            told = self._regroup
-            if told is None or told.generation <= generation:
+            rendezvous = self._regroup
+            if rendezvous is None or rendezvous.generation <= generation:
                 raise SupervisorGone("the supervisor ended while this worker waited for its next group")
             # A decision of the old group counts boundaries that the new one may never see.
             self._hold = self._target = None
-        told.export()
-        return told
+        rendezvous.export()
+        return rendezvous
 
-    def _is_parting(self) -> bool:
+    def _is_leaving(self) -> bool:
         return self._parted >= _generation()
 
     def _read(self) -> None:
@@ -239,7 +239,7 @@ class Link:
                 return
             for message in decoder.feed(received):
                 with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
-                    # A message that is not understood must not end the thread that hears the next one.
+                    # A message that is not understood must not end the thread that reads the next one.
                     self._receive(message)
 
     def _receive(self, message: channel.Message) -> None:
@@ -264,16 +264,16 @@ class Link:
             elif kind == "part":
                 parted = int(message["generation"])
             elif kind == "regroup":
-                self._regroup = Rendezvous.told_by(message)
+                self._regroup = Rendezvous.from_message(message)
                 parted = self._regroup.generation - 1
             if parted is not None:
                 self._parted = max(self._parted, parted)
-            boundary, on_part = self._boundary, self.on_part
+            boundary, on_leave = self._boundary, self.on_leave
             self._changed.notify_all()
         if kind == "hold":
             self.send({"type": "held", "token": message.get("token"), "boundary": boundary})
-        if parted is not None and on_part is not None:
-            on_part(parted)
+        if parted is not None and on_leave is not None:
+            on_leave(parted)
 
     def _close(self) -> None:
         if os.getpid() == self.pid:

@@ -1,4 +1,4 @@
-"""Where a script finds memory that outlives it, and whether something fits; standard library only.
+"""The folder in memory for checkpoints that outlive the script, and whether one fits; standard library only.
 
 The supervisor names a folder on a file system in memory and the bytes that may lie there at once.
 """
@@ -14,7 +14,7 @@ _FREE_SHARE = 0.1
 
 
 def folder_for(size_bytes: int | None) -> str | None:
-    """The folder in memory when that many bytes fit into it now; None when not, or when nobody knows how many."""
+    """The folder in memory when that many bytes fit into it now; None when not, or when the number is unknown."""
     folder, limit = os.environ.get("REMORA_MEMORY_DIR"), os.environ.get("REMORA_MEMORY_BYTES", "")
     if folder is None or size_bytes is None or not limit.isdecimal():
         return None

@@ -1,6 +1,6 @@
-"""Lets PyTorch's own threads come to rest before somebody joins them or the interpreter ends.
+"""Lets PyTorch's own threads come to rest before they are joined or the interpreter ends.
 
-Threads of gloo and of autograd take Python's lock when they let go of a tensor that Python has seen, a moment after
+Threads of gloo and of autograd take Python's lock when they release a tensor that Python has seen, a moment after
 their work is done.  PyTorch 2.13 does not wait for that.  If the interpreter ends in this moment, the thread is ended
 with it and the process aborts ("terminate called without an active exception", signal 6); if DistributedDataParallel
 is the last to hold the process group, its end joins the thread with the lock in hand, and both wait for ever.  Either
@@ -21,9 +21,9 @@ from typing import Any
 
 #: Names of the threads, of which the kernel keeps 15 characters.
 _NAMES = ("pt_gloo_runloop", "pt_autograd_")
-#: Seconds between two looks.  Python's lock is free meanwhile: who waits for it has it then, and is seen to have run.
+#: Seconds between two looks.  Python's lock is free meanwhile: a thread that waits for it gets it, and is seen to run.
 _LOOK_S = 0.01
-#: Seconds after which nobody waits any longer: a collective whose other workers are gone never ends.
+#: Seconds after which the wait is given up: a collective whose other workers are gone never ends.
 _LIMIT_S = 1.0
 
 
@@ -53,7 +53,7 @@ def await_rest() -> None:
     until = time.monotonic() + _LIMIT_S
     before = _threads()
     while before and time.monotonic() < until:
-        # Nothing tells when a thread of C++ comes to rest, so it is looked at; asleep, this thread leaves it the lock.
+        # There is no event when a thread of C++ comes to rest, so it is polled; asleep, this thread leaves it the lock.
         time.sleep(_LOOK_S)
         now = _threads()
         if now == before and all(is_asleep for is_asleep, _ in now.values()):

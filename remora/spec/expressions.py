@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-#: The space around the word is taken off afterwards: a pattern that tells it from the word tries every way to do so.
+#: The space around the word is taken off afterwards: a pattern that separates the two tries every way to do so.
 EXPRESSION = re.compile(r"\$\{\{([^{}]*+)\}\}")
 #: What a worker knows besides the paths of its outputs.
 KNOWN = ("job.id", "job.attempt", "master.address", "master.port")

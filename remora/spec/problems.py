@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Characters of each key in a problem's field.
 LONGEST_KEY = 200
-#: Errors that pydantic is asked to tell: it tells all or none, and all at once.
+#: Errors that pydantic is asked for: it returns all or none, and all at once.
 MOST_ERRORS = 1000
 #: Levels of a YAML text, and values in it, those that stand behind an alias counted each time.
 MAX_DEPTH = 32

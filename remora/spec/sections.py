@@ -192,7 +192,7 @@ class Elastic(Section):
         return self
 
     def variables(self) -> dict[str, str]:
-        """Environment variables that tell a script what its job asks for."""
+        """Environment variables with what the job asks of its script."""
         asked = {
             "EXACTNESS": self.exactness,
             "GLOBAL_BATCH": self.global_batch,

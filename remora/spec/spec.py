@@ -105,7 +105,7 @@ class JobSpec(Section):
             raise ValueError("the first word of the command is empty; write the program to run")
         for name in unwrap(value).variables:
             if refusal := refuses_variable(name):
-                raise ValueError(f"its launcher is told to set a variable: {refusal}")
+                raise ValueError(f"its launcher sets a variable: {refusal}")
         return value
 
     @model_validator(mode="after")

@@ -29,7 +29,7 @@ _FACTOR = 0x5851F42D4C957F2D
 
 CAUSES = (
     "Usual causes: weights that are changed with what one worker alone has (its rank, its own loss or clock, a learning"
-    " rate that follows them), layers that are made or initialised anew while training runs, or a faulty processor or"
+    " rate that follows them), layers that are made or initialised again while training runs, or a faulty processor or"
     " memory"
 )
 
@@ -39,7 +39,7 @@ class Diverged(RuntimeError):
 
 
 def is_due(steps_done: int, every: int) -> bool:
-    """Whether workers compare their weights after so many steps; after the first one, then every so many (0: never)."""
+    """Whether workers compare their weights after `steps_done` steps: after the first, then each `every` (0: never)."""
     return every > 0 and steps_done > 0 and (steps_done == 1 or steps_done % every == 0)
 
 
@@ -48,8 +48,8 @@ def is_rehearsed(steps_done: int, every: int) -> bool:
     return is_due(steps_done, every) and (steps_done == 1 or steps_done % (10 * every) == 0)
 
 
-class Holdings:
-    """What a worker holds at one moment, by name."""
+class StateDigests:
+    """Digests of what a worker holds at one moment, by name, to be compared between workers and with later moments."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
         self._tensors = {name: one.detach() for name, one in tensors.items() if one.numel()}
@@ -59,7 +59,7 @@ class Holdings:
 
     def changed(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
         """Name of the first tensor that is not as it was when this was made, of those that are there now."""
-        now = Holdings(tensors, self._device)
+        now = StateDigests(tensors, self._device)
         if now.names != self.names:
             return next(iter(set(now.names) ^ set(self.names)))
         if torch.equal(now._digests, self._digests):
@@ -96,7 +96,7 @@ class Holdings:
 
 
 def tensors_of(parts: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The numbers with a fraction that parts of the training state hold, by where they stand in it."""
+    """The numbers with a fraction that parts of the training state hold, by their path in it."""
     for name, value in parts.items():
         if isinstance(value, torch.Tensor):
             if value.is_floating_point() or value.is_complex():
@@ -114,7 +114,7 @@ def parameters_beside(function: Any, known: Container[int]) -> dict[str, torch.T
     try:
         used = inspect.getclosurevars(function)
     except (TypeError, ValueError):
-        # It is no function of Python's, or names something that is not there yet.
+        # It is not a Python function, or names something that does not exist yet.
         return {}
     modules = {
         name: one
@@ -138,7 +138,7 @@ def difference_text(
     held: str = "weights",
     of: int = 0,
 ) -> str:
-    """What is told about workers that hold other weights, or whatever else is `held`, than rank `of`."""
+    """The error for workers that hold other weights, or another `held`, than rank `of`."""
     who = f"rank {ranks[0]} does" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} do"
     before = "" if agreed_after is None else f", and after step {agreed_after} they did"
     return (
@@ -147,7 +147,7 @@ def difference_text(
 
 
 def changed_text(name: str) -> str:
-    """What is told about a tensor that the function given to `backward` has changed."""
+    """The error for a tensor that the function given to `backward` has changed."""
     return (
         f"{name} was changed inside step.backward, which does so as often as a worker has micro-batches:"
         " change it after step.backward"
@@ -231,7 +231,7 @@ def copy_of(value: Any) -> Any:
 
 
 def differs(one: Any, other: Any) -> bool:
-    """Whether two samples are different for sure; of what is not known it is not said."""
+    """Whether two samples are different for sure; False for values that cannot be compared."""
     if type(one) is not type(other):
         return True
     if isinstance(one, torch.Tensor):

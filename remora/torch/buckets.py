@@ -41,10 +41,12 @@ class Bucket:
 class Flats:
     """One set of flat tensors, one per bucket, with the parts that belong to each parameter."""
 
-    def __init__(self, buckets: Sequence[Bucket], room: int) -> None:
-        """Empty ones, with `room` elements more than the buckets need."""
+    def __init__(self, buckets: Sequence[Bucket], padding: int) -> None:
+        """Empty ones, with `padding` elements more than the buckets need."""
         self.buckets = buckets
-        self.tensors = [torch.empty(one.size + room, dtype=one.dtype, device=one.device) for one in buckets]
+        self.tensors = [
+            torch.empty(one.size + padding, dtype=one.dtype, device=one.device) for one in buckets
+        ]
         #: In the shape of its parameter each.
         self._views = [
             [
@@ -97,17 +99,17 @@ def lay_out(parameters: Sequence[torch.Tensor], tail: int) -> list[Bucket]:
 
     The tail lies in the last bucket, which has one of its own where the last parameters are not float32.
     """
-    lots: list[list[torch.Tensor]] = []
+    groups: list[list[torch.Tensor]] = []
     size = 0
     for parameter in reversed(parameters):
-        limit = _FIRST_BYTES if len(lots) == 1 else _BUCKET_BYTES
-        last = lots[-1][-1] if lots else None
+        limit = _FIRST_BYTES if len(groups) == 1 else _BUCKET_BYTES
+        last = groups[-1][-1] if groups else None
         if last is None or (last.dtype, last.device) != (parameter.dtype, parameter.device) or size >= limit:
-            lots.append([])
+            groups.append([])
             size = 0
-        lots[-1].append(parameter)
+        groups[-1].append(parameter)
         size += parameter.numel() * parameter.element_size()
-    buckets = [Bucket(lot[0].dtype, lot[0].device, tuple(lot)) for lot in lots]
+    buckets = [Bucket(group[0].dtype, group[0].device, tuple(group)) for group in groups]
     if not buckets or buckets[-1].dtype != torch.float32:
         device = parameters[-1].device if parameters else torch.device("cpu")
         buckets.append(Bucket(torch.float32, device, ()))

@@ -193,17 +193,17 @@ def share(group: Group, tensors: Sequence[torch.Tensor], limit: int = 8 << 20) -
     """Overwrite `tensors` with those of rank 0 of the group, packed into messages of about `limit` elements."""
     packs: dict[tuple[torch.dtype, torch.device], list[list[torch.Tensor]]] = {}
     for tensor in tensors:
-        lots = packs.setdefault((tensor.dtype, tensor.device), [[]])
-        if sum(one.numel() for one in lots[-1]) >= limit:
-            lots.append([])
-        lots[-1].append(tensor)
+        blocks = packs.setdefault((tensor.dtype, tensor.device), [[]])
+        if sum(one.numel() for one in blocks[-1]) >= limit:
+            blocks.append([])
+        blocks[-1].append(tensor)
     under_way = []
-    for lot in (lot for lots in packs.values() for lot in lots):
-        flat = torch.cat([one.detach().reshape(-1) for one in lot])
-        under_way.append((group.broadcast(flat, 0), flat, lot))
-    for ticket, flat, lot in under_way:
+    for block in (block for blocks in packs.values() for block in blocks):
+        flat = torch.cat([one.detach().reshape(-1) for one in block])
+        under_way.append((group.broadcast(flat, 0), flat, block))
+    for ticket, flat, block in under_way:
         group.wait(ticket)
         if group.rank != 0:
-            for part, one in zip(flat.split([one.numel() for one in lot]), lot, strict=True):
+            for part, one in zip(flat.split([one.numel() for one in block]), block, strict=True):
                 with torch.no_grad():
                     one.copy_(part.view(one.shape))

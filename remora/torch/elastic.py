@@ -1,4 +1,4 @@
-"""What all elastic loops have in common: steps from a feed, reports that survive their teller, and one shape."""
+"""What all elastic loops have in common: steps from a feed, and reports that outlive the rank that sent them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 
 from remora import training
 from remora.torch.agreement import Diverged
-from remora.torch.feed import Feed, Plan, deliveries
+from remora.torch.compute_time import ComputeTime
+from remora.torch.feed import Feed, FeedPlan, load_batches
 from remora.torch.group import Group
-from remora.torch.marks import unlike, unlike_text
 from remora.torch.order import Position
-from remora.torch.own_time import OwnTime
-from remora.torch.settings import Settings, use_told_precision
+from remora.torch.sample_fingerprints import different_sample_text, first_different_rank
+from remora.torch.settings import Settings, apply_precision
 from remora.torch.state import Progress
 from remora.torch.step import Compute, Step
 
@@ -25,7 +25,7 @@ REPORTS_KEPT = 256
 
 
 class ElasticLoop(ABC):
-    """A loop that begins, does steps, and goes over into other groups until all workers have the last step."""
+    """A loop that begins, does steps, and joins other groups until all workers have the last step."""
 
     def __init__(
         self,
@@ -35,22 +35,22 @@ class ElasticLoop(ABC):
         collate_fn: Callable[[list[Any]], Any] | None,
         num_workers: int,
     ) -> None:
-        use_told_precision()
+        apply_precision()
         self._settings = settings
         self._device = device
         self._data = data
         self._collate = collate_fn
         self._num_workers = num_workers
         self._link = training.open_link()
-        self._own_time = OwnTime(device, self._tell_own_time)
+        self._compute_time = ComputeTime(device, self._report_compute_time)
         self._progress = Progress(0, 0, 0)
         self._feed = Feed(iter(()))
         #: The step that the script is in.
         self._step: Step | None = None
-        #: What was reported last, kept on every rank: the one who told it may die before it was heard.
+        #: The newest reports, kept on every rank: rank 0 may die before the supervisor has received them.
         self._reports: deque[tuple[int, dict[str, float]]] = deque(maxlen=REPORTS_KEPT)
         self._was_rank_0 = False
-        #: Epoch and place of batches that nobody trains any more.
+        #: Epoch and place of batches that are left out of training.
         self._left_out: list[tuple[int, int]] = []
         #: Step of the newest checkpoint of the present group.
         self._saved_step: int | None = None
@@ -64,12 +64,12 @@ class ElasticLoop(ABC):
         """The steps that are left, each to be done by one call of its `backward`."""
         self._begin()
         while True:
-            while (parcel := self._feed.peek()) is not None:
-                self._step = step = Step(self, self._progress.step + 1, parcel.position)
+            while (micro_batch := self._feed.peek()) is not None:
+                self._step = step = Step(self, self._progress.step + 1, micro_batch.position)
                 try:
                     yield step
                 except GeneratorExit:
-                    self._break_off()
+                    self._interrupt()
                     raise
                 if not step.is_done:
                     raise RuntimeError("call step.backward(...) once in every step of the loop")
@@ -78,7 +78,7 @@ class ElasticLoop(ABC):
                 break
         self._finish()
 
-    # --- what each loop does in its own way -------------------------------------------------------------------------
+    # --- what each loop implements ----------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -114,11 +114,11 @@ class ElasticLoop(ABC):
     def _finish(self) -> None:  # noqa: B027 - nothing by default
         """Training is over."""
 
-    def _break_off(self) -> None:  # noqa: B027 - nothing by default
+    def _interrupt(self) -> None:  # noqa: B027 - nothing by default
         """The script leaves the loop in the middle of it."""
 
-    def _has_heard(self) -> bool:
-        """Whether what the script computes counts; false in a group that broke."""
+    def _does_report(self) -> bool:
+        """Whether reports count; false in a group that broke."""
         return True
 
     def _value(self, value: Any) -> float:
@@ -130,7 +130,7 @@ class ElasticLoop(ABC):
         """Batches of this worker's shards from the present position on."""
         settings, progress = self._settings, self._progress
         left = None if settings.total_steps is None else max(0, settings.total_steps - progress.step)
-        plan = Plan(
+        plan = FeedPlan(
             global_batch=settings.global_batch,
             shards=settings.shards,
             micro_batch=settings.micro_batch,
@@ -144,18 +144,18 @@ class ElasticLoop(ABC):
             probe_every=settings.check_every,
             left_out=frozenset(self._left_out),
         )
-        self._feed = Feed(deliveries(self._data, plan, self._collate, self._num_workers))
+        self._feed = Feed(load_batches(self._data, plan, self._collate, self._num_workers))
 
     def _report(self, step: Step, metrics: Mapping[str, Any]) -> None:
-        if self._link is None or not self._has_heard():
+        if self._link is None or not self._does_report():
             return
         values = {name: self._value(value) for name, value in metrics.items()}
         self._reports.append((step.number, values))
         if self._rank == 0:
             training.report(step.number, values, total_steps=self._settings.total_steps)
 
-    def _tell_again(self) -> None:
-        """Who becomes rank 0 reports what the one before may not have told."""
+    def _report_again(self) -> None:
+        """A worker that becomes rank 0 reports again what its predecessor may not have sent."""
         is_first = self._rank == 0
         if is_first and not self._was_rank_0 and self._link is not None:
             for number, values in self._reports:
@@ -164,21 +164,21 @@ class ElasticLoop(ABC):
 
     def _check_data(self, group: Group) -> None:
         """Compare one sample with what all other workers read, when that is due; raises Diverged and PeerLost."""
-        parcel = self._feed.peek()
-        if parcel is None or parcel.mark is None:
+        micro_batch = self._feed.peek()
+        if micro_batch is None or micro_batch.fingerprint is None:
             return
         is_bitwise = self._settings.exactness == "bitwise"
-        rank = unlike(group, parcel.mark, self._device, is_bitwise=is_bitwise)
+        rank = first_different_rank(group, micro_batch.fingerprint, self._device, is_bitwise=is_bitwise)
         if rank is not None:
-            self._end_diverged(unlike_text(rank, parcel.mark))
+            self._end_diverged(different_sample_text(rank, micro_batch.fingerprint))
 
     def _end_diverged(self, text: str) -> NoReturn:
-        """Tell why the attempt ends, and raise Diverged."""
+        """Report why the attempt ends, and raise Diverged."""
         if self._link is not None:
             self._link.send({"type": "diverged", "generation": self._generation, "text": text})
         raise Diverged(text)
 
-    def _tell_own_time(self, own_s: float) -> None:
+    def _report_compute_time(self, own_s: float) -> None:
         if self._link is not None:
             self._link.send(
                 {

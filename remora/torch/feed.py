@@ -16,19 +16,19 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from remora.torch.agreement import copy_of, differs
-from remora.torch.marks import Mark, mark_of
-from remora.torch.order import Order, Position, cut
+from remora.torch.order import Order, Position, split_shard
 from remora.torch.randomness import RandomStream, capture, derive, restore, seed_everything
+from remora.torch.sample_fingerprints import SampleFingerprint, sample_fingerprint
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """One micro-batch of one shard, or the news that a shard has no samples in this step."""
+class MicroBatch:
+    """One micro-batch of one shard, or an empty one for a shard that has no samples in this step."""
 
     position: Position
     shard: int
     #: Number of the micro-batch within its shard.
-    micro: int
+    index: int
     #: Numbers of its samples.
     samples: tuple[int, ...]
     #: Samples of the whole global batch.
@@ -36,15 +36,15 @@ class Parcel:
     ends_shard: bool
     #: Nothing else of this step comes on this worker.
     ends_step: bool
-    #: It is read twice, to see whether it is the same, and says what one sample is.
+    #: It is read twice, to see whether it is the same, and carries the fingerprint of one sample.
     is_probed: bool = False
-    #: What one sample is, for workers to compare, where it is probed.
-    mark: Mark | None = None
+    #: Of one sample, for workers to compare, where the micro-batch is probed.
+    fingerprint: SampleFingerprint | None = None
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a feed brings to one worker."""
+class FeedPlan:
+    """What a feed loads for one worker."""
 
     global_batch: int
     shards: int
@@ -58,18 +58,20 @@ class Plan:
     steps: int | None
     own: range
     start: Position
-    #: Steps between two looks whether a sample is the same when it is read again; 0: none.
+    #: Steps between two checks that a sample is the same when it is read again; 0: none.
     probe_every: int = 0
     #: Steps that are left out, by epoch and place.
     left_out: frozenset[tuple[int, int]] = frozenset()
 
 
-Delivery = tuple[Parcel, Any]
+LoadedBatch = tuple[MicroBatch, Any]
 Collate = Callable[[list[Any]], Any]
 
 
-def deliveries(data: Any, plan: Plan, collate: Collate | None, num_workers: int) -> Iterator[Delivery]:
-    """This worker's parcels with their batches (None for an empty one), in order, until training ends.
+def load_batches(
+    data: Any, plan: FeedPlan, collate: Collate | None, num_workers: int
+) -> Iterator[LoadedBatch]:
+    """This worker's micro-batches with their batches (None for an empty one), in order, until training ends.
 
     Raises ValueError for a dataset that makes no step.
     """
@@ -79,8 +81,12 @@ def deliveries(data: Any, plan: Plan, collate: Collate | None, num_workers: int)
         return iter(stream if num_workers == 0 else _loader(stream, None, num_workers))
     fetch = _Fetch(data, plan.seed, collate)
     order = Order(len(data), plan.global_batch, plan.shards, plan.seed, plan.shuffle, plan.drop_last)
-    parcels = _Parcels(order, plan, data)
-    return map(fetch.__getitem__, parcels) if num_workers == 0 else iter(_loader(fetch, parcels, num_workers))
+    micro_batches = _MicroBatches(order, plan, data)
+    return (
+        map(fetch.__getitem__, micro_batches)
+        if num_workers == 0
+        else iter(_loader(fetch, micro_batches, num_workers))
+    )
 
 
 def is_stream(data: Any) -> bool:
@@ -90,12 +96,12 @@ def is_stream(data: Any) -> bool:
     )
 
 
-def _loader(dataset: Any, parcels: Iterable[Parcel] | None, num_workers: int) -> Any:
+def _loader(dataset: Any, micro_batches: Iterable[MicroBatch] | None, num_workers: int) -> Any:
     # A generator of its own: the loader must not draw from the random numbers of the script.
     return DataLoader(
         dataset,
         batch_size=None,
-        sampler=parcels,
+        sampler=micro_batches,
         num_workers=num_workers,
         collate_fn=_as_it_is,
         generator=torch.Generator(),
@@ -103,33 +109,35 @@ def _loader(dataset: Any, parcels: Iterable[Parcel] | None, num_workers: int) ->
     )
 
 
-def _as_it_is(delivery: Delivery) -> Delivery:
-    return delivery
+def _as_it_is(loaded: LoadedBatch) -> LoadedBatch:
+    return loaded
 
 
-def _parcels_of(
-    position: Position, shares: Sequence[tuple[int, Sequence[int]]], total: int, plan: Plan
-) -> list[Parcel]:
-    """Parcels of one step from the samples of each own shard."""
-    parcels: list[Parcel] = []
+def _micro_batches_of(
+    position: Position, shares: Sequence[tuple[int, Sequence[int]]], total: int, plan: FeedPlan
+) -> list[MicroBatch]:
+    """Micro-batches of one step from the samples of each own shard."""
+    micro_batches: list[MicroBatch] = []
     for shard, samples in shares:
-        micros = cut(samples, plan.micro_batch) or [()]
+        micros = split_shard(samples, plan.micro_batch) or [()]
         for number, micro in enumerate(micros):
             ends_shard = number == len(micros) - 1
             ends_step = ends_shard and shard == plan.own.stop - 1
-            parcels.append(Parcel(position, shard, number, tuple(micro), total, ends_shard, ends_step))
-    return parcels
+            micro_batches.append(
+                MicroBatch(position, shard, number, tuple(micro), total, ends_shard, ends_step)
+            )
+    return micro_batches
 
 
-class _Parcels:
-    """Parcels of a dataset of known length, in order."""
+class _MicroBatches:
+    """Micro-batches of a dataset of known length, in order."""
 
-    def __init__(self, order: Order, plan: Plan, data: Any) -> None:
+    def __init__(self, order: Order, plan: FeedPlan, data: Any) -> None:
         self._order = order
         self._plan = plan
         self._data = data
 
-    def __iter__(self) -> Iterator[Parcel]:
+    def __iter__(self) -> Iterator[MicroBatch]:
         order, plan = self._order, self._plan
         size = len(self._data)
         first = plan.start.epoch * order.steps_per_epoch + plan.start.place
@@ -149,14 +157,14 @@ class _Parcels:
                 continue
             done += 1
             shares = [(shard, order.shard(position, shard)) for shard in plan.own]
-            parcels = _parcels_of(position, shares, len(order.batch(position)), plan)
+            micro_batches = _micro_batches_of(position, shares, len(order.batch(position)), plan)
             if plan.probe_every and step % plan.probe_every == 0:
-                parcels[0] = replace(parcels[0], is_probed=True)
-            yield from parcels
+                micro_batches[0] = replace(micro_batches[0], is_probed=True)
+            yield from micro_batches
 
 
 class _Fetch:
-    """A dataset of known length as the parcels see it; the random numbers of augmentations follow the shard."""
+    """Loads micro-batches of a dataset of known length; the random numbers of augmentations follow the shard."""
 
     def __init__(self, data: Any, seed: int, collate: Collate) -> None:
         self._data = data
@@ -164,41 +172,41 @@ class _Fetch:
         self._collate = collate
         self._epoch: int | None = None
 
-    def __getitem__(self, parcel: Parcel) -> Delivery:
-        epoch = parcel.position.epoch
+    def __getitem__(self, micro_batch: MicroBatch) -> LoadedBatch:
+        epoch = micro_batch.position.epoch
         if epoch != self._epoch:
             self._epoch = epoch
             if hasattr(self._data, "set_epoch"):
                 self._data.set_epoch(epoch)
-        if not parcel.is_probed:
-            return parcel, self._collate(self._read(parcel)) if parcel.samples else None
-        parcel = replace(parcel, mark=self._mark(parcel))
-        if not parcel.samples:
-            return parcel, None
-        items, again = self._read(parcel), self._read(parcel)
+        if not micro_batch.is_probed:
+            return micro_batch, self._collate(self._read(micro_batch)) if micro_batch.samples else None
+        micro_batch = replace(micro_batch, fingerprint=self._fingerprint(micro_batch))
+        if not micro_batch.samples:
+            return micro_batch, None
+        items, again = self._read(micro_batch), self._read(micro_batch)
         if differs(items[0], again[0]):
             raise ValueError(
-                f"the dataset gave two different samples for number {parcel.samples[0]} from the same random numbers,"
-                " so the result would depend on which worker reads it: draw from torch, random or numpy.random, which"
-                " Loop seeds for every shard, and not from a generator of your own"
+                f"the dataset gave two different samples for number {micro_batch.samples[0]} from the same random"
+                " numbers, so the result would depend on which worker reads it: draw from torch, random or"
+                " numpy.random, which Loop seeds for every shard, and not from a generator of your own"
             )
-        return parcel, _collated_twice(self._collate, items, again)
+        return micro_batch, _collated_twice(self._collate, items, again)
 
-    def _read(self, parcel: Parcel) -> list[Any]:
-        _seed_for(self._seed, parcel)
-        return self._items(parcel.samples)
+    def _read(self, micro_batch: MicroBatch) -> list[Any]:
+        _seed_for(self._seed, micro_batch)
+        return self._items(micro_batch.samples)
 
     def _items(self, samples: Sequence[int]) -> list[Any]:
         if hasattr(self._data, "__getitems__"):
             return list(self._data.__getitems__(list(samples)))
         return [self._data[sample] for sample in samples]
 
-    def _mark(self, parcel: Parcel) -> Mark:
-        """Of one sample that is the same for all workers in this step."""
-        where = parcel.position.epoch, parcel.position.place
+    def _fingerprint(self, micro_batch: MicroBatch) -> SampleFingerprint:
+        """The fingerprint of one sample that is the same for all workers in this step."""
+        where = micro_batch.position.epoch, micro_batch.position.place
         sample = derive(self._seed, "mark", *where) % len(self._data)
         seed_everything(derive(self._seed, "marked", *where), devices=False)
-        return mark_of(sample, parcel.position.epoch, self._items([sample])[0])
+        return sample_fingerprint(sample, micro_batch.position.epoch, self._items([sample])[0])
 
 
 def _collated_twice(collate: Collate, items: list[Any], again: list[Any]) -> Any:
@@ -216,27 +224,27 @@ def _collated_twice(collate: Collate, items: list[Any], again: list[Any]) -> Any
 
 
 class _Stream(IterableDataset):  # type: ignore[misc]  # torch is not checked
-    """A dataset without a length; with several loader processes each makes every n-th parcel."""
+    """A dataset without a length; with several loader processes each makes every n-th micro-batch."""
 
-    def __init__(self, data: Any, plan: Plan, collate: Collate) -> None:
+    def __init__(self, data: Any, plan: FeedPlan, collate: Collate) -> None:
         self._data = data
         self._plan = plan
         self._collate = collate
 
-    def __iter__(self) -> Iterator[Delivery]:
+    def __iter__(self) -> Iterator[LoadedBatch]:
         worker = get_worker_info()
-        turn, turns = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        for number, (parcel, items) in enumerate(self._parcels()):
-            if number % turns != turn:
+        loader, loaders = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for number, (micro_batch, items) in enumerate(self._micro_batches()):
+            if number % loaders != loader:
                 continue
             if not items:
-                yield parcel, None
+                yield micro_batch, None
                 continue
-            again = copy_of(items) if parcel.is_probed else None
-            _seed_for(self._plan.seed, parcel)
-            yield parcel, _collated_twice(self._collate, items, again) if again else self._collate(items)
+            again = copy_of(items) if micro_batch.is_probed else None
+            _seed_for(self._plan.seed, micro_batch)
+            yield micro_batch, _collated_twice(self._collate, items, again) if again else self._collate(items)
 
-    def _parcels(self) -> Iterator[tuple[Parcel, list[Any]]]:
+    def _micro_batches(self) -> Iterator[tuple[MicroBatch, list[Any]]]:
         plan = self._plan
         left = plan.steps
         done = 0
@@ -253,13 +261,13 @@ class _Stream(IterableDataset):  # type: ignore[misc]  # torch is not checked
                     continue
                 left = None if left is None else left - 1
                 shares = [(shard, list(kept.get(shard, {}))) for shard in plan.own]
-                parcels = _parcels_of(Position(epoch, place), shares, total, plan)
+                micro_batches = _micro_batches_of(Position(epoch, place), shares, total, plan)
                 if plan.probe_every and done % plan.probe_every == 0:
-                    mark = mark_of(place * plan.global_batch, epoch, first)
-                    parcels[0] = replace(parcels[0], is_probed=True, mark=mark)
+                    fingerprint = sample_fingerprint(place * plan.global_batch, epoch, first)
+                    micro_batches[0] = replace(micro_batches[0], is_probed=True, fingerprint=fingerprint)
                 done += 1
-                for parcel in parcels:
-                    yield parcel, [kept[parcel.shard][sample] for sample in parcel.samples]
+                for micro_batch in micro_batches:
+                    yield micro_batch, [kept[micro_batch.shard][sample] for sample in micro_batch.samples]
             if place < 0:
                 raise ValueError(
                     f"epoch {epoch} of the dataset makes no step of {plan.global_batch} samples: "
@@ -300,28 +308,28 @@ _END = object()
 
 
 class Feed:
-    """Deliveries one after the other, with a look at the next one."""
+    """Loaded micro-batches one after the other, with a look at the next one."""
 
-    def __init__(self, source: Iterator[Delivery]) -> None:
+    def __init__(self, source: Iterator[LoadedBatch]) -> None:
         self._source = source
-        self._next: Delivery | None = None
+        self._next: LoadedBatch | None = None
 
-    def peek(self) -> Parcel | None:
+    def peek(self) -> MicroBatch | None:
         """What comes next, or None at the end."""
         if self._next is None:
             self._next = next(self._source, None)
         return None if self._next is None else self._next[0]
 
-    def step(self) -> Iterator[Delivery]:
-        """The deliveries of the step that comes next."""
+    def step(self) -> Iterator[LoadedBatch]:
+        """The loaded micro-batches of the step that comes next."""
         while self.peek() is not None:
-            delivery, self._next = self._next, None
-            assert delivery is not None
-            yield delivery
-            if delivery[0].ends_step:
+            loaded, self._next = self._next, None
+            assert loaded is not None
+            yield loaded
+            if loaded[0].ends_step:
                 return
 
 
-def _seed_for(seed: int, parcel: Parcel) -> None:
-    where = (parcel.position.epoch, parcel.position.place, parcel.shard, parcel.micro)
+def _seed_for(seed: int, micro_batch: MicroBatch) -> None:
+    where = (micro_batch.position.epoch, micro_batch.position.place, micro_batch.shard, micro_batch.index)
     seed_everything(derive(seed, "data", *where), devices=False)

@@ -1,11 +1,12 @@
-"""A worker group whose collectives can be left: no peer that is lost or frozen holds this process.
+"""A worker group whose collectives can be left: no peer that is lost or frozen blocks this process.
 
-Collectives are started asynchronously; who waits is woken by their end, by their failure, or by the word that the group
-is to be left.  With gloo nothing of Python hangs on their end: its threads would have to ask for the interpreter then,
-also while that ends, and the process would abort.  With NCCL a collective that cannot end holds the device: whatever
-waits for the device, even the comparison of two tensors, would wait with it.  So the thread that hears the news aborts
-the communicators, and the script's thread touches the device only when that is done.  A group that was left ends in a
-thread of its own, because its destructor waits for whatever is under way with a peer that may not answer.
+Collectives are started asynchronously; a waiting thread is woken by their end, by their failure, or when the group is
+to be left.  With gloo no Python object depends on their end: its threads would have to ask for the interpreter then,
+also while that ends, and the process would abort.  With NCCL a collective that cannot end holds the device: everything
+that waits for the device, even the comparison of two tensors, would wait with it.  So the thread that learns that the
+group is to be left aborts the communicators, and the script's thread touches the device only when that is done.  A
+group that was left ends in a thread of its own, because its destructor waits for collectives with peers that may not
+answer.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ from remora.script.link import Rendezvous
 #: Seconds until a collective fails by itself, as in `torch.distributed`.
 _COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=1800)
 #: Seconds that the end of the process waits for what groups that were left have still under way.
-_LET_GO_S = 3.0
+_EXIT_WAIT_S = 3.0
 #: Seconds that each thread gets to see that it is waited for no longer.
-_GIVES_UP_S = 0.5
+_EXIT_JOIN_S = 0.5
 #: Seconds between two looks at a GPU's queue.
 _DEVICE_POLL_S = 2e-5
-#: Seconds for which a wait does not see the word to leave; less than a person, or a deadline, would notice.
-_BRIEFLY_S = 0.01
-_BRIEFLY = datetime.timedelta(seconds=_BRIEFLY_S)
+#: Seconds for which a wait does not see that the group is to be left; less than a person, or a deadline, would notice.
+_POLL_S = 0.01
+_POLL = datetime.timedelta(seconds=_POLL_S)
 #: Seconds between two looks at what stays under way for long.
-_SELDOM_S = 0.5
+_LONGEST_POLL_S = 0.5
 #: Set when the end of the process waits no longer for groups that were left.
-_given_up = threading.Event()
+_exit_begun = threading.Event()
 #: How gloo begins to say that it cannot send tensors of this type, size or device (torch's ProcessGroupGloo.cpp).
 _UNUSABLE = ("Invalid scalar type", "ProcessGroupGloo::")
 
 
 class PeerLost(RuntimeError):
-    """A collective cannot end: a peer vanished, or this worker was told to leave its group."""
+    """A collective cannot end: a peer vanished, or this worker has to leave its group."""
 
 
 class Ticket:
@@ -74,20 +75,20 @@ class Ticket:
         return self._is_done
 
     def wait_briefly(self) -> None:
-        """Wait inside torch, where nobody can wake this thread, but for a moment only.
+        """Wait inside torch, where no other thread can wake this one, but for a moment only.
 
         Most collectives end in it, and then no other thread has to ask for the interpreter.
         """
         if not (self._is_done or self._is_watched):
             with contextlib.suppress(RuntimeError):  # it failed, or the moment is over: `is_done` knows
-                self.work.wait(_BRIEFLY)
+                self.work.wait(_POLL)
 
-    def keep(self) -> None:
+    def leak(self) -> None:
         """Never free what torch has of it: the last to let go of a tensor needs the interpreter, which ends."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.work))
 
     def _watch(self) -> None:
-        """From now on its end wakes who waits for the condition."""
+        """From now on its end wakes the threads that wait for the condition."""
         self._is_watched = True
         self.work.get_future().add_done_callback(self._end)
 
@@ -104,7 +105,7 @@ class Ticket:
 class Group:
     """The workers of one generation, as seen by one of them.
 
-    Collectives return a Ticket for `wait`, or None where a single worker has nobody to talk to; they raise PeerLost.
+    Collectives return a Ticket for `wait`, or None in a group of a single worker; they raise PeerLost.
     """
 
     def __init__(
@@ -114,18 +115,18 @@ class Group:
         store: Any,
         *,
         on_cuda: bool,
-        whole: Group | None = None,
+        parent: Group | None = None,
         may_outlive: bool = False,
     ) -> None:
-        self.place = place
+        self.rendezvous = place
         self.rank = place.rank
         self.world_size = place.world_size
         self._backend = backend
         self._store = store
         self._on_cuda = on_cuda
-        #: The group that this one is a part of; who is told to leave that one leaves this one too.
-        self._whole = whole
-        self._changed: threading.Condition = whole._changed if whole else threading.Condition()
+        #: The group that this one is a part of; a worker that leaves that one leaves this one too.
+        self._parent = parent
+        self._changed: threading.Condition = parent._changed if parent else threading.Condition()
         #: A collective may be under way for ever once this was left, because a peer that lives never begins it; and
         #: one that ends while the interpreter does must not ask for it.
         self._may_outlive = may_outlive and not on_cuda
@@ -133,15 +134,15 @@ class Group:
         self._under_way: list[Ticket] = []
         self._is_left = False
         #: Groups of some of its members, whose communicators hold the device as this one's does.
-        self._parts: weakref.WeakSet[Group] = weakref.WeakSet()
+        self._subgroups: weakref.WeakSet[Group] = weakref.WeakSet()
         self._aborting: threading.Thread | None = None
 
     @property
     def _why(self) -> str | None:
-        return self._why_broken or (self._whole._why if self._whole else None)
+        return self._why_broken or (self._parent._why if self._parent else None)
 
     def break_off(self, why: str) -> None:
-        """Wake who waits for this group, with PeerLost; may be called from any thread.
+        """Wake the threads that wait for this group, with PeerLost; may be called from any thread.
 
         What holds a device is aborted before; the abort itself goes on beside the caller.
         """
@@ -149,7 +150,7 @@ class Group:
             self._why_broken = self._why_broken or why
         if self._on_cuda:
             self._abort()
-        for part in list(self._parts):
+        for part in list(self._subgroups):
             if part._on_cuda:
                 part._abort()
         with self._changed:
@@ -229,26 +230,33 @@ class Group:
         self._under_way = [*(one for one in self._under_way if not one.is_done), ticket]
         return ticket
 
-    def part(
+    def subgroup(
         self, members: Sequence[int], name: str, *, on_cuda: bool | None = None, may_outlive: bool = False
     ) -> Group:
-        """A group of some ranks for one errand; every member calls it, with the same members and name.
+        """A group of some ranks; every member calls it, with the same members and name.
 
         `on_cuda`: whether its tensors lie on GPUs, as those of this group unless it is said.  `may_outlive`: some of
         its members may leave it before they begin a collective that others wait for, and live on.
         """
         on_cuda = self._on_cuda if on_cuda is None else on_cuda
         place = Rendezvous(
-            self.place.generation, members.index(self.rank), len(members), 0, 1, 0, self.place.master_addr, 0
+            self.rendezvous.generation,
+            members.index(self.rank),
+            len(members),
+            0,
+            1,
+            0,
+            self.rendezvous.master_addr,
+            0,
         )
         store = None if self._store is None else dist.PrefixStore(name, self._store)
         backend = None
         if len(members) > 1:
             backend = _in_background(lambda: _process_group(store, place, on_cuda), self.check)
-        made = Group(place, backend, store, on_cuda=on_cuda, whole=self, may_outlive=may_outlive)
-        self._parts.add(made)
+        made = Group(place, backend, store, on_cuda=on_cuda, parent=self, may_outlive=may_outlive)
+        self._subgroups.add(made)
         if on_cuda and self._why is not None:
-            # The word to leave came while it was made.
+            # The group is to be left since it was made.
             made._abort()
         return made
 
@@ -258,11 +266,11 @@ class Group:
         if self._backend is not None and not self._is_left:
             self._is_left = True
             if self._may_outlive:
-                self._keep()
+                self._leak()
                 self._abort()
             else:
                 self._end()
-        for one in (self, *self._parts):
+        for one in (self, *self._subgroups):
             if one._on_cuda and one._aborting is not None:
                 one._aborting.join()
 
@@ -274,38 +282,38 @@ class Group:
                     target=self._backend.abort, name="remora-abort", daemon=True
                 )
                 self._aborting.start()
-                _let_go_of(self._aborting)
+                _track(self._aborting)
             return self._aborting
 
     def _end(self) -> None:
-        """Begin to end it, with its threads and connections; those who are held up by a frozen peer end with it."""
+        """Begin to end it, with its threads and connections; those that are held up by a frozen peer end with it."""
         aborting = self._abort()
 
         def end() -> None:
             if aborting is not None:
                 aborting.join()
-            pause_s = _BRIEFLY_S
+            pause_s = _POLL_S
             while not all(one.is_done for one in self._under_way):
-                if _given_up.wait(pause_s):
-                    self._keep()
+                if _exit_begun.wait(pause_s):
+                    self._leak()
                     return
-                # A peer whose network is cut may not answer for half an hour.
-                pause_s = min(2 * pause_s, _SELDOM_S)
+                # A peer whose network is cut off may not answer for half an hour.
+                pause_s = min(2 * pause_s, _LONGEST_POLL_S)
             self._under_way.clear()
             self._backend = self._store = None
 
         ending = threading.Thread(target=end, name="remora-group-end", daemon=True)
         ending.start()
-        _let_go_of(ending)
+        _track(ending)
 
-    def _keep(self) -> None:
+    def _leak(self) -> None:
         """Never run its destructor, which joins threads that may be blocked in a collective for ever."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._backend))
         for ticket in self._under_way:
-            ticket.keep()
+            ticket.leak()
 
     def close(self) -> None:
-        """End a group that nobody waits for any more."""
+        """End a group for which no worker waits any more."""
         with contextlib.suppress(RuntimeError):
             if self._backend is not None and self._on_cuda:
                 self._backend.abort()
@@ -313,33 +321,33 @@ class Group:
 
 
 #: Threads that end groups which were left.
-_ending: list[threading.Thread] = []
+_ending_threads: list[threading.Thread] = []
 
 
-def _let_go_of(thread: threading.Thread) -> None:
-    _ending[:] = [*(one for one in _ending if one.is_alive()), thread]
+def _track(thread: threading.Thread) -> None:
+    _ending_threads[:] = [*(one for one in _ending_threads if one.is_alive()), thread]
 
 
 @atexit.register
-def _let_go() -> None:
+def _await_ending() -> None:
     """Let the threads of groups that were left come back now: later, one that reports its error would end the process.
 
     A thread that asks for the interpreter's lock while the interpreter ends is ended itself, in the middle of gloo.
     """
-    give_up_at = time.monotonic() + _LET_GO_S
-    for one in list(_ending):
+    give_up_at = time.monotonic() + _EXIT_WAIT_S
+    for one in list(_ending_threads):
         one.join(max(0.0, give_up_at - time.monotonic()))
     # What is left waits for a peer that may answer at any time: from now on nothing of it needs the interpreter.
-    _given_up.set()
-    for one in list(_ending):
-        one.join(_GIVES_UP_S)
+    _exit_begun.set()
+    for one in list(_ending_threads):
+        one.join(_EXIT_JOIN_S)
     native_threads.await_rest()
 
 
 def form(place: Rendezvous, *, check: Callable[[], None], on_cuda: bool) -> Group:
-    """Meet the others and return the group; `check` is asked now and then, and may raise to give up.
+    """Form the group with the others; `check` is called now and then, and may raise to give up.
 
-    Raises PeerLost when the others cannot be met.
+    Raises PeerLost when the others cannot be reached.
     """
     if place.world_size == 1:
         return Group(place, None, None, on_cuda=on_cuda)
@@ -383,7 +391,7 @@ def _store(place: Rendezvous) -> Any:
         wait_for_workers=False,
         timeout=_COLLECTIVE_TIMEOUT,
     )
-    # torchrun keeps its store over restarts.  Remora's generations tell groups apart by themselves, and not all who
+    # torchrun keeps its store over restarts.  Remora's generations distinguish groups by themselves, and not all who
     # meet in one were started in the same.
     restarts = "0" if "REMORA_GENERATION" in os.environ else os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"remora/{place.generation}/{restarts}", store)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-#: By name, in the order in which differences are told.
+#: By name, in the order in which differences are named.
 Hardware = Mapping[str, str]
 
 #: Bytes of a description as it travels.
-LETTER_BYTES = 4096
+MESSAGE_BYTES = 4096
 _CPU_FILE = Path("/proc/cpuinfo")
 #: What the kernels of PyTorch's libraries choose themselves by, in `flags` of that file (`Features` on ARM).
 _CHOSEN_BY = re.compile(r"(?:avx|amx|fma|f16c|sse4|asimd|sve|bf16|i8mm|neon)\w*")
@@ -56,15 +56,15 @@ def hardware(device: torch.device) -> dict[str, str]:
 
 
 def _processor() -> str:
-    """Maker and instructions of the processor, as far as the system tells."""
+    """Maker and instructions of the processor, as far as the system says."""
     try:
-        told = _CPU_FILE.read_text()[: 1 << 16]
+        text = _CPU_FILE.read_text()[: 1 << 16]
     except OSError:
         return "unknown"
-    return processor_told_by(told)
+    return parse_processor(text)
 
 
-def processor_told_by(text: str) -> str:
+def parse_processor(text: str) -> str:
     """Maker and instructions in the first paragraph of a `/proc/cpuinfo`."""
     fields = {
         name.strip(): value.strip()
@@ -80,16 +80,16 @@ def _version_in(text: str, pattern: str) -> str:
     return match.group(1) if match else "none"
 
 
-def written(one: Hardware) -> torch.Tensor:
+def encode(one: Hardware) -> torch.Tensor:
     """As bytes of a fixed number, to be gathered."""
-    text = json.dumps(one).encode()[:LETTER_BYTES]
-    return torch.frombuffer(bytearray(text.ljust(LETTER_BYTES)), dtype=torch.uint8)
+    text = json.dumps(one).encode()[:MESSAGE_BYTES]
+    return torch.frombuffer(bytearray(text.ljust(MESSAGE_BYTES)), dtype=torch.uint8)
 
 
-def read(letter: Sequence[int]) -> dict[str, str]:
-    """What `written` has written; nothing where it was too long."""
+def decode(message: Sequence[int]) -> dict[str, str]:
+    """What `encode` encoded; nothing where that was too long."""
     try:
-        return dict(json.loads(bytes(letter)))
+        return dict(json.loads(bytes(message)))
     except ValueError:
         return {}
 

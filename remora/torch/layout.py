@@ -2,7 +2,7 @@
 
 `remora.pt` holds the state with a name in place of each tensor; the tensors lie in files named
 `remora-<rank>-of-<ranks>.safetensors`, one per rank.  What all ranks hold alike, the parameters and the optimizer's
-state, is dealt among them by size.
+state, is divided among them by size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAMED = "remora.tensor"
 
 @dataclass(frozen=True)
 class Writer:
-    """Who writes: a rank of a group of so many, of a generation."""
+    """The rank that writes, the size of its group, and the group's generation."""
 
     rank: int = 0
     world_size: int = 1
@@ -53,23 +53,23 @@ class Share:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def share_of(state: Mapping[str, Any], writer: Writer, dealt: Iterable[str]) -> Share:
+def share_of(state: Mapping[str, Any], writer: Writer, replicated: Iterable[str]) -> Share:
     """The share of a rank, with live tensors.
 
-    Tensors below `state["parts"][name]` for the names in `dealt` are the same on all ranks, which write some of them
-    each.  Rank 0 writes everything else; other ranks need not hold it.
+    Tensors below `state["parts"][name]` for the names in `replicated` are the same on all ranks, which write some of
+    them each.  Rank 0 writes everything else; other ranks need not hold it.
     """
     found: dict[str, torch.Tensor] = {}
     skeleton = _named(dict(state), "", found, {})
-    prefixes = tuple(f"parts/{name}/" for name in dealt)
+    prefixes = tuple(f"parts/{name}/" for name in replicated)
     sizes = {name: tensor.nbytes for name, tensor in found.items() if name.startswith(prefixes)}
-    owners = deal(sizes, writer.world_size)
+    owners = assign(sizes, writer.world_size)
     tensors = {name: one for name, one in found.items() if owners.get(name, 0) == writer.rank}
     return Share(tensors, skeleton if writer.rank == 0 else None)
 
 
-def deal(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """A rank for each name, so that all get about the same size: the largest first, to whoever has the least."""
+def assign(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
+    """A rank for each name, so that all get about the same size: the largest first, to the rank that has the least."""
     loads = [(0, rank) for rank in range(ranks)]
     owners = {}
     for name in sorted(sizes, key=lambda one: (-sizes[one], one)):
@@ -105,11 +105,13 @@ def read(folder: Path) -> Any:
 def _named(value: Any, path: str, found: dict[str, torch.Tensor], known: dict[Any, str]) -> Any:
     """The same structure with a name for each tensor that a file can hold; one in two places has one name."""
     if isinstance(value, torch.Tensor) and fits(value):
-        mark = (value.data_ptr(), value.dtype, tuple(value.shape), value.stride()) if value.numel() else path
-        if mark not in known:
-            known[mark] = path
+        identity = (
+            (value.data_ptr(), value.dtype, tuple(value.shape), value.stride()) if value.numel() else path
+        )
+        if identity not in known:
+            known[identity] = path
             found[path] = value
-        return {_NAMED: known[mark]}
+        return {_NAMED: known[identity]}
     if isinstance(value, Mapping):
         return {key: _named(one, _below(path, key, found), found, known) for key, one in value.items()}
     if type(value) in (list, tuple):

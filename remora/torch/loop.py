@@ -15,7 +15,7 @@ from remora import training
 from remora.torch import state as states
 from remora.torch.agreement import (
     CHECK_EVERY,
-    Holdings,
+    StateDigests,
     changed_text,
     copy_of,
     difference_text,
@@ -25,9 +25,8 @@ from remora.torch.agreement import (
     tensors_of,
 )
 from remora.torch.buffers import Buffers
-from remora.torch.catching_up import Standing
 from remora.torch.elastic import ElasticLoop
-from remora.torch.feed import Parcel
+from remora.torch.feed import MicroBatch
 from remora.torch.group import PeerLost
 from remora.torch.hardware import hardware
 from remora.torch.layout import Writer
@@ -37,8 +36,8 @@ from remora.torch.nonfinite import (
     Nonfinite,
     NotFinite,
     check_rollbacks,
+    is_checked,
     left_out_text,
-    looks,
     rollback_text,
     snapshot,
     what_is_not_finite,
@@ -55,10 +54,11 @@ from remora.torch.settings import (
     check_model,
     fingerprint,
     make_deterministic,
-    mark_of,
     needed,
+    repr_hash,
 )
 from remora.torch.state import LoopState, Progress, Stateful
+from remora.torch.state_sync import WorkerState
 from remora.torch.step import (
     NOTES,
     Compute,
@@ -77,7 +77,7 @@ log = logging.getLogger("remora.torch")
 
 
 class Loop(ElasticLoop):
-    """A training loop whose result does not depend on how many workers carry it, nor on how often that changed.
+    """A training loop whose result does not depend on the number of workers, nor on how often that changed.
 
         loop = Loop(model, optimizer, data=dataset, global_batch=96, shards=12, total_steps=1000)
         for step in loop:
@@ -86,7 +86,7 @@ class Loop(ElasticLoop):
             step.report(loss=loss)
 
     Runs alone, under torchrun, and under Remora, where it resumes from the job's newest checkpoint, writes checkpoints
-    when they are due, and goes on in place when workers are lost or come.
+    when they are due, and goes on in place when workers are lost or join.
 
     - `optimizer`: one, or a list of all that change parameters of the model.
     - `data`: a dataset with a length, or an iterable one (`feed.py` has its rule).
@@ -162,12 +162,12 @@ class Loop(ElasticLoop):
         kind = Bitwise if exactness == "bitwise" else SampleExact
         self._reduction = kind(parameters, shards, notes)
         self._state = LoopState(
-            _parts(model, self._optimizers, scheduler, scaler, state), settings.of_the_order()
+            _parts(model, self._optimizers, scheduler, scaler, state), settings.data_order()
         )
         self._members = Membership(self._link, shards, self._reduction, self._buffers, self._device)
         self._saving = Saving(model, self._optimizers, self._device)
         self._fingerprint = fingerprint(settings, self._parameters.values())
-        self._hardware = mark_of(hardware(self._device)) if exactness == "bitwise" else 0
+        self._hardware = repr_hash(hardware(self._device)) if exactness == "bitwise" else 0
         self._metric_names: tuple[str, ...] = ()
         #: Whether the loss, and each metric, comes as a sum with its count.
         self._are_sums: tuple[bool, ...] | None = None
@@ -184,7 +184,7 @@ class Loop(ElasticLoop):
 
     @property
     def steps_done(self) -> int:
-        """Steps whose `backward` is through."""
+        """Steps whose `backward` has returned."""
         return self._reached().step
 
     @property
@@ -208,7 +208,7 @@ class Loop(ElasticLoop):
         states.write(self._capture_state(self._reached()), folder)
 
     def _reached(self) -> Progress:
-        """Where training stands, with the step that the script is in when its gradients were there."""
+        """Progress of training, with the step that the script is in once its gradients are complete."""
         step = self._step
         if step is None or not step.is_done:
             return self._progress
@@ -255,7 +255,7 @@ class Loop(ElasticLoop):
                     self._skip(step, what)
                     return numbers
             try:
-                # Nobody goes back while others still need the result of this step.
+                # No worker goes back while others still need the result of this step.
                 self._reduction.confirm()
                 self._reduction.await_confirmation()
             except PeerLost as lost:
@@ -268,7 +268,7 @@ class Loop(ElasticLoop):
 
     def _not_finite(self, numbers: Sequence[float]) -> str | None:
         """`loss` or `gradient`, where something is to follow from it."""
-        if not looks(self._settings.nonfinite, is_scaled=self._scaler is not None):
+        if not is_checked(self._settings.nonfinite, is_scaled=self._scaler is not None):
             return None
         gradients = [] if self._scaler is not None else [one.grad for one in self._parameters.values()]
         return what_is_not_finite(means(numbers)[0], gradients)
@@ -304,27 +304,27 @@ class Loop(ElasticLoop):
             one.grad = None
 
     def _result(self, step: Step, compute: Compute) -> torch.Tensor:
-        """Gradients of a step, whoever is lost meanwhile; returns the notes' sums."""
+        """Gradients of a step, also when workers are lost meanwhile; returns the notes' sums."""
         while True:
             try:
                 return self._attempt(step, compute)
             except PeerLost as lost:
                 if self._recover(str(lost)):
-                    # Somebody else had the result already.
+                    # Another worker had the result already.
                     return self._reduction.spread()
 
     def _recover(self, why: str) -> bool:
-        """Go over into the next group, as before the step; True when that brought the step's result."""
+        """Join the next group with the state before the step; True when that brought the step's result."""
         # First, because what it had under way may hold the device.
         self._members.leave()
         self._undo()
         return self._change(why)
 
     def _attempt(self, step: Step, compute: Compute) -> torch.Tensor:
-        """One try at a step; raises PeerLost, after which `_undo` brings everything back to the step's begin."""
+        """Compute a step once; raises PeerLost, after which `_undo` restores the state before the step."""
         reduction, buffers = self._reduction, self._buffers
         if self._settings.nonfinite == "rollback":
-            self._place(step)
+            self._set_position(step)
         self._follow_frozen()
         reduction.begin()
         # Before anything that a lost peer may break off: an undone step goes back to here.
@@ -332,15 +332,15 @@ class Loop(ElasticLoop):
         self._check_data(reduction.group)
         unchanging = self._agree(compute)
         rehearses = is_rehearsed(self._progress.step, self._settings.check_every)
-        self._own_time.begin()
+        self._compute_time.begin()
         step.samples = {}
-        for parcel, batch in self._feed.step():
+        for micro_batch, batch in self._feed.step():
             reduction.group.check()
-            if parcel.micro == 0:
+            if micro_batch.index == 0:
                 buffers.restore()
-            step.samples.setdefault(parcel.shard, []).extend(parcel.samples)
-            if parcel.samples:
-                where = (step.number, parcel.shard, parcel.micro)
+            step.samples.setdefault(micro_batch.shard, []).extend(micro_batch.samples)
+            if micro_batch.samples:
+                where = (step.number, micro_batch.shard, micro_batch.index)
                 seed = derive(self._settings.seed, "compute", *where)
                 rehearsed = self._rehearse(batch, compute, seed) if rehearses else None
                 seed_everything(seed)
@@ -348,16 +348,16 @@ class Loop(ElasticLoop):
                 rehearses = False
                 if rehearsed is not None:
                     self._check_repeats(rehearsed, found, unchanging, compute)
-                loss = self._share(found, parcel)
-                if parcel.ends_shard and parcel.shard == 0:
+                loss = self._share(found, micro_batch)
+                if micro_batch.ends_shard and micro_batch.shard == 0:
                     # Before the backward pass, in which the notes may leave already.
                     reduction.note(NOTES, buffers.keep().to(self._device))
-                if parcel.ends_step:
+                if micro_batch.ends_step:
                     reduction.arm()
                 loss.backward()
-            if parcel.ends_shard and not parcel.ends_step:
-                reduction.leaf(parcel.shard)
-        self._own_time.end()
+            if micro_batch.ends_shard and not micro_batch.ends_step:
+                reduction.leaf(micro_batch.shard)
+        self._compute_time.end()
         reduction.check_hooks()
         notes = reduction.finish()
         buffers.finish(reduction.group, notes[NOTES:])
@@ -365,17 +365,17 @@ class Loop(ElasticLoop):
             self._check_unchanged(unchanging, compute)
         return notes
 
-    def _place(self, step: Step) -> None:
+    def _set_position(self, step: Step) -> None:
         """A rollback may have changed which step comes next; take a snapshot before it when it is time."""
-        parcel = self._feed.peek()
-        assert parcel is not None
+        micro_batch = self._feed.peek()
+        assert micro_batch is not None
         step.number = self._progress.step + 1
-        step.epoch, step.place = parcel.position.epoch, parcel.position.place
+        step.epoch, step.place = micro_batch.position.epoch, micro_batch.position.place
         before = self._snapshot
         if before is None or self._progress.step - before["progress"][0] >= SNAPSHOT_EVERY:
-            self._snapshot = snapshot(self._capture_state(self._progress), self._saving.dealt)
+            self._snapshot = snapshot(self._capture_state(self._progress), self._saving.replicated)
 
-    def _agree(self, compute: Compute) -> Holdings | None:
+    def _agree(self, compute: Compute) -> StateDigests | None:
         """Compare the weights with those of all others when it is time; returns what the step must not change.
 
         Raises PeerLost and Diverged.
@@ -384,20 +384,20 @@ class Loop(ElasticLoop):
         if not is_due(steps_done, self._settings.check_every):
             return None
         self._check_names()
-        holdings = Holdings({**self._held(), **self._buffers.held()}, self._device)
-        found = holdings.compare(self._reduction.group, is_bitwise=self._settings.exactness == "bitwise")
+        digests = StateDigests({**self._held(), **self._buffers.held()}, self._device)
+        found = digests.compare(self._reduction.group, is_bitwise=self._settings.exactness == "bitwise")
         if found is not None:
             self._end_diverged(difference_text(*found, steps_done, self._agreed_after))
         self._agreed_after = steps_done
-        return Holdings(self._watched(compute), self._device)
+        return StateDigests(self._watched(compute), self._device)
 
-    def _check_unchanged(self, before: Holdings, compute: Compute) -> None:
+    def _check_unchanged(self, before: StateDigests, compute: Compute) -> None:
         """Raise Diverged when the step changed what only the script may change, after it."""
         if (name := before.changed(self._watched(compute))) is not None:
             self._end_diverged(changed_text(name))
 
     def _check_names(self) -> None:
-        """Raise RuntimeError where layers were replaced: nobody who joins or resumes would have the new ones."""
+        """Raise RuntimeError where layers were replaced: a worker that joins or resumes would not have the new ones."""
         now = dict(self._model.named_parameters())
         others = [
             name for name in (*now, *self._parameters) if now.get(name) is not self._parameters.get(name)
@@ -443,7 +443,7 @@ class Loop(ElasticLoop):
         return loss
 
     def _check_repeats(
-        self, rehearsed: float, found: Outcome, unchanging: Holdings | None, compute: Compute
+        self, rehearsed: float, found: Outcome, unchanging: StateDigests | None, compute: Compute
     ) -> None:
         """Raise Diverged where a micro-batch has another loss than when it was rehearsed."""
         again = float(found.loss.detach())
@@ -460,12 +460,12 @@ class Loop(ElasticLoop):
         check_gradients(parameters, before)
         return found
 
-    def _share(self, found: Outcome, parcel: Parcel) -> torch.Tensor:
+    def _share(self, found: Outcome, micro_batch: MicroBatch) -> torch.Tensor:
         """Loss of one micro-batch, as its share of the global batch; notes it with its metrics."""
         if found.metrics:
             self._metric_names = tuple(found.metrics)
         self._check_counts(found)
-        shares = len(parcel.samples) / parcel.total, 1.0 / parcel.total
+        shares = len(micro_batch.samples) / micro_batch.total, 1.0 / micro_batch.total
         for place, numbers in found.notes(*shares, self._number):
             self._reduction.note(place, numbers)
         share = found.share(*shares)
@@ -492,13 +492,13 @@ class Loop(ElasticLoop):
         self._step = None
         if self._link is None:
             return
-        self._own_time.tell()
+        self._compute_time.report()
         match self._link.reach_boundary(step.number):
             case "checkpoint":
                 self._checkpoint(is_last=False)
             case "regroup":
                 self._change("planned")
-            case None if self._link.must_part(self._members.generation):
+            case None if self._link.must_leave(self._members.generation):
                 self._change("the supervisor said that the group is to be left")
 
     def _settle(self) -> bool:
@@ -515,7 +515,7 @@ class Loop(ElasticLoop):
         self._checkpoint(is_last=True)
         self._saving.wait()
 
-    def _break_off(self) -> None:
+    def _interrupt(self) -> None:
         self._optimizers.close()
         # Its end shall not meet a collective under way.
         with contextlib.suppress(PeerLost):
@@ -530,23 +530,23 @@ class Loop(ElasticLoop):
             self.load(folder)
             is_fresh = False
         step = -1 if self._members.is_joiner else self._progress.step
-        standing = Standing(step, is_fresh, self._fingerprint, self._hardware)
-        self._members.begin(standing, self._capture, self._restore)
+        worker_state = WorkerState(step, is_fresh, self._fingerprint, self._hardware)
+        self._members.begin(worker_state, self._capture, self._restore)
         self._was_rank_0 = self._members.group.rank == 0
         self._open_feed()
         self._optimizers.know_saved(self._saved_beside)
         self._optimizers.open()
 
     def _change(self, why: str) -> bool:
-        """Go over into the next group; True when it brought the result of the step under way."""
+        """Join the next group; True when that brought the result of the step under way."""
         self._saved_step = None
-        # Whoever joins has none of the old ones.
+        # A worker that joins has none of the old ones.
         self._snapshot = None
-        standing = Standing(
+        worker_state = WorkerState(
             self._progress.step, False, self._fingerprint, self._hardware, self._is_rolled_back
         )
-        was_delivered = self._members.change(standing, why, self._capture, self._restore)
-        self._tell_again()
+        was_delivered = self._members.change(worker_state, why, self._capture, self._restore)
+        self._report_again()
         self._open_feed()
         if was_delivered:
             # The step under way needs no batches any more.
@@ -590,9 +590,9 @@ class Loop(ElasticLoop):
         if self._link is None or step == self._saved_step:
             return
         self._saved_step = step
-        place = self._members.group.place
+        place = self._members.group.rendezvous
         writer = Writer(place.rank, place.world_size, self._members.generation)
-        state = self._capture_state(self._progress, None if place.rank == 0 else self._saving.dealt)
+        state = self._capture_state(self._progress, None if place.rank == 0 else self._saving.replicated)
         self._saving.save(step, state, writer, in_background=not (is_last or self._link.stops))
 
     def _number(self, value: Any) -> torch.Tensor:

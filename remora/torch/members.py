@@ -11,16 +11,16 @@ import torch
 
 from remora.script.link import Link, Rendezvous
 from remora.torch.buffers import Buffers
-from remora.torch.catching_up import CatchUp, Standing, WorkersDiffer, plan_catch_up
 from remora.torch.group import Group, PeerLost, form
-from remora.torch.hardware import difference, hardware, read, written
+from remora.torch.hardware import decode, difference, encode, hardware
 from remora.torch.order import shards_of
 from remora.torch.reduction import Reduction
 from remora.torch.state import receive, send
+from remora.torch.state_sync import SyncPlan, WorkersDiffer, WorkerState, plan_sync
 
 
 class Membership:
-    """This worker's place in its group, and its way into the next one.
+    """This worker's membership in its group, and how it joins the next one.
 
     Without a supervisor that can form another group, a lost peer ends the script with PeerLost.
     """
@@ -34,30 +34,30 @@ class Membership:
         self._buffers = buffers
         self._device = device
         self._group: Group | None = None
-        #: Parts of the group that have done what they were for.
-        self._errands: list[Group] = []
+        #: Subgroups that have done what they were formed for.
+        self._subgroups: list[Group] = []
         self.generation = number_from_environment("REMORA_GENERATION", 0)
         #: This process was started to join workers that already train.
         self.is_joiner = link is not None and os.environ.get("REMORA_JOIN") == "1"
         if link is not None:
-            link.on_part = self._on_part
+            link.on_leave = self._on_leave
             link.send({"type": "elastic"})
 
     @property
     def group(self) -> Group:
-        """The group of now."""
+        """The present group."""
         assert self._group is not None
         return self._group
 
-    def begin(self, standing: Standing, capture: Callable[[], Any], restore: Callable[[Any], None]) -> None:
+    def begin(self, state: WorkerState, capture: Callable[[], Any], restore: Callable[[Any], None]) -> None:
         """Form the first group, or wait for one as a joiner; afterwards all workers hold the same state."""
         if self.is_joiner:
-            self.change(standing, "joining", capture, restore)
+            self.change(state, "joining", capture, restore)
             return
         try:
-            self._meet(place_from_environment(self.generation), standing, capture, restore)
+            self._form_group(place_from_environment(self.generation), state, capture, restore)
         except PeerLost as lost:
-            self.change(standing, str(lost), capture, restore)
+            self.change(state, str(lost), capture, restore)
 
     def leave(self) -> None:
         """Leave the group; before this returns the device may wait for a peer that is lost, and must not be used."""
@@ -65,37 +65,35 @@ class Membership:
             self._group.abandon()
 
     def change(
-        self, standing: Standing, why: str, capture: Callable[[], Any], restore: Callable[[Any], None]
+        self, state: WorkerState, why: str, capture: Callable[[], Any], restore: Callable[[Any], None]
     ) -> bool:
         """Leave the group, wait for the next one, and come to the same state as all others in it.
 
         Returns True when this worker got the result of the step that it had under way.
-        Raises PeerLost when nobody can form another group.
+        Raises PeerLost when there is no supervisor that can form another group.
         """
         self.leave()
-        while self._errands:
-            self._errands.pop().close()
+        while self._subgroups:
+            self._subgroups.pop().close()
         if self._link is None:
             raise PeerLost(
                 f"{why}; without Remora the worker group has to be started again, and resumes from a checkpoint"
             )
         while True:
-            self._link.send(
-                {"type": "parted", "generation": self.generation, "step": standing.step, "why": why}
-            )
-            told = self._link.await_regroup(self.generation)
-            self.generation = told.generation
+            self._link.send({"type": "parted", "generation": self.generation, "step": state.step, "why": why})
+            place = self._link.await_regroup(self.generation)
+            self.generation = place.generation
             try:
-                return self._meet(told, standing, capture, restore)
+                return self._form_group(place, state, capture, restore)
             except PeerLost as lost:
                 why = str(lost)
                 if self._group is not None:
                     self._group.abandon()
 
-    def _meet(
+    def _form_group(
         self,
         place: Rendezvous,
-        standing: Standing,
+        state: WorkerState,
         capture: Callable[[], Any],
         restore: Callable[[Any], None],
     ) -> bool:
@@ -104,77 +102,77 @@ class Membership:
         group = form(place, check=lambda: self._check(place.generation), on_cuda=self._device.type == "cuda")
         self._group = group
         self._check(place.generation)
-        standings = self._compare(group, standing)
-        if len({one.fingerprint for one in standings}) == 1 < len({one.hardware for one in standings}):
+        states = self._compare(group, state)
+        if len({one.fingerprint for one in states}) == 1 < len({one.hardware for one in states}):
             self._refuse_hardware(group)
-        plan = plan_catch_up(standings)
+        plan = plan_sync(states)
         if plan.behind and group.rank in (plan.root, *plan.behind):
-            with self._errand(group, (plan.root, *plan.behind), "behind") as part:
+            with self._subgroup(group, (plan.root, *plan.behind), "behind") as part:
                 self._reduction.share(part)
                 self._buffers.share(part)
         if plan.joining and group.rank in (plan.root, *plan.joining):
-            self._hand_on(group, plan, capture, restore)
-        # Nobody overwrites what another one may still need.
+            self._send_state(group, plan, capture, restore)
+        # From here on no worker overwrites what another one may still need.
         self._reduction.use(group)
         self._reduction.confirm()
         if self._link is not None:
-            self._link.stand_at(standing.step if group.rank in plan.behind else plan.step)
+            self._link.set_boundary(state.step if group.rank in plan.behind else plan.step)
             self._link.send({"type": "joined", "generation": place.generation, "step": plan.step})
         return group.rank in plan.behind
 
-    def _hand_on(
-        self, group: Group, plan: CatchUp, capture: Callable[[], Any], restore: Callable[[Any], None]
+    def _send_state(
+        self, group: Group, plan: SyncPlan, capture: Callable[[], Any], restore: Callable[[Any], None]
     ) -> None:
-        with self._errand(group, (plan.root, *plan.joining), "joining") as part:
+        with self._subgroup(group, (plan.root, *plan.joining), "joining") as part:
             if group.rank == plan.root:
                 send(part, capture(), self._device)
             else:
                 restore(receive(part, self._device))
 
     @contextmanager
-    def _errand(self, group: Group, members: Sequence[int], name: str) -> Iterator[Group]:
-        part = group.part(members, name)
+    def _subgroup(self, group: Group, members: Sequence[int], name: str) -> Iterator[Group]:
+        part = group.subgroup(members, name)
         try:
             yield part
         except BaseException:
             part.abandon()
             raise
         # Others may still read what this worker wrote: its end of the connections stays open for now.
-        self._errands.append(part)
+        self._subgroups.append(part)
 
-    def _compare(self, group: Group, standing: Standing) -> list[Standing]:
-        numbers = [standing.step, int(standing.is_fresh), standing.fingerprint, standing.hardware]
-        numbers.append(int(standing.is_rolled_back))
+    def _compare(self, group: Group, state: WorkerState) -> list[WorkerState]:
+        numbers = [state.step, int(state.is_fresh), state.fingerprint, state.hardware]
+        numbers.append(int(state.is_rolled_back))
         own = torch.tensor(numbers, device=self._device)
         all_ = torch.empty(len(numbers) * group.world_size, dtype=own.dtype, device=self._device)
         group.wait(group.gather(all_, own))
         return [
-            Standing(step, bool(fresh), mark, hardware, bool(is_back))
-            for step, fresh, mark, hardware, is_back in all_.view(group.world_size, -1).tolist()
+            WorkerState(step, bool(fresh), fingerprint, hardware, bool(is_back))
+            for step, fresh, fingerprint, hardware, is_back in all_.view(group.world_size, -1).tolist()
         ]
 
     def _refuse_hardware(self, group: Group) -> NoReturn:
-        own = written(hardware(self._device)).to(self._device)
+        own = encode(hardware(self._device)).to(self._device)
         all_ = torch.empty(own.numel() * group.world_size, dtype=own.dtype, device=self._device)
         group.wait(group.gather(all_, own))
-        workers = [read(one) for one in all_.view(group.world_size, -1).tolist()]
+        workers = [decode(one) for one in all_.view(group.world_size, -1).tolist()]
         raise WorkersDiffer(
             f"exactness is bitwise, and {difference(workers)}: use machines of one kind (placement.pools of the job),"
             " or sample-exact"
         )
 
     def _check(self, generation: int) -> None:
-        if self._link is not None and self._link.must_part(generation):
+        if self._link is not None and self._link.must_leave(generation):
             raise PeerLost("the supervisor said that the group is to be left")
 
-    def _on_part(self, generation: int) -> None:
+    def _on_leave(self, generation: int) -> None:
         group = self._group
-        if group is not None and group.place.generation <= generation:
+        if group is not None and group.rendezvous.generation <= generation:
             group.break_off("the supervisor said that the group is to be left")
 
 
 def place_from_environment(generation: int) -> Rendezvous:
-    """Where torchrun's environment variables say that the first group meets; alone without them."""
+    """The rendezvous of the first group by torchrun's environment variables; a group of one without them."""
     world_size = number_from_environment("WORLD_SIZE", 1) if "MASTER_ADDR" in os.environ else 1
     return Rendezvous(
         generation=generation,

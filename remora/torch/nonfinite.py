@@ -21,7 +21,7 @@ MOST_SKIPS = 20
 
 
 class NotFinite(ArithmeticError):
-    """The loss or the gradients of a step are not finite, and nothing that may be done about it is left."""
+    """The loss or the gradients of a step are not finite, and no remedy that `nonfinite` allows is left."""
 
 
 def what_is_not_finite(loss: float, gradients: Iterable[torch.Tensor | None]) -> str | None:
@@ -35,20 +35,20 @@ def what_is_not_finite(loss: float, gradients: Iterable[torch.Tensor | None]) ->
     return None if bool(torch.isfinite(largest).all()) else "gradient"
 
 
-def looks(policy: Nonfinite | None, *, is_scaled: bool) -> bool:
-    """Whether somebody looks; a GradScaler makes gradients overflow on purpose, and leaves such steps out by itself."""
+def is_checked(policy: Nonfinite | None, *, is_scaled: bool) -> bool:
+    """Whether the loop checks for it; a GradScaler lets gradients overflow on purpose, and skips such steps itself."""
     return policy is not None and not (policy == "skip" and is_scaled)
 
 
 def left_out_text(skips: int, what: str, step: int) -> str:
-    """What is told of a step that is left out, the last of so many in a row; raises NotFinite for too many."""
+    """The log line for a step that is left out, the last of `skips` in a row; raises NotFinite for too many."""
     if skips > MOST_SKIPS:
         raise NotFinite(f"the {what} of step {step} is not finite, like {MOST_SKIPS} before it")
     return f"the {what} of step {step} is not finite: its gradients are left out"
 
 
 def check_rollbacks(left_out: int, what: str, step: int) -> None:
-    """Raise NotFinite where so many batches were left out that no other one may be."""
+    """Raise NotFinite where the most batches that may be left out have been."""
     if left_out >= MOST_ROLLBACKS:
         raise NotFinite(
             f"the {what} of step {step} is not finite, after {MOST_ROLLBACKS} batches were left out"
@@ -56,7 +56,7 @@ def check_rollbacks(left_out: int, what: str, step: int) -> None:
 
 
 def rollback_text(what: str, step: int, back_to: int, epoch: int, place: int) -> str:
-    """What is told of a rollback."""
+    """The log line for a rollback."""
     return (
         f"the {what} of step {step} is not finite: training goes back to step {back_to} and leaves out batch {place} of"
         f" epoch {epoch}"

@@ -2,8 +2,8 @@
 
 A step's gradients are there when `step.backward` returns, on all workers alike.  An optimizer that changes weights
 before that uses what one worker has; one that the loop does not know is neither saved nor waits for the copy of a
-checkpoint; gradients that nobody uses are gone with the next backward.  All three look like training, so they are
-refused when they happen.  So are a scheduler that would begin anew in every resume, and an optimizer beside the loop
+checkpoint; gradients that no optimizer uses are gone with the next backward.  All three look like training, so they are
+refused when they happen.  So are a scheduler that would start over in every resume, and an optimizer beside the loop
 whose gradients come from `step.backward` of one worker alone.
 """
 
@@ -35,13 +35,13 @@ _UNKNOWN = (
 class Optimizers:
     """All that a loop was given; raises ValueError for those that cannot work.
 
-    From `open` to `close` no other one may change the parameters of the model; `unknown` is what is told of one.
+    From `open` to `close` no other one may change the parameters of the model; `unknown` is the error for one.
     """
 
     def __init__(
         self, model: torch.nn.Module, given: Optimizer | Sequence[Optimizer], unknown: str = _UNKNOWN
     ) -> None:
-        self._told_of_unknown = unknown
+        self._unknown_text = unknown
         self._all = [given] if isinstance(given, Optimizer) else list(given)
         if not self._all or not all(isinstance(one, Optimizer) for one in self._all):
             raise ValueError("hand over an optimizer, or a list of some: Loop(model, optimizer, ...)")
@@ -123,7 +123,7 @@ class Optimizers:
         """A backward pass begins; raises RuntimeError when it would drop gradients that are meant to be used.
 
         Gradients that were set to None or zero were dropped by the script, and those that are not finite are left out
-        by whoever looks at them.
+        by the code that checks for them.
         """
         unused, self._unused = self._unused, None
         if unused is not None and _are_of_use(gradients):
@@ -136,7 +136,7 @@ class Optimizers:
         rates = {id(one): [float(group["lr"]) for group in one.param_groups] for one in scheduled}
         if any(self._rates.get(number, now) != now for number, now in rates.items()):
             raise RuntimeError(
-                "a scheduler that Loop was not given changes the learning rate, and would begin anew in every resume:"
+                "a scheduler that Loop was not given changes the learning rate, and would start over in every resume:"
                 " hand it over as scheduler=..., and further ones in state={'second': ...}"
             )
         self._rates = rates
@@ -168,7 +168,7 @@ class Optimizers:
                 " out of hooks and of the function given to backward, and call optimizer.step() after it"
             )
         if not is_known:
-            raise RuntimeError(self._told_of_unknown)
+            raise RuntimeError(self._unknown_text)
         if [_size(one) for one in self._all] != self._sizes:
             raise RuntimeError(
                 "an optimizer got other parameters since Loop was made, which neither a worker that joins nor a resume"
@@ -178,7 +178,7 @@ class Optimizers:
 
 
 def gradient_of(parameter: torch.Tensor) -> Gradient:
-    """The gradient that a parameter has now, in a form that tells later whether it is another one."""
+    """The gradient that a parameter has now, in a form that shows later whether it is another one."""
     held = parameter.grad
     return held, -1 if held is None else held._version
 

@@ -1,7 +1,7 @@
-"""Which samples a step uses and which shard carries them; pure, and blind to how many workers there are.
+"""Which samples a step uses and which shard carries them; pure, and independent of the number of workers.
 
-An epoch is a seeded permutation of the samples, cut into global batches; a global batch is cut into `shards`, a shard
-into micro-batches.  Workers carry shards: when their number changes, shards move and nothing else does.
+An epoch is a seeded permutation of the samples, split into global batches; a global batch is split into `shards`, and a
+shard into micro-batches.  Workers carry shards: when their number changes, shards move and nothing else does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def shard_size(batch: int, shard: int, shards: int) -> int:
     return batch // shards + (shard < batch % shards)
 
 
-def cut(samples: Sequence[int], micro_batch: int | None) -> list[Sequence[int]]:
+def split_shard(samples: Sequence[int], micro_batch: int | None) -> list[Sequence[int]]:
     """A shard's samples in micro-batches of at most `micro_batch` samples; none for an empty shard."""
     size = micro_batch or len(samples) or 1
     return [samples[start : start + size] for start in range(0, len(samples), size)]

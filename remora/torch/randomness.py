@@ -23,7 +23,7 @@ def derive(seed: int, *path: str | int) -> int:
 
 
 def seed_everything(seed: int, *, devices: bool = True) -> None:
-    """Seed torch (its GPUs too, unless told otherwise), Python's `random`, and numpy where it is imported."""
+    """Seed torch (its GPUs too, unless `devices` is False), Python's `random`, and numpy where it is imported."""
     # Not `torch.manual_seed`: as long as no GPU is in use it notes a stack trace with each call, for later.
     torch.default_generator.manual_seed(seed)
     if devices and torch.cuda.is_initialized():
@@ -57,7 +57,7 @@ class RandomStream:
 
 
 def capture() -> tuple[Any, ...]:
-    """Where the random numbers of torch on processors, of Python and of numpy stand."""
+    """The states of the random number generators of torch on processors, of Python and of numpy."""
     numpy = sys.modules.get("numpy")
     return (
         torch.get_rng_state(),
@@ -67,7 +67,7 @@ def capture() -> tuple[Any, ...]:
 
 
 def restore(state: tuple[Any, ...]) -> None:
-    """Let them go on from there."""
+    """Set them to captured states."""
     of_torch, of_python, of_numpy = state
     torch.set_rng_state(of_torch)
     random.setstate(of_python)

@@ -4,9 +4,9 @@
 collective: it adds along a tree over the shards (`tree.py`), so that the bits depend on the shards alone.  Both start
 the collectives of a bucket while the backward pass of the last micro-batch still runs.
 
-When a peer is lost between two steps, whoever is ahead can give the result to whoever is behind.  For that the result
-of a step stays untouched until all workers have it, and nobody has to say so: steps use two sets of tensors in turn,
-and a collective of the next step that ended here was begun by everybody, after they had the result of this one.
+When a peer is lost between two steps, a worker that is ahead can send the result to those that are behind.  For that
+the result of a step stays untouched until all workers have it, which needs no message: steps alternate between two sets
+of tensors, and a collective of the next step that ended here was begun by all workers, after they had this result.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class Reduction(ABC):
         self._failure: PeerLost | None = None
         self._launched = 0
         self._missing: list[int] = []
-        #: Parameters that tell of their gradients, by id.
+        #: Parameters with a hook on their gradients, by id.
         self._hooked: dict[int, torch.Tensor] = {}
         self._parameters: list[torch.Tensor] = []
         self.train(parameters)
 
     def train(self, parameters: Sequence[torch.Tensor]) -> None:
-        """From the next step on these have gradients, and no others; all workers say so between the same two steps.
+        """From the next step on these have gradients, and no others; all workers call it between the same two steps.
 
-        The result of the last step stays as it is, for whoever has not got it yet.
+        The result of the last step stays as it is, for workers that have not got it yet.
         """
         for one in self._parameters:
             one.grad = None
@@ -123,12 +123,12 @@ class Reduction(ABC):
         return tail[: self._notes]
 
     def confirm(self) -> None:
-        """Start to tell the others that this worker has the result of its last step."""
+        """Start to confirm to the others that this worker has the result of its last step."""
         flag = torch.ones(1, device=self._tail.device)
         self._confirmation = self.group.sum(flag), flag
 
     def await_confirmation(self) -> None:
-        """Wait until all have said so, if this worker did; raises PeerLost."""
+        """Wait until all have confirmed, if this worker did; raises PeerLost."""
         self.group.check()
         if self._confirmation is not None:
             self.group.wait(self._confirmation[0])
@@ -184,7 +184,7 @@ class Reduction(ABC):
             while self._launched < len(self._buckets) and self._missing[self._launched] == 0:
                 self._launch_next()
         except PeerLost as lost:
-            # The backward pass shall end as it does everywhere; `finish` tells.
+            # The backward pass shall end as on all workers; `finish` raises it.
             self._failure = lost
 
     def _launch_next(self) -> None:

@@ -26,14 +26,14 @@ class Saving:
 
     def __init__(self, model: torch.nn.Module, optimizers: Optimizers, device: torch.device) -> None:
         #: Parts of the state that are the same on every worker between two steps.
-        self.dealt = ("model", *optimizers.parts)
+        self.replicated = ("model", *optimizers.parts)
         self._parameter_names = frozenset(name for name, _ in model.named_parameters())
         self._device = device
         self._thread: threading.Thread | None = None
         self._copied = threading.Event()
         self._copied.set()
         self._error: BaseException | None = None
-        #: The checkpoint under way and the seconds that it has held the loop up; None once that was told.
+        #: The checkpoint under way and the seconds that it has held the loop up; None once that was reported.
         self._stall: tuple[int, float] | None = None
         for one in optimizers:
             one.register_step_pre_hook(self._await_copy)
@@ -41,15 +41,15 @@ class Saving:
     def save(self, step: int, state: Mapping[str, Any], writer: Writer, *, in_background: bool) -> None:
         """Write this worker's share of the checkpoint of `step` and hand it over.
 
-        `state` is a captured one with live tensors; workers other than rank 0 may leave out all but the `dealt` parts.
+        `state` is a captured one with live tensors; other workers than rank 0 may leave out all but `replicated` parts.
         """
         began = time.monotonic()
         self.wait()
         if not in_background:
-            self._hand_over(step, share_of(state, writer, self.dealt), writer)
+            self._hand_over(step, share_of(state, writer, self.replicated), writer)
             return
-        share = share_of(self._copy_what_moves(state), writer, self.dealt)
-        ready = mark(self._device)
+        share = share_of(self._copy_what_moves(state), writer, self.replicated)
+        ready = step_event(self._device)
         self._copied.clear()
         self._thread = threading.Thread(
             target=self._work, args=(step, share, writer, ready), name="remora-checkpoint", daemon=True
@@ -89,7 +89,7 @@ class Saving:
                     key: one if key in self._parameter_names else _copied(one, _clone)
                     for key, one in part.items()
                 }
-            elif name in self.dealt:
+            elif name in self.replicated:
                 parts[name] = _copied(part, lambda tensor: tensor)
             else:
                 parts[name] = _copied(part, _clone)
@@ -97,7 +97,7 @@ class Saving:
 
     def _work(self, step: int, share: Share, writer: Writer, ready: Any) -> None:
         try:
-            with beside(self._device, ready):
+            with copy_stream(self._device, ready):
                 self._hand_over(step, share, writer)
         except BaseException as error:
             self._error = error
@@ -105,7 +105,7 @@ class Saving:
             self._copied.set()
 
     def _hand_over(self, step: int, share: Share, writer: Writer) -> None:
-        # Memory that looked free may be taken meanwhile; then the disk has to do.
+        # Memory that looked free may be taken meanwhile; then the files go to the disk.
         for size_bytes in (share.size_bytes, None):
             try:
                 with training.hand_over(step, size_bytes=size_bytes, generation=writer.generation) as folder:
@@ -118,14 +118,14 @@ class Saving:
                 return
 
 
-def mark(device: torch.device) -> Any:
-    """A mark in the device's queue behind the step that was just done."""
+def step_event(device: torch.device) -> Any:
+    """An event in the device's queue behind the step that was just done; None on processors."""
     return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
 
 @contextlib.contextmanager
-def beside(device: torch.device, ready: Any) -> Iterator[None]:
-    """Copy beside what the device computes, once it has come to the mark."""
+def copy_stream(device: torch.device, ready: Any) -> Iterator[None]:
+    """Copy in a stream of its own while the device computes, from the event `ready` on."""
     if ready is None:
         yield
         return

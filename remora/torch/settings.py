@@ -51,7 +51,7 @@ class Settings:
             if number is not None and number < 1:
                 raise ValueError(f"{name} is at least 1, not {number}")
 
-    def of_the_order(self) -> dict[str, int | str | bool]:
+    def data_order(self) -> dict[str, int | str | bool]:
         """What a checkpoint must agree in, so that the order of the data goes on where it was."""
         return {
             "global_batch": self.global_batch,
@@ -64,15 +64,15 @@ class Settings:
 
 
 def agreed(name: str, own: Asked | None, kind: Callable[[str], Asked]) -> Asked | None:
-    """What script and job say about a setting, `own` being the script's word; None when neither says anything.
+    """What script and job say about a setting, `own` being the script's value; None when neither gives one.
 
-    The job's word is `elastic.<name>` of its specification and comes as an environment variable.
+    The job's value is `elastic.<name>` of its specification and comes as an environment variable.
     Raises ValueError when they contradict each other.
     """
-    told = os.environ.get(f"REMORA_{name.upper()}")
-    if told is None:
+    given = os.environ.get(f"REMORA_{name.upper()}")
+    if given is None:
         return own
-    asked = kind(told)
+    asked = kind(given)
     if own not in (None, asked):
         raise ValueError(
             f"the script says {name}={own!r} and the job's elastic.{name} is {asked!r}: "
@@ -117,7 +117,7 @@ def check_model(model: torch.nn.Module) -> None:
             )
 
 
-def use_told_precision() -> None:
+def apply_precision() -> None:
     """Let matrix products on processors round their factors to bfloat16 where the job says so.
 
     The environment variable of oneDNN that says it too does not reach them: torch asks for each of them by itself.
@@ -143,9 +143,9 @@ def make_deterministic() -> None:
 def fingerprint(settings: Settings, parameters: Iterable[torch.Tensor]) -> int:
     """A number that is the same in two processes only when they train the same with the same settings."""
     shapes = [(tuple(one.shape), str(one.dtype)) for one in parameters]
-    return mark_of((settings, shapes, torch.__version__))
+    return repr_hash((settings, shapes, torch.__version__))
 
 
-def mark_of(value: object) -> int:
+def repr_hash(value: object) -> int:
     """A number from 0 to 2**63 - 1 that follows from how a value is written."""
     return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "big") >> 1

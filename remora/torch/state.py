@@ -122,10 +122,10 @@ def send(part: Group, state: Mapping[str, Any], device: torch.device) -> None:
     tensors: list[torch.Tensor] = []
     skeleton = _take_out(dict(state), tensors)
     shapes = [(tuple(one.shape), one.dtype, one.device.type) for one in tensors]
-    letter = pickle.dumps((skeleton, shapes))
-    length = torch.tensor([len(letter)], device=device)
+    header = pickle.dumps((skeleton, shapes))
+    length = torch.tensor([len(header)], device=device)
     part.wait(part.broadcast(length, 0))
-    part.wait(part.broadcast(torch.frombuffer(bytearray(letter), dtype=torch.uint8).to(device), 0))
+    part.wait(part.broadcast(torch.frombuffer(bytearray(header), dtype=torch.uint8).to(device), 0))
     share(part, [one.detach().to(device) for one in tensors])
 
 
@@ -133,10 +133,10 @@ def receive(part: Group, device: torch.device) -> dict[str, Any]:
     """The state that rank 0 of `part` sends; raises PeerLost."""
     length = torch.zeros(1, dtype=torch.int64, device=device)
     part.wait(part.broadcast(length, 0))
-    letter = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
-    part.wait(part.broadcast(letter, 0))
+    header = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
+    part.wait(part.broadcast(header, 0))
     # What comes from a worker of the same job is code of the same user.
-    skeleton, shapes = pickle.load(io.BytesIO(bytes(letter.tolist())))  # noqa: S301
+    skeleton, shapes = pickle.load(io.BytesIO(bytes(header.tolist())))  # noqa: S301
     tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, _ in shapes]
     share(part, tensors)
     placed = [one.cpu() if kind == "cpu" else one for one, (_, _, kind) in zip(tensors, shapes, strict=True)]

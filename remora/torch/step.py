@@ -40,8 +40,8 @@ class Outcome:
     ) -> list[tuple[int, torch.Tensor]]:
         """Its share of the notes of a step, in stretches with the place where each begins.
 
-        Means count with `samples_share`, the part of the global batch's samples that it has; sums and counts are told
-        as so many per sample of the global batch (`per_sample` is 1 over its samples), so that none is too large.
+        Means count with `samples_share`, the part of the global batch's samples that it has; sums and counts are
+        divided by the samples of the global batch (`per_sample` is 1 over their number), so that none is too large.
         """
         values = torch.stack([number(value) for value in (self.loss, *self.metrics.values())])
         if all(count is None for count in self.counts):
@@ -64,7 +64,7 @@ def means(notes: Sequence[float]) -> list[float]:
 
 
 def divide_gradients(parameters: Iterable[torch.Tensor], notes: Sequence[float]) -> None:
-    """Make means of gradients of a loss that was told as sums, now that its whole count is known."""
+    """Make means of gradients of a loss that was given as sums, now that its whole count is known."""
     if count := notes[VALUES]:
         torch._foreach_mul_([one.grad for one in parameters if one.grad is not None], 1.0 / count)
 
@@ -137,7 +137,7 @@ def repeats(once: float, again: float, *, is_bitwise: bool) -> bool:
 
 
 def not_repeated_text(once: float, again: float) -> str:
-    """What is told of a function for `backward` that returns two losses for the same micro-batch."""
+    """The error for a function given to `backward` that returns two losses for the same micro-batch."""
     return (
         f"the function given to backward returned {once:.7g} and then {again:.7g} for one micro-batch with the same"
         " random numbers, so it keeps something from one call to the next (a count, a hidden state, a generator of its"

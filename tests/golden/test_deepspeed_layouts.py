@@ -102,4 +102,4 @@ def test_a_layout_that_deepspeed_cannot_cut_anew_ends_with_one_sentence_on_all_w
     assert "Traceback" not in text
     told = [line for line in text.splitlines() if line.startswith("remora: ")]
     assert len(told) == 2, text[-4000:]
-    assert "DeepSpeed cannot cut this checkpoint anew for another number of workers (Zero" in told[0]
+    assert "DeepSpeed cannot reshard this checkpoint for another number of workers (Zero" in told[0]

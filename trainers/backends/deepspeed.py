@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from remora.deepspeed import record
-from remora.deepspeed.named import check_named
+from remora.deepspeed.config_files import check_config_files
 from remora.deepspeed.refusal import Refused
 from trainers.backends.backend import Backend, BackendUnusable, Start
 
@@ -29,7 +29,7 @@ class DeepSpeed(Backend):
             )
         try:
             batch = _global_batch(start.environment)
-            check_named(start.plan.command, batch, lambda name: _text_of(start.code / name))
+            check_config_files(start.plan.command, batch, lambda name: _text_of(start.code / name))
             if start.resume is not None and start.manifest is not None:
                 _show(record.read(start.resume, str(start.manifest.step)), start.resume, start.code)
         except Refused as refused:

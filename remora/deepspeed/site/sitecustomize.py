@@ -1,4 +1,4 @@
-"""Run by Python before a script of a DeepSpeed job: has `deepspeed` meet Remora when it is imported."""
+"""Run by Python before a script of a DeepSpeed job: installs Remora's hook on the import of `deepspeed`."""
 
 import sys
 from importlib.machinery import PathFinder
@@ -8,16 +8,16 @@ from pathlib import Path
 _FOLDER = str(Path(__file__).parent)
 
 
-def _meet() -> None:
+def _install() -> None:
     try:
-        from remora.deepspeed.hook import await_deepspeed
+        from remora.deepspeed.hook import install_import_hook
     except ImportError:
         print("remora: this Python has no remora, so its DeepSpeed trains without it", file=sys.stderr)
     else:
-        await_deepspeed()
+        install_import_hook()
 
 
-def _run_hidden_one() -> None:
+def _run_shadowed() -> None:
     """A `sitecustomize` of the environment itself, that this one stands before."""
     spec = PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
@@ -27,5 +27,5 @@ def _run_hidden_one() -> None:
 
 
 sys.path[:] = [entry for entry in sys.path if entry != _FOLDER]
-_meet()
-_run_hidden_one()
+_install()
+_run_shadowed()

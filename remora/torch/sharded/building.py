@@ -1,4 +1,4 @@
-"""What a script builds for a group, checked."""
+"""Calls the `build` function of a script for a group, and checks the model and optimizer that it returns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from remora.torch.buffers import Buffers
 from remora.torch.optimizers import Optimizers
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.sharded.grid import REPLICATE, SHARD, TENSOR, Grid
-from remora.torch.sharded.pieces import Sharded
+from remora.torch.sharded.state_shards import ShardedState
 from remora.torch.state import Stateful
 
 #: Returns a model that is sharded over the mesh, its optimizer, and a scheduler if there is one.
@@ -28,10 +28,10 @@ _UNKNOWN = (
 
 
 @dataclass
-class Built:
+class BuiltModel:
     """The model of one group with what belongs to it."""
 
-    sharded: Sharded
+    sharded: ShardedState
     grid: Grid
     scheduler: Stateful | None
     #: What forward passes change, as it is when training goes on.
@@ -61,7 +61,7 @@ class Built:
         return {name: part for name, part in named.items() if part is not None}
 
 
-def construct(build: Build, mesh: DeviceMesh, grid: Grid, seed: int) -> Built:
+def construct(build: Build, mesh: DeviceMesh, grid: Grid, seed: int) -> BuiltModel:
     """Call `build`, with the same random numbers on all ranks, and prepare what it returns.
 
     Raises TypeError and ValueError for what cannot be trained.
@@ -82,31 +82,31 @@ def construct(build: Build, mesh: DeviceMesh, grid: Grid, seed: int) -> Built:
             # Losses are weighted by their samples, so gradients are sums.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    sharded = Sharded(model, optimizer, grid)
+    sharded = ShardedState(model, optimizer, grid)
     trained = {name: one.requires_grad for name, one in sharded.parameters.items()}
-    return Built(sharded, grid, rest[0] if rest else None, Buffers(model), optimizers, trained)
+    return BuiltModel(sharded, grid, rest[0] if rest else None, Buffers(model), optimizers, trained)
 
 
 def check(model: torch.nn.Module, grid: Grid) -> None:
-    """Raise ValueError for a model that is not cut as the mesh says."""
+    """Raise ValueError for a model that is not sharded as the mesh says."""
     for name, parameter in model.named_parameters():
         is_sharded = isinstance(parameter, DTensor) and SHARD in (parameter.device_mesh.mesh_dim_names or ())
         if not is_sharded:
             raise ValueError(f"{name} is not sharded: call fully_shard(model, mesh=mesh) at the end of build")
-        if not _is_cut_well(parameter):
+        if not _is_sharded_well(parameter):
             raise ValueError(
-                f"{name} is placed as {parameter.placements}: cut it over the dimensions of the mesh that build was "
+                f"{name} is placed as {parameter.placements}: shard it over the dimensions of the mesh that build was "
                 "given with parallelize_module(..., mesh['tensor'], ...) first and fully_shard(..., mesh=...) then"
             )
-        if not _is_cut_evenly(parameter, grid.tensor):
+        if not _is_sharded_evenly(parameter, grid.tensor):
             raise ValueError(
-                f"{name} of {tuple(parameter.shape)} cannot be cut evenly over tensor={grid.tensor} workers: "
-                "choose sizes that are multiples of it, or cut this layer along its other dimension"
+                f"{name} of {tuple(parameter.shape)} cannot be sharded evenly over tensor={grid.tensor} workers: "
+                "choose sizes that are multiples of it, or shard this layer along its other dimension"
             )
 
 
-def _is_cut_evenly(parameter: DTensor, tensor: int) -> bool:
-    """Whether tensor parallelism gives all its workers equally much of what FSDP cuts along the same dimension.
+def _is_sharded_evenly(parameter: DTensor, tensor: int) -> bool:
+    """Whether tensor parallelism gives all its workers equally much of what FSDP splits along the same dimension.
 
     Of others torch does not know which rows a worker has, and would write them into the wrong places of a checkpoint.
     """
@@ -116,13 +116,13 @@ def _is_cut_evenly(parameter: DTensor, tensor: int) -> bool:
     return int(parameter.shape[placed[TENSOR].dim]) % tensor == 0
 
 
-def _is_cut_well(parameter: DTensor) -> bool:
+def _is_sharded_well(parameter: DTensor) -> bool:
     names = parameter.device_mesh.mesh_dim_names
     for name, placement in zip(names, parameter.placements, strict=True):
         is_whole = placement.is_replicate()
-        may_be_whole, may_be_cut = name in (REPLICATE, TENSOR), name in (SHARD, TENSOR)
+        may_be_whole, may_be_sharded = name in (REPLICATE, TENSOR), name in (SHARD, TENSOR)
         if not (is_whole and may_be_whole) and not (
-            not is_whole and may_be_cut and hasattr(placement, "dim")
+            not is_whole and may_be_sharded and hasattr(placement, "dim")
         ):
             return False
     return True

@@ -1,4 +1,4 @@
-"""How the workers of a group are arranged over one model: copies of it, and its parts; pure.
+"""How the workers of a group are arranged over one model: copies of it, and its shards; pure.
 
 Ranks count the workers of one tensor-parallel group first, then those that shard a copy, then the copies.
 """
@@ -13,7 +13,7 @@ REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 
 @dataclass(frozen=True)
 class Grid:
-    """`replicas` copies of a model, each cut over `shard` x `tensor` workers."""
+    """`replicas` copies of a model, each split over `shard` x `tensor` workers."""
 
     replicas: int
     shard: int
@@ -28,8 +28,8 @@ class Grid:
         return tuple(all_[name] for name in self.names)
 
     @property
-    def parts(self) -> int:
-        """Different pieces of the state."""
+    def state_shards(self) -> int:
+        """Number of different shards of the state."""
         return self.shard * self.tensor
 
     @property
@@ -37,22 +37,22 @@ class Grid:
         """Groups of workers that read batches of their own; workers of one tensor-parallel group read the same."""
         return self.replicas * self.shard
 
-    def part_of(self, rank: int) -> int:
-        """The piece of the state that a rank holds."""
-        return rank % self.parts
+    def state_shard_of(self, rank: int) -> int:
+        """The shard of the state that a rank holds."""
+        return rank % self.state_shards
 
     def reader_of(self, rank: int) -> int:
         """Which of the `readers` a rank belongs to."""
         return rank // self.tensor
 
-    def speaks(self, rank: int) -> bool:
+    def counts_batch(self, rank: int) -> bool:
         """Whether a rank is the one of its tensor-parallel group that counts where each batch counts once."""
         return rank % self.tensor == 0
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """What a script fixes: workers that one copy of the model is cut over (None: all), and those of one layer."""
+    """What a script fixes: workers that one copy of the model is split over (None: all), and those of one layer."""
 
     shard: int | None = None
     tensor: int | None = None
@@ -63,7 +63,7 @@ class Parallel:
                 raise ValueError(f"{name} is a number of workers, at least 1, not {size}")
 
     def arrange(self, world_size: int) -> Grid:
-        """The grid for so many workers; raises ValueError when the number does not fit."""
+        """The grid for this number of workers; raises ValueError when the number does not fit."""
         multiple = (self.shard or 1) * (self.tensor or 1)
         if world_size % multiple:
             asked = [

@@ -18,7 +18,7 @@ from remora import training
 from remora.torch.agreement import (
     CHECK_EVERY,
     Diverged,
-    Holdings,
+    StateDigests,
     changed_text,
     is_due,
     is_rehearsed,
@@ -31,23 +31,36 @@ from remora.torch.nonfinite import (
     Nonfinite,
     NotFinite,
     check_rollbacks,
+    is_checked,
     left_out_text,
-    looks,
     rollback_text,
 )
 from remora.torch.order import shards_of
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.settings import Settings, agreed, fingerprint, needed
-from remora.torch.sharded import durable
-from remora.torch.sharded.building import Build, Built, construct
-from remora.torch.sharded.copies import Copies
+from remora.torch.sharded import checkpoint_io
+from remora.torch.sharded.building import Build, BuiltModel, construct
 from remora.torch.sharded.grid import Parallel
-from remora.torch.sharded.handing_on import hand_on
-from remora.torch.sharded.holdings import Held, Label, Source, missing_parts, newest_whole
-from remora.torch.sharded.meeting import Meeting, StateLost, gather, spread
-from remora.torch.sharded.mesh import Carried, open_mesh
+from remora.torch.sharded.mesh import MeshProcessGroup, open_mesh
+from remora.torch.sharded.process_groups import ProcessGroups, StateLost, broadcast_object, gather_objects
+from remora.torch.sharded.replica_check import ReplicaDigests
+from remora.torch.sharded.reshard import reshard
+from remora.torch.sharded.snapshot_choice import (
+    HeldShards,
+    SnapshotId,
+    SnapshotSource,
+    missing_shards,
+    newest_complete,
+)
 from remora.torch.sharded.snapshots import Snapshots, lost_text
-from remora.torch.sharded.trial import Result, Trial, forget_optimizers, full, local, local_gradients
+from remora.torch.sharded.step_runner import (
+    StepResult,
+    StepRunner,
+    forget_optimizers,
+    full,
+    local,
+    local_gradients,
+)
 from remora.torch.state import LoopState, Progress
 from remora.torch.step import Compute, Step
 
@@ -55,18 +68,18 @@ log = logging.getLogger("remora.torch")
 
 
 @dataclass(frozen=True)
-class _Letter:
-    """What a worker tells all others when a group has met."""
+class _Announcement:
+    """What a worker sends to all others when a group has formed."""
 
     fingerprint: int
     node: int
     #: It has trained nothing yet, and can make the state that training begins with by itself.
     is_new: bool
-    held: list[Held]
+    held: list[HeldShards]
 
 
 class ShardedLoop(ElasticLoop):
-    """`Loop` for a model that no worker holds as a whole: FSDP and tensor parallelism cut it, and its optimizer.
+    """`Loop` for a model that no worker holds as a whole: FSDP and tensor parallelism shard it, and its optimizer.
 
         def build(mesh):
             model = Net()
@@ -89,7 +102,7 @@ class ShardedLoop(ElasticLoop):
     called again in every new group, so what it made is reached as `loop.model`, `loop.optimizer`, `loop.scheduler`.
     Random numbers are seeded before it, the same on all workers.
 
-    - `shard`: workers that one copy of the model is cut over; all if None.  The mesh is ("replicate", "shard") then.
+    - `shard`: workers that one copy of the model is sharded over; None: all.  The mesh is ("replicate", "shard") then.
     - `tensor`: workers that compute one layer together; the last dimension of the mesh is "tensor" then.
     - `nonfinite`: as for `Loop`; `rollback` goes back to the newest snapshot.
     - All other arguments are those of `Loop`.
@@ -147,12 +160,14 @@ class ShardedLoop(ElasticLoop):
         self._scaler = scaler
         self._every = snapshot_every
         self._snapshots = Snapshots(self._device)
-        self._trial = Trial(self._settings, self._device, data, collate_fn, scaler, self._own_time)
-        self._meeting = Meeting(self._link, self._device, self._resume, self._standing)
-        self._built: Built | None = None
-        self._carried: Carried | None = None
+        self._step_runner = StepRunner(
+            self._settings, self._device, data, collate_fn, scaler, self._compute_time
+        )
+        self._groups = ProcessGroups(self._link, self._device, self._resume, self._newest_held_step)
+        self._built: BuiltModel | None = None
+        self._mesh_group: MeshProcessGroup | None = None
         self._state: LoopState | None = None
-        self._is_new = not self._meeting.is_joiner
+        self._is_new = not self._groups.is_joiner
         #: Steps after which all copies were last the same.
         self._agreed_after: int | None = None
         #: Steps in a row that were left out.
@@ -182,11 +197,11 @@ class ShardedLoop(ElasticLoop):
 
     @property
     def _rank(self) -> int:
-        return self._meeting.group.rank
+        return self._groups.group.rank
 
     @property
     def _generation(self) -> int:
-        return self._meeting.generation
+        return self._groups.generation
 
     @property
     def _own_shards(self) -> range:
@@ -194,19 +209,19 @@ class ShardedLoop(ElasticLoop):
         return shards_of(grid.reader_of(self._rank), grid.readers, self._settings.shards)
 
     @property
-    def _present(self) -> Built:
+    def _present(self) -> BuiltModel:
         if self._built is None:
             raise RuntimeError("the model is built when the loop begins: use it inside `for step in loop`")
         return self._built
 
     def _begin(self) -> None:
-        self._meeting.begin()
+        self._groups.begin()
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def _run(self, step: Step, compute: Compute) -> torch.Tensor:
         while True:
-            self._forgive(False)
+            self._set_lenient(False)
             try:
                 result = self._try(step, compute)
                 if self._is_settled(step, result):
@@ -220,31 +235,31 @@ class ShardedLoop(ElasticLoop):
                 if not self._is_broken():
                     raise
                 self._change(f"a peer was lost: {error}")
-            parcel = self._feed.peek()
-            if parcel is None:
+            micro_batch = self._feed.peek()
+            if micro_batch is None:
                 step.was_skipped = True
                 break
             step.number = self._progress.step + 1
-            step.epoch, step.place = parcel.position.epoch, parcel.position.place
+            step.epoch, step.place = micro_batch.position.epoch, micro_batch.position.place
         seed_everything(derive(self._settings.seed, "body", step.number))
-        step.metrics = dict(zip(self._trial.metric_names, result.means[1:], strict=False))
+        step.metrics = dict(zip(self._step_runner.metric_names, result.means[1:], strict=False))
         # The script may change the weights from now on.
         self._snapshots.await_copy()
         # What it does from here to the end of the step is thrown away when a peer is lost meanwhile.
-        self._forgive(True)
+        self._set_lenient(True)
         return torch.tensor(result.means[0], device=self._device)
 
-    def _try(self, step: Step, compute: Compute) -> Result:
-        """One try at the gradients of a step; raises PeerLost, after which the model is of no use."""
+    def _try(self, step: Step, compute: Compute) -> StepResult:
+        """Compute the gradients of a step once; raises PeerLost, after which the model is of no use."""
         built = self._present
         built.check_frozen()
-        self._check_data(self._meeting.ring)
+        self._check_data(self._groups.host_group)
         unchanging = self._agree(compute)
         rehearses = is_rehearsed(self._progress.step, self._settings.check_every)
         built.optimizers.begin(local_gradients(built.sharded.parameters.values()))
-        assert self._carried is not None
-        result = self._trial.run(
-            step, compute, self._feed, built, self._meeting, self._carried, rehearses=rehearses
+        assert self._mesh_group is not None
+        result = self._step_runner.run(
+            step, compute, self._feed, built, self._groups, self._mesh_group, rehearses=rehearses
         )
         built.optimizers.end(step.number)
         if unchanging is not None and (name := unchanging.changed(self._watched(compute))) is not None:
@@ -255,7 +270,7 @@ class ShardedLoop(ElasticLoop):
 
     # --- what copies hold, and what is not finite -------------------------------------------------------------------
 
-    def _agree(self, compute: Compute) -> Holdings | None:
+    def _agree(self, compute: Compute) -> StateDigests | None:
         """Compare all copies with each other when it is time; returns what the step must not change.
 
         Raises PeerLost and Diverged.
@@ -264,14 +279,16 @@ class ShardedLoop(ElasticLoop):
         if not is_due(steps_done, self._settings.check_every):
             return None
         assert self._state is not None
-        kept = self._snapshots.kept(Label(steps_done, self._generation))
+        backup = self._snapshots.backup(SnapshotId(steps_done, self._generation))
         shared = self._state.capture(self._progress)["parts"]
         shared = {**shared.pop("sharded"), **shared}
-        found = Copies(self._present.grid, self._present.sharded, shared, kept).difference(self._meeting.ring)
+        found = ReplicaDigests(self._present.grid, self._present.sharded, shared, backup).difference(
+            self._groups.host_group
+        )
         if found is not None:
             self._end_diverged(found.text(steps_done, self._agreed_after))
         self._agreed_after = steps_done
-        return Holdings(self._watched(compute), self._device)
+        return StateDigests(self._watched(compute), self._device)
 
     def _watched(self, compute: Compute) -> dict[str, torch.Tensor]:
         """What no function given to `backward` may change."""
@@ -279,7 +296,7 @@ class ShardedLoop(ElasticLoop):
         beside = parameters_beside(compute, {id(one) for one in own.values()})
         return {name: local(one) for name, one in {**own, **beside}.items()}
 
-    def _is_settled(self, step: Step, result: Result) -> bool:
+    def _is_settled(self, step: Step, result: StepResult) -> bool:
         """Whether the script may use the gradients; if not, it went back.  Raises PeerLost and NotFinite."""
         what = self._not_finite(result)
         if what is None:
@@ -293,9 +310,9 @@ class ShardedLoop(ElasticLoop):
         self._roll_back(step, what)
         return False
 
-    def _not_finite(self, result: Result) -> str | None:
+    def _not_finite(self, result: StepResult) -> str | None:
         """`loss` or `gradient`, where something is to follow from it; the same on all ranks."""
-        if not looks(self._settings.nonfinite, is_scaled=self._scaler is not None):
+        if not is_checked(self._settings.nonfinite, is_scaled=self._scaler is not None):
             return None
         if not math.isfinite(result.means[0]):
             return "loss"
@@ -324,10 +341,10 @@ class ShardedLoop(ElasticLoop):
         self._open_feed()
 
     def _end_step(self, step: Step) -> None:
-        self._forgive(False)
+        self._set_lenient(False)
         self._step = None
         try:
-            self._meeting.check()
+            self._groups.check()
             self._progress = Progress(step.number, step.epoch, step.place + 1)
             # One step is time enough for an exchange: waiting longer could cost more repeated steps.
             self._snapshots.wait()
@@ -335,17 +352,17 @@ class ShardedLoop(ElasticLoop):
             if step.number % self._every == 0 or is_compared:
                 self._take()
             if self._link is not None:
-                self._own_time.tell()
-                self._heed(self._link.reach_boundary(step.number))
+                self._compute_time.report()
+                self._carry_out(self._link.reach_boundary(step.number))
         except PeerLost as lost:
             self._change(str(lost))
 
-    def _heed(self, decided: str | None) -> None:
+    def _carry_out(self, decided: str | None) -> None:
         """Do what was decided for the end of this step; raises PeerLost."""
         if decided == "checkpoint":
             self._checkpoint()
         elif decided == "regroup":
-            # Who leaves as planned takes nothing along.
+            # The state of a worker that leaves as planned must be in the memory of another one.
             self._snapshots.wait()
             if self._snapshots.newest_step != self._progress.step:
                 self._take()
@@ -353,7 +370,7 @@ class ShardedLoop(ElasticLoop):
             self._confirm()
             self._change("planned")
         else:
-            self._meeting.check()
+            self._groups.check()
 
     def _settle(self) -> bool:
         try:
@@ -368,33 +385,33 @@ class ShardedLoop(ElasticLoop):
     def _finish(self) -> None:
         self._present.optimizers.close()
 
-    def _break_off(self) -> None:
+    def _interrupt(self) -> None:
         self._present.optimizers.close()
 
     def _confirm(self) -> None:
-        """Meet all others; raises PeerLost."""
-        ring = self._meeting.ring
-        ring.wait(ring.sum(torch.ones(1)))
+        """A barrier of all workers; raises PeerLost."""
+        host_group = self._groups.host_group
+        host_group.wait(host_group.sum(torch.ones(1)))
 
     # --- the group and the state ------------------------------------------------------------------------------------
 
-    def _standing(self) -> int:
+    def _newest_held_step(self) -> int:
         self._snapshots.leave()
         return max(self._snapshots.newest_step, 0 if self._is_new else -1)
 
     def _change(self, why: str) -> None:
-        """Go over into the next group, and to the newest state that it has as a whole."""
+        """Join the next group, and take over the newest state that it holds completely."""
         self._saved_step = None
         before = self._progress.step
-        self._meeting.change(why)
+        self._groups.change(why)
         again = range(self._progress.step + 1, before + 1)
-        if self._meeting.group.rank == 0 and again:
+        if self._groups.group.rank == 0 and again:
             log.warning("after a loss training goes on from memory; steps done again: %s", list(again))
 
     def _resume(self) -> int:
-        """Come to a common state with the group that has just met; raises PeerLost and StateLost."""
-        meeting, settings = self._meeting, self._settings
-        group, ring = meeting.group, meeting.ring
+        """Come to a common state with the group that was just formed; raises PeerLost and StateLost."""
+        groups, settings = self._groups, self._settings
+        group, host_group = groups.group, groups.host_group
         grid = self._parallel.arrange(group.world_size)
         # Raises where there are more readers than shards.
         shards_of(grid.reader_of(group.rank), grid.readers, settings.shards)
@@ -403,21 +420,21 @@ class ShardedLoop(ElasticLoop):
         self._built = self._state = None
         gc.collect()
         forget_optimizers(self._scaler, self._device)
-        mesh, self._carried = open_mesh(group, self._device, grid)
+        mesh, self._mesh_group = open_mesh(group, self._device, grid)
         built = self._built = construct(self._build, mesh, grid, settings.seed)
-        self._state = LoopState(built.parts(self._scaler), settings.of_the_order())
+        self._state = LoopState(built.parts(self._scaler), settings.data_order())
         mark = fingerprint(settings, built.sharded.model.parameters())
-        letter = _Letter(mark, group.place.node_rank, self._is_new, self._snapshots.held())
-        letters: list[_Letter] = gather(ring, letter)
-        if any(one.fingerprint != letters[0].fingerprint for one in letters):
+        announcement = _Announcement(mark, group.rendezvous.node_rank, self._is_new, self._snapshots.held())
+        announcements: list[_Announcement] = gather_objects(host_group, announcement)
+        if any(one.fingerprint != announcements[0].fingerprint for one in announcements):
             raise ValueError("the workers differ in their model or settings: start all with the same script")
-        source = newest_whole([one.held for one in letters])
+        source = newest_complete([one.held for one in announcements])
         if source is not None:
             self._fetch(source)
-        elif all(one.is_new for one in letters):
+        elif all(one.is_new for one in announcements):
             self._start()
         else:
-            lost = missing_parts([one.held for one in letters])
+            lost = missing_shards([one.held for one in announcements])
             self._snapshots.forget()
             raise StateLost(
                 lost_text(*lost) if lost else "no worker of the new group holds the training state"
@@ -425,12 +442,12 @@ class ShardedLoop(ElasticLoop):
         built.buffers = Buffers(built.sharded.model)
         built.optimizers.know_saved([] if built.scheduler is None else [built.scheduler])
         built.optimizers.open()
-        self._snapshots.use(ring, grid, [one.node for one in letters], built.sharded.optimizer)
+        self._snapshots.use(host_group, grid, [one.node for one in announcements], built.sharded.optimizer)
         self._take()
         self._snapshots.wait()
         self._confirm()
         self._is_new = False
-        self._tell_again()
+        self._report_again()
         self._open_feed()
         return self._progress.step
 
@@ -439,21 +456,21 @@ class ShardedLoop(ElasticLoop):
         folder = training.resume_from()
         assert self._state is not None
         if folder is not None:
-            self._restore_state(durable.load(folder, self._present.sharded))
+            self._restore_state(checkpoint_io.load(folder, self._present.sharded))
 
-    def _fetch(self, source: Source) -> None:
-        """Take over a snapshot from those who hold it."""
-        ring = self._meeting.ring
-        snapshot = self._snapshots.find(source.label)
-        letter = (snapshot.layout, snapshot.whole) if snapshot is not None else None
-        layout, whole = spread(ring, source.holders[0], letter)
-        hand_on(ring, self._present.grid, source, snapshot, layout, self._present.sharded)
+    def _fetch(self, source: SnapshotSource) -> None:
+        """Take over a snapshot from the ranks that hold it."""
+        host_group = self._groups.host_group
+        snapshot = self._snapshots.find(source.snapshot_id)
+        content = (snapshot.layout, snapshot.whole) if snapshot is not None else None
+        layout, whole = broadcast_object(host_group, source.holders[0], content)
+        reshard(host_group, self._present.grid, source, snapshot, layout, self._present.sharded)
         self._restore(whole)
 
     def _restore(self, whole: Mapping[str, Any]) -> None:
         """Take over what a snapshot says that is the same on all ranks."""
         self._restore_state(whole["state"])
-        self._trial.metric_names = tuple(whole["metric_names"])
+        self._step_runner.metric_names = tuple(whole["metric_names"])
         own = self._reports or whole["reports"]
         self._reports = deque([one for one in own if one[0] <= self._progress.step], maxlen=REPORTS_KEPT)
 
@@ -473,28 +490,28 @@ class ShardedLoop(ElasticLoop):
         """Take a snapshot of the state as it is after the last step; raises PeerLost."""
         whole = {
             "state": copy.deepcopy(self._capture_state()),
-            "metric_names": self._trial.metric_names,
+            "metric_names": self._step_runner.metric_names,
             "reports": list(self._reports),
         }
-        label = Label(self._progress.step, self._meeting.generation)
-        self._snapshots.take(label, self._present.sharded, whole)
+        snapshot_id = SnapshotId(self._progress.step, self._groups.generation)
+        self._snapshots.take(snapshot_id, self._present.sharded, whole)
 
     def _checkpoint(self) -> None:
         """Write this rank's part of the state to the storage; raises PeerLost."""
         step, sharded = self._progress.step, self._present.sharded
         if self._link is None or step == self._saved_step:
             return
-        state = self._capture_state() if self._meeting.group.rank == 0 else None
+        state = self._capture_state() if self._groups.group.rank == 0 else None
         try:
             with training.checkpoint(step) as folder:
-                durable.save(folder, sharded, state)
+                checkpoint_io.save(folder, sharded, state)
         except Exception as error:
             if not self._is_broken():
                 raise
             raise PeerLost("a peer was lost while a checkpoint was written") from error
         self._saved_step = step
 
-    def _has_heard(self) -> bool:
+    def _does_report(self) -> bool:
         return not self._is_broken()
 
     def _value(self, value: Any) -> float:
@@ -502,14 +519,14 @@ class ShardedLoop(ElasticLoop):
 
     def _is_broken(self) -> bool:
         try:
-            self._meeting.check()
+            self._groups.check()
         except PeerLost:
             return True
         return False
 
-    def _forgive(self, is_lenient: bool) -> None:
-        if self._carried is not None:
-            self._carried.is_lenient = is_lenient
+    def _set_lenient(self, is_lenient: bool) -> None:
+        if self._mesh_group is not None:
+            self._mesh_group.is_lenient = is_lenient
 
 
 def _device() -> torch.device:

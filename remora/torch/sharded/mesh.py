@@ -1,9 +1,9 @@
 """A device mesh over a `Group` that can be left: all that this package asks of the inside of `torch.distributed`.
 
-FSDP speaks through a ProcessGroup of a DeviceMesh.  The one here is a subclass in Python that hands every collective to
-the backend of a `Group`, and waits for it as `Group` does: woken by its end, its failure, or the word to leave.  So a
-peer that is dead or frozen holds nobody, and the next group is another mesh in the same process.  The tests build one
-and train on it; they fail here when PyTorch changes what it asks of a process group.
+FSDP communicates through a ProcessGroup of a DeviceMesh.  The one here is a subclass in Python that passes every
+collective to the backend of a `Group`, and waits for it as `Group` does: until it ends or fails, or the group is to be
+left.  So a peer that is dead or frozen blocks no worker, and the next group is another mesh in the same process.  The
+tests build one and train on it; they fail here when PyTorch changes what it asks of a process group.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Started(dist._Work):  # type: ignore[misc]  # torch is not checked
         return future
 
 
-class Carried(dist.ProcessGroup):  # type: ignore[misc]  # torch is not checked
+class MeshProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not checked
     """The process group that FSDP sees.
 
     While `is_lenient`, collectives of a broken group do nothing instead of raising: what a script does between
@@ -63,7 +63,7 @@ class Carried(dist.ProcessGroup):  # type: ignore[misc]  # torch is not checked
         self._group = group
         self._name = ""
         #: Groups of some of the ranks, for the dimensions of a mesh.
-        self._parts: list[Carried] = []
+        self._parts: list[MeshProcessGroup] = []
         self._is_lenient = False
         self._waited_s = 0.0
 
@@ -82,14 +82,14 @@ class Carried(dist.ProcessGroup):  # type: ignore[misc]  # torch is not checked
         """Seconds that this process has waited for collectives of this group and its parts, since it was made."""
         return sum(one._waited_s for one in (self, *self._parts))
 
-    def new_group(self, ranks: Sequence[int], *, group_name: str, **_: object) -> Carried | None:
+    def new_group(self, ranks: Sequence[int], *, group_name: str, **_: object) -> MeshProcessGroup | None:
         """A group of some ranks, as torch asks the default group for it; None for a rank that is not among them.
 
         All ranks ask for the same groups in the same order.
         """
         if self.rank() not in ranks:
             return None
-        part = Carried(self._group.part(list(ranks), f"part-{group_name}", may_outlive=True))
+        part = MeshProcessGroup(self._group.subgroup(list(ranks), f"part-{group_name}", may_outlive=True))
         part._set_group_name(group_name)
         self._parts.append(part)
         return part
@@ -116,10 +116,10 @@ class Carried(dist.ProcessGroup):  # type: ignore[misc]  # torch is not checked
         return BACKEND
 
     def shutdown(self) -> None:
-        """Nothing: who made the group leaves it."""
+        """Nothing: the owner of the `Group` leaves it."""
 
     def abort(self) -> None:
-        """Nothing: who made the group leaves it."""
+        """Nothing: the owner of the `Group` leaves it."""
 
     def _run(self, tensors: Any, start: Callable[[Any], Any]) -> _Started:
         try:
@@ -201,7 +201,7 @@ class Carried(dist.ProcessGroup):  # type: ignore[misc]  # torch is not checked
         return _Started(lambda: _wait_for(works), outs)
 
     def alltoall_base(self, out: Any, own: Any, outs: Any, owns: Any, _: Any = None) -> _Started:
-        """Pieces from all to all."""
+        """Blocks from all to all."""
         if self.size() == 1:
             out.copy_(own)
         return self._run([out], lambda backend: backend.alltoall_base(out, own, list(outs), list(owns)))
@@ -226,7 +226,7 @@ class Carried(dist.ProcessGroup):  # type: ignore[misc]  # torch is not checked
     all_to_all_single = alltoall_base
 
     def barrier(self, opts: Any = None) -> _Started:
-        """Meet; `opts` is what torch calls it with."""
+        """A barrier; `opts` is what torch calls it with."""
         del opts
         return self._run([], lambda backend: backend.allreduce([torch.zeros(1)]))
 
@@ -242,21 +242,21 @@ def _with_op(opts: Any, op: Any) -> Any:
     return opts
 
 
-def open_mesh(group: Group, device: torch.device, grid: Grid) -> tuple[DeviceMesh, Carried]:
+def open_mesh(group: Group, device: torch.device, grid: Grid) -> tuple[DeviceMesh, MeshProcessGroup]:
     """Make `group` the default group of `torch.distributed`, and a mesh over all its ranks as `grid` arranges them.
 
     What was opened before is closed.
     """
     close_mesh()
-    carried = Carried(group)
-    _offered.append(carried)
+    mesh_group = MeshProcessGroup(group)
+    _next_default.append(mesh_group)
     dist.init_process_group(BACKEND, store=dist.HashStore(), rank=group.rank, world_size=group.world_size)
-    return init_device_mesh(device.type, grid.sizes, mesh_dim_names=grid.names), carried
+    return init_device_mesh(device.type, grid.sizes, mesh_dim_names=grid.names), mesh_group
 
 
 def close_mesh() -> None:
     """Forget the default group; the `Group` below stays as it is."""
-    if dist.is_initialized() and isinstance(dist.group.WORLD, Carried):
+    if dist.is_initialized() and isinstance(dist.group.WORLD, MeshProcessGroup):
         dist.group.WORLD.abandon_parts()
         dist.destroy_process_group()
         _forget_specs()
@@ -274,6 +274,6 @@ def _forget_specs() -> None:
 
 
 #: The group for the call of `init_process_group` under way.
-_offered: list[Carried] = []
+_next_default: list[MeshProcessGroup] = []
 
-dist.Backend.register_backend(BACKEND, lambda *_: _offered.pop(), devices=["cpu", "cuda"])
+dist.Backend.register_backend(BACKEND, lambda *_: _next_default.pop(), devices=["cpu", "cuda"])

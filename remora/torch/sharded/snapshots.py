@@ -1,8 +1,8 @@
-"""Snapshots in host memory: every worker has its own piece of the state, and that of one neighbour.
+"""Snapshots in host memory: every worker has its own shard of the state, and that of one neighbour.
 
-The state does not change between two optimizer steps.  So a snapshot is copied beside the next step's passes, and
-`optimizer.step()` alone waits for it; then it goes to the neighbour, which is waited for at the end of that step.  So
-of a lost worker's pieces the newest one or the one before is whole.
+The state does not change between two optimizer steps.  So a snapshot is copied while the next step's passes run, and
+`optimizer.step()` alone waits for it; then it is sent to the neighbour, which is waited for at the end of that step.
+So of a lost worker's shards the newest one or the one before is complete.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 import torch
 
 from remora.torch.group import Group, PeerLost, Ticket
-from remora.torch.saving import beside, mark
-from remora.torch.sharded.copies import Kept
-from remora.torch.sharded.cuts import keepers
+from remora.torch.saving import copy_stream, step_event
 from remora.torch.sharded.grid import Grid
-from remora.torch.sharded.holdings import Held, Label
-from remora.torch.sharded.pieces import Layout, Places, Sharded
+from remora.torch.sharded.replica_check import BackupCopy
+from remora.torch.sharded.reshard_plan import backup_ranks
+from remora.torch.sharded.snapshot_choice import HeldShards, SnapshotId
+from remora.torch.sharded.state_shards import ShardedState, ShardOffsets, StateLayout
 
 #: Whole snapshots kept beside the one under way.
-KEPT = 2
-#: Bytes of a piece up to which it is copied at once, because a thread would cost more.
+SNAPSHOTS_KEPT = 2
+#: Bytes of a shard up to which it is copied at once, because a thread would cost more.
 SMALL_BYTES = 1 << 20
 
 
@@ -34,22 +34,22 @@ SMALL_BYTES = 1 << 20
 class Snapshot:
     """One worker's share of a snapshot."""
 
-    label: Label
-    parts: int
-    layout: Layout
+    snapshot_id: SnapshotId
+    shard_count: int
+    layout: StateLayout
     #: What is the same on all ranks.
     whole: Any
-    #: Pieces by number: this worker's own, and the neighbour's once it is here.
-    pieces: dict[int, torch.Tensor]
-    #: The neighbour's piece under way, with the collective that brings it.
+    #: Shards by number: this worker's own, and the neighbour's once it is here.
+    shards: dict[int, torch.Tensor]
+    #: The neighbour's shard under way, with the collective that brings it.
     under_way: tuple[Ticket | None, int, torch.Tensor] | None = None
 
     def settle(self) -> None:
-        """Note whether the neighbour's piece has come."""
+        """Note whether the neighbour's shard has arrived."""
         if self.under_way is not None:
-            ticket, part, piece = self.under_way
+            ticket, shard, memory = self.under_way
             if ticket is None or (ticket.is_done and ticket.error is None):
-                self.pieces.setdefault(part, piece)
+                self.shards.setdefault(shard, memory)
                 self.under_way = None
 
 
@@ -86,57 +86,61 @@ class Copying:
 
 
 class Snapshots:
-    """The newest snapshots, and the ring of workers that exchange them."""
+    """The newest snapshots, and the host_group of workers that exchange them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._taken: list[Snapshot] = []
-        self._ring: Group | None = None
+        self._host_group: Group | None = None
         self._grid = Grid(1, 1, 1)
-        self._keeper: list[int] = [0]
+        self._backup_ranks: list[int] = [0]
         self._copying: Copying | None = None
-        self._places: dict[int, Places] = {}
-        self._layout: Layout | None = None
+        self._offsets: dict[int, ShardOffsets] = {}
+        self._layout: StateLayout | None = None
 
     @property
     def newest_step(self) -> int:
-        """Step of the newest own piece; -1 without one."""
-        return max((one.label.step for one in self._taken), default=-1)
+        """Step of the newest own memory; -1 without one."""
+        return max((one.snapshot_id.step for one in self._taken), default=-1)
 
-    def use(self, ring: Group, grid: Grid, nodes: list[int], optimizer: torch.optim.Optimizer) -> None:
+    def use(self, host_group: Group, grid: Grid, nodes: list[int], optimizer: torch.optim.Optimizer) -> None:
         """Exchange over this group from now on, and let the optimizer wait for copies; `nodes`: that of each rank."""
-        self._ring, self._grid = ring, grid
-        self._keeper = keepers(nodes)
+        self._host_group, self._grid = host_group, grid
+        self._backup_ranks = backup_ranks(nodes)
         optimizer.register_step_pre_hook(lambda *_: self.await_copy())
 
-    def take(self, label: Label, sharded: Sharded, whole: Any) -> None:
+    def take(self, snapshot_id: SnapshotId, sharded: ShardedState, whole: Any) -> None:
         """Begin to copy the state as it is now, and to exchange it with the neighbours; raises PeerLost.
 
         The optimizer of `sharded` must not change it before `await_copy`.
         """
         self.wait()
-        ring, grid = self._ring, self._grid
-        assert ring is not None
+        host_group, grid = self._host_group, self._grid
+        assert host_group is not None
         layout = sharded.layout()
-        part, places = grid.part_of(ring.rank), self._places_of(layout, grid.part_of(ring.rank))
+        shard = grid.state_shard_of(host_group.rank)
+        offsets = self._offsets_of(layout, shard)
         on_cuda = self._device.type == "cuda"
-        own = torch.empty(places.size_bytes, dtype=torch.uint8, pin_memory=on_cuda)
-        snapshot = Snapshot(label, grid.parts, layout, whole, {})
-        ready = mark(self._device)
+        own = torch.empty(offsets.size_bytes, dtype=torch.uint8, pin_memory=on_cuda)
+        snapshot = Snapshot(snapshot_id, grid.state_shards, layout, whole, {})
+        ready = step_event(self._device)
 
         def copy_own() -> None:
-            with torch.no_grad(), beside(self._device, ready):
-                sharded.copy_into(own, places)
+            with torch.no_grad(), copy_stream(self._device, ready):
+                sharded.copy_into(own, offsets)
                 if on_cuda:
                     torch.cuda.current_stream(self._device).synchronize()
-            snapshot.pieces[part] = own
-            self._taken = [*[one for one in self._taken if one.label != label][-KEPT:], snapshot]
+            snapshot.shards[shard] = own
+            self._taken = [
+                *[one for one in self._taken if one.snapshot_id != snapshot_id][-SNAPSHOTS_KEPT:],
+                snapshot,
+            ]
 
         def exchange() -> None:
-            if ring.world_size > 1:
-                self._exchange(ring, snapshot, own)
+            if host_group.world_size > 1:
+                self._exchange(host_group, snapshot, own)
 
-        if on_cuda or places.size_bytes > SMALL_BYTES:
+        if on_cuda or offsets.size_bytes > SMALL_BYTES:
             self._copying = Copying(copy_own, exchange)
         else:
             copy_own()
@@ -148,44 +152,44 @@ class Snapshots:
             self._copying.await_copy()
 
     def wait(self) -> None:
-        """Wait until the neighbour's piece of the newest snapshot is here; raises PeerLost."""
+        """Wait until the neighbour's shard of the newest snapshot is here; raises PeerLost."""
         self._join()
         if self._taken and (under_way := self._taken[-1].under_way) is not None:
-            assert self._ring is not None
-            self._ring.wait(under_way[0])
+            assert self._host_group is not None
+            self._host_group.wait(under_way[0])
             self._taken[-1].settle()
 
-    def take_back(self, sharded: Sharded) -> Any:
+    def take_back(self, sharded: ShardedState) -> Any:
         """Let `sharded` be as it was at the newest snapshot of its group; returns what is the same on all ranks.
 
         Raises PeerLost, and then nothing has changed.
         """
         self.wait()
         newest = self._taken[-1]
-        part = self._grid.part_of(self._own_rank)
-        sharded.take_back(newest.layout, newest.pieces[part], self._places_of(newest.layout, part))
+        shard = self._grid.state_shard_of(self._own_rank)
+        sharded.take_back(newest.layout, newest.shards[shard], self._offsets_of(newest.layout, shard))
         return copy.deepcopy(newest.whole)
 
-    def kept(self, label: Label) -> Kept:
-        """The copy of a part that this rank keeps in the snapshot of that label, which is the newest; raises PeerLost.
+    def backup(self, snapshot_id: SnapshotId) -> BackupCopy:
+        """The copy of a shard that this rank keeps in the snapshot of this id, the newest one; raises PeerLost.
 
-        It is that of the neighbour, and its own where the neighbour has the same part.
+        It is that of the neighbour, and its own where the neighbour has the same shard.
         """
         self.wait()
         newest = self._taken[-1]
-        if newest.label != label:
-            raise ValueError(f"the newest snapshot is {newest.label}, not {label}")
+        if newest.snapshot_id != snapshot_id:
+            raise ValueError(f"the newest snapshot is {newest.snapshot_id}, not {snapshot_id}")
         grid, owners = self._grid, []
-        for rank in range(len(self._keeper)):
-            owner = self._keeper.index(rank)
-            owners.append(rank if grid.part_of(owner) == grid.part_of(rank) else owner)
-        part = grid.part_of(owners[self._own_rank])
-        return Kept(newest.pieces[part], self._places_of(newest.layout, part), owners)
+        for rank in range(len(self._backup_ranks)):
+            owner = self._backup_ranks.index(rank)
+            owners.append(rank if grid.state_shard_of(owner) == grid.state_shard_of(rank) else owner)
+        shard = grid.state_shard_of(owners[self._own_rank])
+        return BackupCopy(newest.shards[shard], self._offsets_of(newest.layout, shard), owners)
 
     @property
     def _own_rank(self) -> int:
-        assert self._ring is not None
-        return self._ring.rank
+        assert self._host_group is not None
+        return self._host_group.rank
 
     def leave(self) -> None:
         """Give up what is under way in a group that broke; a copy that began is ended, and kept."""
@@ -195,32 +199,34 @@ class Snapshots:
             one.settle()
             one.under_way = None
 
-    def held(self) -> list[Held]:
-        """What this worker could give to others."""
-        return [Held(one.label, one.parts, tuple(sorted(one.pieces))) for one in self._taken]
+    def held(self) -> list[HeldShards]:
+        """The shards that this worker could send to others."""
+        return [
+            HeldShards(one.snapshot_id, one.shard_count, tuple(sorted(one.shards))) for one in self._taken
+        ]
 
-    def find(self, label: Label) -> Snapshot | None:
+    def find(self, snapshot_id: SnapshotId) -> Snapshot | None:
         """This worker's share of a snapshot."""
-        return next((one for one in self._taken if one.label == label), None)
+        return next((one for one in self._taken if one.snapshot_id == snapshot_id), None)
 
     def forget(self) -> None:
         """Drop everything."""
         self._taken = []
 
-    def _exchange(self, ring: Group, snapshot: Snapshot, own: torch.Tensor) -> None:
-        kept, keeper = self._keeper.index(ring.rank), self._keeper[ring.rank]
-        part = self._grid.part_of(kept)
-        piece = torch.empty(self._places_of(snapshot.layout, part).size_bytes, dtype=torch.uint8)
-        counts_in, counts_out = [0] * ring.world_size, [0] * ring.world_size
-        counts_in[kept], counts_out[keeper] = len(piece), len(own)
-        snapshot.under_way = ring.exchange(piece, own, counts_in, counts_out), part, piece
+    def _exchange(self, host_group: Group, snapshot: Snapshot, own: torch.Tensor) -> None:
+        owner, backup = self._backup_ranks.index(host_group.rank), self._backup_ranks[host_group.rank]
+        shard = self._grid.state_shard_of(owner)
+        memory = torch.empty(self._offsets_of(snapshot.layout, shard).size_bytes, dtype=torch.uint8)
+        counts_in, counts_out = [0] * host_group.world_size, [0] * host_group.world_size
+        counts_in[owner], counts_out[backup] = len(memory), len(own)
+        snapshot.under_way = host_group.exchange(memory, own, counts_in, counts_out), shard, memory
 
-    def _places_of(self, layout: Layout, part: int) -> Places:
+    def _offsets_of(self, layout: StateLayout, shard: int) -> ShardOffsets:
         if layout is not self._layout:
-            self._layout, self._places = layout, {}
-        if part not in self._places:
-            self._places[part] = Places(layout, part)
-        return self._places[part]
+            self._layout, self._offsets = layout, {}
+        if shard not in self._offsets:
+            self._offsets[shard] = ShardOffsets(layout, shard)
+        return self._offsets[shard]
 
     def _join(self) -> None:
         copying, self._copying = self._copying, None
@@ -228,10 +234,10 @@ class Snapshots:
             copying.wait()
 
 
-def lost_text(label: Label, parts: list[int]) -> str:
-    """Why nobody can go on from memory."""
-    names = ", ".join(map(str, parts))
+def lost_text(snapshot_id: SnapshotId, shards: list[int]) -> str:
+    """Why training cannot go on from memory."""
+    names = ", ".join(map(str, shards))
     return (
-        f"nobody holds the shards of rank {names} after step {label.step} any more, because the workers that kept "
-        "them are lost too: training goes on from the newest checkpoint"
+        f"no worker holds the shards of rank {names} after step {snapshot_id.step} any more, because the workers that"
+        " kept them are lost too: training goes on from the newest checkpoint"
     )

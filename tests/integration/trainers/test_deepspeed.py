@@ -142,7 +142,7 @@ def test_a_layout_that_deepspeed_cannot_cut_anew_ends_with_one_sentence(lab: Lab
     end = running.end(LONG_S)
     assert end["end_reason"] == "start_failed", running.text()
     assert re.search(
-        r"DeepSpeed cannot cut this checkpoint anew for another number of workers \(ZeroDivisionError: .*\);"
+        r"DeepSpeed cannot reshard this checkpoint for another number of workers \(ZeroDivisionError: .*\);"
         r" start as many workers as wrote it$",
         end["message"],
     ), end["message"]

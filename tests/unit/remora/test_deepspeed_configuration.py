@@ -32,7 +32,7 @@ def config(total: Any = None, micro: Any = None, rounds: Any = None, **rest: Any
         (config(None, 8, 2), 3, None, (None, 8, 2)),
     ],
 )
-def test_a_batch_is_dealt(
+def test_a_batch_is_divided(
     given: dict[str, Any], copies: int, asked: int | None, batch: tuple[int | None, int, int]
 ) -> None:
     said = batch_of(filled(given, copies, asked))
@@ -77,7 +77,7 @@ def test_what_contradicts_the_job_is_refused_with_both_values(
     ("given", "copies", "asked", "said"),
     [
         (config(), 2, None, "how large a batch is"),
-        (config(), 3, 16, "16 samples cannot be dealt equally among 3 workers"),
+        (config(), 3, 16, "16 samples cannot be divided equally among 3 workers"),
         (config(scheduler={"params": {"total_num_steps": "auto"}}), 2, 16, "scheduler.params.total_num_steps is"),
     ],
 )  # fmt: skip

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from remora.deepspeed import taking_part
-from remora.deepspeed.taking_part import TakingPart, _asked_of, take_part
+from remora.deepspeed import engine as engines
+from remora.deepspeed.engine import AttachedEngine, _asked_of, attach
 
 
 class Engine:
@@ -39,8 +39,8 @@ class Engine:
 @pytest.fixture(autouse=True)
 def first_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """No engine of this process takes part yet, and nothing is left to be done at its end."""
-    monkeypatch.setattr(taking_part, "_taking_part", None)
-    monkeypatch.setattr(taking_part.atexit, "register", lambda _: None)
+    monkeypatch.setattr(engines, "_attached", None)
+    monkeypatch.setattr(engines.atexit, "register", lambda _: None)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
 
@@ -49,10 +49,10 @@ def test_the_first_engine_of_a_script_takes_part_and_a_line_says_so_of_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     actor, critic = Engine(), Engine()
-    take_part(actor)
+    attach(actor)
     assert capsys.readouterr().err == ""
-    take_part(critic)
-    assert isinstance(actor.load_checkpoint.__self__, TakingPart)
+    attach(critic)
+    assert isinstance(actor.load_checkpoint.__self__, AttachedEngine)
     assert critic.load_checkpoint.__self__ is critic
     assert capsys.readouterr().err.count("another DeepSpeed engine") == 1
 
@@ -75,10 +75,10 @@ def test_a_load_without_the_optimizer_is_not_the_jobs_resume(
     named: dict[str, Any],
     is_resume: bool,
 ) -> None:
-    monkeypatch.setattr(taking_part.training, "resume_from", lambda: tmp_path)
-    monkeypatch.setattr(TakingPart, "_load_job", lambda *_, **__: "the job's")
+    monkeypatch.setattr(engines.training, "resume_from", lambda: tmp_path)
+    monkeypatch.setattr(AttachedEngine, "_load_job", lambda *_, **__: "the job's")
     engine = Engine()
-    part = TakingPart(engine)
+    part = AttachedEngine(engine)
     assert part.load(*arguments, **named) == ("the job's" if is_resume else "the script's own")
     assert part.load("there") == ("the script's own" if is_resume else "the job's"), "resumed once"
 

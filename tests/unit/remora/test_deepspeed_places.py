@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from remora.deepspeed.engine import copies_of, counts_every_worker
 from remora.deepspeed.hook import _check_places, _refuse_half_pipelines
 from remora.deepspeed.refusal import Refused
-from remora.deepspeed.taking_part import copies_of, counts_every_worker
 
 
 class Topology:

@@ -25,7 +25,7 @@ def test_follow_in_a_pipe_tells_events_and_steps(
     cli: Cli, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("remora.cli.progress.LOOK_S", 0)
-    monkeypatch.setattr("remora.cli.progress.TELL_S", 0)
+    monkeypatch.setattr("remora.cli.progress.REPORT_S", 0)
     _play(service)
     assert cli("submit", "--no-code", "-f", "--", "true") == ExitCode.JOB_FAILED
     told = [line.split("  ", 1)[-1].strip() for line in cli.out.splitlines()]

@@ -92,7 +92,7 @@ def test_a_job_that_is_followed_is_shown_as_text(
     cli: Cli, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("remora.cli.progress.LOOK_S", 0)
-    monkeypatch.setattr("remora.cli.progress.TELL_S", 0)
+    monkeypatch.setattr("remora.cli.progress.REPORT_S", 0)
 
     def end(job: object) -> None:
         made = service.jobs[job.id]  # type: ignore[attr-defined]

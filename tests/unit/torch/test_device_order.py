@@ -137,21 +137,21 @@ class Supervisor:
     stops = False
 
     def __init__(self) -> None:
-        self.on_part: Callable[[int], None] = lambda generation: None
+        self.on_leave: Callable[[int], None] = lambda generation: None
         self.parted = -1
         self.said: list[str] = []
 
     def lose(self) -> None:
         """As the thread that reads the channel does it."""
         self.parted = 0
-        telling = threading.Thread(target=self.on_part, args=(0,))
+        telling = threading.Thread(target=self.on_leave, args=(0,))
         telling.start()
         telling.join()
 
     def send(self, message: dict[str, Any]) -> None:
         self.said.append(message["type"])
 
-    def must_part(self, generation: int) -> bool:
+    def must_leave(self, generation: int) -> bool:
         return generation <= self.parted
 
     def await_regroup(self, generation: int) -> Rendezvous:
@@ -160,7 +160,7 @@ class Supervisor:
     def reach_boundary(self, at: int | None = None) -> None:
         return None
 
-    def stand_at(self, boundary: int) -> None:
+    def set_boundary(self, boundary: int) -> None:
         pass
 
     def report(self, *_: Any, **__: Any) -> None:
@@ -209,7 +209,7 @@ def squared(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return model(batch).square().mean()
 
 
-#: Collectives: 1 compares standings, 2 confirms, 3 is that of step 1, 4 compares weights, 5 is that of step 2.
+#: Collectives: 1 compares workers' states, 2 confirms, 3 is that of step 1, 4 compares weights, 5 is that of step 2.
 @pytest.mark.parametrize("lost_in", [1, 2, 3, 4, 5, 6])
 def test_communicators_are_aborted_before_anything_waits_for_the_device(
     lost_in: int, device: Device, supervisor: Supervisor
@@ -244,9 +244,9 @@ def test_who_already_waits_for_the_device_is_freed_by_the_thread_that_hears_the_
 
 def test_communicators_of_an_errand_are_aborted_with_those_of_the_group(device: Device) -> None:
     whole = Group(Rendezvous(0, 0, 2, 0, 2, 0, "127.0.0.1", 1), Backend(device), None, on_cuda=True)
-    errand = Device()
-    part = whole.part([0], "errand")
-    part._backend = Backend(errand)
+    subgroup = Device()
+    part = whole.subgroup([0], "subgroup")
+    part._backend = Backend(subgroup)
     whole.break_off("news")
     assert device.aborted.wait(FOR_EVER_S)
-    assert errand.aborted.wait(FOR_EVER_S)
+    assert subgroup.aborted.wait(FOR_EVER_S)

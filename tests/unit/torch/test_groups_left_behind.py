@@ -22,7 +22,7 @@ from remora.torch.group import form
 
 rank, port = int(sys.argv[1]), int(sys.argv[2])
 whole = form(Rendezvous(1, rank, 2, 0, 1, 0, "127.0.0.1", port), check=lambda: None, on_cuda=False)
-groups = [whole.part([0, 1], str(number)) for number in range(4)]
+groups = [whole.subgroup([0, 1], str(number)) for number in range(4)]
 for group in groups:
     group.wait(group.sum(torch.ones(1)))
 print("met", flush=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from remora.ports import free_port
-from remora.torch.hardware import difference, hardware, processor_told_by, read, written
+from remora.torch.hardware import decode, difference, encode, hardware, parse_processor
 
 SCRIPT = """
 import sys
@@ -63,17 +63,17 @@ def test_workers_with_other_instructions_are_refused_and_allowed_without_bitwise
 
 def test_what_travels_is_what_is_read() -> None:
     own = hardware(torch.device("cpu"))
-    assert read(written(own).tolist()) == own
+    assert decode(encode(own).tolist()) == own
     assert own["oneDNN"] != "none"
-    assert read([0] * 8) == {}
+    assert decode([0] * 8) == {}
 
 
 def test_processors_are_told_apart_by_maker_and_instructions() -> None:
-    told = "vendor_id\t: GenuineIntel\nmodel name\t: X\nflags\t\t: fpu avx2 fma avx512f amx_tile\n\nvendor_id : other\n"
-    assert processor_told_by(told) == "GenuineIntel amx_tile avx2 avx512f fma"
+    text = "vendor_id\t: GenuineIntel\nmodel name\t: X\nflags\t\t: fpu avx2 fma avx512f amx_tile\n\nvendor_id : other\n"
+    assert parse_processor(text) == "GenuineIntel amx_tile avx2 avx512f fma"
     arm = "processor\t: 0\nFeatures\t: fp asimd sve aes\nCPU implementer\t: 0x41\n"
-    assert processor_told_by(arm) == "0x41 asimd sve"
-    assert processor_told_by("") == "unknown"
+    assert parse_processor(arm) == "0x41 asimd sve"
+    assert parse_processor("") == "unknown"
 
 
 def test_a_difference_names_the_rank_and_only_what_differs() -> None:

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.torch.layout import FILE, Share, Writer, deal, read, share_of, write
+from remora.torch.layout import FILE, Share, Writer, assign, read, share_of, write
 from remora.torch.tensor_file import TensorFileDamaged, read_tensors, write_tensors
 
 DEALT = ("model", "optimizer")
@@ -74,9 +74,9 @@ def test_what_ranks_wrote_together_is_read_as_a_whole(ranks: int, tmp_path: Path
 
 @given(sizes=st.dictionaries(st.text(max_size=4), st.integers(0, 1000), max_size=30), ranks=st.integers(1, 8))
 def test_tensors_are_dealt_evenly(sizes: dict[str, int], ranks: int) -> None:
-    owners = deal(sizes, ranks)
+    owners = assign(sizes, ranks)
     assert owners.keys() == sizes.keys()
-    assert owners == deal(dict(reversed(sizes.items())), ranks), "every rank deals alike"
+    assert owners == assign(dict(reversed(sizes.items())), ranks), "every rank assigns alike"
     loads = [sum(sizes[name] for name, one in owners.items() if one == rank) for rank in range(ranks)]
     assert max(loads) - min(loads) <= max(sizes.values(), default=0)
 

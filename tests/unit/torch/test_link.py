@@ -93,12 +93,12 @@ def test_a_regroup_of_an_old_generation_is_not_taken(link: Link, supervisor: Sup
 def test_part_wakes_the_listener_and_names_the_generation(link: Link, supervisor: Supervisor) -> None:
     told = threading.Event()
     heard: list[int] = []
-    link.on_part = lambda generation: (heard.append(generation), told.set())[0]
+    link.on_leave = lambda generation: (heard.append(generation), told.set())[0]
     supervisor.say("part", generation=4)
     assert told.wait(10)
     assert heard == [4]
-    assert link.must_part(4)
-    assert not link.must_part(5)
+    assert link.must_leave(4)
+    assert not link.must_leave(5)
 
 
 def test_a_boundary_says_whether_to_save_or_to_park(link: Link, supervisor: Supervisor) -> None:
@@ -112,7 +112,7 @@ def test_a_boundary_says_whether_to_save_or_to_park(link: Link, supervisor: Supe
 
 
 def test_boundaries_count_alike_for_those_who_came_later(link: Link, supervisor: Supervisor) -> None:
-    link.stand_at(41)
+    link.set_boundary(41)
     supervisor.say("hold", token=5)
     assert supervisor.hear() == {"type": "held", "token": 5, "boundary": 41}
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from remora.torch import Loop, NotFinite
-from remora.torch.catching_up import CatchUp, Standing, plan_catch_up
+from remora.torch.state_sync import SyncPlan, WorkerState, plan_sync
 
 BAD = 13
 
@@ -181,7 +181,11 @@ def test_what_the_job_says_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_went_back_gets_the_state_of_who_did_not() -> None:
-    standings = [Standing(3, False, 7, is_rolled_back=True), Standing(8, False, 7), Standing(7, False, 7)]
-    assert plan_catch_up(standings) == CatchUp(step=8, root=1, behind=(2,), joining=(0,))
-    everybody = [Standing(3, False, 7, is_rolled_back=True)] * 2
-    assert plan_catch_up(everybody) == CatchUp(step=3, root=0, behind=(), joining=())
+    worker_states = [
+        WorkerState(3, False, 7, is_rolled_back=True),
+        WorkerState(8, False, 7),
+        WorkerState(7, False, 7),
+    ]
+    assert plan_sync(worker_states) == SyncPlan(step=8, root=1, behind=(2,), joining=(0,))
+    everybody = [WorkerState(3, False, 7, is_rolled_back=True)] * 2
+    assert plan_sync(everybody) == SyncPlan(step=3, root=0, behind=(), joining=())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remora.torch.order import Order, Position, check_sizes, cut, shard_size, shards_of
+from remora.torch.order import Order, Position, check_sizes, shard_size, shards_of, split_shard
 from remora.torch.tree import cover, total
 
 
@@ -36,7 +36,9 @@ def test_each_sample_once_per_epoch_for_any_sequence_of_world_sizes(
             assert position == Position(epoch, place)
             for rank in range(world_size):
                 for shard in shards_of(rank, world_size, order.shards):
-                    for micro in cut(order.shard(position, shard), data.draw(st.sampled_from([None, 1, 3]))):
+                    for micro in split_shard(
+                        order.shard(position, shard), data.draw(st.sampled_from([None, 1, 3]))
+                    ):
                         seen.extend(micro)
         assert sorted(seen) == list(range(order.samples))
 

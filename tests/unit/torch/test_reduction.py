@@ -175,7 +175,7 @@ def test_whoever_is_ahead_gives_the_result_to_one_that_missed_it(pair: tuple[Wor
 
 
 def share_of(worker: Worker) -> None:
-    part = worker.group.part((0, 1), "behind")
+    part = worker.group.subgroup((0, 1), "behind")
     worker.reduction.share(part)
     worker.reduction.spread()
     part.wait(part.sum(torch.ones(1)))

@@ -16,10 +16,10 @@ from torch.utils.data import TensorDataset
 
 from remora.torch import Diverged, Loop, NotFinite
 from remora.torch.randomness import derive, seed_everything
-from remora.torch.sharded import ShardedLoop, durable, snapshots
+from remora.torch.sharded import ShardedLoop, checkpoint_io, snapshots
 from remora.torch.sharded.mesh import close_mesh
-from remora.torch.sharded.pieces import Places
-from remora.torch.sharded.trial import all_finite, spoil
+from remora.torch.sharded.state_shards import ShardOffsets
+from remora.torch.sharded.step_runner import all_finite, mark_nonfinite
 from remora.torch.state import CheckpointUnusable, Progress
 
 DATA = TensorDataset(torch.arange(48.0).view(12, 4) / 48, torch.arange(12) % 3)
@@ -52,7 +52,7 @@ def train(loop: ShardedLoop, compute: Any, damages_after: int | None = None) -> 
     for step in loop:
         if step.number - 1 == damages_after:
             loop._snapshots.wait()
-            loop._snapshots._taken[-1].pieces[0][3] ^= 1
+            loop._snapshots._taken[-1].shards[0][3] ^= 1
         step.backward(compute)
         loop.optimizer.step()
 
@@ -145,7 +145,7 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_sentence(
     step.backward(compute)
     loop.optimizer.step()
     assert loop._state is not None
-    durable.save(tmp_path, loop._present.sharded, loop._state.capture(Progress(1, 0, 1)))
+    checkpoint_io.save(tmp_path, loop._present.sharded, loop._state.capture(Progress(1, 0, 1)))
     close_mesh()
     monkeypatch.setenv("REMORA_RESUME_DIR", str(tmp_path))
     resumed = ShardedLoop(build, **ARGUMENTS)
@@ -217,7 +217,7 @@ def test_infinite_gradients_of_one_rank_are_found_by_all() -> None:
     model = network()
     compute(model, DATA[:4]).backward()
     assert all_finite(model.parameters())
-    spoil(model.parameters())
+    mark_nonfinite(model.parameters())
     assert not all_finite(model.parameters())
 
 
@@ -230,11 +230,11 @@ def test_a_large_snapshot_is_copied_beside_the_step_and_holds_the_state_before_i
     for step in loop:
         loop._snapshots.wait()
         (*_, newest) = loop._snapshots._taken
-        assert newest.label.step == step.number - 1
+        assert newest.snapshot_id.step == step.number - 1
         if before:
-            places = Places(newest.layout, 0)
+            offsets = ShardOffsets(newest.layout, 0)
             for name, value in before.items():
-                assert torch.equal(places.view(newest.pieces[0], f"model/{name}"), value)
+                assert torch.equal(offsets.view(newest.shards[0], f"model/{name}"), value)
         step.backward(compute)
         loop.optimizer.step()
         before = {name: one.full_tensor().detach().clone() for name, one in loop.model.named_parameters()}

@@ -15,7 +15,7 @@ from remora import training
 from remora.ports import free_port
 from remora.script.link import Rendezvous
 from remora.torch import Diverged, Loop
-from remora.torch.agreement import Holdings, differs, is_due, parameters_beside, tensors_of
+from remora.torch.agreement import StateDigests, differs, is_due, parameters_beside, tensors_of
 from remora.torch.group import Group, form
 
 CPU = torch.device("cpu")
@@ -60,7 +60,7 @@ def found(change: Callable[[dict[str, torch.Tensor]], None], dtype: torch.dtype,
         held = weights(dtype)
         if group.rank == 1:
             change(held)
-        return Holdings(held, CPU).compare(group, is_bitwise=is_bitwise)
+        return StateDigests(held, CPU).compare(group, is_bitwise=is_bitwise)
 
     one, other = pair(act)
     assert one == other, "all workers find the same"
@@ -100,7 +100,7 @@ def test_what_is_not_finite_on_both_agrees_and_on_one_does_not() -> None:
         held = weights()
         held["a"][0, 0] = float("nan")
         held["b"][0] += 1e-6 * group.rank
-        return Holdings(held, CPU).compare(group, is_bitwise=False)
+        return StateDigests(held, CPU).compare(group, is_bitwise=False)
 
     assert pair(on_both) == [None, None]
 
@@ -159,18 +159,18 @@ class Listener:
 
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []
-        self.on_part: Any = None
+        self.on_leave: Any = None
 
     def send(self, message: dict[str, Any]) -> None:
         self.told.append(message)
 
-    def must_part(self, generation: int) -> bool:
+    def must_leave(self, generation: int) -> bool:
         return False
 
     def reach_boundary(self, at: int | None = None) -> str | None:
         return None
 
-    def stand_at(self, boundary: int) -> None:
+    def set_boundary(self, boundary: int) -> None:
         pass
 
     def report(self, *_: Any, **__: Any) -> None:

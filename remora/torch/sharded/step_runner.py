@@ -1,4 +1,4 @@
-"""One try at a step of a sharded model, in which all workers meet in every layer of every pass."""
+"""Forward and backward passes of one step of a sharded model, with collectives of all workers in every layer."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from remora.torch.agreement import copy_of
+from remora.torch.compute_time import ComputeTime
 from remora.torch.feed import Feed, is_stream
 from remora.torch.nonfinite import what_is_not_finite
 from remora.torch.optimizers import gradient_of
-from remora.torch.own_time import OwnTime
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.settings import Settings
-from remora.torch.sharded.building import Built
-from remora.torch.sharded.cuts import passes
-from remora.torch.sharded.meeting import Meeting
-from remora.torch.sharded.mesh import Carried
+from remora.torch.sharded.building import BuiltModel
+from remora.torch.sharded.mesh import MeshProcessGroup
+from remora.torch.sharded.process_groups import ProcessGroups
+from remora.torch.sharded.reshard_plan import passes
 from remora.torch.step import (
     NOTES,
     Compute,
@@ -37,18 +37,18 @@ from remora.torch.step import (
 
 
 @dataclass(frozen=True)
-class Result:
+class StepResult:
     """What all workers know of a step whose gradients are there."""
 
     #: The mean loss, and the other means.
     means: list[float]
-    #: Of all workers; taken for true where nobody looks.
+    #: Of all workers; True where it is not checked.
     are_gradients_finite: bool
-    #: What is told where this worker computed a micro-batch twice and got two losses.
+    #: The error message where this worker computed a micro-batch twice and got two losses.
     not_repeated: str | None = None
 
 
-class Trial:
+class StepRunner:
     """Computes gradients and means of one step after the other."""
 
     def __init__(
@@ -58,16 +58,16 @@ class Trial:
         data: Any,
         collate: Callable[[list[Any]], Any] | None,
         scaler: Any,
-        own_time: OwnTime,
+        compute_time: ComputeTime,
     ) -> None:
         self._settings = settings
         self._device = device
         self._data = data
         self._collate = collate
         self._scaler = scaler
-        self._own_time = own_time
-        #: A batch for passes in which this worker only keeps the others company.
-        self._spare: Any = None
+        self._compute_time = compute_time
+        #: A batch for passes that count for nothing, and only take part in the collectives of the others.
+        self._filler: Any = None
         self._waited_s = 0.0
         #: The next pass is rehearsed.
         self._rehearses = False
@@ -82,95 +82,95 @@ class Trial:
         step: Step,
         compute: Compute,
         feed: Feed,
-        built: Built,
-        meeting: Meeting,
-        carried: Carried,
+        built: BuiltModel,
+        groups: ProcessGroups,
+        mesh_group: MeshProcessGroup,
         *,
         rehearses: bool = False,
-    ) -> Result:
+    ) -> StepResult:
         """Gradients of the step that the feed has next, and what all workers know of them.
 
         With `rehearses` every worker computes the loss of its first micro-batch twice.
 
         Raises PeerLost, after which nothing of the model is of use.
         """
-        buffers, group, model = built.buffers, meeting.group, built.sharded.model
-        self._begin(carried)
+        buffers, group, model = built.buffers, groups.group, built.sharded.model
+        self._begin(mesh_group)
         self._rehearses, self._not_repeated = rehearses, None
         built.drop_gradients()
         buffers.begin()
-        notes = self._all_passes(step, compute, feed, built, meeting)
-        self._end(carried)
+        notes = self._all_passes(step, compute, feed, built, groups)
+        self._end(mesh_group)
         if self._scaler is not None or self._settings.nonfinite is not None:
             # On every rank the same is decided, from the sum.
             notes[-1] = 0.0 if all_finite(model.parameters()) else 1.0
         group.wait(group.sum(notes))
         if self._scaler is not None and notes[-1] > 0:
-            spoil(model.parameters())
+            mark_nonfinite(model.parameters())
         buffers.finish(group, notes[NOTES:-1])
-        meeting.check()
+        groups.check()
         numbers = notes[:NOTES].tolist()
         divide_gradients(model.parameters(), numbers)
-        result = Result(means(numbers), float(notes[-1]) == 0.0, self._not_repeated)
+        result = StepResult(means(numbers), float(notes[-1]) == 0.0, self._not_repeated)
         if not (result.are_gradients_finite and math.isfinite(result.means[0])):
-            self._spare = None
+            self._filler = None
         return result
 
     def _all_passes(
-        self, step: Step, compute: Compute, feed: Feed, built: Built, meeting: Meeting
+        self, step: Step, compute: Compute, feed: Feed, built: BuiltModel, groups: ProcessGroups
     ) -> torch.Tensor:
         """All forward and backward passes; returns this worker's share of the loss, the metrics and the buffers.
 
         They are followed by a place for one more number.
         """
         buffers, model = built.buffers, built.sharded.model
-        speaks = built.grid.speaks(meeting.group.rank)
+        counts_batch = built.grid.counts_batch(groups.group.rank)
         notes = torch.zeros(NOTES + buffers.width + 1, device=self._device)
         step.samples = {}
         done = total = 0
-        for parcel, batch in feed.step():
-            meeting.check()
-            total = parcel.total
-            if parcel.micro == 0:
+        for micro_batch, batch in feed.step():
+            groups.check()
+            total = micro_batch.total
+            if micro_batch.index == 0:
                 buffers.restore()
-            step.samples.setdefault(parcel.shard, []).extend(parcel.samples)
-            if parcel.samples:
+            step.samples.setdefault(micro_batch.shard, []).extend(micro_batch.samples)
+            if micro_batch.samples:
                 done += 1
-                where = (step.number, parcel.shard, parcel.micro)
+                where = (step.number, micro_batch.shard, micro_batch.index)
                 seed = derive(self._settings.seed, "compute", *where)
                 rehearsed = self._rehearse(built, compute, batch, seed)
                 seed_everything(seed)
-                self._spare = batch
-                shares = self._pass(model, compute, batch, len(parcel.samples) / total, 1.0 / total)
-                if speaks:
+                self._filler = batch
+                shares = self._pass(model, compute, batch, len(micro_batch.samples) / total, 1.0 / total)
+                if counts_batch:
                     notes[:NOTES] += shares
                 self._compare(rehearsed)
-            if parcel.ends_shard and parcel.shard == 0 and speaks:
+            if micro_batch.ends_shard and micro_batch.shard == 0 and counts_batch:
                 notes[NOTES:-1] = buffers.keep()
-        self._keep_company(built, compute, done, total)
+        self._run_filler_passes(built, compute, done, total)
         return notes
 
-    def _begin(self, carried: Carried) -> None:
-        # On GPUs the workers' waits for each other lie in the device's queue, where they cannot be told from work.
+    def _begin(self, mesh_group: MeshProcessGroup) -> None:
+        # On GPUs the workers' waits for each other lie in the device's queue, and look like work there.
         if self._device.type == "cpu":
-            self._waited_s = carried.waited_s
-            self._own_time.begin()
+            self._waited_s = mesh_group.waited_s
+            self._compute_time.begin()
 
-    def _end(self, carried: Carried) -> None:
+    def _end(self, mesh_group: MeshProcessGroup) -> None:
         if self._device.type == "cpu":
-            self._own_time.end(carried.waited_s - self._waited_s)
+            self._compute_time.end(mesh_group.waited_s - self._waited_s)
 
-    def _keep_company(self, built: Built, compute: Compute, done: int, total: int) -> None:
+    def _run_filler_passes(self, built: BuiltModel, compute: Compute, done: int, total: int) -> None:
         """Passes that count for nothing, until this worker has made as many as the busiest one."""
         model = built.sharded.model
         for _ in range(
             done, passes(total, built.grid.readers, self._settings.shards, self._settings.micro_batch)
         ):
-            if self._spare is None:
+            if self._filler is None:
                 item = next(iter(self._data)) if is_stream(self._data) else self._data[0]
                 # Twice, because BatchNorm takes no single sample.
-                self._spare = (self._collate or torch.utils.data.default_collate)([item, item])
-            batch = harmless(self._spare)
+                self._filler = (self._collate or torch.utils.data.default_collate)([item, item])
+            batch = without_nonfinite(self._filler)
             self._rehearse(built, compute, batch, self._settings.seed)
             self._pass(model, compute, batch, 0.0, 0.0)
             self._rehearses = False
@@ -185,7 +185,7 @@ class Trial:
     ) -> torch.Tensor:
         """Forward and backward of one micro-batch; returns what it adds to the notes.  [NOTES]
 
-        It has this share of the samples of the global batch, and each of its sums counts as so many.
+        It has this share of the samples of the global batch, and each of its sums is multiplied by `per_sample`.
         """
         found = self._computed(model, compute, batch)
         self._loss = float(full(found.loss.detach())) if self._rehearses else 0.0
@@ -208,7 +208,7 @@ class Trial:
         check_gradients(parameters, before)
         return found
 
-    def _rehearse(self, built: Built, compute: Compute, batch: Any, seed: int) -> float | None:
+    def _rehearse(self, built: BuiltModel, compute: Compute, batch: Any, seed: int) -> float | None:
         """The loss of this worker's first micro-batch when it is computed once before, where that is to be done."""
         if not self._rehearses or (copied := copy_of(batch)) is None:
             return None
@@ -239,16 +239,16 @@ def forget_optimizers(scaler: Any, device: torch.device) -> None:
         scaler.update(scaler.get_scale())
 
 
-def harmless(batch: Any) -> Any:
+def without_nonfinite(batch: Any) -> Any:
     """The batch with zeros for what is not finite: a gradient of nothing times infinity would count."""
     if isinstance(batch, torch.Tensor):
         return torch.nan_to_num(batch, 0.0, 0.0, 0.0) if batch.is_floating_point() else batch
     if isinstance(batch, Mapping):
-        return {key: harmless(one) for key, one in batch.items()}
+        return {key: without_nonfinite(one) for key, one in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(harmless, batch))
+        return type(batch)(*map(without_nonfinite, batch))
     if type(batch) in (list, tuple):
-        return type(batch)(map(harmless, batch))
+        return type(batch)(map(without_nonfinite, batch))
     return batch
 
 
@@ -257,7 +257,7 @@ def all_finite(parameters: Iterable[torch.Tensor]) -> bool:
     return what_is_not_finite(0.0, local_gradients(parameters)) is None
 
 
-def spoil(parameters: Iterable[torch.Tensor]) -> None:
+def mark_nonfinite(parameters: Iterable[torch.Tensor]) -> None:
     """Let a GradScaler find on this rank, too, that the gradients of some rank are not finite.
 
     What it finds out by itself is shared over the mesh of one gradient only, and there may be several.

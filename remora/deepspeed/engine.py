@@ -23,13 +23,13 @@ from remora.deepspeed.refusal import Refused, end_refused
 from remora.deepspeed.resharding import agree, readable_by
 
 #: The engine of this process that takes part; another one, as of a critic beside its actor, is the script's own.
-_taking_part: TakingPart | None = None
+_attached: AttachedEngine | None = None
 
 
-def take_part(engine: Any) -> None:
+def attach(engine: Any) -> None:
     """Have this engine save, load and step with Remora, if it is the first one of this process."""
-    global _taking_part
-    if _taking_part is not None:
+    global _attached
+    if _attached is not None:
         if training.world().rank == 0:
             print(
                 "remora: this script has another DeepSpeed engine; the first one takes part in the job's checkpoints,"
@@ -38,12 +38,12 @@ def take_part(engine: Any) -> None:
                 flush=True,
             )
         return
-    part = _taking_part = TakingPart(engine)
-    engine.save_checkpoint = part.save
-    engine.load_checkpoint = part.load
+    attached = _attached = AttachedEngine(engine)
+    engine.save_checkpoint = attached.save
+    engine.load_checkpoint = attached.load
     for name in ("step", "train_batch"):
         if hasattr(engine, name):
-            setattr(engine, name, part.counting(getattr(engine, name)))
+            setattr(engine, name, attached.counting(getattr(engine, name)))
 
 
 def copies_of(model: Any, mpu: Any, config: Mapping[str, Any]) -> int:
@@ -74,38 +74,38 @@ def _parts(config: Mapping[str, Any]) -> int:
     return max(1, asked or 1)
 
 
-class TakingPart:
-    """One engine's part."""
+class AttachedEngine:
+    """An engine whose steps and checkpoints are those of the job."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._save, self._load = engine.save_checkpoint, engine.load_checkpoint
         self._working_folder = Path.cwd()
         self._resume = training.resume_from()
-        #: A step that was done and is not told yet: the script may tell it itself.
-        self._untold: int | None = None
+        #: A step that was done and is not reported yet: the script may report it itself.
+        self._unreported: int | None = None
         #: The newest step whose files the job has.
         self._kept: int | None = None
-        atexit.register(self._tell)
+        atexit.register(self._report_step)
 
     # --- steps
 
     def counting(self, original: Any) -> Any:
-        """The engine's method, which tells each step when it is done."""
+        """The engine's method, which reports each step when it is done."""
 
         def counted(*arguments: Any, **named: Any) -> Any:
             result = original(*arguments, **named)
             step = int(self._engine.global_steps)
-            if step != self._untold:
-                self._tell()
-                self._untold = step
+            if step != self._unreported:
+                self._report_step()
+                self._unreported = step
                 self._warn_of_forgotten_checkpoint()
             return result
 
         return counted
 
-    def _tell(self) -> None:
-        step, self._untold = self._untold, None
+    def _report_step(self) -> None:
+        step, self._unreported = self._unreported, None
         link = training.open_link()
         if step and link is not None and not training.has_reported():
             rates = self._engine.get_lr()
@@ -117,7 +117,7 @@ class TakingPart:
             if training.world().rank == 0:
                 print(
                     "remora: this job has a checkpoint, and the script trains without having called"
-                    " engine.load_checkpoint; it begins anew",
+                    " engine.load_checkpoint; it begins from the start",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -135,7 +135,7 @@ class TakingPart:
             return self._save_into(Path(save_dir), Path(save_dir), tag, client_state, *arguments, **named)
         if step == self._kept:
             return self._save(save_dir, tag, client_state, *arguments, **named)
-        self._tell()
+        self._report_step()
         # The ranks agree on a checkpoint by counting these calls, and this one is the script's own.
         training.should_checkpoint()
         with training.checkpoint(step) as folder:

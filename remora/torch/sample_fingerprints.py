@@ -1,6 +1,6 @@
-"""What one sample of a dataset is, in a few numbers: workers compare them, because Loop deals one dataset to all.
+"""Fingerprints of samples: workers compare them, because Loop divides one dataset among all workers.
 
-A dataset that a script has already dealt by rank, as for DistributedSampler, would be dealt twice.
+A dataset that a script has already divided by rank, as for DistributedSampler, would be divided twice.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from remora.torch.group import Group
 
 
 @dataclass(frozen=True)
-class Mark:
-    """Of one sample."""
+class SampleFingerprint:
+    """What one sample holds, in a few numbers that workers compare."""
 
     #: Its number, and that of the epoch it is read in.
     sample: int
     epoch: int
-    #: Of all that it holds: of whole numbers, words, and how many numbers there are; and of everything.
+    #: Hashes of the sample's content: `words` of whole numbers, text and shapes, `bits` of everything.
     words: int
     bits: int
     #: Sum and norm of its numbers with a fraction, and of its pictures.
@@ -31,8 +31,8 @@ class Mark:
     norm: float
 
 
-def mark_of(sample: int, epoch: int, item: Any) -> Mark:
-    """The mark of a sample; what is no tensor, array, picture, number or text does not count."""
+def sample_fingerprint(sample: int, epoch: int, item: Any) -> SampleFingerprint:
+    """The fingerprint of a sample; what is no tensor, array, picture, number or text does not count."""
     words, bits = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)
     total, squares = 0.0, 0.0
     for leaf in _leaves(item):
@@ -52,10 +52,14 @@ def mark_of(sample: int, epoch: int, item: Any) -> Mark:
         else:
             words.update(repr(leaf).encode())
     bits.update(words.digest())
-    return Mark(sample, epoch, _number(words.digest()), _number(bits.digest()), total, squares**0.5)
+    return SampleFingerprint(
+        sample, epoch, _number(words.digest()), _number(bits.digest()), total, squares**0.5
+    )
 
 
-def unlike(group: Group, own: Mark, device: torch.device, *, is_bitwise: bool) -> int | None:
+def first_different_rank(
+    group: Group, own: SampleFingerprint, device: torch.device, *, is_bitwise: bool
+) -> int | None:
     """The first rank whose sample is not that of rank 0, None where all read the same; raises PeerLost.
 
     All workers call it for the same step.  Without `is_bitwise` what rounding explains is no difference.
@@ -70,16 +74,17 @@ def unlike(group: Group, own: Mark, device: torch.device, *, is_bitwise: bool) -
     return int(differ.nonzero()[0]) if bool(differ.any()) else None
 
 
-def unlike_text(rank: int, mark: Mark) -> str:
-    """What is told of a rank whose dataset is another one."""
+def different_sample_text(rank: int, fingerprint: SampleFingerprint) -> str:
+    """The error for a rank whose dataset is not that of rank 0."""
     return (
-        f"rank {rank} reads another sample than rank 0 for number {mark.sample} of the dataset in epoch {mark.epoch}:"
-        " hand the whole dataset to all workers alike, not a part for each rank, because Loop deals its samples"
+        f"rank {rank} reads another sample than rank 0 for number {fingerprint.sample} of the dataset in epoch"
+        f" {fingerprint.epoch}: hand the whole dataset to all workers alike, not a part for each rank, because Loop"
+        " divides its samples"
     )
 
 
 def _leaves(item: Any) -> Iterator[Any]:
-    """Tensors, floats, and what is told by its text."""
+    """Tensors, floats, and what is compared by its text."""
     if isinstance(item, torch.Tensor):
         if not item.is_sparse and not item.is_complex():
             yield item

@@ -11,19 +11,21 @@ import torch
 from torch import nn
 
 from remora.torch import Diverged, Loop
-from remora.torch.agreement import Holdings
+from remora.torch.agreement import StateDigests
 from remora.torch.buffers import Buffers
 from remora.torch.group import Group
-from remora.torch.marks import Mark, mark_of, unlike
+from remora.torch.sample_fingerprints import SampleFingerprint, first_different_rank, sample_fingerprint
 from remora.torch.step import repeats
 from tests.unit.torch.test_weights_agree import CPU, pair
 
 
-def first_unlike(items: list[Any], *, is_bitwise: bool) -> Any:
+def first_rank_with_another_sample(items: list[Any], *, is_bitwise: bool) -> Any:
     """What both of two ranks find that read these items."""
 
     def act(group: Group) -> Any:
-        return unlike(group, mark_of(3, 0, items[group.rank]), CPU, is_bitwise=is_bitwise)
+        return first_different_rank(
+            group, sample_fingerprint(3, 0, items[group.rank]), CPU, is_bitwise=is_bitwise
+        )
 
     one, other = pair(act)
     assert one == other, "all workers find the same"
@@ -45,19 +47,21 @@ def first_unlike(items: list[Any], *, is_bitwise: bool) -> Any:
     ],
 )
 def test_other_samples_have_other_marks(one: Any, other: Any, is_bitwise: bool) -> None:
-    assert first_unlike([one, one], is_bitwise=is_bitwise) is None
-    assert first_unlike([one, other], is_bitwise=is_bitwise) == 1
+    assert first_rank_with_another_sample([one, one], is_bitwise=is_bitwise) is None
+    assert first_rank_with_another_sample([one, other], is_bitwise=is_bitwise) == 1
 
 
 def test_what_rounding_explains_is_another_sample_for_bitwise_alone() -> None:
     items = [torch.ones(3), torch.ones(3) + 1e-6]
-    assert first_unlike(items, is_bitwise=False) is None
-    assert first_unlike(items, is_bitwise=True) == 1
+    assert first_rank_with_another_sample(items, is_bitwise=False) is None
+    assert first_rank_with_another_sample(items, is_bitwise=True) == 1
 
 
 def test_what_has_no_content_to_look_at_does_not_count() -> None:
-    assert mark_of(3, 1, (object(), torch.ones(2))) == mark_of(3, 1, (object(), torch.ones(2)))
-    assert isinstance(mark_of(3, 1, object()), Mark)
+    assert sample_fingerprint(3, 1, (object(), torch.ones(2))) == sample_fingerprint(
+        3, 1, (object(), torch.ones(2))
+    )
+    assert isinstance(sample_fingerprint(3, 1, object()), SampleFingerprint)
 
 
 @pytest.mark.parametrize("is_bitwise", [True, False])
@@ -65,7 +69,7 @@ def test_counts_and_masks_are_compared_like_weights(is_bitwise: bool) -> None:
     def act(group: Group) -> Any:
         held = {"w": torch.ones(3), "mask": torch.ones(20_001, dtype=torch.bool), "seen": torch.tensor(3)}
         held["seen"] += group.rank
-        return Holdings(held, CPU).compare(group, is_bitwise=is_bitwise)
+        return StateDigests(held, CPU).compare(group, is_bitwise=is_bitwise)
 
     assert pair(act) == [("seen", [1])] * 2
 

@@ -1,4 +1,4 @@
-"""Who gets what from whom when a new group has met; pure."""
+"""Which rank of a new group gets what from which other one, so that all hold the same state; pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Standing:
+class WorkerState:
     """What a worker brings into a new group."""
 
     #: Steps done; -1 without any state.
@@ -23,7 +23,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class CatchUp:
+class SyncPlan:
     """How all workers come to the same state."""
 
     #: Steps done by the most advanced workers.
@@ -40,32 +40,32 @@ class WorkersDiffer(ValueError):
     """The workers of one group do not run the same training."""
 
 
-def plan_catch_up(standings: Sequence[Standing]) -> CatchUp:
-    """Compare the standings of all ranks.
+def plan_sync(states: Sequence[WorkerState]) -> SyncPlan:
+    """Compare the states of all ranks.
 
-    Raises WorkersDiffer when scripts or settings differ, and when nobody has a state.
+    Raises WorkersDiffer when scripts or settings differ, and when no worker has a state.
     """
-    different = [n for n, one in enumerate(standings) if one.fingerprint != standings[0].fingerprint]
+    different = [n for n, one in enumerate(states) if one.fingerprint != states[0].fingerprint]
     if different:
         raise WorkersDiffer(
             f"rank {different[0]} runs another model or other settings of Loop than rank 0: "
             "start all workers with the same script and arguments"
         )
-    step = max(one.step for one in standings)
+    step = max(one.step for one in states)
     if step < 0:
         raise WorkersDiffer("no worker of the new group holds the training state: resume from a checkpoint")
-    able = [rank for rank, one in enumerate(standings) if one.step == step]
-    seasoned = [rank for rank in able if not standings[rank].is_fresh]
-    root = (seasoned or able)[0]
+    able = [rank for rank, one in enumerate(states) if one.step == step]
+    trained = [rank for rank in able if not states[rank].is_fresh]
+    root = (trained or able)[0]
     joining = [
         rank
-        for rank, one in enumerate(standings)
+        for rank, one in enumerate(states)
         if one.step < 0 or (one.is_fresh and rank != root) or (one.is_rolled_back and one.step < step)
     ]
-    behind = [rank for rank, one in enumerate(standings) if one.step < step and rank not in joining]
-    if any(standings[rank].step < step - 1 for rank in behind):
+    behind = [rank for rank, one in enumerate(states) if one.step < step and rank not in joining]
+    if any(states[rank].step < step - 1 for rank in behind):
         raise WorkersDiffer(
-            f"the workers stand at steps {sorted({one.step for one in standings})}, more than one step apart: "
+            f"the workers stand at steps {sorted({one.step for one in states})}, more than one step apart: "
             "resume all of them from the same checkpoint"
         )
-    return CatchUp(step, root, tuple(behind), tuple(joining))
+    return SyncPlan(step, root, tuple(behind), tuple(joining))

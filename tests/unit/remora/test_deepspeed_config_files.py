@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from remora.client.blocking import Client
-from remora.deepspeed.named import check_bundle, check_named
+from remora.deepspeed.config_files import check_bundle, check_config_files
 from remora.deepspeed.refusal import Refused
 from remora.errors import SpecError
 from tests.unit.remora.fake_service import FakeService
@@ -29,28 +29,28 @@ CONFIG = json.dumps({"train_batch_size": 64})
 )
 def test_one_that_contradicts_the_job_is_refused_with_both_values(command: str) -> None:
     files = {"conf/ds.json": CONFIG}
-    check_named(command.split(), 64, files.get)
+    check_config_files(command.split(), 64, files.get)
     with pytest.raises(Refused, match=r"train_batch_size is 64 .* elastic.global_batch is 96"):
-        check_named(command.split(), 96, files.get)
+        check_config_files(command.split(), 96, files.get)
 
 
 def test_one_that_is_not_there_is_refused() -> None:
     with pytest.raises(
         Refused, match=r"names the DeepSpeed configuration ds\.json, and there is no such file"
     ):
-        check_named(["python", "train.py", "--deepspeed_config", "ds.json"], 96, {}.get)
+        check_config_files(["python", "train.py", "--deepspeed_config", "ds.json"], 96, {}.get)
 
 
 @pytest.mark.parametrize(
     "name", ["/data/ds.json", "../ds.json", "${{outputs.made}}/ds.json", "ds.hjson", "eyJ9"]
 )
 def test_one_that_is_elsewhere_is_judged_at_the_start(name: str) -> None:
-    check_named(["python", "train.py", "--deepspeed_config", name], 96, {}.get)
+    check_config_files(["python", "train.py", "--deepspeed_config", name], 96, {}.get)
 
 
 @pytest.mark.parametrize("text", ["{ // of HJSON\n}", "[1]", "[" * 100_000])
 def test_one_that_only_deepspeed_can_read_is_left_to_it(text: str) -> None:
-    check_named(["python", "train.py", "--deepspeed_config", "ds.json"], 96, {"ds.json": text}.get)
+    check_config_files(["python", "train.py", "--deepspeed_config", "ds.json"], 96, {"ds.json": text}.get)
 
 
 def test_a_bundle_is_read_where_it_lies() -> None:

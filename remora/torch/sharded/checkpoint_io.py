@@ -1,4 +1,4 @@
-"""Checkpoints of a sharded state: every rank writes its own part, and any number of workers reads them.
+"""Checkpoints of a sharded state: every rank writes its own shard, and any number of workers reads them.
 
 The tensors are written by `torch.distributed.checkpoint`; what is the same on all ranks lies beside them in one file.
 """
@@ -12,18 +12,18 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from remora.torch.sharded.pieces import Shape, Sharded, like
+from remora.torch.sharded.state_shards import ShardedState, TensorSpec, like
 from remora.torch.state import CheckpointUnusable, read, write
 
 
-def save(folder: Path, sharded: Sharded, state: Mapping[str, Any] | None) -> None:
+def save(folder: Path, sharded: ShardedState, state: Mapping[str, Any] | None) -> None:
     """Write this rank's part into its own folder; rank 0 adds `state`.  All ranks call it; raises what goes wrong."""
     dcp.save(dict(sharded.tensors()), storage_writer=dcp.FileSystemWriter(folder, sync_files=False))
     if state is not None:
         write(state, folder)
 
 
-def load(folder: Path, sharded: Sharded) -> dict[str, Any]:
+def load(folder: Path, sharded: ShardedState) -> dict[str, Any]:
     """Take over the tensors in a checkpoint's folder, and return the rest; no rank needs another one for it.
 
     Raises CheckpointUnusable for what another script has written.
@@ -46,7 +46,7 @@ def load(folder: Path, sharded: Sharded) -> dict[str, Any]:
         if kind == "model":
             tensors[name] = parameters[owner].detach()
         else:
-            tensors[name] = _empty(sharded, name, Shape(tuple(one.size), one.properties.dtype, ()))
+            tensors[name] = _empty(sharded, name, TensorSpec(tuple(one.size), one.properties.dtype, ()))
     missing = [name for name in parameters if f"model/{name}" not in tensors]
     if missing:
         raise CheckpointUnusable(f"the checkpoint holds no {missing[0]}: it is one of another model")
@@ -58,7 +58,7 @@ def load(folder: Path, sharded: Sharded) -> dict[str, Any]:
     return state
 
 
-def _empty(sharded: Sharded, name: str, shape: Shape) -> Any:
-    here = sharded.as_cut_here(name, shape)
-    block = torch.zeros(tuple(map(len, here.box(sharded.part))), dtype=shape.dtype)
+def _empty(sharded: ShardedState, name: str, spec: TensorSpec) -> Any:
+    here = sharded.as_split_here(name, spec)
+    block = torch.zeros(tuple(map(len, here.box(sharded.shard))), dtype=spec.dtype)
     return like(sharded.owner(name), block, here)

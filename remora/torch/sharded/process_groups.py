@@ -1,4 +1,4 @@
-"""This worker's way from one group of a sharded training into the next."""
+"""The process groups of a sharded training: how a worker leaves them, and joins those of the next generation."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ class StateLost(RuntimeError):
     """No worker of a group holds all that is needed to go on from memory."""
 
 
-class Meeting:
+class ProcessGroups:
     """The present group, with a second one in host memory for snapshots.
 
     `resume` is called in every new group and brings this worker to the step that it returns; it raises PeerLost, and
-    StateLost when only the storage can help.  `standing` is the newest step that this worker holds, -1 for none.
+    StateLost when only the storage can help.  `held_step` is the newest step that this worker holds, -1 for none.
     """
 
     def __init__(
-        self, link: Link | None, device: torch.device, resume: Callable[[], int], standing: Callable[[], int]
+        self, link: Link | None, device: torch.device, resume: Callable[[], int], held_step: Callable[[], int]
     ) -> None:
         self._link = link
         self._device = device
         self._resume = resume
-        self._standing = standing
+        self._held_step = held_step
         self._group: Group | None = None
-        self._ring: Group | None = None
+        self._host_group: Group | None = None
         self.generation = number_from_environment("REMORA_GENERATION", 0)
         #: This process was started to join workers that already train.
         self.is_joiner = link is not None and os.environ.get("REMORA_JOIN") == "1"
         if link is not None:
-            link.on_part = self._on_part
+            link.on_leave = self._on_leave
             link.send({"type": "elastic"})
 
     @property
@@ -49,28 +49,28 @@ class Meeting:
         return self._group
 
     @property
-    def ring(self) -> Group:
+    def host_group(self) -> Group:
         """The same workers, for tensors in host memory."""
-        assert self._ring is not None
-        return self._ring
+        assert self._host_group is not None
+        return self._host_group
 
     def begin(self) -> None:
         """Form the first group, or wait for one as a joiner.
 
-        Raises PeerLost when nobody can form another group.
+        Raises PeerLost when there is no supervisor that can form another group.
         """
         if self.is_joiner:
             self.change("joining")
             return
         try:
-            self._meet(place_from_environment(self.generation))
+            self._form_group(place_from_environment(self.generation))
         except PeerLost as lost:
             self.change(str(lost))
 
     def change(self, why: str) -> None:
         """Leave the group, and come to a common state in the next one.
 
-        Raises PeerLost when nobody can form another group.
+        Raises PeerLost when there is no supervisor that can form another group.
         """
         while True:
             self._leave()
@@ -78,12 +78,12 @@ class Meeting:
                 raise PeerLost(
                     f"{why}; without Remora the worker group has to be started again, and resumes from a checkpoint"
                 )
-            step = self._standing()
+            step = self._held_step()
             self._link.send({"type": "parted", "generation": self.generation, "step": step, "why": why})
-            told = self._link.await_regroup(self.generation)
-            self.generation = told.generation
+            place = self._link.await_regroup(self.generation)
+            self.generation = place.generation
             try:
-                self._meet(told)
+                self._form_group(place)
             except (PeerLost, StateLost) as lost:
                 why = str(lost)
             else:
@@ -91,54 +91,54 @@ class Meeting:
 
     def check(self) -> None:
         """Raise PeerLost when the group is to be left."""
-        if self._link is not None and self._link.must_part(self.generation):
+        if self._link is not None and self._link.must_leave(self.generation):
             raise PeerLost("the supervisor said that the group is to be left")
         self.group.check()
 
-    def _meet(self, place: Rendezvous) -> None:
+    def _form_group(self, place: Rendezvous) -> None:
         def check() -> None:
-            if self._link is not None and self._link.must_part(place.generation):
+            if self._link is not None and self._link.must_leave(place.generation):
                 raise PeerLost("the supervisor said that the group is to be left")
 
         self._group = form(place, check=check, on_cuda=self._device.type == "cuda")
         check()
-        self._ring = self._group.part(range(place.world_size), "snapshots", on_cuda=False)
+        self._host_group = self._group.subgroup(range(place.world_size), "snapshots", on_cuda=False)
         step = self._resume()
         if self._link is not None:
-            self._link.stand_at(step)
+            self._link.set_boundary(step)
             self._link.send({"type": "joined", "generation": place.generation, "step": step})
 
     def _leave(self) -> None:
         close_mesh()
-        for group in (self._ring, self._group):
+        for group in (self._host_group, self._group):
             if group is not None:
                 group.abandon()
-        self._ring = self._group = None
+        self._host_group = self._group = None
 
-    def _on_part(self, generation: int) -> None:
+    def _on_leave(self, generation: int) -> None:
         group = self._group
-        if group is not None and group.place.generation <= generation:
+        if group is not None and group.rendezvous.generation <= generation:
             group.break_off("the supervisor said that the group is to be left")
 
 
-def gather(ring: Group, letter: Any) -> list[Any]:
-    """The letters of all ranks; raises PeerLost.  What comes from a worker of the same job is code of the same user."""
-    own = torch.frombuffer(bytearray(pickle.dumps(letter)), dtype=torch.uint8)
-    lengths = torch.empty(ring.world_size, dtype=torch.int64)
-    ring.wait(ring.gather(lengths, torch.tensor([len(own)])))
+def gather_objects(host_group: Group, value: Any) -> list[Any]:
+    """The values of all ranks; raises PeerLost.  What comes from a worker of the same job is code of the same user."""
+    own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    lengths = torch.empty(host_group.world_size, dtype=torch.int64)
+    host_group.wait(host_group.gather(lengths, torch.tensor([len(own)])))
     size = int(lengths.max())
-    letters = torch.empty(size * ring.world_size, dtype=torch.uint8)
-    ring.wait(ring.gather(letters, torch.nn.functional.pad(own, (0, size - len(own)))))
-    pairs = zip(letters.view(ring.world_size, size), lengths.tolist(), strict=True)
+    rows = torch.empty(size * host_group.world_size, dtype=torch.uint8)
+    host_group.wait(host_group.gather(rows, torch.nn.functional.pad(own, (0, size - len(own)))))
+    pairs = zip(rows.view(host_group.world_size, size), lengths.tolist(), strict=True)
     return [pickle.loads(bytes(row[:length].tolist())) for row, length in pairs]  # noqa: S301
 
 
-def spread(ring: Group, root: int, letter: Any) -> Any:
-    """The letter of rank `root`; raises PeerLost."""
-    is_root = ring.rank == root
-    own = torch.frombuffer(bytearray(pickle.dumps(letter if is_root else None)), dtype=torch.uint8)
+def broadcast_object(host_group: Group, root: int, value: Any) -> Any:
+    """The value of rank `root`; raises PeerLost."""
+    is_root = host_group.rank == root
+    own = torch.frombuffer(bytearray(pickle.dumps(value if is_root else None)), dtype=torch.uint8)
     length = torch.tensor([len(own)])
-    ring.wait(ring.broadcast(length, root))
+    host_group.wait(host_group.broadcast(length, root))
     text = own if is_root else torch.empty(int(length.item()), dtype=torch.uint8)
-    ring.wait(ring.broadcast(text, root))
-    return letter if is_root else pickle.loads(bytes(text.tolist()))  # noqa: S301
+    host_group.wait(host_group.broadcast(text, root))
+    return value if is_root else pickle.loads(bytes(text.tolist()))  # noqa: S301

@@ -1,4 +1,4 @@
-"""Configurations that a command names, judged before anything runs: at submission, and once more on the nodes.
+"""DeepSpeed configuration files that a command names, checked at submission, and once more on the nodes.
 
 A script may read its configuration in other ways, and only DeepSpeed knows all forms of one: what is not clear from the
 command and a JSON file in the code is left for the start.
@@ -18,7 +18,9 @@ from remora.deepspeed.refusal import Refused
 _OPTIONS = ("--deepspeed_config", "--deepspeed-config")
 
 
-def check_named(command: Sequence[str], global_batch: int | None, read: Callable[[str], str | None]) -> None:
+def check_config_files(
+    command: Sequence[str], global_batch: int | None, read: Callable[[str], str | None]
+) -> None:
     """Raise Refused when a configuration that the command names contradicts the job, or is not there.
 
     `read` gives the text of a file by its normalized name below the code, and None where there is none.
@@ -36,7 +38,7 @@ def check_named(command: Sequence[str], global_batch: int | None, read: Callable
 def check_bundle(bundle: IO[bytes], command: Sequence[str], global_batch: int | None) -> None:
     """The same for a code bundle, of which only the configuration is read.  Raises Refused."""
     with texts_of(bundle) as read:
-        check_named(command, global_batch, read)
+        check_config_files(command, global_batch, read)
 
 
 def _names(command: Sequence[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""How long this worker's own part of a step takes: until its gradients are there, without waiting for other workers."""
+"""The seconds that this worker computes in a step: until its gradients are there, without waiting for other workers."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-#: Seconds between two messages about it.
-_TELL_S = 1.0
+#: Seconds between two reports.
+_REPORT_S = 1.0
 
 
-class OwnTime:
-    """Measures the own part of each step, and tells its mean about once a second."""
+class ComputeTime:
+    """Measures the compute time of each step, and reports its mean about once a second."""
 
-    def __init__(self, device: torch.device, tell: Callable[[float], None]) -> None:
-        """`tell` gets the mean seconds per step since it was called last."""
+    def __init__(self, device: torch.device, report: Callable[[float], None]) -> None:
+        """`report` gets the mean seconds per step since it was called last."""
         self._on_cuda = device.type == "cuda"
-        self._tell = tell
-        self._told_at = time.monotonic()
+        self._report = report
+        self._reported_at = time.monotonic()
         self._sum_s = 0.0
         self._steps = 0
         self._began_at: float | None = None
@@ -35,7 +35,7 @@ class OwnTime:
             self._begin.record()
 
     def end(self, waited_s: float = 0.0) -> None:
-        """The own part of the step is through; on a GPU it is queued, and its time is known later.
+        """The worker has computed its part of the step; on a GPU that is queued, and its time is known later.
 
         `waited_s` of the time since `begin` were spent waiting for others.
         """
@@ -49,16 +49,16 @@ class OwnTime:
             self._events = self._begin, end
         self._began_at = None
 
-    def tell(self) -> None:
-        """After a step: tell the mean when it is time."""
+    def report(self) -> None:
+        """After a step: report the mean when it is time."""
         if self._events is not None and self._events[1].query():
             begin, end = self._events
             self._events = None
             self._add(begin.elapsed_time(end) / 1000.0)
         now = time.monotonic()
-        if self._steps and now - self._told_at >= _TELL_S:
-            self._tell(self._sum_s / self._steps)
-            self._told_at, self._sum_s, self._steps = now, 0.0, 0
+        if self._steps and now - self._reported_at >= _REPORT_S:
+            self._report(self._sum_s / self._steps)
+            self._reported_at, self._sum_s, self._steps = now, 0.0, 0
 
     def _add(self, seconds: float) -> None:
         self._sum_s += seconds

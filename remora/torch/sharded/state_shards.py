@@ -1,4 +1,4 @@
-"""The state of a sharded model and its optimizer as one flat piece of host memory, and back into another layout."""
+"""A rank's shard of a model and its optimizer as one flat tensor in host memory, and back into another layout."""
 
 from __future__ import annotations
 
@@ -11,52 +11,52 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from remora.torch.sharded.cuts import Box, Cut, box_of
 from remora.torch.sharded.grid import SHARD, TENSOR, Grid
+from remora.torch.sharded.reshard_plan import Box, Split, box_of
 
-#: Bytes that every tensor's place in a piece is a multiple of.
+#: Bytes that every tensor's offset in a shard is a multiple of.
 _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A tensor as a whole, and how it is cut."""
+class TensorSpec:
+    """A tensor as a whole, and how it is split."""
 
     size: tuple[int, ...]
     dtype: torch.dtype
-    cuts: tuple[Cut, ...]
+    splits: tuple[Split, ...]
 
-    def box(self, part: int) -> Box:
-        """What piece `part` has of it."""
-        return box_of(self.size, self.cuts, part)
-
-
-#: Shapes by name, in the order in which they lie in a piece; the same on all ranks.
-Layout = dict[str, Shape]
+    def box(self, shard: int) -> Box:
+        """What shard `shard` of the state has of it."""
+        return box_of(self.size, self.splits, shard)
 
 
-class Places:
-    """Where the tensors of one piece lie in it."""
+#: Specs by name, in the order in which the tensors lie in a shard; the same on all ranks.
+StateLayout = dict[str, TensorSpec]
 
-    def __init__(self, layout: Layout, part: int) -> None:
+
+class ShardOffsets:
+    """Where the tensors of one shard lie in its flat tensor, in bytes."""
+
+    def __init__(self, layout: StateLayout, shard: int) -> None:
         self._layout = layout
         self._found: dict[str, tuple[int, int, tuple[int, ...]]] = {}
         end = 0
-        for name, shape in layout.items():
-            block = tuple(map(len, shape.box(part)))
+        for name, spec in layout.items():
+            block = tuple(map(len, spec.box(shard)))
             first = -(-end // _ALIGNMENT) * _ALIGNMENT
-            end = first + math.prod(block) * shape.dtype.itemsize
+            end = first + math.prod(block) * spec.dtype.itemsize
             self._found[name] = first, end, block
-        #: Bytes of the piece.
+        #: Bytes of the shard.
         self.size_bytes = end
 
-    def view(self, piece: torch.Tensor, name: str) -> torch.Tensor:
-        """A tensor's block in a piece."""
+    def view(self, memory: torch.Tensor, name: str) -> torch.Tensor:
+        """A tensor's block in the flat tensor of a shard."""
         first, end, block = self._found[name]
-        return piece[first:end].view(self._layout[name].dtype).view(block)
+        return memory[first:end].view(self._layout[name].dtype).view(block)
 
 
-class Sharded:
+class ShardedState:
     """A model and its optimizer as they are now."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, grid: Grid) -> None:
@@ -65,7 +65,7 @@ class Sharded:
         self._grid = grid
         #: The sharded ones, also while a forward pass has put whole ones into the model.
         self.parameters: dict[str, DTensor] = dict(model.named_parameters())
-        self._layout: Layout = {}
+        self._layout: StateLayout = {}
 
     def tensors(self) -> Iterator[tuple[str, DTensor]]:
         """All sharded tensors with their names, in the same order on all ranks."""
@@ -75,26 +75,26 @@ class Sharded:
                 if isinstance(value, DTensor):
                     yield f"optimizer/{name}/{key}", value
 
-    def layout(self) -> Layout:
-        """Shapes of all sharded tensors; the same object as long as there are no others."""
+    def layout(self) -> StateLayout:
+        """Specs of all sharded tensors; the same object as long as there are no others."""
         tensors = dict(self.tensors())
         if self._layout.keys() != tensors.keys():
             self._layout = {
-                name: Shape(tuple(one.shape), one.dtype, cuts_of(one, self._grid))
+                name: TensorSpec(tuple(one.shape), one.dtype, splits_of(one, self._grid))
                 for name, one in tensors.items()
             }
         return self._layout
 
-    def copy_into(self, piece: torch.Tensor, places: Places) -> None:
-        """Copy this rank's blocks into a piece of host memory."""
+    def copy_into(self, memory: torch.Tensor, offsets: ShardOffsets) -> None:
+        """Copy this rank's blocks into a flat tensor in host memory."""
         for name, one in self.tensors():
-            places.view(piece, name).copy_(one.detach().to_local(), non_blocking=True)
+            offsets.view(memory, name).copy_(one.detach().to_local(), non_blocking=True)
 
-    def take_back(self, layout: Layout, piece: torch.Tensor, places: Places) -> None:
-        """Be again as this rank's piece of a snapshot of this very group says, but for what `state_dict` has."""
+    def take_back(self, layout: StateLayout, memory: torch.Tensor, offsets: ShardOffsets) -> None:
+        """Go back to this rank's shard of a snapshot of this very group, but for what `state_dict` has."""
         self.optimizer.state.clear()
-        for name, shape in layout.items():
-            self.put(name, shape, places.view(piece, name).clone())
+        for name, spec in layout.items():
+            self.set_block(name, spec, offsets.view(memory, name).clone())
 
     def state_dict(self) -> dict[str, Any]:
         """Everything else, which is the same on all ranks; tensors are copied to host memory."""
@@ -134,22 +134,22 @@ class Sharded:
         for name, buffer in self.model.named_buffers():
             buffer.detach().copy_(whole["buffers"][name])
 
-    def put(self, name: str, shape: Shape, block: torch.Tensor) -> None:
+    def set_block(self, name: str, spec: TensorSpec, block: torch.Tensor) -> None:
         """Take over this rank's block of one tensor."""
         parameter, key = self._owner(name)
         if key is None:
             parameter.detach().to_local().copy_(block)
         else:
-            self.optimizer.state[parameter][key] = like(parameter, block, shape)
+            self.optimizer.state[parameter][key] = like(parameter, block, spec)
 
-    def as_cut_here(self, name: str, shape: Shape) -> Shape:
-        """The shape of a tensor of another group as this one cuts it."""
-        return replace(shape, cuts=cuts_of(self.owner(name), self._grid))
+    def as_split_here(self, name: str, spec: TensorSpec) -> TensorSpec:
+        """The spec of a tensor of another group as this one splits it."""
+        return replace(spec, splits=splits_of(self.owner(name), self._grid))
 
     @property
-    def part(self) -> int:
-        """The piece of the state that this rank holds."""
-        return self._grid.part_of(dist.get_rank())
+    def shard(self) -> int:
+        """The shard of the state that this rank holds."""
+        return self._grid.state_shard_of(dist.get_rank())
 
     def owner(self, name: str) -> DTensor:
         """The parameter that a tensor belongs to."""
@@ -164,18 +164,18 @@ class Sharded:
         return self.parameters[owner], key
 
 
-def cuts_of(tensor: DTensor, grid: Grid) -> tuple[Cut, ...]:
-    """How a tensor is cut over the dimensions of its mesh: by tensor parallelism first, then by FSDP."""
+def splits_of(tensor: DTensor, grid: Grid) -> tuple[Split, ...]:
+    """How a tensor is split over the dimensions of its mesh: by tensor parallelism first, then by FSDP."""
     placed = dict(zip(tensor.device_mesh.mesh_dim_names, tensor.placements, strict=True))
-    found = [Cut(placed[SHARD].dim, grid.shard, grid.tensor)]
+    found = [Split(placed[SHARD].dim, grid.shard, grid.tensor)]
     if TENSOR in placed and not placed[TENSOR].is_replicate():
-        found.insert(0, Cut(placed[TENSOR].dim, grid.tensor, 1))
+        found.insert(0, Split(placed[TENSOR].dim, grid.tensor, 1))
     return tuple(found)
 
 
-def like(parameter: DTensor, local: torch.Tensor, shape: Shape) -> DTensor:
-    """A tensor that is cut as `parameter`, out of this rank's block of it."""
-    whole = torch.empty(shape.size, dtype=shape.dtype, device="meta")
+def like(parameter: DTensor, local: torch.Tensor, spec: TensorSpec) -> DTensor:
+    """A tensor that is split as `parameter`, out of this rank's block of it."""
+    whole = torch.empty(spec.size, dtype=spec.dtype, device="meta")
     return DTensor.from_local(
         local.to(parameter.device).contiguous(),
         parameter.device_mesh,
