@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 
 import fsspec.core
 
-from trainers.rooms import NotInRoom, parts_of
+from trainers.confined_folders import OutsideFolder, parts_of
 
 #: Bytes of a file that is read as a whole, unless its reader says more.
 MOST_BYTES = 32 * 2**20
@@ -73,7 +73,7 @@ class Storage:
         """Full path of a name in the filesystem, without a protocol."""
         try:
             parts_of(name)
-        except NotInRoom:
+        except OutsideFolder:
             raise StorageError(f"{name[:200]!r} is not a relative name inside the storage") from None
         return f"{self._root}/{name}"
 

@@ -19,7 +19,7 @@ from trainers.checkpoints.manifest import (
     parse_folder_name,
 )
 from trainers.checkpoints.retention import Mode, age, surplus
-from trainers.rooms import Room
+from trainers.confined_folders import ConfinedFolder
 from trainers.storage import NotReadable, Storage, StorageError
 
 _CHUNK = 1 << 20
@@ -95,7 +95,7 @@ class Catalog:
         return self._fence() > attempt
 
     def put(
-        self, source: Room, step: int, attempt: int, generation: int, rank: int, take: int = 1
+        self, source: ConfinedFolder, step: int, attempt: int, generation: int, rank: int, take: int = 1
     ) -> tuple[ShardFile, ...]:
         """Move every file of `source` into the checkpoint's folder; returns them with sizes and digests.
 

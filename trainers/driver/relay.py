@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainers.checkpoints.catalog import Catalog
-from trainers.rooms import NotInRoom, Room
+from trainers.confined_folders import ConfinedFolder, OutsideFolder
 from trainers.storage import StorageError
 from trainers.supervisor.code import shared_folder
 from trainers.supervisor.parcels import Parcel
@@ -31,7 +31,7 @@ class _Kept:
     parcel: Parcel
     #: Its name in the relay's own folder, and that folder, opened.
     name: str
-    folder: Room
+    folder: ConfinedFolder
     received: int = 0
 
 
@@ -49,7 +49,7 @@ class Relay:
         self._kept: dict[str, _Kept] = {}
         #: What is whole and being stored; its key may be sent again meanwhile, which is another parcel.
         self._storing: dict[_Kept, asyncio.Task[None]] = {}
-        self._root: Room | None = None
+        self._root: ConfinedFolder | None = None
         #: Holds the root, so that whoever comes after a killed driver knows that it may go.
         self._held = contextlib.ExitStack()
         self._count = 0
@@ -59,7 +59,7 @@ class Relay:
         try:
             if self._root is None:
                 path = self._held.enter_context(shared_folder(f"relay-{uuid.uuid4().hex}"))
-                self._root = Room(path)
+                self._root = ConfinedFolder(path)
             promised = sum(one.parcel.size_bytes - one.received for one in self._kept.values())
             if shutil.disk_usage(self._root.path).free - promised - parcel.size_bytes < _SPARE_BYTES:
                 return False
@@ -67,7 +67,7 @@ class Relay:
             self._count += 1
             name = str(self._count)
             self._root.make_folder(name)
-            folder = self._root.room(name)
+            folder = self._root.subfolder(name)
         except OSError:
             return False
         self._kept[parcel.key] = _Kept(parcel, name, folder)
@@ -85,7 +85,7 @@ class Relay:
             raise ValueError(f"more comes of {name[:200]!r} than the {size_bytes} bytes that were offered")
         try:
             await asyncio.to_thread(_write, kept.folder, name, offset, chunk)
-        except NotInRoom as error:
+        except OutsideFolder as error:
             raise ValueError(f"{name[:200]!r} is not a path inside a checkpoint: {error}") from error
         kept.received += len(chunk)
 
@@ -157,7 +157,7 @@ def _names(parcel: Parcel) -> dict[str, Any]:
     return {"step": parcel.step, "generation": parcel.generation, "take": parcel.take}
 
 
-def _write(folder: Room, name: str, offset: int, chunk: bytes) -> None:
+def _write(folder: ConfinedFolder, name: str, offset: int, chunk: bytes) -> None:
     with folder.open_to_write(name) as file:
         file.seek(offset)
         file.write(chunk)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
+from trainers.confined_folders import ConfinedFolder, OutsideFolder
 from trainers.outputs.manifest import (
     DAMAGED_PREFIX,
     OutputFile,
@@ -18,7 +19,6 @@ from trainers.outputs.manifest import (
     outputs_folder,
 )
 from trainers.outputs.versions import Kept, from_json, to_json
-from trainers.rooms import NotInRoom, Room
 from trainers.storage import NotReadable, Storage, StorageError
 from trainers.supervisor.environment import Place
 
@@ -46,7 +46,7 @@ class OutputsCatalog:
         return self._storage.location(self._folder)
 
     def put(
-        self, room: Room, path: str, name: str, place: Place, before: OutputFile | None = None
+        self, folder: ConfinedFolder, path: str, name: str, place: Place, before: OutputFile | None = None
     ) -> OutputFile | None:
         """Store the file `path` of a folder as `name`; None when it was written to, or went, meanwhile.
 
@@ -54,9 +54,9 @@ class OutputsCatalog:
         """
         version, file = uuid.uuid4().hex, None
         try:
-            with room.open_file(path) as opened:
+            with folder.open_file(path) as opened:
                 file = self._copy(opened, f"{version}/{name}", place, before)
-        except (FileNotFoundError, NotADirectoryError, NotInRoom):
+        except (FileNotFoundError, NotADirectoryError, OutsideFolder):
             return None
         finally:
             if file is None:

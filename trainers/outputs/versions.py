@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from trainers.checksums import checked, with_checksum
+from trainers.confined_folders import OutsideFolder, parts_of
 from trainers.outputs.manifest import OutputFile, is_log, output_of, without_clashes
-from trainers.rooms import NotInRoom, parts_of
 
 #: Versions kept for falling back, and so how often in a row a start falls back.
 FALL_BACKS = 2
@@ -141,7 +141,7 @@ def from_json(content: bytes) -> Kept:
         )
     except (
         *(TypeError, KeyError, IndexError, AttributeError, ValueError, OverflowError, RecursionError),
-        NotInRoom,
+        OutsideFolder,
     ) as error:
         raise ValueError(f"not a manifest of outputs: {error}"[:300]) from error
 
@@ -161,7 +161,7 @@ def _versions(fields: dict[str, Any]) -> list[Version]:
 
 
 def _file(fields: dict[str, Any]) -> OutputFile:
-    """A file of a manifest; NotInRoom when it would lie outside of its folder, here or in the storage."""
+    """A file of a manifest; OutsideFolder when it would lie outside of its folder, here or in the storage."""
     file = OutputFile(**fields)
     parts_of(file.name)
     parts_of(file.stored)

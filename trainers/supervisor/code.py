@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from remora.code.bundle import unpack
-from trainers.rooms import remove_tree
+from trainers.confined_folders import remove_tree
 from trainers.storage import Storage
 
 #: Removes what belongs to a folder and lies elsewhere; False when some of it is still used.  Raises OSError.

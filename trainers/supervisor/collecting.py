@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from trainers.confined_folders import MAX_DEPTH, ConfinedFolder
 from trainers.outputs.catalog import OutputsCatalog, OutputsDamaged
 from trainers.outputs.manifest import Changes, End, OutputFile, folders_of, is_log, output_of
-from trainers.rooms import MAX_DEPTH, Room
 from trainers.storage import StorageError
 from trainers.supervisor.environment import Place
 
@@ -148,12 +148,12 @@ class Collecting:
         With `collects` this worker stores what the script makes of them.  Raises OSError.
         """
         if is_first:
-            with Room(code) as room:
+            with ConfinedFolder(code) as opened:
                 for name, path in self._paths.items():
                     fetched = self._fetched / name
                     if fetched.exists():
-                        room.remove(path)
-                        with fetched.open("rb") as source, room.open_to_write(path, is_new=True) as target:
+                        opened.remove(path)
+                        with fetched.open("rb") as source, opened.open_to_write(path, is_new=True) as target:
                             shutil.copyfileobj(source, target)
         if collects:
             self._code = code
@@ -316,9 +316,9 @@ class Collecting:
 
     def _put(self, name: str, path: Path, place: Place) -> OutputFile | None:
         root = self.folder if self._code is None or name not in self._paths else self._code
-        with Room(root) as room:
+        with ConfinedFolder(root) as opened:
             relative = path.relative_to(root).as_posix()
-            return self._catalog.put(room, relative, name, place, self._held.get(name))
+            return self._catalog.put(opened, relative, name, place, self._held.get(name))
 
     def _changes(self, place: Place, *, number: int | None = None, **names: Any) -> Changes:
         return Changes(

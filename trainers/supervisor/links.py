@@ -10,7 +10,7 @@ import fcntl
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from trainers.rooms import Room
+from trainers.confined_folders import ConfinedFolder
 from trainers.supervisor.code import open_lock
 from trainers.supervisor.environment import Place
 
@@ -41,8 +41,8 @@ def link_outputs(
             target.mkdir(parents=True, exist_ok=True)
             if (parent := str(PurePosixPath(path).parent)) != ".":
                 # A script that runs here already may have put a link there.
-                with Room(code) as room:
-                    room.make_folder(parent)
+                with ConfinedFolder(code) as opened:
+                    opened.make_folder(parent)
             link.symlink_to(target)
 
 

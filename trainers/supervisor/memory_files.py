@@ -2,7 +2,7 @@
 
 Nothing there says which process has made a file.  So those are a command's that were not there before it began and
 that one of its processes was seen to have open or mapped for writing.  They are known by their inodes, whatever name
-they get, and written into a record beside the worker's own room in that memory, which vanishes with them when the
+they get, and written into a record beside the worker's own folder in that memory, which vanishes with them when the
 machine starts anew.
 
 Source: proc(5).
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from trainers.rooms import Room
+from trainers.confined_folders import ConfinedFolder
 
 #: Files and folders of a memory that are looked at.
 MOST_SEEN = 100_000
@@ -197,25 +197,25 @@ def remove_recorded(record: Path, memory: Path) -> bool:
     names = recorded if now is None else {one: now[one] for one in recorded if one in now}
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()] if names else []
     used = held_by(pids, memory, for_writing=False).keys() & names.keys()
-    with Room(memory) as room:
+    with ConfinedFolder(memory) as opened:
         for inode, name in sorted(names.items(), key=lambda one: one[1].count("/"), reverse=True):
             if inode not in used:
-                _remove(room, inode, name)
+                _remove(opened, inode, name)
     left = {inode: name for inode, name in names.items() if inode in used}
     if left:
         write_record(record, left)
     return not left
 
 
-def _remove(room: Room, inode: int, name: str) -> None:
+def _remove(opened: ConfinedFolder, inode: int, name: str) -> None:
     with contextlib.suppress(OSError):
-        status = room.status(name)
+        status = opened.status(name)
         if status is None or status.st_ino != inode or status.st_uid != os.getuid():
             return
         if stat.S_ISREG(status.st_mode):
-            room.remove(name)
+            opened.remove(name)
         elif stat.S_ISDIR(status.st_mode):
-            room.remove_empty(name)
+            opened.remove_empty(name)
 
 
 def folders_above(names: Iterable[str]) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from trainers.rooms import Room
+from trainers.confined_folders import ConfinedFolder
 
 #: Bytes that are sent at once, and how many such pieces are under way.
 CHUNK_BYTES, CHUNKS_UNDER_WAY = 8 << 20, 3
@@ -34,7 +34,7 @@ class Parcel:
         return f"{self.step}-{self.generation}-{self.rank}-{self.take}"
 
 
-def send(driver: Any, parcel: Parcel, folder: Room) -> bool:
+def send(driver: Any, parcel: Parcel, folder: ConfinedFolder) -> bool:
     """Send every file of `folder` to the driver actor; False when it has no room or does not get them all."""
     try:
         if not ray.get(driver.relay_offer.remote(parcel)):
@@ -57,6 +57,6 @@ def send(driver: Any, parcel: Parcel, folder: Room) -> bool:
         return False
 
 
-def size_of(folder: Room) -> int:
+def size_of(folder: ConfinedFolder) -> int:
     """Bytes of all files of a folder.  Raises OSError."""
     return sum(status.st_size for _, status in folder.files())

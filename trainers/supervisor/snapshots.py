@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.rooms import remove_tree
+from trainers.confined_folders import remove_tree
 from trainers.supervisor.code import is_in_use, is_private, shared_folder, sweep_folders
 from trainers.supervisor.memory_files import remove_recorded
 
@@ -28,7 +28,7 @@ _SCRIPT, _TAKEN = "script", "taken"
 
 
 @dataclass(frozen=True)
-class SnapshotRoom:
+class SnapshotSpace:
     """Where one worker's snapshots lie, and how big they may be together."""
 
     #: The script writes here.
@@ -60,8 +60,8 @@ def memory_root() -> Path | None:
 
 
 @contextlib.contextmanager
-def snapshot_room(name: str, workers: int) -> Iterator[SnapshotRoom | None]:
-    """Room for one of so many workers on this machine, while its supervisor lives; None where there is none."""
+def snapshot_space(name: str, workers: int) -> Iterator[SnapshotSpace | None]:
+    """Space for one of `workers` workers of this machine, while its supervisor lives; None where there is none."""
     root = memory_root()
     if root is None:
         yield None
@@ -69,7 +69,7 @@ def snapshot_room(name: str, workers: int) -> Iterator[SnapshotRoom | None]:
     sweep_memory()
     try:
         with shared_folder(name, root, _clear) as folder:
-            room = SnapshotRoom(
+            space = SnapshotSpace(
                 folder / _SCRIPT,
                 folder / _TAKEN,
                 limit_bytes=most_bytes(root) // max(1, workers),
@@ -77,9 +77,9 @@ def snapshot_room(name: str, workers: int) -> Iterator[SnapshotRoom | None]:
                 own=root.name,
                 record=folder / _RECORD,
             )
-            room.folder.mkdir(exist_ok=True)
-            room.staging.mkdir(exist_ok=True)
-            yield room
+            space.folder.mkdir(exist_ok=True)
+            space.staging.mkdir(exist_ok=True)
+            yield space
     finally:
         # What others left because this worker's command used it.
         with contextlib.suppress(OSError):

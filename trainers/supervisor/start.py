@@ -23,7 +23,7 @@ from trainers.storage import Storage
 from trainers.supervisor.code import unpack_once, work_root
 from trainers.supervisor.device import device_variables, devices_of_node
 from trainers.supervisor.environment import Place, child_environment
-from trainers.supervisor.snapshots import SnapshotRoom
+from trainers.supervisor.snapshots import SnapshotSpace
 
 
 def prepare_start(
@@ -33,7 +33,7 @@ def prepare_start(
     *,
     resume: Manifest | None,
     outputs: Path,
-    room: SnapshotRoom | None,
+    snapshots: SnapshotSpace | None,
     temporary: Path,
     is_joining: bool,
 ) -> Start:
@@ -81,8 +81,8 @@ def prepare_start(
         environment["MLFLOW_TRACKING_URI"] = (outputs / "mlruns" / group).as_uri()
         # Else MLflow 3.17 refuses a folder; a database would leave the artifacts outside of it.
         environment["MLFLOW_ALLOW_FILE_STORE"] = "true"
-    if room is not None:
-        environment.update(room.variables())
+    if snapshots is not None:
+        environment.update(snapshots.variables())
     if is_joining:
         environment["REMORA_JOIN"] = "1"
     fetched: Path | None = None

@@ -26,10 +26,10 @@ from trainers.backends import backend_of
 from trainers.backends.backend import BackendUnusable, Start
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
+from trainers.confined_folders import ConfinedFolder
 from trainers.outputs.catalog import OutputsCatalog
 from trainers.outputs.manifest import Changes, OutputFile
 from trainers.plan import AttemptPlan
-from trainers.rooms import Room
 from trainers.storage import Storage, StorageError
 from trainers.supervisor.child import Child
 from trainers.supervisor.code import shared_folder
@@ -43,7 +43,7 @@ from trainers.supervisor.memory_watch import MemoryWatch
 from trainers.supervisor.outbox import Outbox
 from trainers.supervisor.parcels import Parcel, send, size_of
 from trainers.supervisor.reporting import Reporting
-from trainers.supervisor.snapshots import SnapshotRoom, most_bytes, snapshot_room
+from trainers.supervisor.snapshots import SnapshotSpace, most_bytes, snapshot_space
 from trainers.supervisor.stacks import stacks_below
 from trainers.supervisor.start import prepare_start, told_by
 from trainers.supervisor.taking import MAX_UNDER_WAY, Offer, Taken, Takes, Taking
@@ -173,7 +173,7 @@ class Supervisor:
         #: Watches the outputs folder; None until the folder is there.
         self._collecting: Collecting | None = None
         #: Memory for checkpoints on their way; None where this node has none to give.
-        self._room: SnapshotRoom | None = None
+        self._snapshots: SnapshotSpace | None = None
         #: Looks after what the command makes in memory by itself.
         self._watch: MemoryWatch | None = None
         #: What the command had too much of, so that it was ended.
@@ -206,7 +206,7 @@ class Supervisor:
                 place.attempt_id, lambda text: self._outbox.put_lines("remora", text)
             ) as temporary,
             shared_folder(name) as folder,
-            snapshot_room(own, place.local_world_size) as self._room,
+            snapshot_space(own, place.local_world_size) as self._snapshots,
         ):
             try:
                 collecting = self._fill_outputs(own_outputs(folder, place))
@@ -216,7 +216,7 @@ class Supervisor:
                     folder,
                     resume=self._resume,
                     outputs=collecting.folder,
-                    room=self._room,
+                    snapshots=self._snapshots,
                     temporary=temporary,
                     is_joining=self._is_joining,
                 )
@@ -364,16 +364,16 @@ class Supervisor:
         plan, place = self._plan, self._place
         staging = folder / f"staging-{place.rank}"
         staging.mkdir()
-        self._taking = Taking(start.scratch, staging, self._room)
+        self._taking = Taking(start.scratch, staging, self._snapshots)
         link_outputs(start.code, folder, place, plan.output_paths, is_joining=self._is_joining)
         if plan.output_files:
             with first_of_node(folder, "files") as is_first:
                 leads = self._is_joining or place.local_rank == 0
                 collecting.place_files(start.code, is_first=is_first, collects=leads)
-        if (room := self._room) is not None:
-            most = plan.max_shm_bytes or most_bytes(room.memory)
+        if (space := self._snapshots) is not None:
+            most = plan.max_shm_bytes or most_bytes(space.memory)
             self._watch = MemoryWatch(
-                room.memory, room.own, room.record, most, lambda size: self._end_for(size, most)
+                space.memory, space.own, space.record, most, lambda size: self._end_for(size, most)
             )
         told = told_by(place)
         command = [fill(word, told, str(collecting.folder)) for word in self._backend.command(start)]
@@ -506,7 +506,7 @@ class Supervisor:
         finally:
             taken.discard()
 
-    def _store(self, folder: Room, parcel: Parcel) -> None:
+    def _store(self, folder: ConfinedFolder, parcel: Parcel) -> None:
         with self._lock:
             write = self._speed.begin(parcel.size_bytes, time.monotonic())
         try:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trainers.rooms import NotInRoom, Room
-from trainers.supervisor.snapshots import SnapshotRoom
+from trainers.confined_folders import ConfinedFolder, OutsideFolder
+from trainers.supervisor.snapshots import SnapshotSpace
 
 #: Folders of one worker on their way to the storage at the same time; a script that hands over more has to wait.
 MAX_UNDER_WAY = 64
@@ -76,8 +76,8 @@ class Takes:
 class Taken:
     """A folder that is the supervisor's now."""
 
-    folder: Room
-    _staging: Room
+    folder: ConfinedFolder
+    _staging: ConfinedFolder
     _name: str
 
     def discard(self) -> None:
@@ -90,11 +90,11 @@ class Taken:
 class Taking:
     """The rooms of one worker's script, and beside each of them, on the same file system, where taken folders go."""
 
-    def __init__(self, scratch: Path, staging: Path, memory: SnapshotRoom | None) -> None:
+    def __init__(self, scratch: Path, staging: Path, memory: SnapshotSpace | None) -> None:
         """Open them; call it before the script runs."""
-        self._rooms = {"scratch": (Room(scratch), Room(staging))}
+        self._rooms = {"scratch": (ConfinedFolder(scratch), ConfinedFolder(staging))}
         if memory is not None:
-            self._rooms["memory"] = (Room(memory.folder), Room(memory.staging))
+            self._rooms["memory"] = (ConfinedFolder(memory.folder), ConfinedFolder(memory.staging))
         self._count = 0
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class Taking:
         try:
             return Taken(source.move(name, staging, str(self._count)), staging, str(self._count))
         except FileNotFoundError:
-            raise NotInRoom(
+            raise OutsideFolder(
                 f"there is no folder {name[:200]!a} in the {room} folder of this worker"
             ) from None
 
@@ -119,13 +119,13 @@ class Taking:
         """Name of the room, and of the folder in it."""
         if not offer.folder.startswith("/"):
             if offer.room not in self._rooms:
-                raise NotInRoom(f"this worker was given no room called {offer.room[:80]!a}")
+                raise OutsideFolder(f"this worker was given no room called {offer.room[:80]!a}")
             return offer.room, offer.folder
         for room, (opened, _) in self._rooms.items():
             # By its text alone: what the text leads to is looked at part by part when it is opened.
             with contextlib.suppress(ValueError):
                 return room, PurePosixPath(offer.folder).relative_to(opened.path).as_posix()
-        raise NotInRoom(
+        raise OutsideFolder(
             f"{offer.folder[:200]!a} does not lie in a folder that this worker was given for checkpoints; write them"
             " into the folder that training.checkpoint() yields"
         )

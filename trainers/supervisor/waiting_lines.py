@@ -22,19 +22,19 @@ class WaitingLines:
         self._texts.append((stream, text))
         self.size_bytes += _size_of(text)
 
-    def take(self, room: int) -> list[channel.Message]:
+    def take(self, limit_bytes: int) -> list[channel.Message]:
         """The oldest lines of about so many bytes, at least one, as messages; they are forgotten here."""
         taken: list[tuple[str, str]] = []
-        while self._texts and room > 0:
+        while self._texts and limit_bytes > 0:
             stream, text = self._texts.popleft()
-            # Characters are bytes, or fewer: the text ends with the line in which the room does.
-            cut = text.find("\n", room)
+            # Characters are bytes, or fewer: the text ends with the line in which the limit is reached.
+            cut = text.find("\n", limit_bytes)
             if cut >= 0:
                 self._texts.appendleft((stream, text[cut + 1 :]))
                 text = text[:cut]
             taken.append((stream, text))
             size = _size_of(text)
-            room -= size
+            limit_bytes -= size
             self.size_bytes -= size
         return [
             {"type": "log", "stream": stream, "text": "\n".join(text for _, text in texts)}

@@ -17,12 +17,12 @@ import pytest
 
 from tests.attempt_plans import plan_of
 from trainers.checkpoints.catalog import Catalog
+from trainers.confined_folders import MAX_DEPTH, ConfinedFolder
 from trainers.driver.account import Account
 from trainers.driver.outputs import Outputs
 from trainers.outputs.catalog import OutputsCatalog
 from trainers.outputs.manifest import Changes, End, OutputFile, merge, without_clashes
 from trainers.outputs.versions import Kept, Version, from_json, to_json
-from trainers.rooms import MAX_DEPTH, Room
 from trainers.storage import Storage, StorageError
 from trainers.supervisor.collecting import MAX_FILES, Collecting
 from trainers.supervisor.environment import Place
@@ -1008,8 +1008,8 @@ def test_a_file_that_grows_while_it_is_read_is_not_copied(
         def __exit__(self, *_: object) -> None:
             self.opened.close()
 
-    open_file = Room.open_file
-    monkeypatch.setattr(Room, "open_file", lambda room, name: Growing(open_file(room, name)))
+    open_file = ConfinedFolder.open_file
+    monkeypatch.setattr(ConfinedFolder, "open_file", lambda folder, name: Growing(open_file(folder, name)))
     worker.collecting.finish(end="clean")
     assert copied == []
     assert worker.written == []

@@ -16,9 +16,9 @@ import pytest
 import ray
 
 from trainers.checkpoints.catalog import Catalog
+from trainers.confined_folders import ConfinedFolder
 from trainers.driver import relay as module
 from trainers.driver.relay import Relay
-from trainers.rooms import Room
 from trainers.storage import Storage, StorageError
 from trainers.supervisor import parcels
 from trainers.supervisor.code import sweep_folders
@@ -249,10 +249,15 @@ def test_a_worker_sends_all_its_files_in_pieces(
     monkeypatch.setattr(parcels, "ray", SimpleNamespace(get=get, exceptions=ray.exceptions))
     monkeypatch.setattr(parcels, "CHUNK_BYTES", 4)
     whole = Parcel(
-        rank=0, step=7, attempt=1, generation=2, size_bytes=parcels.size_of(Room(source)), asked=False
+        rank=0,
+        step=7,
+        attempt=1,
+        generation=2,
+        size_bytes=parcels.size_of(ConfinedFolder(source)),
+        asked=False,
     )
     assert whole.size_bytes == 10
-    assert parcels.send(driver, whole, Room(source))
+    assert parcels.send(driver, whole, ConfinedFolder(source))
     loop.run_until_complete(stage.relay.finish())
     loop.close()
     assert stage.stored() == {"long": "0123456789", "empty": ""}

@@ -448,7 +448,7 @@ import signal, sys, threading
 from pathlib import Path
 from trainers.supervisor.child import Child
 from trainers.supervisor.memory_watch import MemoryWatch
-from trainers.supervisor.snapshots import snapshot_room
+from trainers.supervisor.snapshots import snapshot_space
 from trainers.supervisor import memory_watch, snapshots
 
 snapshots._MEMORY = Path(sys.argv[1])
@@ -458,8 +458,8 @@ def write(record, names, write=memory_watch.write_record):
     print("recorded", flush=True)
 
 memory_watch.write_record = write
-with snapshot_room("att_1-1-0-1", 1) as room:
-    watch = MemoryWatch(room.memory, room.own, room.record, 1 << 30, print)
+with snapshot_space("att_1-1-0-1", 1) as space:
+    watch = MemoryWatch(space.memory, space.own, space.record, 1 << 30, print)
     code = f"import signal; f = open('{sys.argv[1]}/a', 'wb'); f.write(b'x'); f.flush(); signal.pause()"
     child = Child(
         [sys.executable, "-c", code], folder=Path("/"), environment={}, line_bytes=100, grace_s=1.0,
