@@ -42,7 +42,7 @@ def parts_of(name: str) -> tuple[str, ...]:
 
 
 class ConfinedFolder:
-    """One open folder.  Names are relative POSIX paths below it; every method raises OutsideFolder and other OSErrors."""
+    """One open folder.  Names are relative POSIX paths below it; methods raise OutsideFolder and other OSErrors."""
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
         """Open the folder `path`, which must not be a link itself, or take over its open descriptor."""

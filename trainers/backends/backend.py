@@ -10,7 +10,7 @@ from typing import ClassVar
 from remora.commands.launchers import unwrap
 from trainers.checkpoints.manifest import Manifest
 from trainers.plan import AttemptPlan
-from trainers.supervisor.environment import Place
+from trainers.worker_identity import WorkerIdentity
 
 
 class BackendUnusable(Exception):
@@ -22,7 +22,7 @@ class Start:
     """One worker's command, about to be started."""
 
     plan: AttemptPlan
-    place: Place
+    identity: WorkerIdentity
     #: The unpacked code bundle; the command's working directory, shared by the workers of a node.
     code: Path
     #: A folder of all workers of this worker group on this node, gone with the last of them.
@@ -62,8 +62,8 @@ class Backend:
     message.
     """
 
-    #: True when every worker needs an address of its own (`Place.peers`) and the key of the worker group.  Such
-    #: workers are wired together at their start: their worker group never changes in place.
+    #: True when every worker needs an address of its own (`WorkerIdentity.peers`) and the worker group's key.  Such
+    #: workers are connected when they start: their worker group never changes in place.
     needs_ports: ClassVar[bool] = False
 
     def prepare(self, start: Start) -> None:
@@ -75,7 +75,7 @@ class Backend:
 
     def command(self, start: Start) -> list[str]:
         """Argument list of this rank's process, run without a shell: what a launcher in it would start.  Pure."""
-        return unwrap(start.plan.command).for_worker(start.place.local_rank)
+        return unwrap(start.plan.command).for_worker(start.identity.local_rank)
 
     def companion(self, start: Start) -> Companion | None:  # noqa: ARG002 - for those who override it
         """What shall stand beside this rank's process, if anything.  Pure."""

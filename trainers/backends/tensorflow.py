@@ -18,8 +18,8 @@ class TensorFlow(Backend):
 
     def variables(self, start: Start) -> dict[str, str]:
         """The cluster, and which of its tasks this worker is."""
-        place = start.place
-        cluster = {"worker": list(place.peers)}
+        identity = start.identity
+        cluster = {"worker": list(identity.peers)}
         return {
-            "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": place.rank}})
+            "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": identity.rank}})
         }

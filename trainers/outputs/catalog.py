@@ -20,7 +20,7 @@ from trainers.outputs.manifest import (
 )
 from trainers.outputs.versions import Kept, from_json, to_json
 from trainers.storage import NotReadable, Storage, StorageError
-from trainers.supervisor.environment import Place
+from trainers.worker_identity import WorkerIdentity
 
 #: Bytes read at once.
 _CHUNK = 1 << 20
@@ -46,7 +46,12 @@ class OutputsCatalog:
         return self._storage.location(self._folder)
 
     def put(
-        self, folder: ConfinedFolder, path: str, name: str, place: Place, before: OutputFile | None = None
+        self,
+        folder: ConfinedFolder,
+        path: str,
+        name: str,
+        identity: WorkerIdentity,
+        before: OutputFile | None = None,
     ) -> OutputFile | None:
         """Store the file `path` of a folder as `name`; None when it was written to, or went, meanwhile.
 
@@ -55,7 +60,7 @@ class OutputsCatalog:
         version, file = uuid.uuid4().hex, None
         try:
             with folder.open_file(path) as opened:
-                file = self._copy(opened, f"{version}/{name}", place, before)
+                file = self._copy(opened, f"{version}/{name}", identity, before)
         except (FileNotFoundError, NotADirectoryError, OutsideFolder):
             return None
         finally:
@@ -66,7 +71,7 @@ class OutputsCatalog:
         return file
 
     def _copy(
-        self, opened: IO[bytes], stored: str, place: Place, before: OutputFile | None
+        self, opened: IO[bytes], stored: str, identity: WorkerIdentity, before: OutputFile | None
     ) -> OutputFile | None:
         status = os.fstat(opened.fileno())
         digest, is_grown = _digest(opened, status.st_size, before)
@@ -80,9 +85,9 @@ class OutputsCatalog:
             size_bytes=status.st_size,
             sha256=digest,
             stored=stored,
-            rank=place.rank,
-            attempt=place.attempt,
-            generation=place.generation,
+            rank=identity.rank,
+            attempt=identity.attempt,
+            generation=identity.generation,
             is_grown=is_grown,
         )
 

@@ -17,7 +17,7 @@ from trainers.confined_folders import MAX_DEPTH, ConfinedFolder
 from trainers.outputs.catalog import OutputsCatalog, OutputsDamaged
 from trainers.outputs.manifest import Changes, End, OutputFile, folders_of, is_log, output_of
 from trainers.storage import StorageError
-from trainers.supervisor.environment import Place
+from trainers.worker_identity import WorkerIdentity
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Collecting:
         self,
         folder: Path,
         catalog: OutputsCatalog,
-        place: Callable[[], Place],
+        identity: Callable[[], WorkerIdentity],
         tell: Callable[[Changes], None],
         complain: Callable[[str], None],
         *,
@@ -65,7 +65,7 @@ class Collecting:
         """
         self.folder = folder
         self._catalog = catalog
-        self._place = place
+        self._identity = identity
         self._tell = tell
         self._complain = complain
         self._outputs = outputs
@@ -191,7 +191,7 @@ class Collecting:
             if self._unstored:
                 time.sleep(pause_s)
                 self._look(settled_s)
-        self._tell(self._changes(self._place(), end=end, unstored=tuple(sorted(self._unstored))))
+        self._tell(self._changes(self._identity(), end=end, unstored=tuple(sorted(self._unstored))))
 
     def _watch(self) -> None:
         pause_s = _EVERY_S
@@ -217,7 +217,7 @@ class Collecting:
 
     def _collect(self, settled_s: float, number: int) -> None:
         """Store files that changed and were left alone for so many seconds, and tell."""
-        place, now = self._place(), time.monotonic()
+        identity, now = self._identity(), time.monotonic()
         found = self._files()
         self._compare({name: trace for name, _, trace in found}, now)
         fresh = [file for file in found if self._known.get(file[0]) != file[2]]
@@ -231,7 +231,7 @@ class Collecting:
         self._excess_bytes = size if fresh and self._most_bytes is not None and size > self._most_bytes else 0
         if self._excess_bytes:
             busy.update(output_of(name, self._outputs) for name, _, _ in fresh)
-        written = self._store(fresh, busy, place, now, is_last=not settled_s or self._ended_at is not None)
+        written = self._store(fresh, busy, identity, now, is_last=not settled_s or self._ended_at is not None)
         # Not seen is not gone: the walk may have been cut, or a folder not readable for a moment.
         removed = tuple(sorted(name for name in self._known if _is_gone(self._path(name))))
         folders = sorted({folder for name in removed for folder in folders_of(name)})
@@ -240,7 +240,7 @@ class Collecting:
             self._known.pop(name, None)
         self._busy = frozenset(busy)
         told = self._changes(
-            place, written=tuple(written), removed=removed, removed_folders=gone, number=number
+            identity, written=tuple(written), removed=removed, removed_folders=gone, number=number
         )
         if written or removed or number or self._turns:
             self._tell(told)
@@ -281,7 +281,7 @@ class Collecting:
         self,
         fresh: list[tuple[str, Path, _Trace]],
         busy: set[str],
-        place: Place,
+        identity: WorkerIdentity,
         now: float,
         *,
         is_last: bool,
@@ -300,7 +300,7 @@ class Collecting:
                 continue
             left -= trace[1]
             try:
-                file = self._put(name, path, place)
+                file = self._put(name, path, identity)
             except (StorageError, OSError) as error:
                 self._complain_once(f"the output {name} could not be stored: {error}")
                 self._unstored.add(name)
@@ -314,16 +314,16 @@ class Collecting:
                 busy.add(output)
         return written
 
-    def _put(self, name: str, path: Path, place: Place) -> OutputFile | None:
+    def _put(self, name: str, path: Path, identity: WorkerIdentity) -> OutputFile | None:
         root = self.folder if self._code is None or name not in self._paths else self._code
         with ConfinedFolder(root) as opened:
             relative = path.relative_to(root).as_posix()
-            return self._catalog.put(opened, relative, name, place, self._held.get(name))
+            return self._catalog.put(opened, relative, name, identity, self._held.get(name))
 
-    def _changes(self, place: Place, *, number: int | None = None, **names: Any) -> Changes:
+    def _changes(self, identity: WorkerIdentity, *, number: int | None = None, **names: Any) -> Changes:
         return Changes(
-            rank=place.rank,
-            group=(place.attempt, place.generation),
+            rank=identity.rank,
+            group=(identity.attempt, identity.generation),
             round=self._round if number is None else number,
             turns=dict(self._turns),
             busy=self._busy,

@@ -35,20 +35,20 @@ from trainers.supervisor.child import Child
 from trainers.supervisor.code import shared_folder
 from trainers.supervisor.collecting import Collecting
 from trainers.supervisor.companion import Beside
-from trainers.supervisor.environment import Place
 from trainers.supervisor.fork_server_client import node_fork_server
 from trainers.supervisor.leftovers import sweep_node
 from trainers.supervisor.links import first_of_node, link_outputs, own_outputs, unlinked
 from trainers.supervisor.memory_watch import MemoryWatch
 from trainers.supervisor.outbox import Outbox
-from trainers.supervisor.parcels import Parcel, send, size_of
 from trainers.supervisor.reporting import Reporting
+from trainers.supervisor.shard_transfer import CheckpointShard, send, size_of
 from trainers.supervisor.snapshots import SnapshotSpace, most_bytes, snapshot_space
 from trainers.supervisor.stacks import stacks_below
 from trainers.supervisor.start import prepare_start, told_by
 from trainers.supervisor.taking import MAX_UNDER_WAY, Offer, Taken, Takes, Taking
 from trainers.supervisor.temporary import temporary_folder
 from trainers.supervisor.window import WriteSpeed, fits
+from trainers.worker_identity import WorkerIdentity
 
 #: What a script may tell the driver; `checkpoint` is for the supervisor, and all else it does not know.
 _FOR_DRIVER = frozenset(
@@ -91,7 +91,7 @@ class Assignment:
     """What one supervisor is to run."""
 
     plan: AttemptPlan
-    place: Place
+    identity: WorkerIdentity
     #: Handle of the driver actor.
     driver: Any
     #: Checkpoint to resume from.
@@ -148,11 +148,13 @@ class Supervisor:
 
     def __init__(self, assignment: Assignment) -> None:
         self._plan = assignment.plan
-        self._place = assignment.place
+        self._identity = assignment.identity
         self._resume = assignment.resume
         self._is_joining = assignment.is_joining
         self._slot = assignment.slot
-        self._outbox = Outbox(assignment.driver, assignment.place.generation, assignment.slot, self._cut_off)
+        self._outbox = Outbox(
+            assignment.driver, assignment.identity.generation, assignment.slot, self._cut_off
+        )
         self._reporting = Reporting()
         self._backend = backend_of(assignment.plan.backend)
         self._child: Child | None = None
@@ -194,25 +196,25 @@ class Supervisor:
             raise ChildFailed(str(error)) from error
 
     def _run(self) -> None:
-        place = self._place
+        identity = self._identity
         sweep_node()
-        name = f"{place.attempt_id}-{place.generation}"
+        name = f"{identity.attempt_id}-{identity.generation}"
         if self._is_joining:
             # Its ranks are dealt later: until then they may be those of a worker that runs on this node in this group.
             name += f"-{self._slot}"
-        own = f"{name}-{place.rank}-{os.getpid()}"
+        own = f"{name}-{identity.rank}-{os.getpid()}"
         with (
             temporary_folder(
-                place.attempt_id, lambda text: self._outbox.put_lines("remora", text)
+                identity.attempt_id, lambda text: self._outbox.put_lines("remora", text)
             ) as temporary,
             shared_folder(name) as folder,
-            snapshot_space(own, place.local_world_size) as self._snapshots,
+            snapshot_space(own, identity.local_world_size) as self._snapshots,
         ):
             try:
-                collecting = self._fill_outputs(own_outputs(folder, place))
+                collecting = self._fill_outputs(own_outputs(folder, identity))
                 start = prepare_start(
                     self._plan,
-                    place,
+                    identity,
                     folder,
                     resume=self._resume,
                     outputs=collecting.folder,
@@ -307,11 +309,11 @@ class Supervisor:
 
     def _regroup(self, message: channel.Message) -> None:
         """The worker group changed in place: another number, another rank, another rendezvous."""
-        names = [field.name for field in dataclasses.fields(Place)]
+        names = [field.name for field in dataclasses.fields(WorkerIdentity)]
         changed = {name: message[name] for name in names if name in message}
-        self._place = dataclasses.replace(self._place, **changed)
+        self._identity = dataclasses.replace(self._identity, **changed)
         self._stop_is_near = False
-        self._outbox.generation = self._place.generation
+        self._outbox.generation = self._identity.generation
 
     def _wait(self, child: Child, start: Start) -> dict[str, object]:
         """Wait for the end of the command, and of its companion when both end well; returns how the command ended.
@@ -361,21 +363,21 @@ class Supervisor:
         child.stop(at_once=True)
 
     def _start(self, start: Start, folder: Path, collecting: Collecting) -> Child:
-        plan, place = self._plan, self._place
-        staging = folder / f"staging-{place.rank}"
+        plan, identity = self._plan, self._identity
+        staging = folder / f"staging-{identity.rank}"
         staging.mkdir()
         self._taking = Taking(start.scratch, staging, self._snapshots)
-        link_outputs(start.code, folder, place, plan.output_paths, is_joining=self._is_joining)
+        link_outputs(start.code, folder, identity, plan.output_paths, is_joining=self._is_joining)
         if plan.output_files:
             with first_of_node(folder, "files") as is_first:
-                leads = self._is_joining or place.local_rank == 0
+                leads = self._is_joining or identity.local_rank == 0
                 collecting.place_files(start.code, is_first=is_first, collects=leads)
         if (space := self._snapshots) is not None:
             most = plan.max_shm_bytes or most_bytes(space.memory)
             self._watch = MemoryWatch(
                 space.memory, space.own, space.record, most, lambda size: self._end_for(size, most)
             )
-        told = told_by(place)
+        told = told_by(identity)
         command = [fill(word, told, str(collecting.folder)) for word in self._backend.command(start)]
         companion = self._backend.companion(start)
         if companion is not None:
@@ -428,7 +430,7 @@ class Supervisor:
         collecting = Collecting(
             folder,
             catalog,
-            lambda: self._place,
+            lambda: self._identity,
             tell,
             lambda text: self._outbox.put_lines("remora", text),
             outputs=self._plan.outputs,
@@ -444,15 +446,15 @@ class Supervisor:
         if message["type"] == "abandoned":
             # The other ranks may have made theirs, and count it.
             with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
-                self._takes.count(int(message["step"]), self._place.generation)
+                self._takes.count(int(message["step"]), self._identity.generation)
         if message["type"] in _FOR_DRIVER:
-            if self._reporting.is_needed(message, self._place, time.monotonic()):
+            if self._reporting.is_needed(message, self._identity, time.monotonic()):
                 self._outbox.put(message)
         elif message["type"] == "refused":
             self._refusal = str(message.get("message", ""))[:1000]
         elif message["type"] == "checkpoint":
             try:
-                offer = Offer.told_by(message, self._place.generation)
+                offer = Offer.told_by(message, self._identity.generation)
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 self._outbox.put_lines("remora", f"a checkpoint message was not understood: {error!r}"[:400])
             else:
@@ -462,7 +464,7 @@ class Supervisor:
         """Take a rank's files of a checkpoint, and let the script go on unless its planned end comes."""
         assert self._taking is not None
         # Written by the group that it names, which may have changed in place meanwhile: then it is nobody's.
-        place = dataclasses.replace(self._place, generation=offer.generation)
+        identity = dataclasses.replace(self._identity, generation=offer.generation)
         number = self._takes.count(offer.step, offer.generation)
         self._uploads = [upload for upload in self._uploads if upload.is_alive()]
         try:
@@ -474,7 +476,7 @@ class Supervisor:
             self._outbox.put_lines("remora", why[:1000])
             self._outbox.put({"type": "abandoned", "step": offer.step})
         else:
-            upload = threading.Thread(target=self._upload, args=(taken, offer, place, number))
+            upload = threading.Thread(target=self._upload, args=(taken, offer, identity, number))
             self._uploads.append(upload)
             upload.start()
         with self._lock:
@@ -482,7 +484,7 @@ class Supervisor:
                 park = offer.asked and self._stop_is_near
                 self._child.send({"type": "taken", "step": offer.step, "park": park})
 
-    def _upload(self, taken: Taken, offer: Offer, place: Place, number: int) -> None:
+    def _upload(self, taken: Taken, offer: Offer, identity: WorkerIdentity, number: int) -> None:
         """Bring files to the storage, or off this machine where the storage would not have them in time."""
         try:
             size = size_of(taken.folder)
@@ -490,39 +492,37 @@ class Supervisor:
                 now = time.monotonic()
                 speed, ahead = self._speed.bytes_per_s(now), self._speed.waiting_bytes
                 in_time = fits(size + ahead, speed, self._deadline_at, now)
-            parcel = Parcel(
-                rank=place.rank,
+            shard = CheckpointShard(
+                rank=identity.rank,
                 step=offer.step,
-                attempt=place.attempt,
-                generation=place.generation,
+                attempt=identity.attempt,
+                generation=identity.generation,
                 size_bytes=size,
                 asked=offer.asked,
                 take=number,
             )
-            if in_time or not send(self._driver, parcel, taken.folder):
-                self._store(taken.folder, parcel)
+            if in_time or not send(self._driver, shard, taken.folder):
+                self._store(taken.folder, shard)
         except OSError as error:
             self._tell_unstored(offer.step, error)
         finally:
             taken.discard()
 
-    def _store(self, folder: ConfinedFolder, parcel: Parcel) -> None:
+    def _store(self, folder: ConfinedFolder, shard: CheckpointShard) -> None:
         with self._lock:
-            write = self._speed.begin(parcel.size_bytes, time.monotonic())
+            write = self._speed.begin(shard.size_bytes, time.monotonic())
         try:
             catalog = Catalog(Storage(self._plan.checkpoint_url), self._plan.job_id)
-            files = catalog.put(
-                folder, parcel.step, parcel.attempt, parcel.generation, parcel.rank, parcel.take
-            )
+            files = catalog.put(folder, shard.step, shard.attempt, shard.generation, shard.rank, shard.take)
         except (StorageError, OSError) as error:
             with self._lock:
                 self._speed.drop(write)
-            self._tell_unstored(parcel.step, error)
+            self._tell_unstored(shard.step, error)
             return
         with self._lock:
             self._speed.end(write, time.monotonic())
-        shard = {"type": "shard", "step": parcel.step, "files": files, "asked": parcel.asked}
-        self._outbox.put({**shard, "generation": parcel.generation, "take": parcel.take})
+        message = {"type": "shard", "step": shard.step, "files": files, "asked": shard.asked}
+        self._outbox.put({**message, "generation": shard.generation, "take": shard.take})
 
     def _tell_unstored(self, step: int, error: Exception) -> None:
         self._outbox.put_lines("remora", f"the checkpoint of step {step} could not be stored: {error}"[:1000])

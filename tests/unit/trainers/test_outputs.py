@@ -25,9 +25,9 @@ from trainers.outputs.manifest import Changes, End, OutputFile, merge, without_c
 from trainers.outputs.versions import Kept, Version, from_json, to_json
 from trainers.storage import Storage, StorageError
 from trainers.supervisor.collecting import MAX_FILES, Collecting
-from trainers.supervisor.environment import Place
+from trainers.worker_identity import WorkerIdentity
 
-PLACE = Place(
+IDENTITY = WorkerIdentity(
     job_id="job_1", attempt_id="att_1", attempt=1, generation=1, rank=0, world_size=2, local_rank=0,
     local_world_size=2, node_rank=0, num_nodes=1, master_addr="127.0.0.1", master_port=1,
 )  # fmt: skip
@@ -110,9 +110,9 @@ def test_a_manifest_from_before_outputs_had_versions_is_read() -> None:
 
 def test_a_manifest_of_which_a_bit_has_changed_or_that_leads_elsewhere_is_refused() -> None:
     content = to_json("job_1", 1, 2.0, Kept(newest=Version(number=1, files={"a": version("a", 0)})))
-    for place in range(len(content)):
+    for position in range(len(content)):
         flipped = bytearray(content)
-        flipped[place] ^= 1
+        flipped[position] ^= 1
         with pytest.raises(ValueError, match="not a manifest of outputs"):
             from_json(bytes(flipped))
     for name, stored in (("../a", "u/a"), ("a", "/etc/passwd")):
@@ -136,11 +136,11 @@ class Worker:
         self.complaints: list[str] = []
         self.catalog = OutputsCatalog(Storage(tmp_path / "storage"), "job_1")
         self.folder = tmp_path / f"outputs-{rank}-{len(files or {})}"
-        place = replace(PLACE, rank=rank)
+        identity = replace(IDENTITY, rank=rank)
         self.collecting = Collecting(
             self.folder,
             self.catalog,
-            lambda: place,
+            lambda: identity,
             self.all_told.append,
             self.complaints.append,
             outputs=("model", *(paths or {}).values()),

@@ -21,13 +21,13 @@ from tests.unit.trainers.test_child import is_gone, wait_until_gone
 from trainers.checkpoints.catalog import Catalog
 from trainers.supervisor import supervisor as module
 from trainers.supervisor.code import shared_folder
-from trainers.supervisor.environment import Place
 from trainers.supervisor.fork_server_client import ForkServer
 from trainers.supervisor.leftovers import sweep_node
 from trainers.supervisor.links import first_of_node, link_outputs
 from trainers.supervisor.memory_files import write_record
 from trainers.supervisor.outbox import Outbox
 from trainers.supervisor.supervisor import ChildFailed, PlannedStop, Supervisor
+from trainers.worker_identity import WorkerIdentity
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def test_files_of_a_group_that_was_followed_do_not_become_those_of_the_next_one(
         "with training.hand_over(7, generation=1) as folder: (folder / 'part').write_text('x')"
     )
     stage.driver.wait_for("report")
-    place = dict.fromkeys(("rank", "local_rank", "node_rank"), 0) | dict.fromkeys(
+    numbers = dict.fromkeys(("rank", "local_rank", "node_rank"), 0) | dict.fromkeys(
         ("world_size", "local_world_size"), 1
     )
     running.instruct(
@@ -222,7 +222,7 @@ def test_files_of_a_group_that_was_followed_do_not_become_those_of_the_next_one(
             "num_nodes": 1,
             "master_addr": "127.0.0.1",
             "master_port": 1,
-            **place,
+            **numbers,
         }
     )
     assert stage.driver.wait_for("shard")["generation"] == 1
@@ -600,13 +600,13 @@ def test_a_link_in_the_place_of_a_lock_empties_nothing(tmp_path: Path, lock: str
     canary.write_text("precious")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / lock).symlink_to(canary)
-    place = Place(
+    identity = WorkerIdentity(
         job_id="job_1", attempt_id="att_1", attempt=1, generation=1, rank=1, world_size=2, local_rank=1,
         local_world_size=2, node_rank=0, num_nodes=1, master_addr="127.0.0.1", master_port=29500,
     )  # fmt: skip
 
     def both() -> None:
-        link_outputs(tmp_path, tmp_path / "folder", place, {}, is_joining=False)
+        link_outputs(tmp_path, tmp_path / "folder", identity, {}, is_joining=False)
         with first_of_node(tmp_path / "folder", "files"):
             pass
 

@@ -38,13 +38,13 @@ class Mpi(Backend):
     def prepare(self, start: Start) -> None:
         """Check that MPI is on this node, and make the pipes through which the rank gets its place."""
         path = start.environment.get("PATH")
-        program = "mpirun" if start.place.rank == 0 else "orted"
+        program = "mpirun" if start.identity.rank == 0 else "orted"
         if _is_lead(start) and shutil.which(program, path=path) is None:
             raise BackendUnusable(
                 f"this node has no {program} in its PATH; install Open MPI 4 on the nodes (Debian: openmpi-bin),"
                 " or write a PATH that has it into environment.variables"
             )
-        make_pipes(str(start.shared), start.place.rank)
+        make_pipes(str(start.shared), start.identity.rank)
 
     def variables(self, start: Start) -> dict[str, str]:
         """Where the rank finds its place, and settings of Open MPI that the job's own variables may override."""
@@ -59,30 +59,30 @@ class Mpi(Backend):
         command = super().command(start)
         if shutil.which(command[0], path=start.environment.get("PATH")) is None and "/" not in command[0]:
             raise BackendUnusable(f"{command[0]}: No such file or directory")
-        return [*_PYTHON, str(_HERE / "rank.py"), "take", str(start.place.rank), *command]
+        return [*_PYTHON, str(_HERE / "rank.py"), "take", str(start.identity.rank), *command]
 
     def companion(self, start: Start) -> Companion | None:
         """On the node of rank 0 mpirun; on every other node the door through which mpirun reaches it."""
-        place = start.place
+        identity = start.identity
         if not _is_lead(start):
             return None
-        if place.rank == 0:
+        if identity.rank == 0:
             hosts = start.shared / "mpi-hosts"
-            hosts.write_text("".join(f"{host}\n" for host in _hosts(place.peers)))
-            mpirun = ["mpirun", "--hostfile", str(hosts), "--map-by", "seq", "-n", str(place.world_size)]
-            doors = {"REMORA_MPI_DOORS": json.dumps({"doors": _doors(place.peers), "key": place.key})}
+            hosts.write_text("".join(f"{host}\n" for host in _hosts(identity.peers)))
+            mpirun = ["mpirun", "--hostfile", str(hosts), "--map-by", "seq", "-n", str(identity.world_size)]
+            doors = {"REMORA_MPI_DOORS": json.dumps({"doors": _doors(identity.peers), "key": identity.key})}
             return Companion(
                 command=[*mpirun, *_PYTHON, str(_HERE / "rank.py"), "give"],
                 environment={**_without_ranks(start), **doors},
             )
         return Companion(
-            command=[*_PYTHON, str(_HERE / "door.py"), *place.peers[place.rank].rsplit(":", 1)],
-            environment={**_without_ranks(start), "REMORA_MPI_KEY": place.key},
+            command=[*_PYTHON, str(_HERE / "door.py"), *identity.peers[identity.rank].rsplit(":", 1)],
+            environment={**_without_ranks(start), "REMORA_MPI_KEY": identity.key},
         )
 
     def has_started(self, start: Start) -> bool:
         """True once the rank has its place."""
-        return not Path(place_pipe(str(start.shared), start.place.rank)).exists()
+        return not Path(place_pipe(str(start.shared), start.identity.rank)).exists()
 
     def blame(self, start: Start) -> str | None:
         """The job's own parameters of Open MPI, when mpirun starts a process here without them and none with them."""
@@ -96,7 +96,7 @@ class Mpi(Backend):
 
     def returned(self, start: Start) -> None:
         """Let mpirun count this rank as ended."""
-        tell_over(str(start.shared), start.place.rank)
+        tell_over(str(start.shared), start.identity.rank)
 
 
 def _runs(environment: dict[str, str]) -> bool:
@@ -129,7 +129,7 @@ def _without_ranks(start: Start) -> dict[str, str]:
 
 
 def _is_lead(start: Start) -> bool:
-    return start.place.local_rank == 0
+    return start.identity.local_rank == 0
 
 
 def _hosts(peers: tuple[str, ...]) -> list[str]:
@@ -163,7 +163,7 @@ def _settings(start: Start) -> dict[str, str]:
         # A rank that waits would else keep its supervisor from the CPU.
         "OMPI_MCA_mpi_yield_when_idle": "1",
     }
-    if start.place.peers[0].startswith("127."):
+    if start.identity.peers[0].startswith("127."):
         # By itself Open MPI leaves loopback addresses out.
         settings |= {f"OMPI_MCA_{name}_tcp_if_include": "127.0.0.0/8" for name in ("btl", "oob")}
     return settings

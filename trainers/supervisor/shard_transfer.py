@@ -15,7 +15,7 @@ CHUNK_BYTES, CHUNKS_UNDER_WAY = 8 << 20, 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parcel:
+class CheckpointShard:
     """One worker's files of one checkpoint."""
 
     rank: int
@@ -30,14 +30,14 @@ class Parcel:
 
     @property
     def key(self) -> str:
-        """Its name among the parcels of the attempt."""
+        """Its name among the shards of the attempt."""
         return f"{self.step}-{self.generation}-{self.rank}-{self.take}"
 
 
-def send(driver: Any, parcel: Parcel, folder: ConfinedFolder) -> bool:
+def send(driver: Any, shard: CheckpointShard, folder: ConfinedFolder) -> bool:
     """Send every file of `folder` to the driver actor; False when it has no room or does not get them all."""
     try:
-        if not ray.get(driver.relay_offer.remote(parcel)):
+        if not ray.get(driver.relay_offer.remote(shard)):
             return False
         under_way: deque[Any] = deque()
         for name, _ in folder.files():
@@ -45,14 +45,14 @@ def send(driver: Any, parcel: Parcel, folder: ConfinedFolder) -> bool:
             with folder.open_file(name) as file:
                 # An empty file is sent as one empty piece.
                 while (chunk := file.read(CHUNK_BYTES)) or offset == 0:
-                    under_way.append(driver.relay_take.remote(parcel, name, offset, chunk))
+                    under_way.append(driver.relay_take.remote(shard, name, offset, chunk))
                     offset += len(chunk)
                     if len(under_way) >= CHUNKS_UNDER_WAY:
                         ray.get(under_way.popleft())
                     if not chunk:
                         break
         ray.get(list(under_way))
-        return bool(ray.get(driver.relay_seal.remote(parcel)))
+        return bool(ray.get(driver.relay_seal.remote(shard)))
     except (ray.exceptions.RayError, OSError, KeyError, ValueError):
         return False
 
