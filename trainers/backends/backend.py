@@ -40,12 +40,12 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Companion:
-    """A process that stands beside a worker's command, e.g. a launcher of the framework.
+class Sidecar:
+    """A process that runs beside a worker's command on its node, e.g. a launcher of the framework.
 
     It starts before the command, in the same folder, under a keeper of its own; what it prints goes to the log as
     Remora's words.  When the command fails or is stopped it is killed, and when the command returns 0 the worker is
-    over once the companion has ended by itself.  When it fails, the command is ended; and when the command had not
+    over once the sidecar has ended by itself.  When it fails, the command is ended; and when the command had not
     begun (`Backend.has_started`), that is trouble of the machines, which another attempt follows, unless
     `Backend.blame` finds that it is the job's own.
     """
@@ -57,7 +57,7 @@ class Companion:
 class Backend:
     """A framework that needs nothing but what every worker gets; others change what they need.
 
-    The supervisor of each worker calls `prepare`, `variables`, `command` and `companion` in this order, and starts the
+    The supervisor of each worker calls `prepare`, `variables`, `command` and `sidecar` in this order, and starts the
     command then.  Every one of them may raise BackendUnusable, which ends the attempt with `start_failed` and the
     message.
     """
@@ -77,20 +77,20 @@ class Backend:
         """Argument list of this rank's process, run without a shell: what a launcher in it would start.  Pure."""
         return unwrap(start.plan.command).for_worker(start.identity.local_rank)
 
-    def companion(self, start: Start) -> Companion | None:  # noqa: ARG002 - for those who override it
-        """What shall stand beside this rank's process, if anything.  Pure."""
+    def sidecar(self, start: Start) -> Sidecar | None:  # noqa: ARG002 - for those who override it
+        """The sidecar of this rank's process, if it needs one.  Pure."""
         return None
 
     def has_started(self, start: Start) -> bool:  # noqa: ARG002 - for those who override it
-        """False while the command waits for its companion; looked at when the companion fails."""
+        """False while the command waits for its sidecar; looked at when the sidecar fails."""
         return True
 
     def blame(self, start: Start) -> str | None:  # noqa: ARG002 - for those who override it
-        """What of the job keeps its companion from starting, in one sentence; None where nothing shows that it does.
+        """What of the job keeps its sidecar from starting, in one sentence; None where nothing shows that it does.
 
-        Asked when the companion failed before the command began; may try things out for some seconds.
+        Asked when the sidecar failed before the command began; may try things out for some seconds.
         """
         return None
 
     def returned(self, start: Start) -> None:
-        """Act on the command's exit code 0, before its companion is waited for."""
+        """Act on the command's exit code 0, before its sidecar is waited for."""

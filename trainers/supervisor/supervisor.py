@@ -34,7 +34,7 @@ from trainers.storage import Storage, StorageError
 from trainers.supervisor.child import Child
 from trainers.supervisor.code import shared_folder
 from trainers.supervisor.collecting import Collecting
-from trainers.supervisor.companion import Beside
+from trainers.supervisor.sidecar import RunningSidecar
 from trainers.supervisor.fork_server_client import node_fork_server
 from trainers.supervisor.leftovers import sweep_node
 from trainers.supervisor.links import first_of_node, link_outputs, own_outputs, unlinked
@@ -78,8 +78,8 @@ class CommandUnusable(Exception):
     """The command cannot be handed to the operating system as it is."""
 
 
-class CompanionFailed(Exception):
-    """What stands beside the command failed before the command had begun; the message says how."""
+class SidecarFailed(Exception):
+    """The sidecar failed before the command had begun; the message says how."""
 
 
 class ChildFailed(Exception):
@@ -158,8 +158,8 @@ class Supervisor:
         self._reporting = Reporting()
         self._backend = backend_of(assignment.plan.backend)
         self._child: Child | None = None
-        self._companion: Beside | None = None
-        self._companion_failure: str | None = None
+        self._sidecar: RunningSidecar | None = None
+        self._sidecar_failure: str | None = None
         #: True once the command is over, or will not be started.
         self._is_over = False
         self._stop_requested = False
@@ -235,15 +235,15 @@ class Supervisor:
             finally:
                 if self._watch is not None:
                     self._watch.close()
-                if self._companion is not None:
-                    self._companion.end()
+                if self._sidecar is not None:
+                    self._sidecar.end()
                 if self._taking is not None:
                     self._taking.close()
 
     def _conclude(self, child: Child, start: Start) -> None:
         try:
             status = self._wait(child, start)
-        except CompanionFailed as error:
+        except SidecarFailed as error:
             blame = self._backend.blame(start)
             if blame is None:
                 # A port that is taken, a node that went.
@@ -286,8 +286,8 @@ class Supervisor:
             if child is not None and kind != "stop":
                 # Under the lock, so that a `taken` decided before a `release` cannot overtake it.
                 child.send(message)
-            if self._companion is not None and kind == "stop" and self._is_over:
-                self._companion.stop()
+            if self._sidecar is not None and kind == "stop" and self._is_over:
+                self._sidecar.stop()
         if kind == "stop":
             self._outbox.hurry()
         if child is not None and kind == "stop":
@@ -316,9 +316,9 @@ class Supervisor:
         self._outbox.generation = self._identity.generation
 
     def _wait(self, child: Child, start: Start) -> dict[str, object]:
-        """Wait for the end of the command, and of its companion when both end well; returns how the command ended.
+        """Wait for the end of the command, and of its sidecar when both end well; returns how the command ended.
 
-        Raises CompanionFailed.
+        Raises SidecarFailed.
         """
         status = child.wait()
         if self._watch is not None:
@@ -332,18 +332,18 @@ class Supervisor:
             is_well = status.get("exit_code") == 0 and not was_stopped
         if is_well:
             self._backend.returned(start)
-            if self._companion is not None:
-                self._companion.finish()
-        failure = None if was_stopped else self._companion_failure
+            if self._sidecar is not None:
+                self._sidecar.finish()
+        failure = None if was_stopped else self._sidecar_failure
         if failure is not None and not self._backend.has_started(start):
-            raise CompanionFailed(failure)
+            raise SidecarFailed(failure)
         return status
 
     def _give_up(self, why: str) -> None:
-        """The companion failed; a command that it serves cannot go on."""
+        """The sidecar failed; a command that it serves cannot go on."""
         self._outbox.put_lines("remora", why)
         with self._lock:
-            self._companion_failure = why
+            self._sidecar_failure = why
             child = self._child
         if child is not None:
             child.stop(at_once=True)
@@ -379,10 +379,10 @@ class Supervisor:
             )
         told = told_by(identity)
         command = [fill(word, told, str(collecting.folder)) for word in self._backend.command(start)]
-        companion = self._backend.companion(start)
-        if companion is not None:
-            self._companion = Beside(
-                companion,
+        sidecar = self._backend.sidecar(start)
+        if sidecar is not None:
+            self._sidecar = RunningSidecar(
+                sidecar,
                 folder=start.code,
                 line_bytes=plan.log_line_bytes,
                 on_line=lambda text: self._outbox.put_lines("remora", text),
@@ -409,7 +409,7 @@ class Supervisor:
                 if error.errno != errno.E2BIG:
                     raise
                 raise CommandUnusable("its arguments and environment variables are too long") from error
-            stop_requested = self._stop_requested or self._companion_failure is not None
+            stop_requested = self._stop_requested or self._sidecar_failure is not None
         collecting.start()
         if self._watch is not None:
             self._watch.start(child.processes)
@@ -558,8 +558,8 @@ class Supervisor:
         """The driver is gone: nobody wants this child's work any more."""
         with self._lock:
             self._stop_requested = True
-            child, companion = self._child, self._companion
+            child, sidecar = self._child, self._sidecar
         if child is not None:
             child.stop(at_once=True)
-        if companion is not None:
-            companion.stop()
+        if sidecar is not None:
+            sidecar.stop()

@@ -141,7 +141,7 @@ class Running:
         for one in processes_of(self.plan.attempt_id):
             # The first process of a keeper goes once it has detached itself.
             with contextlib.suppress(psutil.NoSuchProcess):
-                # What stands beside a command has a keeper, but no rank.
+                # A sidecar has a keeper, but no rank.
                 if "keeper.py" in " ".join(one.cmdline()) and "RANK" in one.environ():
                     found[int(one.environ()["RANK"])] = one
         return found

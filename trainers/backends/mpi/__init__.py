@@ -1,6 +1,6 @@
 """MPI: Open MPI's own mpirun inside the worker group, each rank run by its own supervisor, no ssh.
 
-Rank 0's node runs mpirun, every other node a door behind which mpirun's daemon starts; both stand beside the first
+Rank 0's node runs mpirun, every other node a door behind which mpirun's daemon starts; both are sidecars of the first
 worker of their node.  `docs/decisions/0043-mpirun-deals-places.md` says why.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from remora.commands.launchers import unwrap
-from trainers.backends.backend import Backend, BackendUnusable, Companion, Start
+from trainers.backends.backend import Backend, BackendUnusable, Sidecar, Start
 from trainers.backends.mpi.rank import make_pipes, place_pipe, tell_over
 from trainers.supervisor.child import Child
 
@@ -61,7 +61,7 @@ class Mpi(Backend):
             raise BackendUnusable(f"{command[0]}: No such file or directory")
         return [*_PYTHON, str(_HERE / "rank.py"), "take", str(start.identity.rank), *command]
 
-    def companion(self, start: Start) -> Companion | None:
+    def sidecar(self, start: Start) -> Sidecar | None:
         """On the node of rank 0 mpirun; on every other node the door through which mpirun reaches it."""
         identity = start.identity
         if not _is_lead(start):
@@ -71,11 +71,11 @@ class Mpi(Backend):
             hosts.write_text("".join(f"{host}\n" for host in _hosts(identity.peers)))
             mpirun = ["mpirun", "--hostfile", str(hosts), "--map-by", "seq", "-n", str(identity.world_size)]
             doors = {"REMORA_MPI_DOORS": json.dumps({"doors": _doors(identity.peers), "key": identity.key})}
-            return Companion(
+            return Sidecar(
                 command=[*mpirun, *_PYTHON, str(_HERE / "rank.py"), "give"],
                 environment={**_without_ranks(start), **doors},
             )
-        return Companion(
+        return Sidecar(
             command=[*_PYTHON, str(_HERE / "door.py"), *identity.peers[identity.rank].rsplit(":", 1)],
             environment={**_without_ranks(start), "REMORA_MPI_KEY": identity.key},
         )
