@@ -16,7 +16,7 @@ MAY = {
     "trainers/driver/commits.py": "when a checkpoint was committed, for people",
     "trainers/driver/outputs.py": "when outputs were committed, for people",
     "trainers/supervisor/supervisor.py": "deadlines that clouds give, once each",
-    "trainers/supervisor/keeper.py": "how old files are, by the time that the machine wrote on them",
+    "trainers/supervisor/command_shim.py": "how old files are, by the time that the machine wrote on them",
     "trainers/supervisor/collecting.py": "how old files are, by the time that the machine wrote on them",
     "cluster/node/agent/agent.py": "when the cloud takes the machine, as it says it",
     "cluster/node/agent/metadata.py": "the same",

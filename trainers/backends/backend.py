@@ -43,7 +43,7 @@ class Start:
 class Sidecar:
     """A process that runs beside a worker's command on its node, e.g. a launcher of the framework.
 
-    It starts before the command, in the same folder, under a keeper of its own; what it prints goes to the log as
+    It starts before the command, in the same folder, under a shim of its own; what it prints goes to the log as
     Remora's words.  When the command fails or is stopped it is killed, and when the command returns 0 the worker is
     over once the sidecar has ended by itself.  When it fails, the command is ended; and when the command had not
     begun (`Backend.has_started`), that is trouble of the machines, which another attempt follows, unless

@@ -14,7 +14,7 @@ _GRACE_S = 2.0
 
 
 class RunningSidecar:
-    """A running sidecar; `on_failure` is called from a thread, with one sentence, when it fails while the command runs."""
+    """A running sidecar; `on_failure` is called from a thread, with a sentence, if it fails while the command runs."""
 
     def __init__(
         self,

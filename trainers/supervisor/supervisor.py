@@ -34,7 +34,6 @@ from trainers.storage import Storage, StorageError
 from trainers.supervisor.child import Child
 from trainers.supervisor.code import shared_folder
 from trainers.supervisor.collecting import Collecting
-from trainers.supervisor.sidecar import RunningSidecar
 from trainers.supervisor.fork_server_client import node_fork_server
 from trainers.supervisor.leftovers import sweep_node
 from trainers.supervisor.links import first_of_node, link_outputs, own_outputs, unlinked
@@ -42,6 +41,7 @@ from trainers.supervisor.memory_watch import MemoryWatch
 from trainers.supervisor.outbox import Outbox
 from trainers.supervisor.reporting import Reporting
 from trainers.supervisor.shard_transfer import CheckpointShard, send, size_of
+from trainers.supervisor.sidecar import RunningSidecar
 from trainers.supervisor.snapshots import SnapshotSpace, most_bytes, snapshot_space
 from trainers.supervisor.stacks import stacks_below
 from trainers.supervisor.start import prepare_start, told_by

@@ -17,7 +17,7 @@ import pytest
 
 from remora.script import channel
 from trainers.supervisor.child import Child
-from trainers.supervisor.fork_server import ROOM_VARIABLE, SINGLE_THREADED
+from trainers.supervisor.fork_server import PADDING_VARIABLE, SINGLE_THREADED
 from trainers.supervisor.fork_server_client import ForkServer, server_environment
 
 ROOT = Path(__file__).parents[3]
@@ -89,7 +89,7 @@ class Kennel:
         kept = {
             k: v
             for k, v in server_environment(os.environ).items()
-            if k not in (ROOM_VARIABLE, *SINGLE_THREADED)
+            if k not in (PADDING_VARIABLE, *SINGLE_THREADED)
         }
         child = Child(
             list(command),
@@ -278,7 +278,7 @@ while True: signal.pause()
     assert child.wait()["signal"] == 9
 
 
-def test_a_killed_keeper_takes_everything_with_it(kennel: Kennel) -> None:
+def test_a_killed_shim_takes_everything_with_it(kennel: Kennel) -> None:
     child = kennel.python(OUTLIVERS["daemon"] + WAIT_FOR_PID + "print('up', flush=True); time.sleep(600)")
     kennel.heard.wait_for(lambda: ("stdout", "up") in kennel.heard.lines)
     (command,) = [one for one in psutil.Process(child.pid).children() if "-c" in one.cmdline()]
@@ -304,10 +304,10 @@ child.wait()
 """
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    keeper = psutil.Process(int(parent.stdout.readline()))
-    family = [keeper, *keeper.children(recursive=True)]
+    shim = psutil.Process(int(parent.stdout.readline()))
+    family = [shim, *shim.children(recursive=True)]
     daemon = int((tmp_path / "pid").read_text())
-    assert daemon in [one.pid for one in family], "an orphan belongs to the keeper"
+    assert daemon in [one.pid for one in family], "an orphan belongs to the shim"
     parent.kill()
     parent.wait()
     parent.stdout.close()

@@ -44,14 +44,14 @@ os.close(tell)
 os.read(told, 2)
 print("up", flush=True)
 """
-KILLS_ITS_KEEPER = DAEMON + "os.kill(os.getppid(), signal.SIGKILL)\nsignal.pause()\n"
-STOPS_ITS_KEEPER = (
+KILLS_ITS_SHIM = DAEMON + "os.kill(os.getppid(), signal.SIGKILL)\nsignal.pause()\n"
+STOPS_ITS_SHIM = (
     DAEMON + "os.kill(os.getppid(), signal.SIGSTOP)\nprint('stopped', flush=True)\nsignal.pause()\n"
 )
-#: The keeper stands still first: it would end the script as soon as the supervisor is gone, and the script ends with it.
+#: The shim stands still first: it would end the script as soon as the supervisor is gone, and the script ends with it.
 KILLS_EVERYBODY = DAEMON + (
-    "above, keeper = int(os.environ['REMORA_SUPERVISOR']), os.getppid()\nos.kill(keeper, signal.SIGSTOP)\n"
-    "os.kill(above, signal.SIGKILL)\nos.kill(keeper, signal.SIGKILL)\nsignal.pause()\n"
+    "above, shim = int(os.environ['REMORA_SUPERVISOR']), os.getppid()\nos.kill(shim, signal.SIGSTOP)\n"
+    "os.kill(above, signal.SIGKILL)\nos.kill(shim, signal.SIGKILL)\nsignal.pause()\n"
 )
 
 
@@ -106,24 +106,24 @@ def says(kennel: Kennel, word: str) -> None:
     kennel.heard.wait_for(lambda: ("stdout", word) in kennel.heard.lines)
 
 
-def test_a_script_that_kills_its_keeper_leaves_nothing_behind(kennel: Kennel, held: str, mark: str) -> None:
+def test_a_script_that_kills_its_shim_leaves_nothing_behind(kennel: Kennel, held: str, mark: str) -> None:
     del held
-    child = run(kennel, KILLS_ITS_KEEPER, mark)
+    child = run(kennel, KILLS_ITS_SHIM, mark)
     assert child.wait() == {"signal": 9}
     assert ("stdout", "up") in kennel.heard.lines
     assert marked(mark) == []
 
 
-def test_a_script_that_stops_its_keeper_is_ended_all_the_same(kennel: Kennel, held: str, mark: str) -> None:
+def test_a_script_that_stops_its_shim_is_ended_all_the_same(kennel: Kennel, held: str, mark: str) -> None:
     del held
-    child = run(kennel, STOPS_ITS_KEEPER, mark)
+    child = run(kennel, STOPS_ITS_SHIM, mark)
     says(kennel, "stopped")
     child.stop(at_once=True)
     assert child.wait()["signal"] == 9
     assert marked(mark) == []
 
 
-def test_the_outer_of_two_keepers_is_no_way_out_either(
+def test_the_outer_of_two_shims_is_no_way_out_either(
     tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cgroups, "walls", lambda: Walls(folder=None, why_not="this test has none"))
@@ -278,7 +278,7 @@ def test_a_library_that_a_job_preloads_is_loaded_by_its_command_alone(
     assert child.wait() == {"exit_code": 0}
     loaded = canary.with_name("loaded").read_text().splitlines()
     assert len(loaded) == 1, loaded
-    assert "keeper.py" not in loaded[0]
+    assert "command_shim.py" not in loaded[0]
 
 
 HOSTILE = {
@@ -307,7 +307,7 @@ def test_a_jobs_variables_are_seen_by_its_command_and_by_nothing_above_it(
     assert address == hostile["RAY_ADDRESS"]
     seen = psutil.Process(child.pid).environ()
     assert not hostile.items() & seen.items()
-    assert (seen["REMORA_JOB_ID"], seen["RANK"]) == ("job_1", "3"), "by which its keeper is found"
+    assert (seen["REMORA_JOB_ID"], seen["RANK"]) == ("job_1", "3"), "by which its shim is found"
     if "PYTHONPATH" in hostile:
         assert (tmp_path / "imported").read_text().split() == [command]
     child.stop(at_once=True)

@@ -393,7 +393,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return wait
 
 
-@pytest.mark.parametrize("way", ["return", "its keeper is killed", "its driver ends it", "it is killed"])
+@pytest.mark.parametrize("way", ["return", "its shim is killed", "its driver ends it", "it is killed"])
 def test_what_a_command_made_in_memory_goes_with_its_worker(
     stage: Stage, in_memory: Path, recorded: Callable[[int], None], tmp_path: Path, way: str
 ) -> None:
@@ -405,11 +405,11 @@ def test_what_a_command_made_in_memory_goes_with_its_worker(
     recorded(3)
     go.touch()
     stage.driver.wait_for("report", 2)
-    keeper = psutil.Process(stage.driver.all("started")[0]["pid"])
-    if way == "its keeper is killed":
-        keeper.kill()
+    shim = psutil.Process(stage.driver.all("started")[0]["pid"])
+    if way == "its shim is killed":
+        shim.kill()
     elif way == "it is killed":
-        max(keeper.children(recursive=True), key=lambda one: -one.create_time()).kill()
+        max(shim.children(recursive=True), key=lambda one: -one.create_time()).kill()
     elif way != "return":
         running.instruct({"type": "stop", "at_once": True})
     stage.end()
@@ -512,14 +512,14 @@ def test_a_stop_that_comes_before_the_child_ends_it_too(driver: Driver, stage: S
 
 def test_a_child_does_not_outlive_its_driver(driver: Driver, stage: Stage) -> None:
     stage.start(WAITING)
-    keeper = psutil.Process(driver.wait_for("started")["pid"])
+    shim = psutil.Process(driver.wait_for("started")["pid"])
     driver.wait_for("report")
     driver.is_dead = True
     assert stage.supervisor is not None
     stage.supervisor._outbox.put({"type": "report", "step": 2})
     stage.end()
     assert isinstance(stage.outcome, PlannedStop)
-    assert is_gone(keeper.pid)
+    assert is_gone(shim.pid)
 
 
 ASKED = """
@@ -709,13 +709,13 @@ if sys.argv[2] != "return":
 """
 
 
-@pytest.mark.parametrize("way", ["return", "its keeper is killed", "its driver ends it"])
+@pytest.mark.parametrize("way", ["return", "its shim is killed", "its driver ends it"])
 def test_temporary_files_of_a_command_go_with_its_worker_and_no_link_in_them_is_followed(
     stage: Stage, canary: Path, way: str
 ) -> None:
     running = stage.start(LEAVES, command=[sys.executable, "train.py", str(canary), way.split()[0]])
     stage.driver.wait_for("report")
-    if way == "its keeper is killed":
+    if way == "its shim is killed":
         psutil.Process(stage.driver.all("started")[0]["pid"]).kill()
     elif way != "return":
         running.instruct({"type": "stop", "at_once": True})

@@ -2,7 +2,7 @@
 
     python -S -E door.py ADDRESS PORT
 
-Stands under a keeper of its node's first worker, which ends it with all that it started.  Ends with the command, whose
+Stands under a shim of its node's first worker, which ends it with all that it started.  Ends with the command, whose
 exit code it tells the caller.  Standard library only; the key is in REMORA_MPI_KEY, in hexadecimal.
 """
 
