@@ -1,4 +1,4 @@
-"""Where a framework may differ from the others between a worker's place in its group and its running command."""
+"""The interface of a backend: how a worker's command is prepared, started and accompanied for its framework."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class BackendUnusable(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
-    """One worker's command, about to be started."""
+class LaunchContext:
+    """What a backend knows about the worker whose command is about to start."""
 
     plan: AttemptPlan
     identity: WorkerIdentity
@@ -35,7 +35,7 @@ class Start:
     resume: Path | None
     #: What was committed with them.
     manifest: Manifest | None
-    #: What the command will see, complete but for the backend's own part.
+    #: Environment variables of the command, all but those of the backend itself.
     environment: Mapping[str, str]
 
 
@@ -55,7 +55,7 @@ class Sidecar:
 
 
 class Backend:
-    """A framework that needs nothing but what every worker gets; others change what they need.
+    """A framework that needs nothing but what every worker gets; subclasses override what differs.
 
     The supervisor of each worker calls `prepare`, `variables`, `command` and `sidecar` in this order, and starts the
     command then.  Every one of them may raise BackendUnusable, which ends the attempt with `start_failed` and the
@@ -66,31 +66,31 @@ class Backend:
     #: workers are connected when they start: their worker group never changes in place.
     needs_ports: ClassVar[bool] = False
 
-    def prepare(self, start: Start) -> None:
+    def prepare(self, launch: LaunchContext) -> None:
         """Act on the folders before the command starts, e.g. turn a checkpoint into one for this world size."""
 
-    def variables(self, start: Start) -> dict[str, str]:  # noqa: ARG002 - for those who override it
+    def variables(self, launch: LaunchContext) -> dict[str, str]:  # noqa: ARG002 - for those who override it
         """Environment variables beside torchrun's and ours; they win over all others.  Pure."""
         return {}
 
-    def command(self, start: Start) -> list[str]:
+    def command(self, launch: LaunchContext) -> list[str]:
         """Argument list of this rank's process, run without a shell: what a launcher in it would start.  Pure."""
-        return unwrap(start.plan.command).for_worker(start.identity.local_rank)
+        return unwrap(launch.plan.command).for_worker(launch.identity.local_rank)
 
-    def sidecar(self, start: Start) -> Sidecar | None:  # noqa: ARG002 - for those who override it
+    def sidecar(self, launch: LaunchContext) -> Sidecar | None:  # noqa: ARG002 - for those who override it
         """The sidecar of this rank's process, if it needs one.  Pure."""
         return None
 
-    def has_started(self, start: Start) -> bool:  # noqa: ARG002 - for those who override it
+    def has_started(self, launch: LaunchContext) -> bool:  # noqa: ARG002 - for those who override it
         """False while the command waits for its sidecar; looked at when the sidecar fails."""
         return True
 
-    def blame(self, start: Start) -> str | None:  # noqa: ARG002 - for those who override it
+    def blame(self, launch: LaunchContext) -> str | None:  # noqa: ARG002 - for those who override it
         """What of the job keeps its sidecar from starting, in one sentence; None where nothing shows that it does.
 
         Asked when the sidecar failed before the command began; may try things out for some seconds.
         """
         return None
 
-    def returned(self, start: Start) -> None:
+    def returned(self, launch: LaunchContext) -> None:
         """Act on the command's exit code 0, before its sidecar is waited for."""

@@ -23,7 +23,7 @@ from remora.script import channel
 from remora.spec.expressions import fill
 from remora.spec.quantities import format_size
 from trainers.backends import backend_of
-from trainers.backends.backend import BackendUnusable, Start
+from trainers.backends.backend import BackendUnusable, LaunchContext
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
 from trainers.confined_folders import ConfinedFolder
@@ -35,6 +35,7 @@ from trainers.supervisor.child import Child
 from trainers.supervisor.code import shared_folder
 from trainers.supervisor.collecting import Collecting
 from trainers.supervisor.fork_server_client import node_fork_server
+from trainers.supervisor.launch_context import expression_values, prepare_launch
 from trainers.supervisor.leftovers import sweep_node
 from trainers.supervisor.links import first_of_node, link_outputs, own_outputs, unlinked
 from trainers.supervisor.memory_watch import MemoryWatch
@@ -44,7 +45,6 @@ from trainers.supervisor.shard_transfer import CheckpointShard, send, size_of
 from trainers.supervisor.sidecar import RunningSidecar
 from trainers.supervisor.snapshots import SnapshotSpace, most_bytes, snapshot_space
 from trainers.supervisor.stacks import stacks_below
-from trainers.supervisor.start import prepare_start, told_by
 from trainers.supervisor.taking import MAX_UNDER_WAY, Offer, Taken, Takes, Taking
 from trainers.supervisor.temporary import temporary_folder
 from trainers.supervisor.window import WriteSpeed, fits
@@ -212,7 +212,7 @@ class Supervisor:
         ):
             try:
                 collecting = self._fill_outputs(own_outputs(folder, identity))
-                start = prepare_start(
+                launch = prepare_launch(
                     self._plan,
                     identity,
                     folder,
@@ -222,7 +222,7 @@ class Supervisor:
                     temporary=temporary,
                     is_joining=self._is_joining,
                 )
-                child = self._start(start, folder, collecting)
+                child = self._start(launch, folder, collecting)
             except CommandUnusable as error:
                 self._finish({"start_failed": str(error)})
             except (StorageError, OSError) as error:
@@ -231,7 +231,7 @@ class Supervisor:
             except (BundleError, BackendUnusable) as error:
                 self._finish({"start_failed": str(error)})
             else:
-                self._conclude(child, start)
+                self._conclude(child, launch)
             finally:
                 if self._watch is not None:
                     self._watch.close()
@@ -240,11 +240,11 @@ class Supervisor:
                 if self._taking is not None:
                     self._taking.close()
 
-    def _conclude(self, child: Child, start: Start) -> None:
+    def _conclude(self, child: Child, launch: LaunchContext) -> None:
         try:
-            status = self._wait(child, start)
+            status = self._wait(child, launch)
         except SidecarFailed as error:
-            blame = self._backend.blame(start)
+            blame = self._backend.blame(launch)
             if blame is None:
                 # A port that is taken, a node that went.
                 self._tell_trouble(str(error))
@@ -315,7 +315,7 @@ class Supervisor:
         self._stop_is_near = False
         self._outbox.generation = self._identity.generation
 
-    def _wait(self, child: Child, start: Start) -> dict[str, object]:
+    def _wait(self, child: Child, launch: LaunchContext) -> dict[str, object]:
         """Wait for the end of the command, and of its sidecar when both end well; returns how the command ended.
 
         Raises SidecarFailed.
@@ -331,11 +331,11 @@ class Supervisor:
             was_stopped = self._stop_requested
             is_well = status.get("exit_code") == 0 and not was_stopped
         if is_well:
-            self._backend.returned(start)
+            self._backend.returned(launch)
             if self._sidecar is not None:
                 self._sidecar.finish()
         failure = None if was_stopped else self._sidecar_failure
-        if failure is not None and not self._backend.has_started(start):
+        if failure is not None and not self._backend.has_started(launch):
             raise SidecarFailed(failure)
         return status
 
@@ -362,28 +362,28 @@ class Supervisor:
         self._outbox.put_lines("remora", f"the command is ended: {self._excess}")
         child.stop(at_once=True)
 
-    def _start(self, start: Start, folder: Path, collecting: Collecting) -> Child:
+    def _start(self, launch: LaunchContext, folder: Path, collecting: Collecting) -> Child:
         plan, identity = self._plan, self._identity
         staging = folder / f"staging-{identity.rank}"
         staging.mkdir()
-        self._taking = Taking(start.scratch, staging, self._snapshots)
-        link_outputs(start.code, folder, identity, plan.output_paths, is_joining=self._is_joining)
+        self._taking = Taking(launch.scratch, staging, self._snapshots)
+        link_outputs(launch.code, folder, identity, plan.output_paths, is_joining=self._is_joining)
         if plan.output_files:
             with first_of_node(folder, "files") as is_first:
                 leads = self._is_joining or identity.local_rank == 0
-                collecting.place_files(start.code, is_first=is_first, collects=leads)
+                collecting.place_files(launch.code, is_first=is_first, collects=leads)
         if (space := self._snapshots) is not None:
             most = plan.max_shm_bytes or most_bytes(space.memory)
             self._watch = MemoryWatch(
                 space.memory, space.own, space.record, most, lambda size: self._end_for(size, most)
             )
-        told = told_by(identity)
-        command = [fill(word, told, str(collecting.folder)) for word in self._backend.command(start)]
-        sidecar = self._backend.sidecar(start)
+        values = expression_values(identity)
+        command = [fill(word, values, str(collecting.folder)) for word in self._backend.command(launch)]
+        sidecar = self._backend.sidecar(launch)
         if sidecar is not None:
             self._sidecar = RunningSidecar(
                 sidecar,
-                folder=start.code,
+                folder=launch.code,
                 line_bytes=plan.log_line_bytes,
                 on_line=lambda text: self._outbox.put_lines("remora", text),
                 on_failure=self._give_up,
@@ -393,8 +393,8 @@ class Supervisor:
             try:
                 child = self._child = Child(
                     command,
-                    folder=start.code,
-                    environment=start.environment,
+                    folder=launch.code,
+                    environment=launch.environment,
                     line_bytes=plan.log_line_bytes,
                     grace_s=_GRACE_S,
                     on_lines=self._outbox.put_lines,
@@ -413,7 +413,7 @@ class Supervisor:
         collecting.start()
         if self._watch is not None:
             self._watch.start(child.processes)
-        for path in unlinked(start.code, plan.output_paths):
+        for path in unlinked(launch.code, plan.output_paths):
             self._outbox.put_lines("remora", f"{path} is in the code, so what is written there is not kept")
         self._outbox.put({"type": "started", "pid": child.pid, "is_warm": child.is_warm})
         if stop_requested:

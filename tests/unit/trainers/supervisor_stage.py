@@ -70,7 +70,7 @@ def without_ray(driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch) -
         util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
     )
     monkeypatch.setattr("trainers.supervisor.outbox.ray", fake)
-    monkeypatch.setattr("trainers.supervisor.start.ray", fake)
+    monkeypatch.setattr("trainers.supervisor.launch_context.ray", fake)
     monkeypatch.setenv("REMORA_WORK_DIR", str(folder / "work"))
     (folder / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder / "temporary"))

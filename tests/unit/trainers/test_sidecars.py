@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.unit.trainers.supervisor_stage import Driver, Stage, without_ray
-from trainers.backends.backend import Backend, Sidecar, Start
+from trainers.backends.backend import Backend, LaunchContext, Sidecar
 from trainers.supervisor import supervisor as module
 from trainers.supervisor.supervisor import ChildFailed
 
@@ -25,16 +25,16 @@ class WithSidecar(Backend):
         self.fault: str | None = None
         self.has_returned = threading.Event()
 
-    def sidecar(self, start: Start) -> Sidecar | None:
-        return Sidecar(command=["sh", "-c", self.script], environment=start.environment)
+    def sidecar(self, launch: LaunchContext) -> Sidecar | None:
+        return Sidecar(command=["sh", "-c", self.script], environment=launch.environment)
 
-    def has_started(self, start: Start) -> bool:
+    def has_started(self, launch: LaunchContext) -> bool:
         return self.begins
 
-    def blame(self, start: Start) -> str | None:
+    def blame(self, launch: LaunchContext) -> str | None:
         return self.fault
 
-    def returned(self, start: Start) -> None:
+    def returned(self, launch: LaunchContext) -> None:
         self.has_returned.set()
 
 

@@ -1,4 +1,4 @@
-"""Everything that has to be there before a worker's command can start: code, folders, checkpoint, environment."""
+"""Prepares the launch of a worker's command on its node: code, folders, checkpoint to resume from, environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from remora.commands.nested_launchers import put_on_path
 from remora.errors import BundleError
 from remora.spec.expressions import fill
 from trainers.backends import backend_of
-from trainers.backends.backend import Start
+from trainers.backends.backend import LaunchContext
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
 from trainers.plan import AttemptPlan
@@ -27,7 +27,7 @@ from trainers.supervisor.snapshots import SnapshotSpace
 from trainers.worker_identity import WorkerIdentity
 
 
-def prepare_start(
+def prepare_launch(
     plan: AttemptPlan,
     identity: WorkerIdentity,
     folder: Path,
@@ -37,8 +37,8 @@ def prepare_start(
     snapshots: SnapshotSpace | None,
     temporary: Path,
     is_joining: bool,
-) -> Start:
-    """Fetch what the worker needs into its node's `folder`, and say how its command is to be started.
+) -> LaunchContext:
+    """Fetch what the worker needs into its node's `folder`, and return the context in which its command is started.
 
     The command's temporary files lie in `temporary`, unless the job says where.
     Raises BundleError, StorageError, OSError, and BackendUnusable.
@@ -52,7 +52,7 @@ def prepare_start(
     interface = _interface_of(ray.util.get_node_ip_address())
     unwrapped = unwrap(plan.command)
     written = {**unwrapped.variables, **plan.variables}
-    asked = {name: fill(value, told_by(identity), str(outputs)) for name, value in written.items()}
+    asked = {name: fill(value, expression_values(identity), str(outputs)) for name, value in written.items()}
     environment = child_environment(
         os.environ,
         asked,
@@ -66,15 +66,17 @@ def prepare_start(
         sizes = plan.sizes
         environment |= put_on_path(programs, sys.executable, sizes.min, sizes.max, environment["PATH"])
     gpus = plan.resources.get("GPU", 0.0)
-    told = device_variables(plan.device, plan.precision, gpus, devices_of_node(), identity, interface)
-    # The user's own word on how to compute wins.
-    environment.update({name: value for name, value in told.items() if name not in asked})
+    device_settings = device_variables(
+        plan.device, plan.precision, gpus, devices_of_node(), identity, interface
+    )
+    # The user's own variables win.
+    environment.update({name: value for name, value in device_settings.items() if name not in asked})
     environment.update(plan.elastic_variables)
     environment["REMORA_SCRATCH_DIR"] = str(scratch)
     environment["REMORA_OUTPUTS_DIR"] = str(outputs)
     if "TMPDIR" not in asked:
         environment["TMPDIR"] = str(temporary)
-    # What torch has compiled serves the next worker of the node as well.
+    # Later workers of the node reuse what torch has compiled.
     environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(work_root() / "torchinductor"))
     if "MLFLOW_TRACKING_URI" not in environment:
         # One for each worker group: MLflow writes absolute paths into it.
@@ -92,7 +94,7 @@ def prepare_start(
         fetched = catalog.fetch(resume, folder / f"resume-{identity.rank}")
         environment["REMORA_RESUME_DIR"] = str(fetched)
         environment["REMORA_RESUME_STEP"] = str(resume.step)
-    start = Start(
+    launch = LaunchContext(
         plan=plan,
         identity=identity,
         code=code,
@@ -104,11 +106,11 @@ def prepare_start(
         environment=environment,
     )
     backend = backend_of(plan.backend)
-    backend.prepare(start)
-    return dataclasses.replace(start, environment={**environment, **backend.variables(start)})
+    backend.prepare(launch)
+    return dataclasses.replace(launch, environment={**environment, **backend.variables(launch)})
 
 
-def told_by(identity: WorkerIdentity) -> dict[str, str]:
+def expression_values(identity: WorkerIdentity) -> dict[str, str]:
     """Values of the expressions that a command and its variables may use; see `remora.spec.expressions`."""
     return {
         "job.id": identity.job_id,
