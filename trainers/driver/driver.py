@@ -37,11 +37,11 @@ from trainers.driver.printers import Printers
 from trainers.driver.stacks import Stacks
 from trainers.driver.standstill import Standstill
 from trainers.driver.verdict import Verdict
+from trainers.node_folders import shared_folder, sweep_folders
 from trainers.outputs.catalog import OutputsCatalog
 from trainers.plan import AttemptPlan, Record
 from trainers.storage import Storage, StorageError
 from trainers.supervisor import supervisor
-from trainers.supervisor.code import shared_folder, sweep_folders
 from trainers.supervisor.shard_transfer import CheckpointShard
 from trainers.supervisor.supervisor import Assignment
 

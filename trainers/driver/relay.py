@@ -16,8 +16,8 @@ from typing import Any
 
 from trainers.checkpoints.catalog import Catalog
 from trainers.confined_folders import ConfinedFolder, OutsideFolder
+from trainers.node_folders import shared_folder
 from trainers.storage import StorageError
-from trainers.supervisor.code import shared_folder
 from trainers.supervisor.shard_transfer import CheckpointShard
 
 #: Bytes that stay free on the driver's disk.

@@ -18,9 +18,9 @@ from trainers.backends import backend_of
 from trainers.backends.backend import LaunchContext
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
+from trainers.node_folders import unpack_once, work_root
 from trainers.plan import AttemptPlan
 from trainers.storage import Storage
-from trainers.supervisor.code import unpack_once, work_root
 from trainers.supervisor.device import device_variables, devices_of_node
 from trainers.supervisor.environment import child_environment
 from trainers.supervisor.snapshots import SnapshotSpace

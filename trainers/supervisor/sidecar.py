@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainers.backends.backend import Sidecar
-from trainers.supervisor.child import Child
+from trainers.processes.child import Child
 
 #: Seconds after a sidecar's failure in which the command may end by itself, and say why.
 _GRACE_S = 2.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainers.confined_folders import remove_tree
-from trainers.supervisor.code import is_in_use, is_private, shared_folder, sweep_folders
+from trainers.node_folders import is_in_use, is_private, shared_folder, sweep_folders
 from trainers.supervisor.memory_files import remove_recorded
 
 #: Where Linux keeps files in memory.

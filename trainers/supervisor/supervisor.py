@@ -27,27 +27,27 @@ from trainers.backends.backend import BackendUnusable, LaunchContext
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
 from trainers.confined_folders import ConfinedFolder
+from trainers.node_folders import shared_folder
 from trainers.outputs.catalog import OutputsCatalog
 from trainers.outputs.manifest import Changes, OutputFile
 from trainers.plan import AttemptPlan
+from trainers.processes.child import Child
+from trainers.processes.fork_server_client import node_fork_server
+from trainers.processes.stacks import stacks_below
 from trainers.storage import Storage, StorageError
-from trainers.supervisor.child import Child
-from trainers.supervisor.code import shared_folder
-from trainers.supervisor.collecting import Collecting
-from trainers.supervisor.fork_server_client import node_fork_server
+from trainers.supervisor.checkpoint_intake import MAX_UNDER_WAY, Offer, Taken, Takes, Taking
 from trainers.supervisor.launch_context import expression_values, prepare_launch
-from trainers.supervisor.leftovers import sweep_node
-from trainers.supervisor.links import first_of_node, link_outputs, own_outputs, unlinked
 from trainers.supervisor.memory_watch import MemoryWatch
+from trainers.supervisor.node_sweep import sweep_node
 from trainers.supervisor.outbox import Outbox
-from trainers.supervisor.reporting import Reporting
+from trainers.supervisor.output_links import first_of_node, link_outputs, own_outputs, unlinked
+from trainers.supervisor.outputs_collector import Collecting
+from trainers.supervisor.report_filter import Reporting
 from trainers.supervisor.shard_transfer import CheckpointShard, send, size_of
 from trainers.supervisor.sidecar import RunningSidecar
 from trainers.supervisor.snapshots import SnapshotSpace, most_bytes, snapshot_space
-from trainers.supervisor.stacks import stacks_below
-from trainers.supervisor.taking import MAX_UNDER_WAY, Offer, Taken, Takes, Taking
-from trainers.supervisor.temporary import temporary_folder
-from trainers.supervisor.window import WriteSpeed, fits
+from trainers.supervisor.temporary_folders import temporary_folder
+from trainers.supervisor.write_speed import WriteSpeed, fits
 from trainers.worker_identity import WorkerIdentity
 
 #: What a script may tell the driver; `checkpoint` is for the supervisor, and all else it does not know.

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from trainers.supervisor.child import Child
-from trainers.supervisor.fork_server import PADDING_VARIABLE, SINGLE_THREADED
-from trainers.supervisor.fork_server_client import ForkServer, server_environment
+from trainers.processes.child import Child
+from trainers.processes.fork_server import PADDING_VARIABLE, SINGLE_THREADED
+from trainers.processes.fork_server_client import ForkServer, server_environment
 
 pytestmark = pytest.mark.slow
 

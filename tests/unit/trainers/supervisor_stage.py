@@ -74,7 +74,7 @@ def without_ray(driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("REMORA_WORK_DIR", str(folder / "work"))
     (folder / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder / "temporary"))
-    monkeypatch.setattr("trainers.supervisor.temporary._PATH_BYTES", 4096)
+    monkeypatch.setattr("trainers.supervisor.temporary_folders._PATH_BYTES", 4096)
     (folder / "memory").mkdir()
     monkeypatch.setattr("trainers.supervisor.snapshots._MEMORY", folder / "memory")
 

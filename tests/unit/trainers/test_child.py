@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from remora.script import channel
-from trainers.supervisor.child import Child
-from trainers.supervisor.fork_server import PADDING_VARIABLE, SINGLE_THREADED
-from trainers.supervisor.fork_server_client import ForkServer, server_environment
+from trainers.processes.child import Child
+from trainers.processes.fork_server import PADDING_VARIABLE, SINGLE_THREADED
+from trainers.processes.fork_server_client import ForkServer, server_environment
 
 ROOT = Path(__file__).parents[3]
 #: A process of every kind that wants to outlive its command, each telling its pid by a file.
@@ -293,7 +293,7 @@ def test_a_supervisor_that_is_killed_takes_everything_with_it(tmp_path: Path, is
     code = f"""
 import os, sys, pathlib
 from tests.unit.trainers.test_child import Kennel, OUTLIVERS, WAIT_FOR_PID
-from trainers.supervisor.fork_server_client import ForkServer
+from trainers.processes.fork_server_client import ForkServer
 folder = pathlib.Path({str(tmp_path)!r})
 kennel = Kennel(folder, ForkServer(folder / "server", {os.getpid()}, []) if {is_forked} else None)
 stay = "import time, pathlib; print('up', flush=True); pathlib.Path('up').touch(); time.sleep(600)"

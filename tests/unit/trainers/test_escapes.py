@@ -21,8 +21,8 @@ from remora import cgroups
 from remora.cgroups import Walls
 from tests.needed import is_missing
 from tests.unit.trainers.test_child import ROOT, Kennel, wait_until_gone
-from trainers.supervisor.child import Child
-from trainers.supervisor.fork_server_client import ForkServer
+from trainers.processes.child import Child
+from trainers.processes.fork_server_client import ForkServer
 
 #: What holds the pipes of a command keeps its supervisor waiting.
 pytestmark = pytest.mark.timeout(120)
@@ -146,7 +146,7 @@ import os, pathlib, sys
 from tests.needed import is_missing
 from tests.unit.trainers.test_child import Kennel
 from tests.unit.trainers.test_escapes import KILLS_EVERYBODY, run
-from trainers.supervisor.fork_server_client import ForkServer
+from trainers.processes.fork_server_client import ForkServer
 folder = pathlib.Path({str(tmp_path)!r})
 kennel = Kennel(folder, ForkServer(folder / "server", {os.getpid()}, []) if {is_forked} else None)
 run(kennel, KILLS_EVERYBODY, {mark!r}).wait()

@@ -24,7 +24,7 @@ from trainers.outputs.catalog import OutputsCatalog
 from trainers.outputs.manifest import Changes, End, OutputFile, merge, without_clashes
 from trainers.outputs.versions import Kept, Version, from_json, to_json
 from trainers.storage import Storage, StorageError
-from trainers.supervisor.collecting import MAX_FILES, Collecting
+from trainers.supervisor.outputs_collector import MAX_FILES, Collecting
 from trainers.worker_identity import WorkerIdentity
 
 IDENTITY = WorkerIdentity(
@@ -432,7 +432,7 @@ def test_a_file_that_was_replaced_since_the_list_was_made_comes_in_its_newest_ve
 def test_a_file_that_cannot_be_stored_at_the_end_is_tried_again_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainers.supervisor.collecting._PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr("trainers.supervisor.outputs_collector._PAUSES_S", (0.0, 0.0))
     worker, write, refusals = Worker(tmp_path), Storage.write_open, [1, 2]
 
     def fails_twice(storage: Storage, name: str, source: IO[bytes]) -> None:
@@ -467,7 +467,7 @@ def test_a_storage_that_fills_up_keeps_no_torn_copies(
         target.write_text("half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("trainers.supervisor.collecting._PAUSES_S", (0.0,))
+    monkeypatch.setattr("trainers.supervisor.outputs_collector._PAUSES_S", (0.0,))
     monkeypatch.setattr(shutil, "copyfile", fill_up)
     worker.collecting.finish(end="clean")
     assert (worker.written, stored(tmp_path)) == ([], [])
@@ -1029,7 +1029,7 @@ def test_what_lies_too_deep_is_left_out_and_holds_nothing_up(tmp_path: Path) -> 
 
 
 def test_more_folders_than_can_be_looked_at_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainers.supervisor.collecting._MAX_SEEN", 50)
+    monkeypatch.setattr("trainers.supervisor.outputs_collector._MAX_SEEN", 50)
     worker = Worker(tmp_path)
     for number in range(60):
         (worker.folder / f"{number}").mkdir()

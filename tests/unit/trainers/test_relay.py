@@ -19,9 +19,9 @@ from trainers.checkpoints.catalog import Catalog
 from trainers.confined_folders import ConfinedFolder
 from trainers.driver import relay as module
 from trainers.driver.relay import Relay
+from trainers.node_folders import sweep_folders
 from trainers.storage import Storage, StorageError
 from trainers.supervisor import shard_transfer
-from trainers.supervisor.code import sweep_folders
 from trainers.supervisor.shard_transfer import CheckpointShard
 
 SHARD = CheckpointShard(rank=1, step=7, attempt=1, generation=2, size_bytes=11, asked=True)

@@ -19,13 +19,13 @@ import pytest
 from tests.unit.trainers.supervisor_stage import ROOT, Driver, Stage, without_ray
 from tests.unit.trainers.test_child import is_gone, wait_until_gone
 from trainers.checkpoints.catalog import Catalog
+from trainers.node_folders import shared_folder
+from trainers.processes.fork_server_client import ForkServer
 from trainers.supervisor import supervisor as module
-from trainers.supervisor.code import shared_folder
-from trainers.supervisor.fork_server_client import ForkServer
-from trainers.supervisor.leftovers import sweep_node
-from trainers.supervisor.links import first_of_node, link_outputs
 from trainers.supervisor.memory_files import write_record
+from trainers.supervisor.node_sweep import sweep_node
 from trainers.supervisor.outbox import Outbox
+from trainers.supervisor.output_links import first_of_node, link_outputs
 from trainers.supervisor.supervisor import ChildFailed, PlannedStop, Supervisor
 from trainers.worker_identity import WorkerIdentity
 
@@ -446,7 +446,7 @@ def test_a_command_that_fills_the_memory_of_its_machine_is_ended_with_a_sentence
 KILLED_SUPERVISOR = """
 import signal, sys, threading
 from pathlib import Path
-from trainers.supervisor.child import Child
+from trainers.processes.child import Child
 from trainers.supervisor.memory_watch import MemoryWatch
 from trainers.supervisor.snapshots import snapshot_space
 from trainers.supervisor import memory_watch, snapshots

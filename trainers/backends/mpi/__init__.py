@@ -17,7 +17,7 @@ from typing import ClassVar
 from remora.commands.launchers import unwrap
 from trainers.backends.backend import Backend, BackendUnusable, LaunchContext, Sidecar
 from trainers.backends.mpi.rank import make_pipes, place_pipe, tell_over
-from trainers.supervisor.child import Child
+from trainers.processes.child import Child
 
 _HERE = Path(__file__).parent
 #: Folder in which the ranks of a node share memory.

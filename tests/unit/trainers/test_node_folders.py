@@ -15,8 +15,8 @@ import pytest
 
 from remora.code.bundle import pack
 from remora.errors import BundleError
+from trainers.node_folders import shared_folder, sweep_folders, unpack_once, work_root
 from trainers.storage import Storage
-from trainers.supervisor.code import shared_folder, sweep_folders, unpack_once, work_root
 from trainers.supervisor.snapshots import memory_root, snapshot_space
 
 

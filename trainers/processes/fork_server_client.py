@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from remora.script import channel
-from trainers.supervisor.code import work_root
-from trainers.supervisor.fork_server import PADDING_VARIABLE, SINGLE_THREADED
-from trainers.supervisor.fork_server_rules import Form, form_of, marks_of
+from trainers.node_folders import work_root
+from trainers.processes.fork_server import PADDING_VARIABLE, SINGLE_THREADED
+from trainers.processes.fork_server_rules import Form, form_of, marks_of
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class ForkServer:
     def _start(self, path: Path) -> None:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "trainers.supervisor.fork_server", str(path), str(self._owner)),
+                *(sys.executable, "-m", "trainers.processes.fork_server", str(path), str(self._owner)),
                 *(",".join(self._modules), " " * _TITLE_BYTES),
             ],
             cwd=_ROOT,

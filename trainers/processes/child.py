@@ -23,7 +23,7 @@ import psutil
 from remora import cgroups
 from remora.cgroups import Cgroup
 from remora.script import channel
-from trainers.supervisor.fork_server_client import (
+from trainers.processes.fork_server_client import (
     CommandShim,
     ForkServer,
     ShimRequest,
@@ -31,7 +31,7 @@ from trainers.supervisor.fork_server_client import (
     receive_shim,
     shim_environment,
 )
-from trainers.supervisor.output import LineCutter
+from trainers.processes.line_cutter import LineCutter
 
 #: Set in the environment of the command, and so of all that it starts, to find them when the shim cannot.
 _MARK_VARIABLE = "REMORA_CHILD"

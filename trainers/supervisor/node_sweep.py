@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 from remora import cgroups
-from trainers.supervisor.code import sweep_folders
+from trainers.node_folders import sweep_folders
 from trainers.supervisor.snapshots import sweep_memory
-from trainers.supervisor.temporary import sweep_temporary, sweep_temporary_of_node
+from trainers.supervisor.temporary_folders import sweep_temporary, sweep_temporary_of_node
 
 log = logging.getLogger(__name__)
 

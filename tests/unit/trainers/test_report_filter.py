@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from trainers.supervisor.reporting import PACES_PER_S, Reporting
+from trainers.supervisor.report_filter import PACES_PER_S, Reporting
 from trainers.worker_identity import WorkerIdentity
 
 IDENTITY = WorkerIdentity(

@@ -2,7 +2,7 @@
 
 Run by the supervisor's interpreter from the repository's folder, standard library only:
 
-    python -m trainers.supervisor.fork_server SOCKET OWNER_PID MODULE,MODULE
+    python -m trainers.processes.fork_server SOCKET OWNER_PID MODULE,MODULE
 
 It detaches itself, imports the modules, listens on the Unix socket at the path SOCKET, writes `ready` to its standard
 output, and ends when the process OWNER_PID does.  One connection asks for one command: a line of JSON (see `_receive`)
@@ -10,7 +10,7 @@ with four descriptors: standard output, standard error, the script's channel, th
 `{"pid": n}` with a pidfd of the shim, or `{"refused": why}`.  The connection is the life line: when its other end
 closes, the shim ends the command and all below it.
 
-Every command has a shim of its own (`trainers/supervisor/command_shim.py`), forked from here, which forks the command.
+Every command has a shim of its own (`trainers/processes/command_shim.py`), forked from here, which forks the command.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from trainers.supervisor import command_shim
-from trainers.supervisor import fork_server_child as child_side
-from trainers.supervisor.fork_server_child import ForkedCommand
-from trainers.supervisor.fork_server_rules import Form, Warmth, hidden_module, marks_of, needs_fresh_start
+from trainers.processes import command_shim
+from trainers.processes import fork_server_child as child_side
+from trainers.processes.fork_server_child import ForkedCommand
+from trainers.processes.fork_server_rules import Form, Warmth, hidden_module, marks_of, needs_fresh_start
 
 #: Longest request.
 _REQUEST_BYTES = 1 << 20

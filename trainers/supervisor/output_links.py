@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from trainers.confined_folders import ConfinedFolder
-from trainers.supervisor.code import open_lock
+from trainers.node_folders import open_lock
 from trainers.worker_identity import WorkerIdentity
 
 

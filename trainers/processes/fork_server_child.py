@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TextIO
 
 from remora.script import native_threads
-from trainers.supervisor.fork_server_rules import Form
+from trainers.processes.fork_server_rules import Form
 
 _LIBC = ctypes.CDLL(None)
 #: Fields 48 to 51 of /proc/self/stat, counted from the fourth: where the arguments and the environment lie in memory.
