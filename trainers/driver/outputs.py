@@ -163,10 +163,10 @@ class Outputs:
         self._goes_soon = True
         self._ask_for_a_look()
 
-    def hear(self, slot: int, changes: Changes) -> None:
+    def receive(self, slot: int, changes: Changes) -> None:
         """A worker has looked into its folder, or could not store some of it."""
         self._note_unstored(changes)
-        self._loose |= self._rounds.hear(slot, changes)
+        self._loose |= self._rounds.receive(slot, changes)
         self._has_news = True
 
     def agree(self) -> None:

@@ -65,7 +65,7 @@ class OutputsCatalog:
             return None
         finally:
             if file is None:
-                # A full storage stays full when torn copies pile up in it.
+                # A full storage stays full when partial copies pile up in it.
                 with contextlib.suppress(StorageError):
                     self._storage.delete(f"{self._folder}/{version}")
         return file
@@ -114,7 +114,7 @@ class OutputsCatalog:
         self._storage.write_bytes(f"{self._folder}/{manifest_name(attempt)}", content)
 
     def take_over(self, kept: Kept, attempt: int, now: float) -> None:
-        """Commit what earlier attempts left, so that nothing that these still write counts.  Raises StorageError."""
+        """Commit what earlier attempts left, so that what these still write does not count.  Raises StorageError."""
         if kept == Kept() and not self._manifests():
             return
         self.commit(kept, attempt, now)
@@ -148,7 +148,7 @@ class OutputsCatalog:
         return names - kept.folders - manifests
 
     def forget(self, folders: Iterable[str]) -> None:
-        """Remove folders of versions that nobody names any more.  Raises StorageError."""
+        """Remove folders of versions that no manifest names any more.  Raises StorageError."""
         for folder in folders:
             self._storage.delete(f"{self._folder}/{folder}")
 
@@ -159,12 +159,12 @@ class OutputsCatalog:
 
 
 def _trace(status: os.stat_result) -> tuple[int, int, int]:
-    """What changes when somebody writes to a file."""
+    """What changes when a file is written to."""
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _digest(opened: IO[bytes], size: int, before: OutputFile | None) -> tuple[str, bool]:
-    """SHA-256 of so many bytes of a file, and whether they begin with all of an older version of it and are more."""
+    """SHA-256 of `size` bytes of a file, and whether they are a longer version of what the file held before."""
     digest, is_grown, at = hashlib.sha256(), False, 0
     if before is not None and 0 < before.size_bytes <= size:
         at = _feed(digest, opened, before.size_bytes)
@@ -174,7 +174,7 @@ def _digest(opened: IO[bytes], size: int, before: OutputFile | None) -> tuple[st
 
 
 def _feed(digest: hashlib._Hash, opened: IO[bytes], count: int) -> int:
-    """Let a digest have so many bytes of a file, which somebody may write to for ever; returns how many there were."""
+    """Feed at most `count` bytes of a file, which may be growing, to a digest; returns how many there were."""
     left = count
     while left and (chunk := opened.read(min(left, _CHUNK))):
         digest.update(chunk)

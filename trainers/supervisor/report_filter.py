@@ -1,16 +1,16 @@
-"""Which messages of a script its driver needs (pure; time is an argument): it hears thousands of workers at once."""
+"""Which messages of a script go on to its driver, which serves thousands of workers (pure; time is an argument)."""
 
 from __future__ import annotations
 
 from remora.script import channel
 from trainers.worker_identity import WorkerIdentity
 
-#: Messages of all workers together, in a second, that say how long their own part of a step takes.
+#: `pace` messages (how long a worker's own part of a step takes) per second, of all workers together.
 PACES_PER_S = 128
 
 
-class Reporting:
-    """What one worker's script has told."""
+class ReportFilter:
+    """Decides for one worker, by what was passed on before."""
 
     def __init__(self) -> None:
         self._has_reported = False
@@ -18,7 +18,7 @@ class Reporting:
         self._paced: tuple[int, float] | None = None
 
     def is_needed(self, message: channel.Message, identity: WorkerIdentity, now: float) -> bool:
-        """True when the driver does something with it; `now` is in seconds of a monotonic clock."""
+        """True when the driver needs it; `now` is in seconds of a monotonic clock."""
         match message["type"]:
             case "report":
                 # Rank 0 counts the steps; of the others the driver wants to know that they train at all.

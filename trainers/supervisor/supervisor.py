@@ -35,14 +35,20 @@ from trainers.processes.child import Child
 from trainers.processes.fork_server_client import node_fork_server
 from trainers.processes.stacks import stacks_below
 from trainers.storage import Storage, StorageError
-from trainers.supervisor.checkpoint_intake import MAX_UNDER_WAY, Offer, Taken, Takes, Taking
+from trainers.supervisor.checkpoint_intake import (
+    MAX_UNDER_WAY,
+    CheckpointIntake,
+    CheckpointOffer,
+    TakeCounter,
+    TakenFolder,
+)
 from trainers.supervisor.launch_context import expression_values, prepare_launch
 from trainers.supervisor.memory_watch import MemoryWatch
 from trainers.supervisor.node_sweep import sweep_node
 from trainers.supervisor.outbox import Outbox
 from trainers.supervisor.output_links import first_of_node, link_outputs, own_outputs, unlinked
-from trainers.supervisor.outputs_collector import Collecting
-from trainers.supervisor.report_filter import Reporting
+from trainers.supervisor.outputs_collector import OutputsCollector
+from trainers.supervisor.report_filter import ReportFilter
 from trainers.supervisor.shard_transfer import CheckpointShard, send, size_of
 from trainers.supervisor.sidecar import RunningSidecar
 from trainers.supervisor.snapshots import SnapshotSpace, most_bytes, snapshot_space
@@ -155,7 +161,7 @@ class Supervisor:
         self._outbox = Outbox(
             assignment.driver, assignment.identity.generation, assignment.slot, self._cut_off
         )
-        self._reporting = Reporting()
+        self._report_filter = ReportFilter()
         self._backend = backend_of(assignment.plan.backend)
         self._child: Child | None = None
         self._sidecar: RunningSidecar | None = None
@@ -169,11 +175,11 @@ class Supervisor:
         #: When this job's first machine goes, by the monotonic clock; None: none goes.
         self._deadline_at: float | None = None
         self._uploads: list[threading.Thread] = []
-        self._takes = Takes()
-        self._taking: Taking | None = None
+        self._take_counter = TakeCounter()
+        self._intake: CheckpointIntake | None = None
         self._files = assignment.outputs
         #: Watches the outputs folder; None until the folder is there.
-        self._collecting: Collecting | None = None
+        self._collector: OutputsCollector | None = None
         #: Memory for checkpoints on their way; None where this node has none to give.
         self._snapshots: SnapshotSpace | None = None
         #: Looks after what the command makes in memory by itself.
@@ -211,18 +217,18 @@ class Supervisor:
             snapshot_space(own, identity.local_world_size) as self._snapshots,
         ):
             try:
-                collecting = self._fill_outputs(own_outputs(folder, identity))
+                collector = self._fill_outputs(own_outputs(folder, identity))
                 launch = prepare_launch(
                     self._plan,
                     identity,
                     folder,
                     resume=self._resume,
-                    outputs=collecting.folder,
+                    outputs=collector.folder,
                     snapshots=self._snapshots,
                     temporary=temporary,
                     is_joining=self._is_joining,
                 )
-                child = self._start(launch, folder, collecting)
+                child = self._start(launch, folder, collector)
             except CommandUnusable as error:
                 self._finish({"start_failed": str(error)})
             except (StorageError, OSError) as error:
@@ -237,8 +243,8 @@ class Supervisor:
                     self._watch.close()
                 if self._sidecar is not None:
                     self._sidecar.end()
-                if self._taking is not None:
-                    self._taking.close()
+                if self._intake is not None:
+                    self._intake.close()
 
     def _conclude(self, child: Child, launch: LaunchContext) -> None:
         try:
@@ -281,8 +287,8 @@ class Supervisor:
                 # Measured once, by the clock that it was given by: that one may be set before it comes.
                 left_s = None if deadline_at is None else deadline_at - time.time()
                 self._deadline_at = None if left_s is None else time.monotonic() + left_s
-                if self._collecting is not None:
-                    self._collecting.hurry()
+                if self._collector is not None:
+                    self._collector.hurry()
             if child is not None and kind != "stop":
                 # Under the lock, so that a `taken` decided before a `release` cannot overtake it.
                 child.send(message)
@@ -303,9 +309,9 @@ class Supervisor:
     def _look(self, message: channel.Message) -> None:
         """Look into the outputs folder, once there is one."""
         with self._lock:
-            collecting = self._collecting
-        if collecting is not None:
-            collecting.look(int(message["round"]))
+            collector = self._collector
+        if collector is not None:
+            collector.scan(int(message["round"]))
 
     def _regroup(self, message: channel.Message) -> None:
         """The worker group changed in place: another number, another rank, another rendezvous."""
@@ -324,8 +330,8 @@ class Supervisor:
         if self._watch is not None:
             # Its process id may be another's from now on.
             self._watch.close()
-        if self._collecting is not None:
-            self._collecting.note_end()
+        if self._collector is not None:
+            self._collector.note_end()
         with self._lock:
             self._is_over = True
             was_stopped = self._stop_requested
@@ -362,23 +368,23 @@ class Supervisor:
         self._outbox.put_lines("remora", f"the command is ended: {self._excess}")
         child.stop(at_once=True)
 
-    def _start(self, launch: LaunchContext, folder: Path, collecting: Collecting) -> Child:
+    def _start(self, launch: LaunchContext, folder: Path, collector: OutputsCollector) -> Child:
         plan, identity = self._plan, self._identity
         staging = folder / f"staging-{identity.rank}"
         staging.mkdir()
-        self._taking = Taking(launch.scratch, staging, self._snapshots)
+        self._intake = CheckpointIntake(launch.scratch, staging, self._snapshots)
         link_outputs(launch.code, folder, identity, plan.output_paths, is_joining=self._is_joining)
         if plan.output_files:
             with first_of_node(folder, "files") as is_first:
                 leads = self._is_joining or identity.local_rank == 0
-                collecting.place_files(launch.code, is_first=is_first, collects=leads)
+                collector.place_files(launch.code, is_first=is_first, collects=leads)
         if (space := self._snapshots) is not None:
             most = plan.max_shm_bytes or most_bytes(space.memory)
             self._watch = MemoryWatch(
                 space.memory, space.own, space.record, most, lambda size: self._end_for(size, most)
             )
         values = expression_values(identity)
-        command = [fill(word, values, str(collecting.folder)) for word in self._backend.command(launch)]
+        command = [fill(word, values, str(collector.folder)) for word in self._backend.command(launch)]
         sidecar = self._backend.sidecar(launch)
         if sidecar is not None:
             self._sidecar = RunningSidecar(
@@ -410,7 +416,7 @@ class Supervisor:
                     raise
                 raise CommandUnusable("its arguments and environment variables are too long") from error
             stop_requested = self._stop_requested or self._sidecar_failure is not None
-        collecting.start()
+        collector.start()
         if self._watch is not None:
             self._watch.start(child.processes)
         for path in unlinked(launch.code, plan.output_paths):
@@ -420,14 +426,14 @@ class Supervisor:
             child.stop(at_once=True)
         return child
 
-    def _fill_outputs(self, folder: Path) -> Collecting:
+    def _fill_outputs(self, folder: Path) -> OutputsCollector:
         """The folder for what the script wants to be kept, with what the job has so far."""
 
         def tell(changes: Changes) -> None:
             self._outbox.put({"type": "outputs", "changes": changes})
 
         catalog = OutputsCatalog(Storage(self._plan.checkpoint_url), self._plan.job_id)
-        collecting = Collecting(
+        collector = OutputsCollector(
             folder,
             catalog,
             lambda: self._identity,
@@ -437,40 +443,40 @@ class Supervisor:
             paths=self._plan.output_files,
             most_bytes=self._plan.max_output_bytes,
         )
-        collecting.fill(self._files)
-        self._collecting = collecting
-        return collecting
+        collector.fill(self._files)
+        self._collector = collector
+        return collector
 
     def _receive(self, message: channel.Message) -> None:
         """Take a message of the child."""
         if message["type"] == "abandoned":
             # The other ranks may have made theirs, and count it.
             with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
-                self._takes.count(int(message["step"]), self._identity.generation)
+                self._take_counter.count(int(message["step"]), self._identity.generation)
         if message["type"] in _FOR_DRIVER:
-            if self._reporting.is_needed(message, self._identity, time.monotonic()):
+            if self._report_filter.is_needed(message, self._identity, time.monotonic()):
                 self._outbox.put(message)
         elif message["type"] == "refused":
             self._refusal = str(message.get("message", ""))[:1000]
         elif message["type"] == "checkpoint":
             try:
-                offer = Offer.told_by(message, self._identity.generation)
+                offer = CheckpointOffer.from_message(message, self._identity.generation)
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 self._outbox.put_lines("remora", f"a checkpoint message was not understood: {error!r}"[:400])
             else:
                 self._take(offer)
 
-    def _take(self, offer: Offer) -> None:
+    def _take(self, offer: CheckpointOffer) -> None:
         """Take a rank's files of a checkpoint, and let the script go on unless its planned end comes."""
-        assert self._taking is not None
+        assert self._intake is not None
         # Written by the group that it names, which may have changed in place meanwhile: then it is nobody's.
         identity = dataclasses.replace(self._identity, generation=offer.generation)
-        number = self._takes.count(offer.step, offer.generation)
+        number = self._take_counter.count(offer.step, offer.generation)
         self._uploads = [upload for upload in self._uploads if upload.is_alive()]
         try:
             if len(self._uploads) >= MAX_UNDER_WAY:
                 raise OSError(f"{MAX_UNDER_WAY} checkpoints before it are still on their way to the storage")  # noqa: TRY301
-            taken = self._taking.take(offer)
+            taken = self._intake.take(offer)
         except OSError as error:
             why = f"the checkpoint of step {offer.step} could not be taken: {error}"
             self._outbox.put_lines("remora", why[:1000])
@@ -484,7 +490,9 @@ class Supervisor:
                 park = offer.asked and self._stop_is_near
                 self._child.send({"type": "taken", "step": offer.step, "park": park})
 
-    def _upload(self, taken: Taken, offer: Offer, identity: WorkerIdentity, number: int) -> None:
+    def _upload(
+        self, taken: TakenFolder, offer: CheckpointOffer, identity: WorkerIdentity, number: int
+    ) -> None:
         """Bring files to the storage, or off this machine where the storage would not have them in time."""
         try:
             size = size_of(taken.folder)
@@ -536,9 +544,9 @@ class Supervisor:
             self._outbox.put({"type": "killed"})
         for upload in self._uploads:
             upload.join()
-        if self._collecting is not None:
+        if self._collector is not None:
             code = status.get("exit_code")
-            self._collecting.finish(end="killed" if code is None else "failed" if code else "clean")
+            self._collector.finish(end="killed" if code is None else "failed" if code else "clean")
         outlived = status.pop("outlived", 0)
         if self._refusal is not None and status.get("exit_code") not in (None, 0):
             status = {"start_failed": self._refusal}

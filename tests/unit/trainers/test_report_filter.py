@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from trainers.supervisor.report_filter import PACES_PER_S, Reporting
+from trainers.supervisor.report_filter import PACES_PER_S, ReportFilter
 from trainers.worker_identity import WorkerIdentity
 
 IDENTITY = WorkerIdentity(
@@ -16,18 +16,18 @@ IDENTITY = WorkerIdentity(
 
 
 def passed(
-    kind: str, identity: WorkerIdentity, *, each_s: float, seconds: float, reporting: Reporting
+    kind: str, identity: WorkerIdentity, *, each_s: float, seconds: float, report_filter: ReportFilter
 ) -> int:
     messages = range(int(seconds / each_s))
-    return sum(reporting.is_needed({"type": kind}, identity, number * each_s) for number in messages)
+    return sum(report_filter.is_needed({"type": kind}, identity, number * each_s) for number in messages)
 
 
 def test_the_first_report_of_every_rank_and_all_of_rank_0() -> None:
     other = replace(IDENTITY, rank=1)
-    assert passed("report", IDENTITY, each_s=0.01, seconds=1.0, reporting=Reporting()) == 100
-    reporting = Reporting()
-    assert passed("report", other, each_s=0.01, seconds=1.0, reporting=reporting) == 1
-    assert passed("report", IDENTITY, each_s=0.01, seconds=1.0, reporting=reporting) == 100, (
+    assert passed("report", IDENTITY, each_s=0.01, seconds=1.0, report_filter=ReportFilter()) == 100
+    report_filter = ReportFilter()
+    assert passed("report", other, each_s=0.01, seconds=1.0, report_filter=report_filter) == 1
+    assert passed("report", IDENTITY, each_s=0.01, seconds=1.0, report_filter=report_filter) == 100, (
         "it is rank 0 now"
     )
 
@@ -37,19 +37,19 @@ def test_paces_of_all_workers_are_no_more_than_so_many_in_a_second(workers: int)
     """They told once a second each: 8,192 messages a second."""
     identity = replace(IDENTITY, world_size=workers, rank=workers - 1)
     seconds = 1000.0
-    each = passed("pace", identity, each_s=1.0, seconds=seconds, reporting=Reporting())
+    each = passed("pace", identity, each_s=1.0, seconds=seconds, report_filter=ReportFilter())
     assert each == pytest.approx(min(seconds, seconds * PACES_PER_S / workers), abs=1)
 
 
 def test_a_new_worker_group_hears_the_pace_of_everybody_at_once() -> None:
-    reporting, large = Reporting(), replace(IDENTITY, world_size=8192)
-    assert reporting.is_needed({"type": "pace"}, large, 0.0)
-    assert not reporting.is_needed({"type": "pace"}, large, 1.0)
-    assert reporting.is_needed({"type": "pace"}, replace(large, generation=2), 2.0)
+    report_filter, large = ReportFilter(), replace(IDENTITY, world_size=8192)
+    assert report_filter.is_needed({"type": "pace"}, large, 0.0)
+    assert not report_filter.is_needed({"type": "pace"}, large, 1.0)
+    assert report_filter.is_needed({"type": "pace"}, replace(large, generation=2), 2.0)
 
 
 def test_everything_else_is_needed() -> None:
-    reporting = Reporting()
+    report_filter = ReportFilter()
     for kind in ("hello", "held", "saving", "parted", "joined", "abandoned", "stalled"):
-        assert reporting.is_needed({"type": kind}, replace(IDENTITY, rank=1), 0.0)
-        assert reporting.is_needed({"type": kind}, replace(IDENTITY, rank=1), 0.0)
+        assert report_filter.is_needed({"type": kind}, replace(IDENTITY, rank=1), 0.0)
+        assert report_filter.is_needed({"type": kind}, replace(IDENTITY, rank=1), 0.0)
