@@ -18,7 +18,7 @@ from trainers.outputs.manifest import (
     manifest_name,
     outputs_folder,
 )
-from trainers.outputs.versions import Kept, from_json, to_json
+from trainers.outputs.versions import OutputHistory, from_json, to_json
 from trainers.storage import NotReadable, Storage, StorageError
 from trainers.worker_identity import WorkerIdentity
 
@@ -91,7 +91,7 @@ class OutputsCatalog:
             is_grown=is_grown,
         )
 
-    def newest(self) -> Kept:
+    def newest(self) -> OutputHistory:
         """What is committed.  Raises OutputsDamaged for a manifest that cannot be read, and StorageError."""
         seen = None
         while (name := self._newest_manifest()) is not None:
@@ -104,20 +104,20 @@ class OutputsCatalog:
                 seen = name
             except (ValueError, NotReadable) as error:
                 raise OutputsDamaged(str(error)) from error
-        return Kept()
+        return OutputHistory()
 
-    def commit(self, kept: Kept, attempt: int, now: float) -> None:
+    def commit(self, history: OutputHistory, attempt: int, now: float) -> None:
         """Make these the job's outputs, unless a newer attempt has committed.  Raises StorageError."""
-        content = to_json(self._job_id, attempt, now, kept)
+        content = to_json(self._job_id, attempt, now, history)
         if len(content) > MAX_LIST_BYTES:
             raise StorageError(f"their list would have {len(content)} bytes, more than {MAX_LIST_BYTES}")
         self._storage.write_bytes(f"{self._folder}/{manifest_name(attempt)}", content)
 
-    def take_over(self, kept: Kept, attempt: int, now: float) -> None:
+    def take_over(self, history: OutputHistory, attempt: int, now: float) -> None:
         """Commit what earlier attempts left, so that what these still write does not count.  Raises StorageError."""
-        if kept == Kept() and not self._manifests():
+        if history == OutputHistory() and not self._manifests():
             return
-        self.commit(kept, attempt, now)
+        self.commit(history, attempt, now)
         with contextlib.suppress(StorageError):
             for before, name in self._manifests().items():
                 if before < attempt:
@@ -139,13 +139,13 @@ class OutputsCatalog:
         manifests = self._manifests()
         return manifests[max(manifests)] if manifests else None
 
-    def unnamed(self, kept: Kept) -> frozenset[str]:
+    def unnamed(self, history: OutputHistory) -> frozenset[str]:
         """What lies there besides these versions, asked while no worker runs; nothing beside a damaged manifest."""
         names = frozenset(self._storage.names(self._folder))
         if any(name.startswith(DAMAGED_PREFIX) for name in names):
             return frozenset()
         manifests = {name for name in names if attempt_of(name) is not None}
-        return names - kept.folders - manifests
+        return names - history.folders - manifests
 
     def forget(self, folders: Iterable[str]) -> None:
         """Remove folders of versions that no manifest names any more.  Raises StorageError."""

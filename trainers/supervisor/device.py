@@ -1,4 +1,4 @@
-"""What a worker computes on: the node's own devices against what the job asks for, and what its command is told."""
+"""Checks the node's devices against what the job asks for, and sets the command's variables for them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def device_variables(
 
 
 def _oneccl(identity: WorkerIdentity, interface: str | None) -> dict[str, str]:
-    """Without mpirun around it oneCCL has to be told who is who on a node, and to use sockets."""
+    """Without mpirun oneCCL needs the local ranks of a node from variables, and has to use sockets."""
     variables = {
         "CCL_PROCESS_LAUNCHER": "none",
         "CCL_LOCAL_RANK": str(identity.local_rank),

@@ -1,6 +1,6 @@
-"""Files that a command makes in the memory of its machine (/dev/shm): whose they are, how large, and who uses them.
+"""Files that a command makes in the memory of its machine (/dev/shm): which they are, their sizes and users.
 
-Nothing there says which process has made a file.  So those are a command's that were not there before it began and
+Linux does not record which process made a file.  So those are a command's that were not there before it began and
 that one of its processes was seen to have open or mapped for writing.  They are known by their inodes, whatever name
 they get, and written into a record beside the worker's own folder in that memory, which vanishes with them when the
 machine starts anew.
@@ -154,7 +154,7 @@ def reserve_record(record: Path) -> None:
 
 
 def write_record(record: Path, names: Mapping[int, str]) -> None:
-    """Put down what is a command's, whole or not at all.  Raises OSError.
+    """Write which files are a command's, atomically.  Raises OSError.
 
     The record and its draft change places, so that both keep the memory that they have: it may be full.
     """
@@ -173,7 +173,7 @@ def write_record(record: Path, names: Mapping[int, str]) -> None:
 
 
 def read_record(record: Path) -> dict[int, str]:
-    """What was put down; nothing where that cannot be understood."""
+    """The names in a record by inode; empty when it cannot be parsed."""
     try:
         descriptor = os.open(record, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:

@@ -1,4 +1,4 @@
-"""What killed supervisors left on their node: processes, folders, files in memory."""
+"""Removes what killed supervisors left on their node: processes, folders, files in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def sweep_node() -> None:
-    """End and remove all that belongs to supervisors of this node which live no more."""
+    """End and remove all that belongs to dead supervisors of this node."""
     try:
         cgroups.sweep()
     except cgroups.ProcessesRemain as error:

@@ -1,4 +1,4 @@
-"""A worker's files of a checkpoint on their way to the driver: their machine goes too soon for the storage."""
+"""Sends a worker's files of a checkpoint to the driver, when its machine goes before the storage would have them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class CheckpointShard:
 
     @property
     def key(self) -> str:
-        """Its name among the shards of the attempt."""
+        """Its unique name within the attempt."""
         return f"{self.step}-{self.generation}-{self.rank}-{self.take}"
 
 
 def send(driver: Any, shard: CheckpointShard, folder: ConfinedFolder) -> bool:
-    """Send every file of `folder` to the driver actor; False when it has no room or does not get them all."""
+    """Send every file of `folder` to the driver actor; False when it has no space or does not get all of them."""
     try:
         if not ray.get(driver.relay_offer.remote(shard)):
             return False

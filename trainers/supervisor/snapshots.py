@@ -1,8 +1,8 @@
-"""Memory of a node that holds checkpoints between a script and the storage; it outlives the script.
+"""Memory of a node that holds checkpoints on their way from a script to the storage; it outlives the script.
 
-A snapshot is a folder of files on a file system in memory.  A folder of each supervisor's own is removed with it, and
-with that what its command made in that memory by itself; what a killed one left behind is swept by the next one on the
-machine.
+A snapshot is a folder of files on a file system in memory.  Each supervisor has a folder of
+its own, which it removes at its end together with the files that its command made in that memory; what a killed
+supervisor left is removed by the next one on the machine.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class SnapshotSpace:
 
     #: The script writes here.
     folder: Path
-    #: What the supervisor has taken lies here, on the same file system.
+    #: Snapshots that the supervisor has taken over, on the same file system.
     staging: Path
     limit_bytes: int
-    #: Where all files in memory lie, the name below it of what is this user's for snapshots, and what names others.
+    #: The file system in memory, the name of this user's folder for snapshots below it, and the record of other files.
     memory: Path
     own: str
     record: Path
 
     def variables(self) -> dict[str, str]:
-        """Environment variables that tell the script."""
+        """Environment variables for the script."""
         return {"REMORA_MEMORY_DIR": str(self.folder), "REMORA_MEMORY_BYTES": str(self.limit_bytes)}
 
 
@@ -55,7 +55,7 @@ def memory_root() -> Path | None:
         root.mkdir(mode=0o700, exist_ok=True)
     except FileExistsError:
         return None
-    # Somebody else may have made a folder of this name, or a link to one of this user.
+    # Another user may have made a folder of this name, or a link to one of this user.
     return root if is_private(root) else None
 
 

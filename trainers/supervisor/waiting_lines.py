@@ -1,4 +1,4 @@
-"""Lines of one rank that wait for their way to the driver (pure)."""
+"""The queue of one rank's lines that are not sent to the driver yet (pure)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class WaitingLines:
         self.size_bytes += _size_of(text)
 
     def take(self, limit_bytes: int) -> list[channel.Message]:
-        """The oldest lines of about so many bytes, at least one, as messages; they are forgotten here."""
+        """Remove the oldest lines of about `limit_bytes`, at least one, and return them as messages."""
         taken: list[tuple[str, str]] = []
         while self._texts and limit_bytes > 0:
             stream, text = self._texts.popleft()
@@ -42,13 +42,13 @@ class WaitingLines:
         ]
 
     def put_back(self, messages: Iterable[channel.Message]) -> None:
-        """These were not taken: they come first again."""
+        """Put lines that the driver did not take back to the front."""
         texts = [(message["stream"], message["text"]) for message in messages]
         self._texts.extendleft(reversed(texts))
         self.size_bytes += sum(_size_of(text) for _, text in texts)
 
     def clear(self) -> None:
-        """Nobody will take them."""
+        """Drop all lines."""
         self._texts.clear()
         self.size_bytes = 0
 

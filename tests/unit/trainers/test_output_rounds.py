@@ -10,7 +10,7 @@ import pytest
 
 from trainers.outputs.manifest import Changes, OutputFile, folders_of
 from trainers.outputs.rounds import FIRST_S, LATE_S, Rounds
-from trainers.outputs.versions import Kept, is_save
+from trainers.outputs.versions import OutputHistory, is_save
 
 GROUP = (1, 1)
 
@@ -53,7 +53,7 @@ class Group:
     def agree(self) -> set[str]:
         """Names of the version that was agreed on; the present one's while there is no new one."""
         if (agreed := self.rounds.agree(self.files, self.now)) is not None:
-            kept = Kept().follow(self.files, is_save=False).follow(agreed.files, is_save=False)
+            kept = OutputHistory().follow(self.files, is_save=False).follow(agreed.files, is_save=False)
             self.files = dict(kept.newest.files)
             self.rounds.know(self.files)
         return set(self.files)
@@ -293,7 +293,7 @@ class World:
         agreed = self.rounds.agree(self.files, self.now)
         if agreed is None:
             return
-        self.files = dict(Kept().follow(agreed.files, is_save=True).newest.files)
+        self.files = dict(OutputHistory().follow(agreed.files, is_save=True).newest.files)
         self.rounds.know(self.files)
         saved: dict[int, set[str]] = {}
         for name, one in self.files.items():
@@ -387,8 +387,8 @@ def test_what_counts_as_a_save(name: str, fields: dict[str, object], commit: str
     assert is_save(before, after, {} if commit is None else {"m": commit}) is saves
 
 
-def kept_after(saves: int) -> Kept:
-    kept = Kept()
+def kept_after(saves: int) -> OutputHistory:
+    kept = OutputHistory()
     for number in range(1, saves + 1):
         kept = kept.follow({"snapshot": file("snapshot", sha256=str(number))}, is_save=True)
     return kept

@@ -22,7 +22,7 @@ from trainers.driver.account import Account
 from trainers.driver.outputs import Outputs
 from trainers.outputs.catalog import OutputsCatalog
 from trainers.outputs.manifest import Changes, End, OutputFile, merge, without_clashes
-from trainers.outputs.versions import Kept, Version, from_json, to_json
+from trainers.outputs.versions import OutputHistory, Version, from_json, to_json
 from trainers.storage import Storage, StorageError
 from trainers.supervisor.outputs_collector import MAX_FILES, OutputsCollector
 from trainers.worker_identity import WorkerIdentity
@@ -86,7 +86,7 @@ def test_of_a_file_and_a_folder_of_one_name_the_lower_rank_s_stays(turn: int) ->
 def test_a_manifest_comes_back_as_it_was_and_nonsense_is_refused() -> None:
     older = Version(number=1, files={"a": version("a", 0)})
     newest = Version(number=2, files={"a": version("a", 0, stored="other"), "b/c": version("b/c", 1)})
-    kept = Kept(newest=newest, before=(older, Version()), failed_starts=1)
+    kept = OutputHistory(newest=newest, before=(older, Version()), failed_starts=1)
     assert from_json(to_json("job_1", 1, 2.0, kept)) == kept
     deep, files = b"[" * 100_000, b'{"version": 1, "files": [{}]}'
     for nonsense in (b"", b"[]", deep, b'{"version": 2, "files": []}', files):
@@ -105,18 +105,20 @@ def test_a_manifest_from_before_outputs_had_versions_is_read() -> None:
         "generation": 1,
     }
     old = json.dumps({"version": 1, "job_id": "job_1", "attempt": 1, "committed_at": 2.0, "files": [fields]})
-    assert from_json(old.encode()) == Kept(newest=Version(files={"a": version("a", 0, stored="u/a")}))
+    assert from_json(old.encode()) == OutputHistory(
+        newest=Version(files={"a": version("a", 0, stored="u/a")})
+    )
 
 
 def test_a_manifest_of_which_a_bit_has_changed_or_that_leads_elsewhere_is_refused() -> None:
-    content = to_json("job_1", 1, 2.0, Kept(newest=Version(number=1, files={"a": version("a", 0)})))
+    content = to_json("job_1", 1, 2.0, OutputHistory(newest=Version(number=1, files={"a": version("a", 0)})))
     for position in range(len(content)):
         flipped = bytearray(content)
         flipped[position] ^= 1
         with pytest.raises(ValueError, match="not a manifest of outputs"):
             from_json(bytes(flipped))
     for name, stored in (("../a", "u/a"), ("a", "/etc/passwd")):
-        elsewhere = Kept(newest=Version(files={name: version(name, 0, stored=stored)}))
+        elsewhere = OutputHistory(newest=Version(files={name: version(name, 0, stored=stored)}))
         with pytest.raises(ValueError, match="is no name inside a folder"):
             from_json(to_json("job_1", 1, 2.0, elsewhere))
 
@@ -419,7 +421,7 @@ def test_a_file_that_was_replaced_since_the_list_was_made_comes_in_its_newest_ve
     (first.folder / "log").unlink()
     first.collector.finish(end="clean")
     newest = merge(listed, first.told[1])
-    first.catalog.commit(Kept(newest=Version(number=2, files=newest)), 1, 0.0)
+    first.catalog.commit(OutputHistory(newest=Version(number=2, files=newest)), 1, 0.0)
     for old in listed.values():
         Storage(tmp_path / "storage").delete(f"jobs/job_1/outputs/{old.stored}")
     second = Worker(tmp_path, listed, rank=1)
@@ -589,7 +591,7 @@ def test_what_an_older_attempt_still_commits_does_not_count(tmp_path: Path) -> N
     first.hear(worker.told[0])
     second = Head(tmp_path, attempt=2)
     # It had asked whether it may, before the second one began.
-    first.catalog.commit(Kept(), 1, 1000.0)
+    first.catalog.commit(OutputHistory(), 1, 1000.0)
     assert set(second.catalog.newest().newest.files) == {"snapshot"}
     third = Head(tmp_path, attempt=3)
     assert set(third.outputs.files) == {"snapshot"}
