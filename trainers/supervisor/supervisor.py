@@ -1,4 +1,4 @@
-"""The parent of one rank's process: starts the child, carries what it says to the driver, and ends with it.
+"""Supervises one rank's command: starts it, passes its messages on to the driver, and ends with it.
 
 `prepare`, `instruct` and `supervise` run in the process of a Ray Train worker: the first two are called by the driver,
 the last one is what Ray Train runs as its training function.
@@ -56,7 +56,7 @@ from trainers.supervisor.temporary_folders import temporary_folder
 from trainers.supervisor.write_speed import WriteSpeed, fits
 from trainers.worker_identity import WorkerIdentity
 
-#: What a script may tell the driver; `checkpoint` is for the supervisor, and all else it does not know.
+#: Messages of a script that go to the driver; `checkpoint` is for the supervisor, and all others are dropped.
 _FOR_DRIVER = frozenset(
     {
         "hello",
@@ -81,7 +81,7 @@ class PlannedStop(Exception):
 
 
 class CommandUnusable(Exception):
-    """The command cannot be handed to the operating system as it is."""
+    """The operating system does not accept the command."""
 
 
 class SidecarFailed(Exception):
@@ -112,7 +112,7 @@ class Assignment:
 
 _assignment: Assignment | None = None
 _running: Supervisor | None = None
-#: Instructions that came before the training function was started.
+#: Instructions that came before the training function started.
 _early: list[channel.Message] = []
 _starting = threading.Lock()
 
@@ -136,7 +136,7 @@ def instruct(message: channel.Message) -> None:
 def supervise() -> None:
     """Run the prepared assignment to its end; what Ray Train calls as the training function.
 
-    Raises ChildFailed or PlannedStop, which tells Ray Train that this worker is through.
+    Raises ChildFailed or PlannedStop, which tells Ray Train that this worker has ended.
     """
     global _running
     if _assignment is None:
@@ -159,7 +159,7 @@ class Supervisor:
         self._is_joining = assignment.is_joining
         self._slot = assignment.slot
         self._outbox = Outbox(
-            assignment.driver, assignment.identity.generation, assignment.slot, self._cut_off
+            assignment.driver, assignment.identity.generation, assignment.slot, self._driver_is_gone
         )
         self._report_filter = ReportFilter()
         self._backend = backend_of(assignment.plan.backend)
@@ -172,7 +172,7 @@ class Supervisor:
         self._stop_is_near = False
         self._driver = assignment.driver
         self._speed = WriteSpeed(assignment.plan.write_bytes_per_s)
-        #: When this job's first machine goes, by the monotonic clock; None: none goes.
+        #: When this job's first machine is preempted, by the monotonic clock; None: none is.
         self._deadline_at: float | None = None
         self._uploads: list[threading.Thread] = []
         self._take_counter = TakeCounter()
@@ -180,25 +180,25 @@ class Supervisor:
         self._files = assignment.outputs
         #: Watches the outputs folder; None until the folder is there.
         self._collector: OutputsCollector | None = None
-        #: Memory for checkpoints on their way; None where this node has none to give.
+        #: Memory for checkpoints on their way to the storage; None where this node has none.
         self._snapshots: SnapshotSpace | None = None
-        #: Looks after what the command makes in memory by itself.
+        #: Watches the files that the command makes in memory.
         self._watch: MemoryWatch | None = None
-        #: What the command had too much of, so that it was ended.
+        #: Why the command was ended, when it exceeded a limit.
         self._excess: str | None = None
-        #: What the script said about why it cannot train at all.
+        #: The script's own reason why it cannot train at all.
         self._refusal: str | None = None
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Prepare the folder, run the child, hand everything over."""
+        """Prepare the folder, run the child, deliver everything."""
         try:
             self._run()
         except (PlannedStop, ChildFailed):
             raise
         except Exception as error:
-            # Else the driver would learn that something failed, and nobody what.
-            self._tell_trouble(f"the supervisor failed: {type(error).__name__}: {error}"[:1000])
+            # So that the driver learns what has failed.
+            self._report_trouble(f"the supervisor failed: {type(error).__name__}: {error}"[:1000])
             raise ChildFailed(str(error)) from error
 
     def _run(self) -> None:
@@ -206,7 +206,7 @@ class Supervisor:
         sweep_node()
         name = f"{identity.attempt_id}-{identity.generation}"
         if self._is_joining:
-            # Its ranks are dealt later: until then they may be those of a worker that runs on this node in this group.
+            # Its rank is assigned later: until then it may be that of another worker on this node.
             name += f"-{self._slot}"
         own = f"{name}-{identity.rank}-{os.getpid()}"
         with (
@@ -232,7 +232,7 @@ class Supervisor:
             except CommandUnusable as error:
                 self._finish({"start_failed": str(error)})
             except (StorageError, OSError) as error:
-                self._tell_trouble(f"preparing the code failed: {error}")
+                self._report_trouble(f"preparing the code failed: {error}")
                 raise ChildFailed(str(error)) from error
             except (BundleError, BackendUnusable) as error:
                 self._finish({"start_failed": str(error)})
@@ -253,13 +253,13 @@ class Supervisor:
             blame = self._backend.blame(launch)
             if blame is None:
                 # A port that is taken, a node that went.
-                self._tell_trouble(str(error))
+                self._report_trouble(str(error))
                 raise ChildFailed(str(error)) from error
             status = {"start_failed": blame}
         self._finish(status)
 
-    def _tell_trouble(self, why: str) -> None:
-        """What keeps this worker from going on, when it is not the command's own end."""
+    def _report_trouble(self, why: str) -> None:
+        """Report why this worker cannot go on, when the command is not the cause."""
         self._outbox.put({"type": "trouble", "message": why})
         self._outbox.close()
 
@@ -270,7 +270,7 @@ class Supervisor:
             threading.Thread(target=self._dump, name="dump", daemon=True).start()
             return
         if kind == "look":
-            self._look(message)
+            self._scan_outputs(message)
             return
         with self._lock:
             child = self._child
@@ -284,7 +284,7 @@ class Supervisor:
                 self._stop_is_near = False
             elif kind == "preemption":
                 deadline_at = message.get("deadline_at")
-                # Measured once, by the clock that it was given by: that one may be set before it comes.
+                # Computed once: the wall clock may be set before the deadline.
                 left_s = None if deadline_at is None else deadline_at - time.time()
                 self._deadline_at = None if left_s is None else time.monotonic() + left_s
                 if self._collector is not None:
@@ -300,14 +300,14 @@ class Supervisor:
             child.stop(at_once=bool(message.get("at_once")))
 
     def _dump(self) -> None:
-        """Tell what the child's processes are doing."""
+        """Report the stacks of the child's processes."""
         with self._lock:
             child = self._child
         text = "The command was not started yet." if child is None else stacks_below(child.pid)
         self._outbox.put({"type": "stack", "text": text})
 
-    def _look(self, message: channel.Message) -> None:
-        """Look into the outputs folder, once there is one."""
+    def _scan_outputs(self, message: channel.Message) -> None:
+        """Scan the outputs folder, once there is one."""
         with self._lock:
             collector = self._collector
         if collector is not None:
@@ -328,7 +328,7 @@ class Supervisor:
         """
         status = child.wait()
         if self._watch is not None:
-            # Its process id may be another's from now on.
+            # Its process id may be reused from now on.
             self._watch.close()
         if self._collector is not None:
             self._collector.note_end()
@@ -354,7 +354,7 @@ class Supervisor:
         if child is not None:
             child.stop(at_once=True)
 
-    def _end_for(self, size: int, most: int) -> None:
+    def _end_for_excess(self, size: int, most: int) -> None:
         """End a command that fills the memory of its machine."""
         with self._lock:
             child = self._child
@@ -381,7 +381,7 @@ class Supervisor:
         if (space := self._snapshots) is not None:
             most = plan.max_shm_bytes or most_bytes(space.memory)
             self._watch = MemoryWatch(
-                space.memory, space.own, space.record, most, lambda size: self._end_for(size, most)
+                space.memory, space.own, space.record, most, lambda size: self._end_for_excess(size, most)
             )
         values = expression_values(identity)
         command = [fill(word, values, str(collector.folder)) for word in self._backend.command(launch)]
@@ -394,7 +394,7 @@ class Supervisor:
                 on_line=lambda text: self._outbox.put_lines("remora", text),
                 on_failure=self._give_up,
             )
-        # Under the lock, so that the child's first message finds somebody who can answer.
+        # Under the lock, so that the child's first message can be answered.
         with self._lock:
             try:
                 child = self._child = Child(
@@ -427,9 +427,9 @@ class Supervisor:
         return child
 
     def _fill_outputs(self, folder: Path) -> OutputsCollector:
-        """The folder for what the script wants to be kept, with what the job has so far."""
+        """Make the outputs folder, with the job's outputs so far."""
 
-        def tell(changes: Changes) -> None:
+        def report(changes: Changes) -> None:
             self._outbox.put({"type": "outputs", "changes": changes})
 
         catalog = OutputsCatalog(Storage(self._plan.checkpoint_url), self._plan.job_id)
@@ -437,7 +437,7 @@ class Supervisor:
             folder,
             catalog,
             lambda: self._identity,
-            tell,
+            report,
             lambda text: self._outbox.put_lines("remora", text),
             outputs=self._plan.outputs,
             paths=self._plan.output_files,
@@ -450,7 +450,7 @@ class Supervisor:
     def _receive(self, message: channel.Message) -> None:
         """Take a message of the child."""
         if message["type"] == "abandoned":
-            # The other ranks may have made theirs, and count it.
+            # The other ranks may have made theirs, and counted it.
             with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
                 self._take_counter.count(int(message["step"]), self._identity.generation)
         if message["type"] in _FOR_DRIVER:
@@ -469,7 +469,7 @@ class Supervisor:
     def _take(self, offer: CheckpointOffer) -> None:
         """Take a rank's files of a checkpoint, and let the script go on unless its planned end comes."""
         assert self._intake is not None
-        # Written by the group that it names, which may have changed in place meanwhile: then it is nobody's.
+        # Written by the group that it names, which may have changed in place meanwhile: then it is dropped.
         identity = dataclasses.replace(self._identity, generation=offer.generation)
         number = self._take_counter.count(offer.step, offer.generation)
         self._uploads = [upload for upload in self._uploads if upload.is_alive()]
@@ -493,7 +493,7 @@ class Supervisor:
     def _upload(
         self, taken: TakenFolder, offer: CheckpointOffer, identity: WorkerIdentity, number: int
     ) -> None:
-        """Bring files to the storage, or off this machine where the storage would not have them in time."""
+        """Store the files, or send them to the driver when the storage would not have them in time."""
         try:
             size = size_of(taken.folder)
             with self._lock:
@@ -512,7 +512,7 @@ class Supervisor:
             if in_time or not send(self._driver, shard, taken.folder):
                 self._store(taken.folder, shard)
         except OSError as error:
-            self._tell_unstored(offer.step, error)
+            self._report_unstored(offer.step, error)
         finally:
             taken.discard()
 
@@ -525,14 +525,14 @@ class Supervisor:
         except (StorageError, OSError) as error:
             with self._lock:
                 self._speed.drop(write)
-            self._tell_unstored(shard.step, error)
+            self._report_unstored(shard.step, error)
             return
         with self._lock:
             self._speed.end(write, time.monotonic())
         message = {"type": "shard", "step": shard.step, "files": files, "asked": shard.asked}
         self._outbox.put({**message, "generation": shard.generation, "take": shard.take})
 
-    def _tell_unstored(self, step: int, error: Exception) -> None:
+    def _report_unstored(self, step: int, error: Exception) -> None:
         self._outbox.put_lines("remora", f"the checkpoint of step {step} could not be stored: {error}"[:1000])
         self._outbox.put({"type": "abandoned", "step": step})
 
@@ -562,8 +562,8 @@ class Supervisor:
             raise PlannedStop
         raise ChildFailed(str(status))
 
-    def _cut_off(self) -> None:
-        """The driver is gone: nobody wants this child's work any more."""
+    def _driver_is_gone(self) -> None:
+        """The driver is gone: end the child."""
         with self._lock:
             self._stop_requested = True
             child, sidecar = self._child, self._sidecar

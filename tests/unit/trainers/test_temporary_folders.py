@@ -119,8 +119,8 @@ HOLDS = """
 import signal, tempfile
 from pathlib import Path
 from trainers.supervisor import temporary_folders
-temporary._PATH_BYTES = 4096
-with temporary.temporary_folder("att_2", print) as folder:
+temporary_folders._PATH_BYTES = 4096
+with temporary_folders.temporary_folder("att_2", print) as folder:
     (folder / "left").touch()
     print(folder, flush=True)
     signal.pause()

@@ -1,6 +1,6 @@
 """MPI: Open MPI's own mpirun inside the worker group, each rank run by its own supervisor, no ssh.
 
-Rank 0's node runs mpirun, every other node a door behind which mpirun's daemon starts; both are sidecars of the first
+Rank 0's node runs mpirun, every other node a command server that starts mpirun's daemon; both are sidecars of the first
 worker of their node.  `docs/decisions/0043-mpirun-deals-places.md` says why.
 """
 
@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from remora.commands.launchers import unwrap
 from trainers.backends.backend import Backend, BackendUnusable, LaunchContext, Sidecar
-from trainers.backends.mpi.rank import make_pipes, place_pipe, tell_over
+from trainers.backends.mpi.rank import make_pipes, report_return, variables_pipe
 from trainers.processes.child import Child
 
 _HERE = Path(__file__).parent
@@ -26,7 +26,7 @@ _SHARED_MEMORY = "OMPI_MCA_btl_vader_backing_directory"
 _PARAMETERS = ("OMPI_", "PMIX_", "ORTE_", "OPAL_")
 #: Seconds that mpirun may take to start one process on its own node.
 _TRY_S = 20.0
-#: How every process of ours that stands between is started: the service's interpreter, standard library only.
+#: How our processes between mpirun and a rank are started: the service's interpreter, standard library only.
 _PYTHON = [sys.executable, "-S", "-E"]
 
 
@@ -36,7 +36,7 @@ class Mpi(Backend):
     needs_ports: ClassVar[bool] = True
 
     def prepare(self, launch: LaunchContext) -> None:
-        """Check that MPI is on this node, and make the pipes through which the rank gets its place."""
+        """Check that MPI is on this node, and make the pipes through which the rank gets its variables."""
         path = launch.environment.get("PATH")
         program = "mpirun" if launch.identity.rank == 0 else "orted"
         if _is_lead(launch) and shutil.which(program, path=path) is None:
@@ -47,7 +47,7 @@ class Mpi(Backend):
         make_pipes(str(launch.shared), launch.identity.rank)
 
     def variables(self, launch: LaunchContext) -> dict[str, str]:
-        """Where the rank finds its place, and settings of Open MPI that the job's own variables may override."""
+        """Where the rank finds its pipes, and settings of Open MPI that the job's own variables may override."""
         # Nodes that share a machine must not share Open MPI's shared memory; and this one goes with the supervisor.
         memory = Path(launch.environment.get("REMORA_MEMORY_DIR", launch.scratch)).parent
         settings = {**_settings(launch), _SHARED_MEMORY: str(memory)}
@@ -55,14 +55,14 @@ class Mpi(Backend):
         return {**defaults, "REMORA_MPI_FOLDER": str(launch.shared)}
 
     def command(self, launch: LaunchContext) -> list[str]:
-        """The command, once mpirun has dealt the rank its place."""
+        """The command, which starts once mpirun has given the rank its variables."""
         command = super().command(launch)
         if shutil.which(command[0], path=launch.environment.get("PATH")) is None and "/" not in command[0]:
             raise BackendUnusable(f"{command[0]}: No such file or directory")
         return [*_PYTHON, str(_HERE / "rank.py"), "take", str(launch.identity.rank), *command]
 
     def sidecar(self, launch: LaunchContext) -> Sidecar | None:
-        """On the node of rank 0 mpirun; on every other node the door through which mpirun reaches it."""
+        """On the node of rank 0 mpirun; on every other node the command server through which mpirun reaches it."""
         identity = launch.identity
         if not _is_lead(launch):
             return None
@@ -70,19 +70,27 @@ class Mpi(Backend):
             hosts = launch.shared / "mpi-hosts"
             hosts.write_text("".join(f"{host}\n" for host in _hosts(identity.peers)))
             mpirun = ["mpirun", "--hostfile", str(hosts), "--map-by", "seq", "-n", str(identity.world_size)]
-            doors = {"REMORA_MPI_DOORS": json.dumps({"doors": _doors(identity.peers), "key": identity.key})}
+            servers = {
+                "REMORA_MPI_DOORS": json.dumps(
+                    {"doors": _command_servers(identity.peers), "key": identity.key}
+                )
+            }
             return Sidecar(
                 command=[*mpirun, *_PYTHON, str(_HERE / "rank.py"), "give"],
-                environment={**_without_ranks(launch), **doors},
+                environment={**_without_ranks(launch), **servers},
             )
         return Sidecar(
-            command=[*_PYTHON, str(_HERE / "door.py"), *identity.peers[identity.rank].rsplit(":", 1)],
+            command=[
+                *_PYTHON,
+                str(_HERE / "command_server.py"),
+                *identity.peers[identity.rank].rsplit(":", 1),
+            ],
             environment={**_without_ranks(launch), "REMORA_MPI_KEY": identity.key},
         )
 
     def has_started(self, launch: LaunchContext) -> bool:
-        """True once the rank has its place."""
-        return not Path(place_pipe(str(launch.shared), launch.identity.rank)).exists()
+        """True once the rank has its variables."""
+        return not Path(variables_pipe(str(launch.shared), launch.identity.rank)).exists()
 
     def blame(self, launch: LaunchContext) -> str | None:
         """The job's own parameters of Open MPI, when mpirun starts a process here without them and none with them."""
@@ -96,7 +104,7 @@ class Mpi(Backend):
 
     def returned(self, launch: LaunchContext) -> None:
         """Let mpirun count this rank as ended."""
-        tell_over(str(launch.shared), launch.identity.rank)
+        report_return(str(launch.shared), launch.identity.rank)
 
 
 def _runs(environment: dict[str, str]) -> bool:
@@ -139,13 +147,13 @@ def _hosts(peers: tuple[str, ...]) -> list[str]:
     return [here if address == addresses[0] else address for address in addresses]
 
 
-def _doors(peers: tuple[str, ...]) -> dict[str, tuple[str, int]]:
-    """Node -> where its door is: at the port of the first of its ranks."""
-    doors: dict[str, tuple[str, int]] = {}
+def _command_servers(peers: tuple[str, ...]) -> dict[str, tuple[str, int]]:
+    """Node -> address of its command server: at the port of the first of its ranks."""
+    servers: dict[str, tuple[str, int]] = {}
     for peer in peers:
         address, _, port = peer.rpartition(":")
-        doors.setdefault(address, (address, int(port)))
-    return doors
+        servers.setdefault(address, (address, int(port)))
+    return servers
 
 
 def _settings(launch: LaunchContext) -> dict[str, str]:
@@ -155,7 +163,7 @@ def _settings(launch: LaunchContext) -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_plm": "rsh",
-        "OMPI_MCA_plm_rsh_agent": " ".join([*_PYTHON, str(_HERE / "agent.py")]),
+        "OMPI_MCA_plm_rsh_agent": " ".join([*_PYTHON, str(_HERE / "rsh_agent.py")]),
         "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
         "OMPI_MCA_orte_leave_session_attached": "1",
         # Workers of several jobs may share a node, and each would be bound to the same first core.
