@@ -25,7 +25,7 @@ MAX_PART_BYTES = 255
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: O_NONBLOCK: opening a named pipe does not wait for its writer.
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-#: What the kernel says of a link where none may be, and of a file where a folder has to be.
+#: Error numbers for a link where none may be, and for a file where a folder has to be.
 _LINKS = (errno.ELOOP, errno.ENOTDIR)
 
 

@@ -25,7 +25,7 @@ from trainers.confined_folders import OutsideFolder, parts_of
 MOST_BYTES = 32 * 2**20
 #: Links are not followed, and nothing waits for the other end of a pipe.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-#: What the kernel says when it opens no such thing as a file, and what that means.
+#: Error numbers of what cannot be opened as a file, with their meaning.
 _NO_FILES = {
     errno.ELOOP: "is a link",
     errno.ENXIO: "is no file",
@@ -34,7 +34,7 @@ _NO_FILES = {
 }
 
 
-#: What the kernel says of a disk without room.
+#: Error numbers of a full disk.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -43,7 +43,7 @@ class StorageError(Exception):
 
 
 class StorageFull(StorageError):
-    """There is no room left in the storage."""
+    """There is no space left in the storage."""
 
 
 class NotReadable(StorageError):
@@ -94,7 +94,7 @@ class Storage:
             return int(self._fs.size(self.path(name)) or 0)
 
     def state(self, name: str) -> str:
-        """Changes when somebody writes to a file, as far as the filesystem tells: its time, number or tag."""
+        """Changes when a file is written to, as far as the filesystem reports: its time, number or tag."""
         with self._errors(name):
             self._fs.invalidate_cache()
             return str(self._fs.ukey(self.path(name)))

@@ -49,7 +49,7 @@ class Damage:
 
 @dataclass(frozen=True, kw_only=True)
 class Retained:
-    """What a retention has done."""
+    """The result of a retention."""
 
     deleted: tuple[Manifest, ...] = ()
     #: Those that are still there.
@@ -67,7 +67,7 @@ class Catalog:
         self._storage = storage
         self._job_id = job_id
         self._folder = job_folder(job_id)
-        #: States of files, by name, in which their content was right.
+        #: States of files, by name, in which their content was verified.
         self._right: dict[str, str] = {}
         #: Folders that lost their manifest to a retention, and are still there.
         self._leftovers: set[str] = set()
@@ -205,7 +205,7 @@ class Catalog:
         return Retained(deleted=tuple(deleted), kept=kept, damaged=tuple(present), failure=failure)
 
     def _damages(self, manifests: list[Manifest]) -> dict[Manifest, Damage]:
-        """Those that cannot be used; files that nobody wrote to since their content was right are not read again."""
+        """Those that cannot be used; files that did not change since their content was verified are not read again."""
         found = {}
         for manifest in manifests:
             why = self._why_damaged(manifest, again=False)
@@ -262,7 +262,7 @@ class Catalog:
         except FileNotFoundError:
             return 0
         except (ValueError, NotReadable):
-            # Torn. Who wrote it had the number of a checkpoint at least, if one of its kind is there.
+            # Written in part. Its attempt was at least as high as that of any checkpoint.
             return max((parse_folder_name(folder) or _NO_FOLDER)[1] for folder in ("", *self._folders()))
 
     def _folders(self) -> list[str]:
