@@ -67,7 +67,7 @@ class ReadyProcesses:
         self._asked: list[tuple[Any, Any]] = []
 
     def look(self, *, is_quiet: bool) -> int:
-        """Look for free nodes and, in quiet times, ask their raylets to replace what was taken, without waiting for them.
+        """Look for free nodes and, in quiet times, ask their raylets to replace what was taken; does not wait.
 
         Returns how many workers the nodes could have, all together.
         """

@@ -27,7 +27,7 @@ from trainers.processes.fork_server_client import (
     CommandShim,
     ForkServer,
     ShimRequest,
-    form_of_command,
+    invocation_of,
     receive_shim,
     shim_environment,
 )
@@ -221,10 +221,10 @@ def _inside(request: ShimRequest, cgroup: Cgroup) -> ShimRequest:
 
 def _fork(fork_server: ForkServer | None, request: ShimRequest, descriptors: list[int]) -> CommandShim | None:
     """Have the command forked by the fork server; None when it has to be started."""
-    form = form_of_command(request.command, request.environment) if fork_server is not None else None
-    if fork_server is None or form is None:
+    invocation = invocation_of(request.command, request.environment) if fork_server is not None else None
+    if fork_server is None or invocation is None:
         return None
-    return fork_server.fork(request, form, descriptors)
+    return fork_server.fork(request, invocation, descriptors)
 
 
 def _start(request: ShimRequest, descriptors: list[int]) -> CommandShim:

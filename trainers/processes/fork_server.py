@@ -32,7 +32,13 @@ from typing import Any
 from trainers.processes import command_shim
 from trainers.processes import fork_server_child as child_side
 from trainers.processes.fork_server_child import ForkedCommand
-from trainers.processes.fork_server_rules import Form, Warmth, hidden_module, marks_of, needs_fresh_start
+from trainers.processes.fork_server_rules import (
+    PythonInvocation,
+    WarmState,
+    hidden_module,
+    marks_of,
+    needs_fresh_start,
+)
 
 #: Longest request.
 _REQUEST_BYTES = 1 << 20
@@ -52,7 +58,7 @@ def serve(path: str, owner: int, modules: list[str]) -> tuple[ForkedCommand, lis
     except ProcessLookupError:
         return None
     _forget_our_packages()
-    warmth = _warm_up(modules)
+    warm_state = _warm_up(modules)
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         os.write(ready, f"importing {','.join(modules)} starts threads, which a fork would lose".encode())
@@ -73,7 +79,7 @@ def serve(path: str, owner: int, modules: list[str]) -> tuple[ForkedCommand, lis
         with contextlib.suppress(OSError):
             connection, _ = listening.accept()
             with connection:
-                request = _accept_request(connection, warmth)
+                request = _accept_request(connection, warm_state)
                 if request is not None and os.fork() == 0:
                     listening.close()
                     os.close(owner_fd)
@@ -102,7 +108,7 @@ def _forget_our_packages() -> None:
     os.chdir("/")
 
 
-def _warm_up(modules: list[str]) -> Warmth:
+def _warm_up(modules: list[str]) -> WarmState:
     """Import what can be imported."""
     before = {k: v for k, v in os.environ.items() if k != PADDING_VARIABLE and k not in SINGLE_THREADED}
     for name in modules:
@@ -116,7 +122,7 @@ def _warm_up(modules: list[str]) -> Warmth:
     for name in (PADDING_VARIABLE, *SINGLE_THREADED):
         added.pop(name, None)
     loaded = frozenset(name.partition(".")[0] for name in sys.modules) - {"__main__"}
-    return Warmth(loaded=loaded, environment=before, added=added)
+    return WarmState(loaded=loaded, environment=before, added=added)
 
 
 def _listen(path: str) -> socket.socket:
@@ -129,14 +135,14 @@ def _listen(path: str) -> socket.socket:
 
 
 def _accept_request(
-    connection: socket.socket, warmth: Warmth
+    connection: socket.socket, warm_state: WarmState
 ) -> tuple[ForkedCommand, float, list[int]] | None:
     """The request, the seconds that the command may take to end, and descriptors; None when it was refused."""
     connection.settimeout(_ASK_S)
     descriptors: list[int] = []
     try:
         command, grace_s = _receive(connection, descriptors)
-        refused = _refusal(command, warmth)
+        refused = _refusal(command, warm_state)
     except (OSError, ValueError, KeyError, TypeError) as error:
         refused = f"the request was not understood: {error!r}"
     if not refused:
@@ -159,7 +165,7 @@ def _receive(connection: socket.socket, descriptors: list[int]) -> tuple[ForkedC
         raise ValueError("it needs four descriptors")
     command = ForkedCommand(
         command=request["command"],
-        form=Form(**request["form"]),
+        invocation=PythonInvocation(**request["form"]),
         environment=request["environment"],
         folder=request["folder"],
         supervisor=request["supervisor"],
@@ -171,21 +177,23 @@ def _receive(connection: socket.socket, descriptors: list[int]) -> tuple[ForkedC
     return command, request["grace_s"]
 
 
-def _refusal(command: ForkedCommand, warmth: Warmth) -> str | None:
-    variable = needs_fresh_start(command.environment, warmth.environment)
+def _refusal(command: ForkedCommand, warm_state: WarmState) -> str | None:
+    variable = needs_fresh_start(command.environment, warm_state.environment)
     if variable is not None:
         return f"{variable} is read when an interpreter starts"
-    for name, value in warmth.added.items():
+    for name, value in warm_state.added.items():
         command.environment.setdefault(name, value)
     if child_side.size_of(command.environment) > child_side.max_size():
         return "the environment is too big"
-    script = os.path.join(command.folder, command.form.target)
-    folder = os.path.dirname(os.path.realpath(script)) if command.form.kind == "script" else command.folder
-    if command.form.kind == "script" and not os.path.isfile(script):
+    script = os.path.join(command.folder, command.invocation.target)
+    folder = (
+        os.path.dirname(os.path.realpath(script)) if command.invocation.kind == "script" else command.folder
+    )
+    if command.invocation.kind == "script" and not os.path.isfile(script):
         return "there is no such script"
     hidden = hidden_module(
         os.listdir(folder),
-        warmth.loaded,
+        warm_state.loaded,
         lambda name: os.path.exists(os.path.join(folder, name, "__init__.py")),
     )
     return None if hidden is None else f"{hidden} in the folder of the script has the name of a loaded module"

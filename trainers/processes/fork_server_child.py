@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TextIO
 
 from remora.script import native_threads
-from trainers.processes.fork_server_rules import Form
+from trainers.processes.fork_server_rules import PythonInvocation
 
 _LIBC = ctypes.CDLL(None)
 #: Fields 48 to 51 of /proc/self/stat, counted from the fourth: where the arguments and the environment lie in memory.
@@ -39,7 +39,7 @@ class ForkedCommand:
 
     #: The command as the user wrote it.
     command: list[str]
-    form: Form
+    invocation: PythonInvocation
     #: All of it, as `os.environ` shall be.
     environment: dict[str, str]
     #: Working directory.
@@ -111,7 +111,7 @@ def become(command: ForkedCommand, output: int, errors: int) -> Callable[[], obj
 
 def _renew_streams(command: ForkedCommand) -> None:
     """Standard streams as a fresh interpreter makes them on pipes (CPython's create_stdio)."""
-    unbuffered = command.form.is_unbuffered or bool(command.environment.get("PYTHONUNBUFFERED"))
+    unbuffered = command.invocation.is_unbuffered or bool(command.environment.get("PYTHONUNBUFFERED"))
     sys.stdin = sys.__stdin__ = _stream(0, "<stdin>", sys.stdin, unbuffered)  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = _stream(1, "<stdout>", sys.stdout, unbuffered)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _stream(2, "<stderr>", sys.stderr, unbuffered)  # type: ignore[misc]
@@ -184,28 +184,28 @@ def _loaded_libraries(name: str) -> set[str]:
 
 def _main_module(command: ForkedCommand) -> Callable[[], object]:
     """A new `__main__`, `sys.argv` and `sys.path` as `python` sets them; returns what runs it."""
-    form = command.form
+    invocation = command.invocation
     main = ModuleType("__main__")
     sys.modules["__main__"] = main
     names = main.__dict__
     names["__builtins__"] = sys.modules["builtins"]
     names["__annotations__"] = {}
     sys.orig_argv[:] = command.command
-    if form.kind == "module":
-        sys.argv[:] = ["-m", *form.arguments]
+    if invocation.kind == "module":
+        sys.argv[:] = ["-m", *invocation.arguments]
         sys.path.insert(0, os.getcwd())
         names["__loader__"] = importlib.machinery.BuiltinImporter
         # What `-m` calls.
-        return partial(runpy._run_module_as_main, form.target)  # type: ignore[attr-defined]
-    if form.kind == "code":
-        sys.argv[:] = ["-c", *form.arguments]
+        return partial(runpy._run_module_as_main, invocation.target)  # type: ignore[attr-defined]
+    if invocation.kind == "code":
+        sys.argv[:] = ["-c", *invocation.arguments]
         sys.path.insert(0, "")
         names["__loader__"] = importlib.machinery.BuiltinImporter
-        code = compile(form.target + "\n", "<string>", "exec", dont_inherit=True)
+        code = compile(invocation.target + "\n", "<string>", "exec", dont_inherit=True)
         return partial(exec, code, names)
-    sys.argv[:] = [form.target, *form.arguments]
-    sys.path.insert(0, os.path.dirname(os.path.realpath(form.target)))
-    path = os.path.abspath(form.target)
+    sys.argv[:] = [invocation.target, *invocation.arguments]
+    sys.path.insert(0, os.path.dirname(os.path.realpath(invocation.target)))
+    path = os.path.abspath(invocation.target)
     names["__file__"] = path
     names["__cached__"] = None
     names["__loader__"] = importlib.machinery.SourceFileLoader("__main__", path)

@@ -21,7 +21,7 @@ from pathlib import Path
 from remora.script import channel
 from trainers.node_folders import work_root
 from trainers.processes.fork_server import PADDING_VARIABLE, SINGLE_THREADED
-from trainers.processes.fork_server_rules import Form, form_of, marks_of
+from trainers.processes.fork_server_rules import PythonInvocation, marks_of, parse_invocation
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,9 @@ class ForkServer:
         """Wait until it has imported its modules.  Raises OSError when it cannot be, or TimeoutError."""
         self._connect().close()
 
-    def fork(self, shim_request: ShimRequest, form: Form, descriptors: list[int]) -> CommandShim | None:
+    def fork(
+        self, shim_request: ShimRequest, invocation: PythonInvocation, descriptors: list[int]
+    ) -> CommandShim | None:
         """Start a command; None when it has to be started in another way: the log says why.
 
         `descriptors`: standard output, standard error, the script's channel, the shim's status.
@@ -122,7 +124,7 @@ class ForkServer:
         request: dict[str, object] = {
             **shim_request.fields(),
             "command": shim_request.command,
-            "form": dataclasses.asdict(form),
+            "form": dataclasses.asdict(invocation),
             "folder": str(shim_request.folder),
             "channel_variable": channel.FD_VARIABLE,
         }
@@ -211,7 +213,7 @@ def shim_environment(inherited: Mapping[str, str], environment: Mapping[str, str
     return {**_own(inherited), **marks_of(environment)}
 
 
-def form_of_command(command: list[str], environment: Mapping[str, str]) -> Form | None:
+def invocation_of(command: list[str], environment: Mapping[str, str]) -> PythonInvocation | None:
     """What a command runs, if it starts this very interpreter in a way that a fork can replace."""
     found = shutil.which(command[0], path=environment.get("PATH"))
     if found is None:
@@ -219,4 +221,4 @@ def form_of_command(command: list[str], environment: Mapping[str, str]) -> Form 
     same_folder = Path(found).absolute().parent == Path(sys.executable).absolute().parent
     if not same_folder or not os.path.samefile(found, sys.executable):
         return None
-    return form_of(command[1:])
+    return parse_invocation(command[1:])

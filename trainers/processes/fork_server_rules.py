@@ -26,7 +26,7 @@ _MODULE_ENDINGS = (".py", ".pyc", ".so")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class PythonInvocation:
     """What a Python interpreter is asked to run."""
 
     kind: Literal["script", "module", "code"]
@@ -39,7 +39,7 @@ class Form:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Warmth:
+class WarmState:
     """What a warm interpreter has done already."""
 
     #: Names of top-level modules that are loaded.
@@ -50,7 +50,7 @@ class Warmth:
     added: Mapping[str, str]
 
 
-def form_of(arguments: list[str]) -> Form | None:
+def parse_invocation(arguments: list[str]) -> PythonInvocation | None:
     """What an interpreter with these arguments runs; None for what only a fresh interpreter can do."""
     rest = list(arguments)
     is_unbuffered = False
@@ -59,9 +59,11 @@ def form_of(arguments: list[str]) -> Form | None:
         del rest[0]
     if len(rest) >= 2 and rest[0] in ("-m", "-c"):
         kind: Literal["module", "code"] = "module" if rest[0] == "-m" else "code"
-        return Form(kind=kind, target=rest[1], arguments=rest[2:], is_unbuffered=is_unbuffered)
+        return PythonInvocation(kind=kind, target=rest[1], arguments=rest[2:], is_unbuffered=is_unbuffered)
     if rest and rest[0].endswith(".py") and not rest[0].startswith("-"):
-        return Form(kind="script", target=rest[0], arguments=rest[1:], is_unbuffered=is_unbuffered)
+        return PythonInvocation(
+            kind="script", target=rest[0], arguments=rest[1:], is_unbuffered=is_unbuffered
+        )
     return None
 
 

@@ -31,7 +31,7 @@ _GONE = b" (deleted)"
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldFile:
     """A file that a process has open or mapped."""
 
     #: Its name below the memory's folder; empty when it has none any more.
@@ -60,9 +60,9 @@ def entries(memory: Path) -> dict[int, str] | None:
     return found
 
 
-def held_by(pids: Iterable[int], memory: Path, *, for_writing: bool) -> dict[int, Held]:
+def held_by(pids: Iterable[int], memory: Path, *, for_writing: bool) -> dict[int, HeldFile]:
     """Files there that these processes have open or mapped, by their inodes; of those that may not be read, nothing."""
-    found: dict[int, Held] = {}
+    found: dict[int, HeldFile] = {}
     for pid in pids:
         for inode, held in (*_opened(pid, memory, for_writing), *_mapped(pid, memory, for_writing)):
             before = found.get(inode)
@@ -71,7 +71,7 @@ def held_by(pids: Iterable[int], memory: Path, *, for_writing: bool) -> dict[int
     return found
 
 
-def _opened(pid: int, memory: Path, for_writing: bool) -> Iterator[tuple[int, Held]]:
+def _opened(pid: int, memory: Path, for_writing: bool) -> Iterator[tuple[int, HeldFile]]:
     prefix = f"{memory}/"
     opened: list[Path] = []
     with contextlib.suppress(OSError):
@@ -85,7 +85,7 @@ def _opened(pid: int, memory: Path, for_writing: bool) -> Iterator[tuple[int, He
             status = path.stat()
             if stat.S_ISREG(status.st_mode):
                 name = link.removeprefix(prefix) if status.st_nlink else ""
-                yield status.st_ino, Held(name, status.st_blocks * 512)
+                yield status.st_ino, HeldFile(name, status.st_blocks * 512)
 
 
 def _is_writable(opened: Path) -> bool:
@@ -94,7 +94,7 @@ def _is_writable(opened: Path) -> bool:
     return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
 
 
-def _mapped(pid: int, memory: Path, for_writing: bool) -> Iterator[tuple[int, Held]]:
+def _mapped(pid: int, memory: Path, for_writing: bool) -> Iterator[tuple[int, HeldFile]]:
     prefix = os.fsencode(f"{memory}/")
     lines: list[bytes] = []
     with contextlib.suppress(OSError), Path(f"/proc/{pid}/maps").open("rb") as file:
@@ -107,7 +107,7 @@ def _mapped(pid: int, memory: Path, for_writing: bool) -> Iterator[tuple[int, He
         inode, name = int(number), os.fsdecode(path.removeprefix(prefix))
         status = _status(memory / name)
         if status is not None and status.st_ino == inode:
-            yield inode, Held(name, status.st_blocks * 512)
+            yield inode, HeldFile(name, status.st_blocks * 512)
         elif path.endswith(_GONE):
             begin, end = (int(one, 16) for one in where.split(b"-"))
             nameless[inode] = max(nameless.get(inode, 0), int(offset, 16) + end - begin)
@@ -115,7 +115,7 @@ def _mapped(pid: int, memory: Path, for_writing: bool) -> Iterator[tuple[int, He
         # A mapping says how large a file is, not how much of it was ever written to: no more than this process holds.
         most = _shared_bytes(pid)
         for inode, size in nameless.items():
-            yield inode, Held("", min(size, most))
+            yield inode, HeldFile("", min(size, most))
             most -= min(size, most)
 
 
