@@ -69,7 +69,7 @@ class ConfinedFolder:
             return ConfinedFolder(self.path / name, _opened(last, _FOLDER, folder, name))
 
     def files(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Names of all files, with what the file system says of them; links and what is no file are left out.
+        """Names of all files, with their status; links and what is no regular file are left out.
 
         In the order of their names; what vanishes meanwhile is passed over.
         """
@@ -92,7 +92,7 @@ class ConfinedFolder:
             pass
 
     def status(self, name: str) -> os.stat_result | None:
-        """What the file system says of a name, which may be a link; None when there is nothing."""
+        """The status of a name, which may be a link; None when there is nothing."""
         try:
             with self._above(name) as (folder, last):
                 return os.stat(last, dir_fd=folder, follow_symlinks=False)

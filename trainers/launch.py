@@ -95,7 +95,7 @@ class RayLauncher:
     def start(self, plan: AttemptPlan) -> bool | DriverGone:
         """Start the attempt's driver, and return whether it has the plan; to be called until it has.
 
-        True: it has the plan, and the attempt is its own.  False: it has not said so yet.  `DriverGone`: this attempt
+        True: it has the plan, and the attempt is its own.  False: it has not answered yet.  `DriverGone`: this attempt
         will have no driver.
         """
         if plan.attempt_id not in self._starting:
@@ -221,7 +221,7 @@ class RayLauncher:
     def kill(self, attempt_id: str) -> bool:
         """End the driver and all its workers at once; fine when it is gone.
 
-        False: Ray has not said yet that it is gone.  The call that ends it is lost with this process, so it is to be
+        False: Ray has not confirmed yet that it is gone.  The call that ends it is lost with this process, so it is to be
         called until it is True.
         """
         handle = self._handle(attempt_id)

@@ -39,7 +39,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class StorageError(Exception):
-    """The storage could not do it; the message says what to look at."""
+    """The storage failed; the message says what to check."""
 
 
 class StorageFull(StorageError):

@@ -25,7 +25,7 @@ from trainers.storage import NotReadable, Storage, StorageError
 _CHUNK = 1 << 20
 #: Bytes of a manifest: some hundred for each file.
 MAX_MANIFEST_BYTES = 32 * 2**20
-#: What the name of another folder stands for.
+#: The parsed name of a folder that is no checkpoint.
 _NO_FOLDER = (0, 0, 0, 0)
 #: Number of an attempt, as a name.
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
@@ -76,7 +76,7 @@ class Catalog:
         """Forbid commits of lower attempts from now on.  Raises StorageError."""
         if attempt <= self._fence():
             return
-        # Its name says the number: no write that is broken off can leave another one.
+        # The number is the file's name: an interrupted write cannot leave another number.
         self._storage.write_bytes(f"{self._fences}/{attempt}", b"")
         # Drivers that an older version started look here.
         try:
@@ -256,7 +256,7 @@ class Catalog:
         return [int(name) for name in self._storage.names(self._fences) if _NUMBER.fullmatch(name)]
 
     def _fence_before(self) -> int:
-        """What the file says that attempts of older versions wrote."""
+        """The number in the file that older versions wrote; 0 when there is none."""
         try:
             return int(self._storage.read_bytes(self._fence_name))
         except FileNotFoundError:

@@ -6,8 +6,8 @@ Layout below a job's checkpoint storage:
     jobs/<job id>/outputs/remora-outputs-<attempt>.json
 
 Every version of a file lies under a name of its own, so that what a manifest names is complete at any time.  So does
-the manifest of every attempt, and that of the newest one counts: whatever an attempt writes that was replaced without
-knowing it, changes nothing.  What the manifest says about versions stands in `trainers.outputs.versions`.
+the manifest of every attempt, and that of the newest one counts: what an attempt writes that was replaced without
+knowing it has no effect.  Its format is in `trainers.outputs.versions`.
 """
 
 from __future__ import annotations

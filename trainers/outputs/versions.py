@@ -125,7 +125,7 @@ def to_json(job_id: str, attempt: int, committed_at: float, history: OutputHisto
 
 
 def from_json(content: bytes) -> OutputHistory:
-    """What a stored manifest says; ValueError when it is not one."""
+    """Parse a stored manifest; ValueError when it is not one."""
     try:
         fields = json.loads(content)
         if fields["version"] == 1:

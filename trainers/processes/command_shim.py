@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> None:
 
 
 def announce(life_line: _socket.socket, *, are_two: bool) -> float:
-    """Be the shim that the other end of the life line asked for, and end when that closes; returns the time of day.
+    """Become the shim of the process at the other end of the life line, and end when that closes; returns the time of day.
 
     With `are_two`, which is for nodes without cgroups, a second process becomes the parent of this one.
 
@@ -109,7 +109,7 @@ def announce(life_line: _socket.socket, *, are_two: bool) -> float:
 
 
 def _end_with(life_line: _socket.socket) -> None:
-    """Have the kernel say SIGUSR1 to this process when the other end of the life line closes."""
+    """Have the kernel send SIGUSR1 to this process when the other end of the life line closes."""
     life_line.setblocking(False)
     fcntl.fcntl(life_line, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(life_line, fcntl.F_SETSIG, signal.SIGUSR1)
@@ -144,7 +144,7 @@ def _add_outer_shim() -> None:
             os._exit(1)
         _reap_descendants()
         return
-    # What the shim holds open is the shim's: its end has to be seen on them.
+    # The supervisor sees the shim's end when its descriptors close, so this process keeps none of them.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     while True:
         received = signal.sigtimedwait(WATCHED, 3600.0)

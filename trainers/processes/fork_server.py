@@ -116,7 +116,7 @@ def _warm_up(modules: list[str]) -> WarmState:
             importlib.import_module(name)
         except ModuleNotFoundError:
             continue
-        except Exception:  # the script that imports it will say so where its user reads it
+        except Exception:  # the script that imports it fails too, where its user sees it
             traceback.print_exc()
     added = {name: value for name, value in os.environ.items() if name not in before}
     for name in (PADDING_VARIABLE, *SINGLE_THREADED):

@@ -178,11 +178,11 @@ class ForkServer:
             # It detaches itself at once: it must outlive this process, whose end ends all its children.
             process.wait()
             readable, _, _ = select.select([output], [], [], _WARM_UP_S)
-            said = (
+            answer = (
                 os.read(output.fileno(), 1000).decode(errors="replace") if readable else "it takes too long"
             )
-        if said != "ready":
-            raise OSError(f"the fork server did not start: {said or 'it ended'}")
+        if answer != "ready":
+            raise OSError(f"the fork server did not start: {answer or 'it ended'}")
 
 
 def node_fork_server(modules: Sequence[str]) -> ForkServer | None:

@@ -27,7 +27,7 @@ class Devices:
 
 
 def devices_of_node(root: Path = Path("/")) -> Devices:
-    """What Linux says about this machine; nothing where it says nothing."""
+    """The devices of this machine according to Linux; none where /sys and /proc have no entries."""
     vendors = {
         vendor
         for file in root.glob("sys/class/drm/renderD*/device/vendor")

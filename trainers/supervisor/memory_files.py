@@ -3,7 +3,7 @@
 Linux does not record which process made a file.  So those are a command's that were not there before it began and
 that one of its processes was seen to have open or mapped for writing.  They are known by their inodes, whatever name
 they get, and written into a record beside the worker's own folder in that memory, which vanishes with them when the
-machine starts anew.
+machine restarts.
 
 Source: proc(5).
 """

@@ -47,7 +47,7 @@ class Outbox:
         self._is_urgent = False
         self._has_reported = False
         #: Lines are sent whether the driver accepts more or not.
-        self._is_hurried = False
+        self._is_flushing = False
         self._is_closed = False
         self._is_dead = False
         self._drops_lines = False
@@ -62,7 +62,7 @@ class Outbox:
                 return
             kind = message["type"]
             (self._ends if kind in _ENDS else self._messages).append(message)
-            self._is_hurried = self._is_hurried or kind in _ENDS
+            self._is_flushing = self._is_flushing or kind in _ENDS
             # The first report says that training runs, and is awaited.
             self._is_urgent = self._is_urgent or kind not in _BULK or not self._has_reported
             self._has_reported = self._has_reported or kind == "report"
@@ -88,10 +88,10 @@ class Outbox:
         if self._is_urgent or len(self._messages) <= 1:
             self._changed.notify_all()
 
-    def hurry(self) -> None:
+    def flush(self) -> None:
         """The command ends: send its lines now, whether the driver accepts more or not."""
         with self._changed:
-            self._is_hurried = True
+            self._is_flushing = True
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class Outbox:
             self._changed.wait_for(lambda: self._has_news or self._may_send_lines, _ASK_AGAIN_S)
         batch, self._messages, self._is_urgent = self._messages, [], False
         before = self._lines.size_bytes
-        if self._hurries:
+        if self._flushes:
             batch += [{**message, "hurried": True} for message in self._lines.take(_BATCH_BYTES)]
         elif self._accepted_bytes > 0:
             batch += self._lines.take(min(_BATCH_BYTES, self._accepted_bytes))
@@ -155,16 +155,16 @@ class Outbox:
     @property
     def _has_batch(self) -> bool:
         return self._lines.size_bytes >= _BATCH_BYTES and (
-            self._accepted_bytes >= _BATCH_BYTES or self._hurries
+            self._accepted_bytes >= _BATCH_BYTES or self._flushes
         )
 
     @property
-    def _hurries(self) -> bool:
-        return self._is_hurried or self._is_closed
+    def _flushes(self) -> bool:
+        return self._is_flushing or self._is_closed
 
     @property
     def _may_send_lines(self) -> bool:
-        return self._accepted_bytes > 0 or self._hurries
+        return self._accepted_bytes > 0 or self._flushes
 
     def _give_up(self) -> None:
         """Drop everything: the driver is gone."""

@@ -164,7 +164,7 @@ class OutputsCollector:
         """Begin to scan the folder periodically."""
         self._thread.start()
 
-    def hurry(self) -> None:
+    def scan_now(self) -> None:
         """Scan it now: the machine is preempted."""
         self._wake.set()
 

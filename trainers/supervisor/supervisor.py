@@ -288,14 +288,14 @@ class Supervisor:
                 left_s = None if deadline_at is None else deadline_at - time.time()
                 self._deadline_at = None if left_s is None else time.monotonic() + left_s
                 if self._collector is not None:
-                    self._collector.hurry()
+                    self._collector.scan_now()
             if child is not None and kind != "stop":
                 # Under the lock, so that a `taken` decided before a `release` cannot overtake it.
                 child.send(message)
             if self._sidecar is not None and kind == "stop" and self._is_over:
                 self._sidecar.stop()
         if kind == "stop":
-            self._outbox.hurry()
+            self._outbox.flush()
         if child is not None and kind == "stop":
             child.stop(at_once=bool(message.get("at_once")))
 
@@ -404,7 +404,7 @@ class Supervisor:
                     line_bytes=plan.log_line_bytes,
                     grace_s=_GRACE_S,
                     on_lines=self._outbox.put_lines,
-                    on_over=self._outbox.hurry,
+                    on_over=self._outbox.flush,
                     on_message=self._receive,
                     fork_server=node_fork_server(plan.warm_modules),
                     most_processes=plan.max_processes,

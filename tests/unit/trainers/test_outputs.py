@@ -392,7 +392,7 @@ def test_a_round_that_fails_is_said_and_the_next_one_comes(
     with monkeypatch.context() as broken:
         broken.setattr(OutputsCatalog, "put", lambda *_: 1 / 0)
         worker.collector.start()
-        worker.collector.hurry()
+        worker.collector.scan_now()
         assert said.wait(30)
     worker.collector.finish(end="clean")
     assert worker.written == ["a"]

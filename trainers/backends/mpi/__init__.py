@@ -1,7 +1,7 @@
 """MPI: Open MPI's own mpirun inside the worker group, each rank run by its own supervisor, no ssh.
 
 Rank 0's node runs mpirun, every other node a command server that starts mpirun's daemon; both are sidecars of the first
-worker of their node.  `docs/decisions/0043-mpirun-deals-places.md` says why.
+worker of their node.  Reasons: `docs/decisions/0043-mpirun-deals-places.md`.
 """
 
 from __future__ import annotations
