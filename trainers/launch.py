@@ -221,8 +221,8 @@ class RayLauncher:
     def kill(self, attempt_id: str) -> bool:
         """End the driver and all its workers at once; fine when it is gone.
 
-        False: Ray has not confirmed yet that it is gone.  The call that ends it is lost with this process, so it is to be
-        called until it is True.
+        False: Ray has not confirmed yet that it is gone.  The call that ends it is lost with this process, so it is to
+        be called until it is True.
         """
         handle = self._handle(attempt_id)
         if handle is not None:

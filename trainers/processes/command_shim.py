@@ -89,9 +89,10 @@ def main(arguments: list[str]) -> None:
 
 
 def announce(life_line: _socket.socket, *, are_two: bool) -> float:
-    """Become the shim of the process at the other end of the life line, and end when that closes; returns the time of day.
+    """Become the shim that the supervisor at the other end of the life line started; returns the time of day.
 
-    With `are_two`, which is for nodes without cgroups, a second process becomes the parent of this one.
+    The process ends when that end closes.  With `are_two`, which is for nodes without
+    cgroups, a second process becomes the parent of this one.
 
     Returns in the shim itself.
     """
