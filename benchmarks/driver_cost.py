@@ -27,8 +27,8 @@ from trainers.launch import ROWS_AT_ONCE
 from trainers.outputs.manifest import Changes
 from trainers.ray_train import Member
 from trainers.ray_train.polls import Turns
-from trainers.supervisor.environment import Place
-from trainers.supervisor.reporting import Reporting
+from trainers.supervisor.report_filter import ReportFilter
+from trainers.worker_identity import WorkerIdentity
 
 RANKS = (1024, 8192)
 #: Workers of a node.
@@ -167,17 +167,17 @@ def _member(rank: int) -> Member:
 class _Rank:
     """One worker's supervisor."""
 
-    place: Place
-    reporting: Reporting
+    identity: WorkerIdentity
+    report_filter: ReportFilter
 
     def passes_on(self, message: channel.Message, now: float) -> bool:
-        return self.reporting.is_needed(message, self.place, now)
+        return self.report_filter.is_needed(message, self.identity, now)
 
 
 def _ranks(ranks: int) -> list[_Rank]:
     return [
         _Rank(
-            Place(
+            WorkerIdentity(
                 job_id="job_1",
                 attempt_id="att_1",
                 attempt=1,
@@ -191,7 +191,7 @@ def _ranks(ranks: int) -> list[_Rank]:
                 master_addr="10.0.0.0",
                 master_port=20_000,
             ),
-            Reporting(),
+            ReportFilter(),
         )
         for rank in range(ranks)
     ]

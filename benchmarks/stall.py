@@ -34,9 +34,9 @@ from remora.torch.optimizers import Optimizers
 from remora.torch.saving import Saving
 from remora.torch.state import LoopState, Progress
 from trainers.checkpoints.catalog import Catalog
-from trainers.rooms import Room
+from trainers.confined_folders import ConfinedFolder
 from trainers.storage import Storage
-from trainers.supervisor.snapshots import snapshot_room
+from trainers.supervisor.snapshots import snapshot_space
 
 #: Width of each of four square layers: 16.8 million parameters, 67 MB, and twice that for AdamW.
 _WIDTH = 2048
@@ -61,15 +61,15 @@ def main() -> None:
     stored, storing = multiprocessing.Pipe(duplex=False)
     with (
         tempfile.TemporaryDirectory(prefix="stall-") as folder,
-        snapshot_room(f"stall-{os.getpid()}", 1) as room,
+        snapshot_space(f"stall-{os.getpid()}", 1) as space,
     ):
-        if room is None:
+        if space is None:
             sys.exit("there is no file system in memory here (/dev/shm), which this measures")
-        supervisor = multiprocessing.Process(target=supervise, args=(ours, storing, room.staging, folder))
+        supervisor = multiprocessing.Process(target=supervise, args=(ours, storing, space.staging, folder))
         supervisor.start()
         ours.close()
         os.environ.update(
-            room.variables(), REMORA_SCRATCH_DIR=folder, **{channel.FD_VARIABLE: str(theirs.detach())}
+            space.variables(), REMORA_SCRATCH_DIR=folder, **{channel.FD_VARIABLE: str(theirs.detach())}
         )
         try:
             print(json.dumps(_Bench(Path(folder), stored).measure()))
@@ -86,11 +86,11 @@ def supervise(end: socket.socket, storing: Any, staging: Path, folder: str) -> N
         for message in decoder.feed(received):
             if message["type"] == "checkpoint":
                 step, taken = message["step"], staging / str(message["step"])
-                rooms = {"scratch": Path(folder), "memory": staging.parent / "script"}
-                (rooms[message["room"]] / message["folder"]).rename(taken)
+                folders = {"scratch": Path(folder), "memory": staging.parent / "script"}
+                (folders[message["room"]] / message["folder"]).rename(taken)
                 end.sendall(channel.encode({"type": "taken", "step": step}))
-                with Room(taken) as room:
-                    catalog.put(room, step, 1, 1, 0)
+                with ConfinedFolder(taken) as confined:
+                    catalog.put(confined, step, 1, 1, 0)
                 shutil.rmtree(taken)
                 shutil.rmtree(f"{folder}/storage")
                 storing.send(step)

@@ -52,7 +52,7 @@ class Walls:
         if self.folder is None:
             return (
                 f"processes of jobs are held by subreapers, for there are no control groups ({self.why_not}):"
-                " a script that kills its keepers can leave processes behind until its node ends, and nothing limits"
+                " a script that kills its shims can leave processes behind until its node ends, and nothing limits"
                 " their number"
             )
         limit = "" if self.counts or self.counting else "; nothing limits their number"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 
 from service.settings import Settings
-from trainers.rooms import NotInRoom, parts_of
+from trainers.confined_folders import OutsideFolder, parts_of
 from trainers.storage import Storage, StorageError
 
 #: Where a specification names one.
@@ -55,7 +55,7 @@ def open_location(settings: Settings, location: str) -> Storage:
     """
     for url in (settings.storage, *settings.stores.values()):
         # A store that cannot be opened is passed over: what lies in it cannot be read anyway.
-        with contextlib.suppress(StorageError, NotInRoom):
+        with contextlib.suppress(StorageError, OutsideFolder):
             jobs = Storage(url).location("jobs")
             if location.startswith(f"{jobs}/"):
                 parts_of(location.removeprefix(f"{jobs}/"))

@@ -1,7 +1,7 @@
-"""Documents that protect themselves: JSON with a checksum over everything else in it (pure).
+"""JSON documents that contain a checksum over everything else in them (pure).
 
 A document is one JSON object in the one form that `with_checksum` writes.  What is read back has to have exactly that
-form, so that no byte of it can change unseen.
+form, so that a change of any byte is found.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Which driver an attempt belongs to: one small file in the job's storage, which is written once.
+"""Claims of attempts by drivers: one small file per attempt in the job's storage, which is written once.
 
-The first driver of an attempt that writes it may start processes, and no other one ever; an attempt that ended before
-it had a driver is closed in the same way.  So a controller that was stopped for a while, and goes on when others have
-long ended the attempt, can make a driver and nothing more.
+The first driver that writes the file may start processes of the attempt, and no other one ever; an attempt that ended
+before it had a driver is closed in the same way.  So a controller that was stopped for a while, and continues when
+another one has ended the attempt, can make a driver that starts nothing.
 """
 
 from __future__ import annotations
 
 from trainers.storage import Storage
 
-#: What is written for an attempt that shall have no driver.
+#: Content of the file of an attempt that shall have no driver.
 _CLOSED = b"closed"
 
 

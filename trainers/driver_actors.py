@@ -1,4 +1,4 @@
-"""Drivers as Ray has them: detached actors by name, and in Ray's internal store which attempt has which."""
+"""The detached Ray actors of drivers, by name, and the assignment of drivers to attempts in Ray's internal store."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def find(name: str | None) -> Any:
 
 
 def end(name: str) -> None:
-    """End a driver that nobody wants; fine when there is none."""
+    """End a driver that is not needed; does nothing when there is none."""
     with contextlib.suppress(ValueError, ray.exceptions.RayError):
         ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
 

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 #: Rows fetched from one driver at once: lines, and other records.
 ROWS_AT_ONCE = 10_000
-#: Drivers that are kept ready unless somebody says otherwise.
+#: Drivers that are kept ready by default.
 READY_DRIVERS = 3
 #: Seconds after the last start before a driver or a worker process is started for the next one: that costs a core for
 #: seconds.
@@ -67,7 +67,7 @@ class RayLauncher:
     """Drivers as detached actors; needs `ray.init(..., namespace="remora")` before.
 
     Ray's internal store says under which name the driver of an attempt runs, and which ones wait for the next attempts.
-    Nothing here waits for a driver longer than `timeout_s`.
+    No method waits for a driver longer than `timeout_s`.
     """
 
     def __init__(
@@ -93,34 +93,34 @@ class RayLauncher:
         self._looked_at = 0.0
 
     def start(self, plan: AttemptPlan) -> bool | DriverGone:
-        """Have the attempt's driver started, and say whether it has the plan; to be called until it does.
+        """Start the attempt's driver, and return whether it has the plan; to be called until it has.
 
-        True: it has the plan, and the attempt is its own.  False: it has not said so yet.  `DriverGone`: this attempt
+        True: it has the plan, and the attempt is its own.  False: it has not answered yet.  `DriverGone`: this attempt
         will have no driver.
         """
         if plan.attempt_id not in self._starting:
             self._send(plan)
             return False
-        return self._heard(plan.attempt_id)
+        return self._start_result(plan.attempt_id)
 
     def _send(self, plan: AttemptPlan) -> None:
         self._started_at = time.monotonic()
         name = driver_actors.name_of(plan.attempt_id)
         if name is None:
             found = self._ready_drivers.take() or f"driver-{plan.attempt_id}"
-            # Another controller may have been here meanwhile: the first word counts.
+            # Another controller may have been faster: the first name counts.
             name = driver_actors.give(plan.attempt_id, found)
             if name != found:
                 driver_actors.end(found)
             else:
-                # Nobody has told this one of kept nodes.
+                # This one knows of no kept nodes yet.
                 self._kept[plan.attempt_id] = _Kept({}, self._started_at)
         handle = driver_actors.make(name)
         self._handles[plan.attempt_id] = handle
         self._starting[plan.attempt_id] = handle.start.remote(plan)
 
-    def _heard(self, attempt_id: str) -> bool | DriverGone:
-        """What a driver that was sent its plan has answered."""
+    def _start_result(self, attempt_id: str) -> bool | DriverGone:
+        """The answer of a driver that was sent its plan."""
         started = self._starting[attempt_id]
         if not ray.wait([started], timeout=0)[0]:
             return False
@@ -221,8 +221,8 @@ class RayLauncher:
     def kill(self, attempt_id: str) -> bool:
         """End the driver and all its workers at once; fine when it is gone.
 
-        False: Ray has not said yet that it is gone.  The call that ends it is lost with this process, so it is to be
-        called until it is True.
+        False: Ray has not confirmed yet that it is gone.  The call that ends it is lost with this process, so it is to
+        be called until it is True.
         """
         handle = self._handle(attempt_id)
         if handle is not None:
@@ -241,7 +241,7 @@ class RayLauncher:
         """
         closing = self._closing.get(attempt_id)
         if closing is None:
-            self._closing[attempt_id] = _in_a_thread(attempt_id, job_id, storage_url)
+            self._closing[attempt_id] = _close_in_thread(attempt_id, job_id, storage_url)
             return False
         if not closing.done():
             return False
@@ -250,7 +250,7 @@ class RayLauncher:
         return True
 
     def _ask(self, attempt_id: str, after: int) -> DriverGone | None:
-        if attempt_id in self._starting and isinstance(gone := self._heard(attempt_id), DriverGone):
+        if attempt_id in self._starting and isinstance(gone := self._start_result(attempt_id), DriverGone):
             return gone
         handle = self._handle(attempt_id)
         if handle is None:
@@ -293,7 +293,7 @@ class RayLauncher:
         return self._handles[attempt_id]
 
 
-def _in_a_thread(attempt_id: str, job_id: str, storage_url: str) -> Future[None]:
+def _close_in_thread(attempt_id: str, job_id: str, storage_url: str) -> Future[None]:
     """Close an attempt without waiting for its storage, which may take long; nor does the end of this process."""
     closing: Future[None] = Future()
 

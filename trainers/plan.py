@@ -1,7 +1,7 @@
-"""What one attempt needs to know, and what it tells: frozen values that cross the process boundary as JSON.
+"""The plan of an attempt and the records that it produces: frozen values that cross the process boundary as JSON.
 
 `AttemptPlan` goes from the service to the driver; `Record`s come back.  A record's `seq` starts at 1 for every
-attempt and has no gaps, so that whoever stores records can ask for "everything after seq N", store each once and
+attempt and has no gaps, so that the service can ask for "everything after seq N", store each record once and
 forget the rest.
 """
 
@@ -39,7 +39,7 @@ class AttemptPlan:
     sizes: WorkerSizes
     #: Ray resources of one worker, e.g. {"CPU": 1.0, "GPU": 1.0, "memory": 1e9}.
     resources: dict[str, float]
-    #: Values that it accepts, by label of its Ray node; a label that is not named may have any.
+    #: Accepted values by label of the worker's Ray node; labels that are not named may have any value.
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     #: Labels, with their values, of nodes that the cloud does not take back; rank 0 is on one when a worker is.
     lasting: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class AttemptPlan:
     precision: Precision = "full"
     #: The user's environment variables.
     variables: dict[str, str] = field(default_factory=dict)
-    #: Variables of ours that tell the script what its job asks of an elastic loop (`REMORA_EXACTNESS`, ...).
+    #: Our variables with what the job asks of an elastic loop (`REMORA_EXACTNESS`, ...).
     elastic_variables: dict[str, str] = field(default_factory=dict)
     #: Names of the job's outputs: folders that the script finds in its outputs folder.
     outputs: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class AttemptPlan:
     output_paths: dict[str, str] = field(default_factory=dict)
     #: Files below the command's working folder that are the only file of an output, with its name.
     output_files: dict[str, str] = field(default_factory=dict)
-    #: The file that the script writes last when it saves, by output that names one.
+    #: The file that the script writes last when it saves, by output; only of outputs that name one.
     output_commits: dict[str, str] = field(default_factory=dict)
     #: Seconds between periodic checkpoints that scripts are asked for; None asks only before planned stops.
     checkpoint_interval_s: float | None = 60.0
@@ -95,7 +95,7 @@ class AttemptPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One thing that an attempt tells.
+    """One entry of an attempt's journal.
 
     `body` by kind:
 
@@ -122,7 +122,7 @@ class Record:
 
 @dataclass(frozen=True)
 class DriverGone:
-    """The driver of an attempt is dead and said nothing about an end."""
+    """The driver of an attempt died without a record of an end."""
 
     reason: EndReason
     #: One sentence for people.

@@ -1,8 +1,8 @@
-"""Drivers that wait for attempts with everything imported, so that the next jobs need not start theirs.
+"""A pool of drivers that wait for attempts with everything imported, so that the next jobs need not start theirs.
 
-The name of each says under which lease token its controller made it.
-Only that controller gives it to an attempt, and only a later one ends it.  Who of the two has it is settled in Ray's
-internal store: there it has an entry, and whoever deletes that has the driver.
+The name of each contains the lease token under which its controller made it.  Only that controller gives it to an
+attempt, and only a later controller ends it.  Ray's internal store decides between the two: each driver has an entry
+there, and the controller that deletes the entry has the driver.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _ENTRY = b"ready-driver:"
 
 
 @dataclass(frozen=True)
-class Orders:
+class PoolChange:
     """Which ready drivers to end, by their names, and whether to start one."""
 
     end: tuple[str, ...]
     starts: bool
 
 
-def orders(
+def plan_pool(
     token: int, own: Sequence[str], found: Collection[str], *, most: int, slots: int, may_start: bool
-) -> Orders:
-    """What the controller with that lease token does about ready drivers; pure.
+) -> PoolChange:
+    """Which drivers the controller with that lease token ends, and whether it starts one (pure).
 
     `own` are those that it has made and not given away, oldest first; `found` are all that there are and that no
     attempt has.  It keeps one for each worker that the nodes could have, `slots`, and not more than `most`; where no
@@ -44,7 +44,7 @@ def orders(
     wanted = min(most, max(1, slots))
     # Another one with the same token was made before this process reconnected to Ray.
     left = (name for name in found if token_of(name) <= token and name not in own)
-    return Orders(
+    return PoolChange(
         end=(*sorted(left), *own[wanted:]),
         starts=may_start and len(own) < wanted,
     )
@@ -67,7 +67,7 @@ class ReadyDrivers:
         self._own: dict[str, Any] = {}
 
     def look(self, token: int, slots: int, *, may_start: bool) -> None:
-        """End what is left of earlier tokens, and start one where one is missing; waits for none of them.
+        """End what is left of earlier tokens, and start one where one is missing; does not wait for them.
 
         To be called by the controller that acts, under the token of its lease.  `slots`: workers that the nodes could
         have.
@@ -80,7 +80,7 @@ class ReadyDrivers:
         found = living | entries
         if found - self._own.keys():
             found -= driver_actors.names_of_attempts()
-        told = orders(
+        change = plan_pool(
             token,
             list(self._own),
             found,
@@ -88,17 +88,17 @@ class ReadyDrivers:
             slots=slots,
             may_start=may_start and not self._is_one_coming(),
         )
-        for name in told.end:
+        for name in change.end:
             self._own.pop(name, None)
             # One without an entry was taken by a controller that has not written down for which attempt: it is dead,
             # or it was stopped, and then its attempt gets another driver under that name.
             _claim(name)
             driver_actors.end(name)
-        if told.starts:
+        if change.starts:
             self._start()
 
     def take(self) -> str | None:
-        """Name of one that waits, which nobody else gets any more; None when there is none."""
+        """Take a waiting driver out of the pool; returns its name, or None when there is none."""
         while self._own:
             name = next((one for one in self._own if self._is_up(one)), next(iter(self._own)))
             del self._own[name]
@@ -108,7 +108,7 @@ class ReadyDrivers:
 
     def _start(self) -> None:
         name = f"{_PREFIX}{self._token}-{uuid4().hex}"
-        # The entry first: a driver without one would be nobody's.
+        # The entry first: a driver without one belongs to no controller.
         internal_kv._internal_kv_put(_ENTRY + name.encode(), b"1", namespace=driver_actors.KV_NAMESPACE)
         self._own[name] = driver_actors.make(name).poll.remote(0, 1)
 
@@ -124,7 +124,7 @@ class ReadyDrivers:
 
 
 def _claim(name: str) -> bool:
-    """Nobody has taken or ended that driver before, and from now on nobody else does."""
+    """True for the one caller that may take or end that driver."""
     key = _ENTRY + name.encode()
     return bool(internal_kv._internal_kv_del(key, namespace=driver_actors.KV_NAMESPACE))
 

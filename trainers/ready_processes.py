@@ -1,4 +1,4 @@
-"""Worker processes that wait on free nodes with everything imported, so that a worker group need not start them.
+"""Prestarts worker processes on free nodes, with everything imported, so that a worker group need not start them.
 
 Ray gives an actor a waiting process only if that never ran anything.  Its raylets start such processes when they are
 asked (`PrestartWorkers`, an RPC of Ray's own that this module alone uses, held by
@@ -32,17 +32,17 @@ _TIMEOUT_S = 2.0
 
 @dataclass(frozen=True)
 class NodeUse:
-    """How many workers a node could have, and how many it has room for now."""
+    """How many workers fit on a node in all, and how many more fit now."""
 
     ray_node_id: str
     slots: int
     free: int
 
 
-def orders(
+def plan_prestarts(
     used: Mapping[str, int], seen: Iterable[NodeUse], *, is_quiet: bool
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """What is to be remembered of the nodes and how many processes each free one shall start now; pure.
+    """The new value of `used`, and how many processes each free node shall start now (pure).
 
     `used` says how many processes were taken on a node since it last got some.  A new node has none.  Nothing is
     started but in quiet times.
@@ -67,7 +67,7 @@ class ReadyProcesses:
         self._asked: list[tuple[Any, Any]] = []
 
     def look(self, *, is_quiet: bool) -> int:
-        """See which nodes are free and, in quiet times, ask their raylets for what was taken; waits for nobody.
+        """Look for free nodes and, in quiet times, ask their raylets to replace what was taken; does not wait.
 
         Returns how many workers the nodes could have, all together.
         """
@@ -77,7 +77,7 @@ class ReadyProcesses:
             NodeUse(name, _slots(node["Resources"]), _slots(available.get(name, {})))
             for name, node in nodes.items()
         ]
-        self._used, wanted = orders(self._used, seen, is_quiet=is_quiet)
+        self._used, wanted = plan_prestarts(self._used, seen, is_quiet=is_quiet)
         self._asked = [(call, channel) for call, channel in self._asked if not call.done()]
         for name, count in wanted.items():
             self._ask(f"{nodes[name]['NodeManagerAddress']}:{nodes[name]['NodeManagerPort']}", count)

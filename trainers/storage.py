@@ -19,13 +19,13 @@ from typing import IO, Any, cast
 
 import fsspec.core
 
-from trainers.rooms import NotInRoom, parts_of
+from trainers.confined_folders import OutsideFolder, parts_of
 
 #: Bytes of a file that is read as a whole, unless its reader says more.
 MOST_BYTES = 32 * 2**20
 #: Links are not followed, and nothing waits for the other end of a pipe.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-#: What the kernel says when it opens no such thing as a file, and what that means.
+#: Error numbers of what cannot be opened as a file, with their meaning.
 _NO_FILES = {
     errno.ELOOP: "is a link",
     errno.ENXIO: "is no file",
@@ -34,16 +34,16 @@ _NO_FILES = {
 }
 
 
-#: What the kernel says of a disk without room.
+#: Error numbers of a full disk.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class StorageError(Exception):
-    """The storage could not do it; the message says what to look at."""
+    """The storage failed; the message says what to check."""
 
 
 class StorageFull(StorageError):
-    """There is no room left in the storage."""
+    """There is no space left in the storage."""
 
 
 class NotReadable(StorageError):
@@ -73,7 +73,7 @@ class Storage:
         """Full path of a name in the filesystem, without a protocol."""
         try:
             parts_of(name)
-        except NotInRoom:
+        except OutsideFolder:
             raise StorageError(f"{name[:200]!r} is not a relative name inside the storage") from None
         return f"{self._root}/{name}"
 
@@ -94,7 +94,7 @@ class Storage:
             return int(self._fs.size(self.path(name)) or 0)
 
     def state(self, name: str) -> str:
-        """Changes when somebody writes to a file, as far as the filesystem tells: its time, number or tag."""
+        """Changes when a file is written to, as far as the filesystem reports: its time, number or tag."""
         with self._errors(name):
             self._fs.invalidate_cache()
             return str(self._fs.ukey(self.path(name)))

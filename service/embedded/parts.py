@@ -216,7 +216,7 @@ def _end_unrecorded(folders: ClusterFolders) -> int:
 def _sweep_machine() -> None:
     """Remove what killed workers left in the memory and the temporary folder of this machine."""
     # Nothing else here needs what it imports.
-    from trainers.supervisor.leftovers import sweep_machine
+    from trainers.supervisor.node_sweep import sweep_machine
 
     sweep_machine()
 

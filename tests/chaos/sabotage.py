@@ -159,10 +159,10 @@ class Job:
 
     def _workers(self) -> list[Worker]:
         found = []
-        for keeper in processes_of(self.run.plan.attempt_id):
+        for shim in processes_of(self.run.plan.attempt_id):
             try:
-                children, seen = keeper.children(), keeper.environ()
-                if "keeper.py" in " ".join(keeper.cmdline()) and children:
+                children, seen = shim.children(), shim.environ()
+                if "command_shim.py" in " ".join(shim.cmdline()) and children:
                     supervisor = psutil.Process(int(seen["REMORA_SUPERVISOR"]))
                     found.append(Worker(seen["REMORA_NODE_ID"], supervisor, children[0]))
             except psutil.NoSuchProcess:

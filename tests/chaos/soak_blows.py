@@ -109,10 +109,10 @@ class Blows:
 
     def _supervisors(self) -> list[psutil.Process]:
         found = set()
-        for keeper in self.of_jobs():
+        for shim in self.of_jobs():
             with contextlib.suppress(psutil.Error, KeyError):
-                if any(word.endswith("keeper.py") for word in keeper.cmdline()):
-                    found.add(int(keeper.environ()["REMORA_SUPERVISOR"]))
+                if any(word.endswith("command_shim.py") for word in shim.cmdline()):
+                    found.add(int(shim.environ()["REMORA_SUPERVISOR"]))
         with contextlib.suppress(psutil.NoSuchProcess):
             return [psutil.Process(pid) for pid in sorted(found)]
         return []

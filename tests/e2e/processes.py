@@ -65,11 +65,11 @@ class JobProcesses:
 
     def child(self, rank: int) -> psutil.Process:
         """The user's own process of a rank."""
-        return until(lambda: self._keeper(rank).children(), f"the child of rank {rank} runs")[0]
+        return until(lambda: self._shim(rank).children(), f"the child of rank {rank} runs")[0]
 
     def supervisor(self, rank: int) -> psutil.Process:
         """The process that supervises a rank."""
-        return psutil.Process(int(self._keeper(rank).environ()["REMORA_SUPERVISOR"]))
+        return psutil.Process(int(self._shim(rank).environ()["REMORA_SUPERVISOR"]))
 
     def driver(self) -> psutil.Process:
         """The job's driver: of all drivers the one that is connected to a supervisor of the job."""
@@ -92,13 +92,13 @@ class JobProcesses:
         """What still runs on behalf of the job's command."""
         return processes_with(f"REMORA_JOB_ID={self._job_id}")
 
-    def _keeper(self, rank: int) -> psutil.Process:
+    def _shim(self, rank: int) -> psutil.Process:
         def look() -> list[psutil.Process]:
             return [
                 one
                 for one in self.left()
-                if any(word.endswith("keeper.py") for word in one.cmdline())
+                if any(word.endswith("command_shim.py") for word in one.cmdline())
                 and one.environ().get("RANK") == str(rank)
             ]
 
-        return until(look, f"the keeper of rank {rank} runs")[0]
+        return until(look, f"the shim of rank {rank} runs")[0]

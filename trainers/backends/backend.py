@@ -1,4 +1,4 @@
-"""Where a framework may differ from the others between a worker's place in its group and its running command."""
+"""The interface of a backend: how a worker's command is prepared, started and accompanied for its framework."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ClassVar
 from remora.commands.launchers import unwrap
 from trainers.checkpoints.manifest import Manifest
 from trainers.plan import AttemptPlan
-from trainers.supervisor.environment import Place
+from trainers.worker_identity import WorkerIdentity
 
 
 class BackendUnusable(Exception):
@@ -18,11 +18,11 @@ class BackendUnusable(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
-    """One worker's command, about to be started."""
+class LaunchContext:
+    """What a backend knows about the worker whose command is about to start."""
 
     plan: AttemptPlan
-    place: Place
+    identity: WorkerIdentity
     #: The unpacked code bundle; the command's working directory, shared by the workers of a node.
     code: Path
     #: A folder of all workers of this worker group on this node, gone with the last of them.
@@ -35,17 +35,17 @@ class Start:
     resume: Path | None
     #: What was committed with them.
     manifest: Manifest | None
-    #: What the command will see, complete but for the backend's own part.
+    #: Environment variables of the command, all but those of the backend itself.
     environment: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Companion:
-    """A process that stands beside a worker's command, e.g. a launcher of the framework.
+class Sidecar:
+    """A process that runs beside a worker's command on its node, e.g. a launcher of the framework.
 
-    It starts before the command, in the same folder, under a keeper of its own; what it prints goes to the log as
+    It starts before the command, in the same folder, under a shim of its own; what it prints goes to the log as
     Remora's words.  When the command fails or is stopped it is killed, and when the command returns 0 the worker is
-    over once the companion has ended by itself.  When it fails, the command is ended; and when the command had not
+    over once the sidecar has ended by itself.  When it fails, the command is ended; and when the command had not
     begun (`Backend.has_started`), that is trouble of the machines, which another attempt follows, unless
     `Backend.blame` finds that it is the job's own.
     """
@@ -55,42 +55,42 @@ class Companion:
 
 
 class Backend:
-    """A framework that needs nothing but what every worker gets; others change what they need.
+    """A framework that needs nothing but what every worker gets; subclasses override what differs.
 
-    The supervisor of each worker calls `prepare`, `variables`, `command` and `companion` in this order, and starts the
+    The supervisor of each worker calls `prepare`, `variables`, `command` and `sidecar` in this order, and starts the
     command then.  Every one of them may raise BackendUnusable, which ends the attempt with `start_failed` and the
     message.
     """
 
-    #: True when every worker needs an address of its own (`Place.peers`) and the key of the worker group.  Such
-    #: workers are wired together at their start: their worker group never changes in place.
+    #: True when every worker needs an address of its own (`WorkerIdentity.peers`) and the worker group's key.  Such
+    #: workers are connected when they start: their worker group never changes in place.
     needs_ports: ClassVar[bool] = False
 
-    def prepare(self, start: Start) -> None:
+    def prepare(self, launch: LaunchContext) -> None:
         """Act on the folders before the command starts, e.g. turn a checkpoint into one for this world size."""
 
-    def variables(self, start: Start) -> dict[str, str]:  # noqa: ARG002 - for those who override it
+    def variables(self, launch: LaunchContext) -> dict[str, str]:  # noqa: ARG002 - for those who override it
         """Environment variables beside torchrun's and ours; they win over all others.  Pure."""
         return {}
 
-    def command(self, start: Start) -> list[str]:
+    def command(self, launch: LaunchContext) -> list[str]:
         """Argument list of this rank's process, run without a shell: what a launcher in it would start.  Pure."""
-        return unwrap(start.plan.command).for_worker(start.place.local_rank)
+        return unwrap(launch.plan.command).for_worker(launch.identity.local_rank)
 
-    def companion(self, start: Start) -> Companion | None:  # noqa: ARG002 - for those who override it
-        """What shall stand beside this rank's process, if anything.  Pure."""
+    def sidecar(self, launch: LaunchContext) -> Sidecar | None:  # noqa: ARG002 - for those who override it
+        """The sidecar of this rank's process, if it needs one.  Pure."""
         return None
 
-    def has_started(self, start: Start) -> bool:  # noqa: ARG002 - for those who override it
-        """False while the command waits for its companion; looked at when the companion fails."""
+    def has_started(self, launch: LaunchContext) -> bool:  # noqa: ARG002 - for those who override it
+        """False while the command waits for its sidecar; looked at when the sidecar fails."""
         return True
 
-    def blame(self, start: Start) -> str | None:  # noqa: ARG002 - for those who override it
-        """What of the job keeps its companion from starting, in one sentence; None where nothing shows that it does.
+    def blame(self, launch: LaunchContext) -> str | None:  # noqa: ARG002 - for those who override it
+        """What of the job keeps its sidecar from starting, in one sentence; None where nothing shows that it does.
 
-        Asked when the companion failed before the command began; may try things out for some seconds.
+        Asked when the sidecar failed before the command began; may try things out for some seconds.
         """
         return None
 
-    def returned(self, start: Start) -> None:
-        """Act on the command's exit code 0, before its companion is waited for."""
+    def returned(self, launch: LaunchContext) -> None:
+        """Act on the command's exit code 0, before its sidecar is waited for."""

@@ -12,34 +12,36 @@ from pathlib import Path
 from remora.deepspeed import record
 from remora.deepspeed.config_files import check_config_files
 from remora.deepspeed.refusal import Refused
-from trainers.backends.backend import Backend, BackendUnusable, Start
+from trainers.backends.backend import Backend, BackendUnusable, LaunchContext
 
 #: Interpreters that run `remora.deepspeed.site` before a script.
 _SITE = Path(record.__file__).parent / "site"
 
 
 class DeepSpeed(Backend):
-    """Has the script's `deepspeed` meet Remora, and its checkpoint lie where the script looks for it."""
+    """Loads Remora's hook into the script's `deepspeed`, and puts its checkpoint where the script looks for it."""
 
-    def prepare(self, start: Start) -> None:
-        """Refuse what cannot train, and show the script the checkpoint in its own folder."""
+    def prepare(self, launch: LaunchContext) -> None:
+        """Refuse what cannot train, and link the checkpoint into the script's own folder."""
         if importlib.util.find_spec("deepspeed") is None:
             raise BackendUnusable(
                 "DeepSpeed is not installed on the nodes; install it there: pip install deepspeed==0.19.8"
             )
         try:
-            batch = _global_batch(start.environment)
-            check_config_files(start.plan.command, batch, lambda name: _text_of(start.code / name))
-            if start.resume is not None and start.manifest is not None:
-                _show(record.read(start.resume, str(start.manifest.step)), start.resume, start.code)
+            batch = _global_batch(launch.environment)
+            check_config_files(launch.plan.command, batch, lambda name: _text_of(launch.code / name))
+            if launch.resume is not None and launch.manifest is not None:
+                _link_checkpoint(
+                    record.read(launch.resume, str(launch.manifest.step)), launch.resume, launch.code
+                )
         except Refused as refused:
             raise BackendUnusable(str(refused)) from refused
 
-    def variables(self, start: Start) -> dict[str, str]:
+    def variables(self, launch: LaunchContext) -> dict[str, str]:
         """The hook, and the CPU where the job has no GPU."""
-        behind = start.environment.get("PYTHONPATH")
+        behind = launch.environment.get("PYTHONPATH")
         variables = {"PYTHONPATH": f"{_SITE}{os.pathsep}{behind}" if behind else str(_SITE)}
-        if not start.plan.resources.get("GPU") and "DS_ACCELERATOR" not in start.environment:
+        if not launch.plan.resources.get("GPU") and "DS_ACCELERATOR" not in launch.environment:
             variables["DS_ACCELERATOR"] = "cpu"
         return variables
 
@@ -53,8 +55,8 @@ def _global_batch(environment: Mapping[str, str]) -> int | None:
     return int(asked) if asked else None
 
 
-def _show(saved: record.Record, resume: Path, code: Path) -> None:
-    """Have a script that looks into its own folder first find its checkpoint there.
+def _link_checkpoint(saved: record.Record, resume: Path, code: Path) -> None:
+    """Link the checkpoint into the script's own folder, where it looks first.
 
     Workers of one machine share `code`, and all of them do the same.
     """

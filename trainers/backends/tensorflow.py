@@ -1,11 +1,11 @@
-"""TensorFlow: every worker is told where all of them are, as `MultiWorkerMirroredStrategy` wants to hear it."""
+"""TensorFlow: every worker gets the addresses of all workers in TF_CONFIG, for `MultiWorkerMirroredStrategy`."""
 
 from __future__ import annotations
 
 import json
 from typing import ClassVar
 
-from trainers.backends.backend import Backend, Start
+from trainers.backends.backend import Backend, LaunchContext
 
 
 class TensorFlow(Backend):
@@ -16,10 +16,10 @@ class TensorFlow(Backend):
 
     needs_ports: ClassVar[bool] = True
 
-    def variables(self, start: Start) -> dict[str, str]:
+    def variables(self, launch: LaunchContext) -> dict[str, str]:
         """The cluster, and which of its tasks this worker is."""
-        place = start.place
-        cluster = {"worker": list(place.peers)}
+        identity = launch.identity
+        cluster = {"worker": list(identity.peers)}
         return {
-            "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": place.rank}})
+            "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": identity.rank}})
         }

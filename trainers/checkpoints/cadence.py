@@ -1,4 +1,4 @@
-"""How often a checkpoint pays, from what it costs and how often workers are lost (pure).
+"""The best interval between checkpoints, from what they cost and how often workers are lost (pure).
 
 Young's interval with Daly's correction: with a cost of C seconds per checkpoint and M seconds between losses,
 sqrt(2 C M) - C seconds between checkpoints lose the least time to writing and to doing steps again (J. W. Young, 1974;
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 #: Seconds between checkpoints before the first was measured.
 FIRST_S = 30.0
-#: Bounds of the interval in seconds: below, asking costs more than it saves; above, an unlucky loss costs too much.
+#: Bounds of the interval in seconds: below, checkpoints cost more than they save; above, an early loss costs too much.
 LEAST_S, MOST_S = 10.0, 1800.0
 #: At most this share of the time goes into checkpoints, however often workers are lost.
 MOST_SHARE = 0.05
@@ -44,18 +44,18 @@ class Cadence:
         return _NEWEST * self.newest_s + (1.0 - _NEWEST) * self.before_s
 
     def measure(self, step: int, stall_s: float) -> Cadence:
-        """A rank says how long the checkpoint of that step held its loop up."""
+        """Take a rank's report of how long the checkpoint of that step held its loop up."""
         stall_s = max(0.0, stall_s)
         if step == self.step and self.newest_s is not None:
             return replace(self, newest_s=max(self.newest_s, stall_s))
         return replace(self, before_s=self.cost_s, newest_s=stall_s, step=step)
 
     def work(self, seconds: float, workers: int) -> Cadence:
-        """So many workers trained for so long."""
+        """Count that `workers` workers trained for `seconds`."""
         return replace(self, worker_s=self.worker_s + max(0.0, seconds) * workers)
 
     def between_losses_s(self, losses: int, workers: int) -> float:
-        """Expected seconds until any of the workers is lost, after so many losses."""
+        """Expected seconds until any of the workers is lost, after `losses` losses."""
         return (self.prior_s + self.worker_s) / (1 + losses) / max(1, workers)
 
     def interval_s(self, losses: int, workers: int) -> float:

@@ -19,13 +19,13 @@ from trainers.checkpoints.manifest import (
     parse_folder_name,
 )
 from trainers.checkpoints.retention import Mode, age, surplus
-from trainers.rooms import Room
+from trainers.confined_folders import ConfinedFolder
 from trainers.storage import NotReadable, Storage, StorageError
 
 _CHUNK = 1 << 20
 #: Bytes of a manifest: some hundred for each file.
 MAX_MANIFEST_BYTES = 32 * 2**20
-#: What the name of another folder stands for.
+#: The parsed name of a folder that is no checkpoint.
 _NO_FOLDER = (0, 0, 0, 0)
 #: Number of an attempt, as a name.
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
@@ -49,7 +49,7 @@ class Damage:
 
 @dataclass(frozen=True, kw_only=True)
 class Retained:
-    """What a retention has done."""
+    """The result of a retention."""
 
     deleted: tuple[Manifest, ...] = ()
     #: Those that are still there.
@@ -67,7 +67,7 @@ class Catalog:
         self._storage = storage
         self._job_id = job_id
         self._folder = job_folder(job_id)
-        #: States of files, by name, in which their content was right.
+        #: States of files, by name, in which their content was verified.
         self._right: dict[str, str] = {}
         #: Folders that lost their manifest to a retention, and are still there.
         self._leftovers: set[str] = set()
@@ -76,7 +76,7 @@ class Catalog:
         """Forbid commits of lower attempts from now on.  Raises StorageError."""
         if attempt <= self._fence():
             return
-        # Its name says the number: no write that is broken off can leave another one.
+        # The number is the file's name: an interrupted write cannot leave another number.
         self._storage.write_bytes(f"{self._fences}/{attempt}", b"")
         # Drivers that an older version started look here.
         try:
@@ -95,7 +95,7 @@ class Catalog:
         return self._fence() > attempt
 
     def put(
-        self, source: Room, step: int, attempt: int, generation: int, rank: int, take: int = 1
+        self, source: ConfinedFolder, step: int, attempt: int, generation: int, rank: int, take: int = 1
     ) -> tuple[ShardFile, ...]:
         """Move every file of `source` into the checkpoint's folder; returns them with sizes and digests.
 
@@ -205,7 +205,7 @@ class Catalog:
         return Retained(deleted=tuple(deleted), kept=kept, damaged=tuple(present), failure=failure)
 
     def _damages(self, manifests: list[Manifest]) -> dict[Manifest, Damage]:
-        """Those that cannot be used; files that nobody wrote to since their content was right are not read again."""
+        """Those that cannot be used; files that did not change since their content was verified are not read again."""
         found = {}
         for manifest in manifests:
             why = self._why_damaged(manifest, again=False)
@@ -256,13 +256,13 @@ class Catalog:
         return [int(name) for name in self._storage.names(self._fences) if _NUMBER.fullmatch(name)]
 
     def _fence_before(self) -> int:
-        """What the file says that attempts of older versions wrote."""
+        """The number in the file that older versions wrote; 0 when there is none."""
         try:
             return int(self._storage.read_bytes(self._fence_name))
         except FileNotFoundError:
             return 0
         except (ValueError, NotReadable):
-            # Torn. Who wrote it had the number of a checkpoint at least, if one of its kind is there.
+            # Written in part. Its attempt was at least as high as that of any checkpoint.
             return max((parse_folder_name(folder) or _NO_FOLDER)[1] for folder in ("", *self._folders()))
 
     def _folders(self) -> list[str]:

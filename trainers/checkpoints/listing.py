@@ -1,4 +1,4 @@
-"""What is told of a committed checkpoint, and which of them are told (pure)."""
+"""How committed checkpoints appear in records, and which of them are listed (pure)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import re
 from dataclasses import asdict, dataclass
 
 from trainers.checksums import checked, with_checksum
-from trainers.rooms import NotInRoom, parts_of
+from trainers.confined_folders import OutsideFolder, parts_of
 
 MANIFEST_NAME = "remora-manifest.json"
 #: Of what is written; manifests of version 1, which have no checksum, are still read.
@@ -90,7 +90,7 @@ class Manifest:
             for file in files:
                 parts_of(file.name)
             return cls(files=files, **fields)
-        except (TypeError, KeyError, AttributeError, ValueError, RecursionError, NotInRoom) as error:
+        except (TypeError, KeyError, AttributeError, ValueError, RecursionError, OutsideFolder) as error:
             raise ValueError(f"not a checkpoint manifest: {error}"[:300]) from error
 
 

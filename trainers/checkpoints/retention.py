@@ -28,7 +28,7 @@ def surplus(
 ) -> list[Manifest]:
     """Checkpoints to delete, youngest first: all but the `keep` youngest (at least one) and, with a mode, the best.
 
-    Damaged ones do not count: so many whole ones stay, and with them whatever is younger.
+    Damaged ones do not count: `keep` whole ones stay, and everything that is younger than the oldest of them.
     """
     by_age = sorted(manifests, key=age, reverse=True)
     whole = [one for one in by_age if one not in damaged]

@@ -29,7 +29,7 @@ from trainers.driver.relay import Relay
 from trainers.driver.verdict import GroupFailure, Verdict, judge
 from trainers.plan import AttemptPlan
 from trainers.ray_train import AttemptEnds, Member
-from trainers.supervisor.parcels import Parcel
+from trainers.supervisor.shard_transfer import CheckpointShard
 
 log = logging.getLogger(__name__)
 
@@ -158,10 +158,10 @@ class Attempt:
             self.watch.step(self.progress.step_at, self.group.world_size)
             self.hang = None
 
-    def _hear_relay(self, parcel: Parcel, message: channel.Message) -> None:
+    def _hear_relay(self, shard: CheckpointShard, message: channel.Message) -> None:
         """Files that left their machine say what their worker would have said."""
-        if self.group is not None and self.group.generation == parcel.generation:
-            self.receive(parcel.rank, message)
+        if self.group is not None and self.group.generation == shard.generation:
+            self.receive(shard.rank, message)
 
     async def tell_rank_ended(self) -> None:
         """Wake who waits for the ends of ranks."""

@@ -16,7 +16,7 @@ from trainers.driver.calls import Calls
 from trainers.driver.regrouping import Deal, Seat
 from trainers.plan import AttemptPlan
 from trainers.ray_train import Member
-from trainers.supervisor.environment import Place
+from trainers.worker_identity import WorkerIdentity
 
 
 @dataclass
@@ -182,10 +182,10 @@ class Meeting:
 
 def place_of(
     plan: AttemptPlan, member: Member, size: tuple[int, int], generation: int, meeting: Meeting
-) -> Place:
+) -> WorkerIdentity:
     """The place in which a worker starts, in a worker group of so many workers on so many nodes (`size`)."""
     world_size, num_nodes = size
-    return Place(
+    return WorkerIdentity(
         job_id=plan.job_id,
         attempt_id=plan.attempt_id,
         attempt=plan.attempt,

@@ -37,12 +37,12 @@ from trainers.driver.printers import Printers
 from trainers.driver.stacks import Stacks
 from trainers.driver.standstill import Standstill
 from trainers.driver.verdict import Verdict
+from trainers.node_folders import shared_folder, sweep_folders
 from trainers.outputs.catalog import OutputsCatalog
 from trainers.plan import AttemptPlan, Record
 from trainers.storage import Storage, StorageError
 from trainers.supervisor import supervisor
-from trainers.supervisor.code import shared_folder, sweep_folders
-from trainers.supervisor.parcels import Parcel
+from trainers.supervisor.shard_transfer import CheckpointShard
 from trainers.supervisor.supervisor import Assignment
 
 log = logging.getLogger(__name__)
@@ -191,17 +191,17 @@ class Driver:
         room = self._account.log_room(self._printers.count(self._now()))
         return {"log_is_full": self._account.log_is_full, "log_room": room, "log_is_taken": takes_lines}
 
-    async def relay_offer(self, parcel: Parcel) -> bool:
+    async def relay_offer(self, shard: CheckpointShard) -> bool:
         """A worker whose machine goes wants to send files here; False when there is no room."""
-        return self._attempt.relay.offer(parcel)
+        return self._attempt.relay.offer(shard)
 
-    async def relay_take(self, parcel: Parcel, name: str, offset: int, chunk: bytes) -> None:
+    async def relay_take(self, shard: CheckpointShard, name: str, offset: int, chunk: bytes) -> None:
         """A piece of one of those files; see `trainers.driver.relay`."""
-        await self._attempt.relay.take(parcel, name, offset, chunk)
+        await self._attempt.relay.take(shard, name, offset, chunk)
 
-    async def relay_seal(self, parcel: Parcel) -> bool:
+    async def relay_seal(self, shard: CheckpointShard) -> bool:
         """The worker has sent everything; True when it is all here."""
-        return self._attempt.relay.seal(parcel)
+        return self._attempt.relay.seal(shard)
 
     def _receive(self, generation: int, slot: int, message: dict[str, Any]) -> None:
         attempt, crew, kind = self._attempt, self._crew, message["type"]
@@ -324,7 +324,7 @@ class Driver:
         return {
             member.slot: Assignment(
                 plan=self._plan,
-                place=place_of(self._plan, member, size, generation, meeting),
+                identity=place_of(self._plan, member, size, generation, meeting),
                 driver=handle,
                 resume=resume,
                 outputs=outputs,

@@ -17,7 +17,7 @@ from trainers.driver.account import Account
 from trainers.outputs.catalog import OutputsCatalog, OutputsDamaged
 from trainers.outputs.manifest import Changes, OutputFile
 from trainers.outputs.rounds import Agreed, Rounds
-from trainers.outputs.versions import Kept, Version, is_save
+from trainers.outputs.versions import OutputHistory, Version, is_save
 from trainers.plan import AttemptPlan
 from trainers.storage import StorageError
 
@@ -56,8 +56,8 @@ class Outputs:
         self._catalog: OutputsCatalog
         self._checkpoints: Catalog
         #: What is to be kept, and what is committed.
-        self._kept = Kept()
-        self._committed = Kept()
+        self._kept = OutputHistory()
+        self._committed = OutputHistory()
         self._rounds = Rounds(plan.outputs, plan.output_commits)
         self._world_size = 0
         self._asked_at = clock()
@@ -166,7 +166,7 @@ class Outputs:
     def hear(self, slot: int, changes: Changes) -> None:
         """A worker has looked into its folder, or could not store some of it."""
         self._note_unstored(changes)
-        self._loose |= self._rounds.hear(slot, changes)
+        self._loose |= self._rounds.receive(slot, changes)
         self._has_news = True
 
     def agree(self) -> None:
@@ -326,7 +326,7 @@ class Outputs:
             self._loose -= loose
             self._tell(kept, loose)
 
-    def _write(self, kept: Kept) -> bool:
+    def _write(self, kept: OutputHistory) -> bool:
         """Commit them; False when a newer attempt writes now."""
         if self._checkpoints.is_fenced(self._plan.attempt):
             return False
@@ -345,7 +345,7 @@ class Outputs:
             text = f"The outputs were not stored: {error}."
             self._account.event("attempt.outputs_refused", text[:1000])
 
-    def _tell(self, kept: Kept, without: frozenset[str]) -> None:
+    def _tell(self, kept: OutputHistory, without: frozenset[str]) -> None:
         """Tell the list, and remember what to remove when it has replaced the one before."""
         body = {
             "location": self._catalog.location,

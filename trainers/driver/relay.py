@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainers.checkpoints.catalog import Catalog
-from trainers.rooms import NotInRoom, Room
+from trainers.confined_folders import ConfinedFolder, OutsideFolder
+from trainers.node_folders import shared_folder
 from trainers.storage import StorageError
-from trainers.supervisor.code import shared_folder
-from trainers.supervisor.parcels import Parcel
+from trainers.supervisor.shard_transfer import CheckpointShard
 
 #: Bytes that stay free on the driver's disk.
 _SPARE_BYTES = 1 << 30
@@ -28,75 +28,75 @@ _FINISH_S = 900.0
 
 @dataclass(eq=False)
 class _Kept:
-    parcel: Parcel
+    shard: CheckpointShard
     #: Its name in the relay's own folder, and that folder, opened.
     name: str
-    folder: Room
+    folder: ConfinedFolder
     received: int = 0
 
 
 class Relay:
-    """Parcels on their way through the driver; touched on its event loop only.
+    """Shards of checkpoints on their way through the driver; touched on its event loop only.
 
-    `deliver(parcel, message)` hears what the worker itself would have told: `shard` when the files are stored,
+    `deliver(shard, message)` hears what the worker itself would have told: `shard` when the files are stored,
     `abandoned` when they cannot be, and before that `relayed`: the machine may go.
     """
 
-    def __init__(self, deliver: Callable[[Parcel, dict[str, Any]], None]) -> None:
+    def __init__(self, deliver: Callable[[CheckpointShard, dict[str, Any]], None]) -> None:
         self.catalog: Catalog
         self._deliver = deliver
         #: What is being sent, by key.
         self._kept: dict[str, _Kept] = {}
-        #: What is whole and being stored; its key may be sent again meanwhile, which is another parcel.
+        #: What is whole and being stored; its key may be sent again meanwhile, which is another shard.
         self._storing: dict[_Kept, asyncio.Task[None]] = {}
-        self._root: Room | None = None
+        self._root: ConfinedFolder | None = None
         #: Holds the root, so that whoever comes after a killed driver knows that it may go.
         self._held = contextlib.ExitStack()
         self._count = 0
 
-    def offer(self, parcel: Parcel) -> bool:
+    def offer(self, shard: CheckpointShard) -> bool:
         """A worker wants to send files; False when there is no room for them."""
         try:
             if self._root is None:
                 path = self._held.enter_context(shared_folder(f"relay-{uuid.uuid4().hex}"))
-                self._root = Room(path)
-            promised = sum(one.parcel.size_bytes - one.received for one in self._kept.values())
-            if shutil.disk_usage(self._root.path).free - promised - parcel.size_bytes < _SPARE_BYTES:
+                self._root = ConfinedFolder(path)
+            promised = sum(one.shard.size_bytes - one.received for one in self._kept.values())
+            if shutil.disk_usage(self._root.path).free - promised - shard.size_bytes < _SPARE_BYTES:
                 return False
-            self._drop_unsent(parcel.key)
+            self._drop_unsent(shard.key)
             self._count += 1
             name = str(self._count)
             self._root.make_folder(name)
-            folder = self._root.room(name)
+            folder = self._root.subfolder(name)
         except OSError:
             return False
-        self._kept[parcel.key] = _Kept(parcel, name, folder)
+        self._kept[shard.key] = _Kept(shard, name, folder)
         return True
 
-    async def take(self, parcel: Parcel, name: str, offset: int, chunk: bytes) -> None:
+    async def take(self, shard: CheckpointShard, name: str, offset: int, chunk: bytes) -> None:
         """A piece of a file (a relative POSIX path) at that offset.
 
-        Raises KeyError when the parcel was not offered, ValueError for what does not belong into it, OSError when the
+        Raises KeyError when the shard was not offered, ValueError for what does not belong into it, OSError when the
         disk fails.
         """
-        kept = self._kept[parcel.key]
-        size_bytes = kept.parcel.size_bytes
+        kept = self._kept[shard.key]
+        size_bytes = kept.shard.size_bytes
         if not 0 <= offset <= size_bytes - len(chunk) or kept.received + len(chunk) > size_bytes:
             raise ValueError(f"more comes of {name[:200]!r} than the {size_bytes} bytes that were offered")
         try:
             await asyncio.to_thread(_write, kept.folder, name, offset, chunk)
-        except NotInRoom as error:
+        except OutsideFolder as error:
             raise ValueError(f"{name[:200]!r} is not a path inside a checkpoint: {error}") from error
         kept.received += len(chunk)
 
-    def seal(self, parcel: Parcel) -> bool:
+    def seal(self, shard: CheckpointShard) -> bool:
         """The worker has sent everything; True when it is all here, and will be stored."""
-        kept = self._kept.pop(parcel.key)
-        if kept.received != parcel.size_bytes:
+        kept = self._kept.pop(shard.key)
+        if kept.received != shard.size_bytes:
             self._remove(kept)
             return False
         self._storing[kept] = asyncio.ensure_future(self._store(kept))
-        self._deliver(parcel, {"type": "relayed", **_names(parcel)})
+        self._deliver(shard, {"type": "relayed", **_names(shard)})
         return True
 
     async def finish(self) -> None:
@@ -117,24 +117,24 @@ class Relay:
         self._held.close()
 
     async def _store(self, kept: _Kept) -> None:
-        parcel = kept.parcel
-        common = _names(parcel)
+        shard = kept.shard
+        common = _names(shard)
         try:
             files = await asyncio.to_thread(
                 self.catalog.put,
                 kept.folder,
-                parcel.step,
-                parcel.attempt,
-                parcel.generation,
-                parcel.rank,
-                parcel.take,
+                shard.step,
+                shard.attempt,
+                shard.generation,
+                shard.rank,
+                shard.take,
             )
         except (StorageError, OSError) as error:
-            text = f"the checkpoint of step {parcel.step} could not be stored: {error}"
-            self._deliver(parcel, {"type": "log", "stream": "remora", "text": text})
-            self._deliver(parcel, {"type": "abandoned", **common})
+            text = f"the checkpoint of step {shard.step} could not be stored: {error}"
+            self._deliver(shard, {"type": "log", "stream": "remora", "text": text})
+            self._deliver(shard, {"type": "abandoned", **common})
         else:
-            self._deliver(parcel, {"type": "shard", "files": files, "asked": parcel.asked, **common})
+            self._deliver(shard, {"type": "shard", "files": files, "asked": shard.asked, **common})
         finally:
             self._storing.pop(kept, None)
             self._remove(kept)
@@ -152,12 +152,12 @@ class Relay:
                 self._root.remove(kept.name)
 
 
-def _names(parcel: Parcel) -> dict[str, Any]:
+def _names(shard: CheckpointShard) -> dict[str, Any]:
     """What says of which checkpoint a message is."""
-    return {"step": parcel.step, "generation": parcel.generation, "take": parcel.take}
+    return {"step": shard.step, "generation": shard.generation, "take": shard.take}
 
 
-def _write(folder: Room, name: str, offset: int, chunk: bytes) -> None:
+def _write(folder: ConfinedFolder, name: str, offset: int, chunk: bytes) -> None:
     with folder.open_to_write(name) as file:
         file.seek(offset)
         file.write(chunk)

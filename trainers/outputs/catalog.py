@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
+from trainers.confined_folders import ConfinedFolder, OutsideFolder
 from trainers.outputs.manifest import (
     DAMAGED_PREFIX,
     OutputFile,
@@ -17,10 +18,9 @@ from trainers.outputs.manifest import (
     manifest_name,
     outputs_folder,
 )
-from trainers.outputs.versions import Kept, from_json, to_json
-from trainers.rooms import NotInRoom, Room
+from trainers.outputs.versions import OutputHistory, from_json, to_json
 from trainers.storage import NotReadable, Storage, StorageError
-from trainers.supervisor.environment import Place
+from trainers.worker_identity import WorkerIdentity
 
 #: Bytes read at once.
 _CHUNK = 1 << 20
@@ -46,7 +46,12 @@ class OutputsCatalog:
         return self._storage.location(self._folder)
 
     def put(
-        self, room: Room, path: str, name: str, place: Place, before: OutputFile | None = None
+        self,
+        folder: ConfinedFolder,
+        path: str,
+        name: str,
+        identity: WorkerIdentity,
+        before: OutputFile | None = None,
     ) -> OutputFile | None:
         """Store the file `path` of a folder as `name`; None when it was written to, or went, meanwhile.
 
@@ -54,19 +59,19 @@ class OutputsCatalog:
         """
         version, file = uuid.uuid4().hex, None
         try:
-            with room.open_file(path) as opened:
-                file = self._copy(opened, f"{version}/{name}", place, before)
-        except (FileNotFoundError, NotADirectoryError, NotInRoom):
+            with folder.open_file(path) as opened:
+                file = self._copy(opened, f"{version}/{name}", identity, before)
+        except (FileNotFoundError, NotADirectoryError, OutsideFolder):
             return None
         finally:
             if file is None:
-                # A full storage stays full when torn copies pile up in it.
+                # A full storage stays full when partial copies pile up in it.
                 with contextlib.suppress(StorageError):
                     self._storage.delete(f"{self._folder}/{version}")
         return file
 
     def _copy(
-        self, opened: IO[bytes], stored: str, place: Place, before: OutputFile | None
+        self, opened: IO[bytes], stored: str, identity: WorkerIdentity, before: OutputFile | None
     ) -> OutputFile | None:
         status = os.fstat(opened.fileno())
         digest, is_grown = _digest(opened, status.st_size, before)
@@ -80,13 +85,13 @@ class OutputsCatalog:
             size_bytes=status.st_size,
             sha256=digest,
             stored=stored,
-            rank=place.rank,
-            attempt=place.attempt,
-            generation=place.generation,
+            rank=identity.rank,
+            attempt=identity.attempt,
+            generation=identity.generation,
             is_grown=is_grown,
         )
 
-    def newest(self) -> Kept:
+    def newest(self) -> OutputHistory:
         """What is committed.  Raises OutputsDamaged for a manifest that cannot be read, and StorageError."""
         seen = None
         while (name := self._newest_manifest()) is not None:
@@ -99,20 +104,20 @@ class OutputsCatalog:
                 seen = name
             except (ValueError, NotReadable) as error:
                 raise OutputsDamaged(str(error)) from error
-        return Kept()
+        return OutputHistory()
 
-    def commit(self, kept: Kept, attempt: int, now: float) -> None:
+    def commit(self, history: OutputHistory, attempt: int, now: float) -> None:
         """Make these the job's outputs, unless a newer attempt has committed.  Raises StorageError."""
-        content = to_json(self._job_id, attempt, now, kept)
+        content = to_json(self._job_id, attempt, now, history)
         if len(content) > MAX_LIST_BYTES:
             raise StorageError(f"their list would have {len(content)} bytes, more than {MAX_LIST_BYTES}")
         self._storage.write_bytes(f"{self._folder}/{manifest_name(attempt)}", content)
 
-    def take_over(self, kept: Kept, attempt: int, now: float) -> None:
-        """Commit what earlier attempts left, so that nothing that these still write counts.  Raises StorageError."""
-        if kept == Kept() and not self._manifests():
+    def take_over(self, history: OutputHistory, attempt: int, now: float) -> None:
+        """Commit what earlier attempts left, so that what these still write does not count.  Raises StorageError."""
+        if history == OutputHistory() and not self._manifests():
             return
-        self.commit(kept, attempt, now)
+        self.commit(history, attempt, now)
         with contextlib.suppress(StorageError):
             for before, name in self._manifests().items():
                 if before < attempt:
@@ -134,16 +139,16 @@ class OutputsCatalog:
         manifests = self._manifests()
         return manifests[max(manifests)] if manifests else None
 
-    def unnamed(self, kept: Kept) -> frozenset[str]:
+    def unnamed(self, history: OutputHistory) -> frozenset[str]:
         """What lies there besides these versions, asked while no worker runs; nothing beside a damaged manifest."""
         names = frozenset(self._storage.names(self._folder))
         if any(name.startswith(DAMAGED_PREFIX) for name in names):
             return frozenset()
         manifests = {name for name in names if attempt_of(name) is not None}
-        return names - kept.folders - manifests
+        return names - history.folders - manifests
 
     def forget(self, folders: Iterable[str]) -> None:
-        """Remove folders of versions that nobody names any more.  Raises StorageError."""
+        """Remove folders of versions that no manifest names any more.  Raises StorageError."""
         for folder in folders:
             self._storage.delete(f"{self._folder}/{folder}")
 
@@ -154,12 +159,12 @@ class OutputsCatalog:
 
 
 def _trace(status: os.stat_result) -> tuple[int, int, int]:
-    """What changes when somebody writes to a file."""
+    """What changes when a file is written to."""
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _digest(opened: IO[bytes], size: int, before: OutputFile | None) -> tuple[str, bool]:
-    """SHA-256 of so many bytes of a file, and whether they begin with all of an older version of it and are more."""
+    """SHA-256 of `size` bytes of a file, and whether they are a longer version of what the file held before."""
     digest, is_grown, at = hashlib.sha256(), False, 0
     if before is not None and 0 < before.size_bytes <= size:
         at = _feed(digest, opened, before.size_bytes)
@@ -169,7 +174,7 @@ def _digest(opened: IO[bytes], size: int, before: OutputFile | None) -> tuple[st
 
 
 def _feed(digest: hashlib._Hash, opened: IO[bytes], count: int) -> int:
-    """Let a digest have so many bytes of a file, which somebody may write to for ever; returns how many there were."""
+    """Feed at most `count` bytes of a file, which may be growing, to a digest; returns how many there were."""
     left = count
     while left and (chunk := opened.read(min(left, _CHUNK))):
         digest.update(chunk)

@@ -1,4 +1,4 @@
-"""Which files a job's outputs consist of, and whose count (pure).
+"""Which files a job's outputs consist of, and which of several workers' files count (pure).
 
 Layout below a job's checkpoint storage:
 
@@ -6,8 +6,8 @@ Layout below a job's checkpoint storage:
     jobs/<job id>/outputs/remora-outputs-<attempt>.json
 
 Every version of a file lies under a name of its own, so that what a manifest names is complete at any time.  So does
-the manifest of every attempt, and that of the newest one counts: whatever an attempt writes that was replaced without
-knowing it, changes nothing.  What the manifest says about versions stands in `trainers.outputs.versions`.
+the manifest of every attempt, and that of the newest one counts: what an attempt writes that was replaced without
+knowing it has no effect.  Its format is in `trainers.outputs.versions`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Literal
 
 #: A manifest, with the attempt that wrote it; without one it was written before they had numbers.
 _MANIFEST = re.compile(r"remora-outputs(?:-([1-9][0-9]{0,8}))?\.json")
-#: What a manifest that cannot be read is called from then on, before the number of the attempt that met it.
+#: Prefix to which a manifest that cannot be read is renamed; the number of the attempt that found it follows.
 DAMAGED_PREFIX = "remora-outputs.json.damaged-"
 
 
@@ -61,7 +61,7 @@ End = Literal["clean", "failed", "killed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What one worker did in its outputs folder since it told the last time, and how the folder is now."""
+    """What one worker did in its outputs folder since its last report, and the state of the folder now."""
 
     rank: int
     #: The attempt and the worker group that it belonged to.
@@ -73,10 +73,10 @@ class Changes:
     removed_folders: tuple[str, ...] = ()
     #: Names that the storage did not take although the worker ends: what it has of them is older, or nothing.
     unstored: tuple[str, ...] = ()
-    #: Number of the newest round that it knew when it began to look.
+    #: Number of the newest round that it knew when it began to scan.
     round: int = 0
     #: For each output how often it has been found changed.
-    turns: Mapping[str, int] = field(default_factory=dict)
+    change_counts: Mapping[str, int] = field(default_factory=dict)
     #: Outputs in which something is being written, or was not stored yet.
     busy: frozenset[str] = frozenset()
     #: Bytes of its folder when they are more than the job may keep, so that nothing new of it was stored; else 0.

@@ -1,12 +1,12 @@
-"""When what several workers wrote into an output is one version of it (pure; time is an argument).
+"""Decides when what several workers wrote into an output becomes one version of it (pure; time is an argument).
 
-The driver asks all workers to look into their folders, round after round.  A worker answers, for each output, how
-often it has found it changed, and whether anything in it is being written or is not stored yet.  What a worker says to
-be at rest before a round begins, and again in that round, unchanged, was at rest at the instant in which the round
-began.  When all workers whose word is needed say so of an output, that is one state of it, and becomes a version.
+The driver asks all workers to scan their folders, round after round.  A worker answers, for each output, how often it
+has found it changed, and whether anything in it is being written or is not stored yet.  An output that a worker reports
+as at rest before a round begins, and again in that round, unchanged, was at rest at the instant in which the round
+began.  When all workers that are needed report so, the files at that instant are one state, and become a version.
 
-Whose word is needed: of those that wrote to it now, and of those that wrote to its newest version; of all workers while
-it has none.  A worker that is lost never answers again, so nothing that it took part in becomes a version without it.
+Needed are the workers that wrote to the output now and those that wrote to its newest version; all workers while it has
+none.  A lost worker never answers again, so nothing that it took part in becomes a version without it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trainers.outputs.manifest import (
 from trainers.outputs.versions import is_commit
 
 #: Seconds that an output at rest waits for a worker that wrote to such a folder before and has not written to this one,
-#: and for the others when nobody has written to such a folder before.
+#: and for the others when no worker has written to such a folder before.
 LATE_S, FIRST_S = 60.0, 15.0
 #: Folders that differ in numbers alone are alike: `checkpoint-20`, `checkpoint-40`.
 _NUMBER = re.compile(r"[0-9]+")
@@ -72,24 +72,24 @@ class _Pending:
 
 @dataclass
 class _Worker:
-    """What one worker has said."""
+    """What one worker has reported."""
 
     group: Group
     #: Number of the newest round in which it looked.
     round: int = -1
-    turns: Mapping[str, int] = field(default_factory=dict)
+    change_counts: Mapping[str, int] = field(default_factory=dict)
     busy: frozenset[str] = frozenset()
-    #: Outputs that it said were at rest before the newest round began, with how often they had changed by then.
+    #: Outputs that it reported as at rest before the newest round began, with how often they had changed by then.
     rested: dict[str, int] = field(default_factory=dict)
     end: End | None = None
     #: Bytes of its folder when they are more than the job may keep, else 0.
     excess_bytes: int = 0
     pending: dict[str, _Pending] = field(default_factory=dict)
     #: Outputs whose state was shared with a worker that was lost, as often as they had changed by then.
-    spoilt: dict[str, int] = field(default_factory=dict)
+    tainted: dict[str, int] = field(default_factory=dict)
 
-    def turn(self, output: str) -> int:
-        return self.turns.get(output, 0)
+    def change_count(self, output: str) -> int:
+        return self.change_counts.get(output, 0)
 
     @property
     def folders(self) -> set[str]:
@@ -106,7 +106,7 @@ class Agreed:
 
 
 class Rounds:
-    """What the workers of one attempt say about their outputs folders, by slot."""
+    """The reports of one attempt's workers on their outputs folders, by slot."""
 
     def __init__(self, outputs: Collection[str], commits: Mapping[str, str]) -> None:
         """`outputs` are the names of the job's outputs, `commits` names of files that are written last, by output."""
@@ -130,7 +130,7 @@ class Rounds:
 
     @property
     def has_pending(self) -> bool:
-        """True while some worker of the group has told something that is in no version."""
+        """True while some worker of the group has reported changes that are in no version."""
         return any(self._workers[slot].pending for slot in self._ranks)
 
     @property
@@ -163,15 +163,17 @@ class Rounds:
     def _is_unconfirmed(self, output: str) -> bool:
         needed = [self._workers[slot] for slot in self._needed(output)]
         if any(
-            output in worker.busy or worker.turn(output) == worker.spoilt.get(output) for worker in needed
+            output in worker.busy or worker.change_count(output) == worker.tainted.get(output)
+            for worker in needed
         ):
             return False
         return any(
-            worker.end is None and worker.rested.get(output) != worker.turn(output) for worker in needed
+            worker.end is None and worker.rested.get(output) != worker.change_count(output)
+            for worker in needed
         )
 
     def know(self, files: Mapping[str, OutputFile]) -> None:
-        """These are the outputs now."""
+        """Take these as the current outputs."""
         saved = [file for file in files.values() if not _is_log(file)]
         self._writers = _newest_ranks((output_of(file.name, self._outputs), file) for file in saved)
         self._usual = _newest_ranks((_alike(_folder(file.name)), file) for file in saved)
@@ -197,7 +199,7 @@ class Rounds:
             if any(self._workers[slot].end is None for slot in self._needed(output) & gone):
                 for worker in self._workers.values():
                     if output in worker.pending:
-                        worker.spoilt[output] = worker.turn(output)
+                        worker.tainted[output] = worker.change_count(output)
         for slot in gone:
             loose |= self._workers.pop(slot).folders
         for slot in ranks:
@@ -210,21 +212,23 @@ class Rounds:
         self.number += 1
         for worker in self._workers.values():
             worker.rested = {
-                output: worker.turn(output) for output in (*self._outputs, "") if output not in worker.busy
+                output: worker.change_count(output)
+                for output in (*self._outputs, "")
+                if output not in worker.busy
             }
             if worker.round < 0 and worker.end is None:
                 worker.rested.clear()
         return self.number
 
-    def hear(self, slot: int, changes: Changes) -> set[str]:
-        """A worker has looked; returns folders of files in the storage that nobody needs."""
+    def receive(self, slot: int, changes: Changes) -> set[str]:
+        """Take a worker's report; returns folders of files in the storage that are not needed any more."""
         if changes.group < self._first:
             return {file.folder for file in changes.written}
         # One that is about to join has no rank yet.
         worker = self._workers.setdefault(slot, _Worker(changes.group))
         worker.group = changes.group
         worker.round = max(worker.round, changes.round)
-        worker.turns, worker.busy = dict(changes.turns), changes.busy
+        worker.change_counts, worker.busy = dict(changes.change_counts), changes.busy
         worker.end, worker.excess_bytes = changes.end, changes.excess_bytes
         for output in changes.busy:
             self._late_since.pop(output, None)
@@ -243,7 +247,7 @@ class Rounds:
     def agree(self, files: Mapping[str, OutputFile], now: float) -> Agreed | None:
         """The outputs after everything that has become one state of an output; None when nothing has.
 
-        Who makes a version of them says so (`know`).
+        The caller that commits them as a version calls `know`.
         `files` are what the worker group began with or agreed on last; `now` is seconds on a clock that never jumps.
         """
         whole = [output for output in self._pending_outputs() if self._is_whole(output, now)]
@@ -256,7 +260,7 @@ class Rounds:
             worker, rank = self._workers[slot], self._ranks[slot]
             for output in whole:
                 pending = worker.pending.pop(output, None)
-                worker.spoilt.pop(output, None)
+                worker.tainted.pop(output, None)
                 if pending is None:
                     continue
                 written, left = pending.without(held[output])
@@ -312,7 +316,7 @@ class Rounds:
         }
 
     def _needed(self, output: str) -> set[int]:
-        """Slots whose word a version of this output needs."""
+        """Slots whose reports a version of this output needs."""
         writers = self._writers.get(output, frozenset())
         known = {slot for slot, rank in self._ranks.items() if rank in writers}
         if not known:
@@ -321,15 +325,15 @@ class Rounds:
 
     def _is_whole(self, output: str, now: float) -> bool:
         if self.is_done:
-            # Nobody goes on from here: what there is is the result.
+            # No worker group goes on from here: the present state is the result.
             return True
         needed = [self._workers[slot] for slot in self._needed(output)]
         if any(output in worker.busy for worker in needed):
             return False
-        if any(worker.spoilt.get(output) == worker.turn(output) for worker in needed):
+        if any(worker.tainted.get(output) == worker.change_count(output) for worker in needed):
             return False
         if not all(worker.end is not None for worker in needed) and not all(
-            worker.rested.get(output) == worker.turn(output)
+            worker.rested.get(output) == worker.change_count(output)
             and (worker.end is not None or worker.round >= self.number)
             for worker in needed
         ):

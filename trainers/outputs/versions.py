@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from trainers.checksums import checked, with_checksum
+from trainers.confined_folders import OutsideFolder, parts_of
 from trainers.outputs.manifest import OutputFile, is_log, output_of, without_clashes
-from trainers.rooms import NotInRoom, parts_of
 
 #: Versions kept for falling back, and so how often in a row a start falls back.
 FALL_BACKS = 2
@@ -35,8 +35,8 @@ class Version:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
-    """What the storage keeps of a job's outputs."""
+class OutputHistory:
+    """The versions that the storage keeps of a job's outputs, and how many starts failed with the newest."""
 
     newest: Version = Version()
     #: Versions that saves followed, newest first.
@@ -65,7 +65,7 @@ class Kept:
         versions = (self.newest, *self.before)
         return frozenset(file.folder for version in versions for file in version.files.values())
 
-    def follow(self, files: Files, *, is_save: bool) -> Kept:
+    def follow(self, files: Files, *, is_save: bool) -> OutputHistory:
         """These files, which began with `start`, are the newest version from now on."""
         number = self.newest.number + 1
         start = self.start
@@ -77,9 +77,9 @@ class Kept:
         if not is_save:
             return replace(self, newest=newest)
         before = (start, *self.before[self._steps_back :])[:FALL_BACKS]
-        return Kept(newest=newest, before=before)
+        return OutputHistory(newest=newest, before=before)
 
-    def fail(self) -> Kept:
+    def fail(self) -> OutputHistory:
         """A worker group that started with `start` failed before it saved anything."""
         return replace(self, failed_starts=self.failed_starts + 1)
 
@@ -106,10 +106,10 @@ def is_commit(name: str, commit: str) -> bool:
     return f"/{name}".endswith(f"/{commit}")
 
 
-def to_json(job_id: str, attempt: int, committed_at: float, kept: Kept) -> bytes:
+def to_json(job_id: str, attempt: int, committed_at: float, history: OutputHistory) -> bytes:
     """The manifest as it is stored: every file once, with the versions that it is in."""
     inside: dict[tuple[str, str], tuple[OutputFile, list[int]]] = {}
-    versions = (kept.newest, *kept.before)
+    versions = (history.newest, *history.before)
     for place, version in enumerate(versions):
         for name, file in version.files.items():
             inside.setdefault((name, file.stored), (file, []))[1].append(place)
@@ -117,31 +117,31 @@ def to_json(job_id: str, attempt: int, committed_at: float, kept: Kept) -> bytes
         "job_id": job_id,
         "attempt": attempt,
         "committed_at": committed_at,
-        "failed_starts": kept.failed_starts,
+        "failed_starts": history.failed_starts,
         "versions": [version.number for version in versions],
         "files": [{**asdict(file), "in": places} for _, (file, places) in sorted(inside.items())],
     }
     return with_checksum({"version": 2, **fields})
 
 
-def from_json(content: bytes) -> Kept:
-    """What a stored manifest says; ValueError when it is not one."""
+def from_json(content: bytes) -> OutputHistory:
+    """Parse a stored manifest; ValueError when it is not one."""
     try:
         fields = json.loads(content)
         if fields["version"] == 1:
             # From before outputs had versions: the list of files alone.
             files = {file["name"]: _file(file) for file in fields["files"]}
-            return Kept(newest=Version(files=without_clashes(files)))
+            return OutputHistory(newest=Version(files=without_clashes(files)))
         if fields["version"] != 2:
             raise ValueError(f"version {fields['version']} cannot be read by this version")
         fields = checked(content)
         versions = _versions(fields)
-        return Kept(
+        return OutputHistory(
             newest=versions[0], before=tuple(versions[1:]), failed_starts=int(fields["failed_starts"])
         )
     except (
         *(TypeError, KeyError, IndexError, AttributeError, ValueError, OverflowError, RecursionError),
-        NotInRoom,
+        OutsideFolder,
     ) as error:
         raise ValueError(f"not a manifest of outputs: {error}"[:300]) from error
 
@@ -161,7 +161,7 @@ def _versions(fields: dict[str, Any]) -> list[Version]:
 
 
 def _file(fields: dict[str, Any]) -> OutputFile:
-    """A file of a manifest; NotInRoom when it would lie outside of its folder, here or in the storage."""
+    """A file of a manifest; OutsideFolder when it would lie outside of its folder, here or in the storage."""
     file = OutputFile(**fields)
     parts_of(file.name)
     parts_of(file.stored)

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from trainers.supervisor.leftovers import sweep_node
+from trainers.supervisor.node_sweep import sweep_node
 
 log = logging.getLogger(__name__)
 

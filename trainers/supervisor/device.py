@@ -1,4 +1,4 @@
-"""What a worker computes on: the node's own devices against what the job asks for, and what its command is told."""
+"""Checks the node's devices against what the job asks for, and sets the command's variables for them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from remora.spec.sections import Device, Precision
 from trainers.backends.backend import BackendUnusable
-from trainers.supervisor.environment import Place
+from trainers.worker_identity import WorkerIdentity
 
 #: https://pcisig.com/membership/member-companies names the vendors.
 _VENDORS = {"0x10de": "nvidia", "0x8086": "intel"}
@@ -27,7 +27,7 @@ class Devices:
 
 
 def devices_of_node(root: Path = Path("/")) -> Devices:
-    """What Linux says about this machine; nothing where it says nothing."""
+    """The devices of this machine according to Linux; none where /sys and /proc have no entries."""
     vendors = {
         vendor
         for file in root.glob("sys/class/drm/renderD*/device/vendor")
@@ -46,7 +46,12 @@ def devices_of_node(root: Path = Path("/")) -> Devices:
 
 
 def device_variables(
-    device: Device, precision: Precision, gpus: float, seen: Devices, place: Place, interface: str | None
+    device: Device,
+    precision: Precision,
+    gpus: float,
+    seen: Devices,
+    identity: WorkerIdentity,
+    interface: str | None,
 ) -> dict[str, str]:
     """Environment variables for the command; raises BackendUnusable when the node lacks what the job asks for.
 
@@ -70,7 +75,7 @@ def device_variables(
         )
     has_gpu = gpus > 0 and device != "cpu"
     if device == "xpu":
-        return {"REMORA_COLLECTIVES": "xccl", **_oneccl(place, interface)}
+        return {"REMORA_COLLECTIVES": "xccl", **_oneccl(identity, interface)}
     variables = {
         "REMORA_COLLECTIVES": "nccl" if has_gpu and "nvidia" in seen.gpu_vendors else "gloo",
     }
@@ -80,12 +85,12 @@ def device_variables(
     return variables
 
 
-def _oneccl(place: Place, interface: str | None) -> dict[str, str]:
-    """Without mpirun around it oneCCL has to be told who is who on a node, and to use sockets."""
+def _oneccl(identity: WorkerIdentity, interface: str | None) -> dict[str, str]:
+    """Without mpirun oneCCL needs the local ranks of a node from variables, and has to use sockets."""
     variables = {
         "CCL_PROCESS_LAUNCHER": "none",
-        "CCL_LOCAL_RANK": str(place.local_rank),
-        "CCL_LOCAL_SIZE": str(place.local_world_size),
+        "CCL_LOCAL_RANK": str(identity.local_rank),
+        "CCL_LOCAL_SIZE": str(identity.local_world_size),
         "CCL_ATL_TRANSPORT": "ofi",
     }
     return variables if interface is None else {**variables, "FI_TCP_IFACE": interface}

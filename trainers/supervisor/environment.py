@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from trainers.worker_identity import WorkerIdentity
 
 #: Variables of ours and of Ray that a user's process must not see.
 _HIDDEN_PREFIXES = ("RAY_", "REMORA_", "PYTHONPATH")
@@ -11,33 +12,10 @@ _HIDDEN_PREFIXES = ("RAY_", "REMORA_", "PYTHONPATH")
 _MARKS = ("REMORA_MACHINE", "REMORA_NODE_ID")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where one worker stands in its worker group."""
-
-    job_id: str
-    attempt_id: str
-    attempt: int
-    #: Number of the worker group within the attempt, from 1.
-    generation: int
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    num_nodes: int
-    master_addr: str
-    master_port: int
-    #: Address and port of every rank, in their order, for backends that ask for them; each was free on its node.
-    peers: tuple[str, ...] = ()
-    #: Known to the workers of this worker group alone.
-    key: str = field(default="", repr=False)
-
-
 def child_environment(
     inherited: Mapping[str, str],
     variables: Mapping[str, str],
-    place: Place,
+    identity: WorkerIdentity,
     *,
     cpus: float,
     interface: str | None,
@@ -63,26 +41,26 @@ def child_environment(
     base.update(variables)
     base.update(
         {
-            "RANK": str(place.rank),
-            "WORLD_SIZE": str(place.world_size),
-            "LOCAL_RANK": str(place.local_rank),
-            "LOCAL_WORLD_SIZE": str(place.local_world_size),
-            "NODE_RANK": str(place.node_rank),
-            "GROUP_RANK": str(place.node_rank),
-            "GROUP_WORLD_SIZE": str(place.num_nodes),
-            "ROLE_RANK": str(place.rank),
-            "ROLE_WORLD_SIZE": str(place.world_size),
+            "RANK": str(identity.rank),
+            "WORLD_SIZE": str(identity.world_size),
+            "LOCAL_RANK": str(identity.local_rank),
+            "LOCAL_WORLD_SIZE": str(identity.local_world_size),
+            "NODE_RANK": str(identity.node_rank),
+            "GROUP_RANK": str(identity.node_rank),
+            "GROUP_WORLD_SIZE": str(identity.num_nodes),
+            "ROLE_RANK": str(identity.rank),
+            "ROLE_WORLD_SIZE": str(identity.world_size),
             "ROLE_NAME": "default",
-            "MASTER_ADDR": place.master_addr,
-            "MASTER_PORT": str(place.master_port),
-            "TORCHELASTIC_RUN_ID": place.attempt_id,
-            "TORCHELASTIC_RESTART_COUNT": str(place.generation - 1),
+            "MASTER_ADDR": identity.master_addr,
+            "MASTER_PORT": str(identity.master_port),
+            "TORCHELASTIC_RUN_ID": identity.attempt_id,
+            "TORCHELASTIC_RESTART_COUNT": str(identity.generation - 1),
             "TORCHELASTIC_MAX_RESTARTS": "0",
             "TORCHELASTIC_USE_AGENT_STORE": "False",
-            "REMORA_JOB_ID": place.job_id,
-            "REMORA_ATTEMPT_ID": place.attempt_id,
-            "REMORA_ATTEMPT": str(place.attempt),
-            "REMORA_GENERATION": str(place.generation),
+            "REMORA_JOB_ID": identity.job_id,
+            "REMORA_ATTEMPT_ID": identity.attempt_id,
+            "REMORA_ATTEMPT": str(identity.attempt),
+            "REMORA_GENERATION": str(identity.generation),
         }
     )
     return base

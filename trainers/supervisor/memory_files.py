@@ -1,9 +1,9 @@
-"""Files that a command makes in the memory of its machine (/dev/shm): whose they are, how large, and who uses them.
+"""Files that a command makes in the memory of its machine (/dev/shm): which they are, their sizes and users.
 
-Nothing there says which process has made a file.  So those are a command's that were not there before it began and
+Linux does not record which process made a file.  So those are a command's that were not there before it began and
 that one of its processes was seen to have open or mapped for writing.  They are known by their inodes, whatever name
-they get, and written into a record beside the worker's own room in that memory, which vanishes with them when the
-machine starts anew.
+they get, and written into a record beside the worker's own folder in that memory, which vanishes with them when the
+machine restarts.
 
 Source: proc(5).
 """
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from trainers.rooms import Room
+from trainers.confined_folders import ConfinedFolder
 
 #: Files and folders of a memory that are looked at.
 MOST_SEEN = 100_000
@@ -31,7 +31,7 @@ _GONE = b" (deleted)"
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldFile:
     """A file that a process has open or mapped."""
 
     #: Its name below the memory's folder; empty when it has none any more.
@@ -60,9 +60,9 @@ def entries(memory: Path) -> dict[int, str] | None:
     return found
 
 
-def held_by(pids: Iterable[int], memory: Path, *, for_writing: bool) -> dict[int, Held]:
+def held_by(pids: Iterable[int], memory: Path, *, for_writing: bool) -> dict[int, HeldFile]:
     """Files there that these processes have open or mapped, by their inodes; of those that may not be read, nothing."""
-    found: dict[int, Held] = {}
+    found: dict[int, HeldFile] = {}
     for pid in pids:
         for inode, held in (*_opened(pid, memory, for_writing), *_mapped(pid, memory, for_writing)):
             before = found.get(inode)
@@ -71,7 +71,7 @@ def held_by(pids: Iterable[int], memory: Path, *, for_writing: bool) -> dict[int
     return found
 
 
-def _opened(pid: int, memory: Path, for_writing: bool) -> Iterator[tuple[int, Held]]:
+def _opened(pid: int, memory: Path, for_writing: bool) -> Iterator[tuple[int, HeldFile]]:
     prefix = f"{memory}/"
     opened: list[Path] = []
     with contextlib.suppress(OSError):
@@ -85,7 +85,7 @@ def _opened(pid: int, memory: Path, for_writing: bool) -> Iterator[tuple[int, He
             status = path.stat()
             if stat.S_ISREG(status.st_mode):
                 name = link.removeprefix(prefix) if status.st_nlink else ""
-                yield status.st_ino, Held(name, status.st_blocks * 512)
+                yield status.st_ino, HeldFile(name, status.st_blocks * 512)
 
 
 def _is_writable(opened: Path) -> bool:
@@ -94,7 +94,7 @@ def _is_writable(opened: Path) -> bool:
     return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
 
 
-def _mapped(pid: int, memory: Path, for_writing: bool) -> Iterator[tuple[int, Held]]:
+def _mapped(pid: int, memory: Path, for_writing: bool) -> Iterator[tuple[int, HeldFile]]:
     prefix = os.fsencode(f"{memory}/")
     lines: list[bytes] = []
     with contextlib.suppress(OSError), Path(f"/proc/{pid}/maps").open("rb") as file:
@@ -107,7 +107,7 @@ def _mapped(pid: int, memory: Path, for_writing: bool) -> Iterator[tuple[int, He
         inode, name = int(number), os.fsdecode(path.removeprefix(prefix))
         status = _status(memory / name)
         if status is not None and status.st_ino == inode:
-            yield inode, Held(name, status.st_blocks * 512)
+            yield inode, HeldFile(name, status.st_blocks * 512)
         elif path.endswith(_GONE):
             begin, end = (int(one, 16) for one in where.split(b"-"))
             nameless[inode] = max(nameless.get(inode, 0), int(offset, 16) + end - begin)
@@ -115,7 +115,7 @@ def _mapped(pid: int, memory: Path, for_writing: bool) -> Iterator[tuple[int, He
         # A mapping says how large a file is, not how much of it was ever written to: no more than this process holds.
         most = _shared_bytes(pid)
         for inode, size in nameless.items():
-            yield inode, Held("", min(size, most))
+            yield inode, HeldFile("", min(size, most))
             most -= min(size, most)
 
 
@@ -154,7 +154,7 @@ def reserve_record(record: Path) -> None:
 
 
 def write_record(record: Path, names: Mapping[int, str]) -> None:
-    """Put down what is a command's, whole or not at all.  Raises OSError.
+    """Write which files are a command's, atomically.  Raises OSError.
 
     The record and its draft change places, so that both keep the memory that they have: it may be full.
     """
@@ -173,7 +173,7 @@ def write_record(record: Path, names: Mapping[int, str]) -> None:
 
 
 def read_record(record: Path) -> dict[int, str]:
-    """What was put down; nothing where that cannot be understood."""
+    """The names in a record by inode; empty when it cannot be parsed."""
     try:
         descriptor = os.open(record, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
@@ -197,25 +197,25 @@ def remove_recorded(record: Path, memory: Path) -> bool:
     names = recorded if now is None else {one: now[one] for one in recorded if one in now}
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()] if names else []
     used = held_by(pids, memory, for_writing=False).keys() & names.keys()
-    with Room(memory) as room:
+    with ConfinedFolder(memory) as opened:
         for inode, name in sorted(names.items(), key=lambda one: one[1].count("/"), reverse=True):
             if inode not in used:
-                _remove(room, inode, name)
+                _remove(opened, inode, name)
     left = {inode: name for inode, name in names.items() if inode in used}
     if left:
         write_record(record, left)
     return not left
 
 
-def _remove(room: Room, inode: int, name: str) -> None:
+def _remove(opened: ConfinedFolder, inode: int, name: str) -> None:
     with contextlib.suppress(OSError):
-        status = room.status(name)
+        status = opened.status(name)
         if status is None or status.st_ino != inode or status.st_uid != os.getuid():
             return
         if stat.S_ISREG(status.st_mode):
-            room.remove(name)
+            opened.remove(name)
         elif stat.S_ISDIR(status.st_mode):
-            room.remove_empty(name)
+            opened.remove_empty(name)
 
 
 def folders_above(names: Iterable[str]) -> set[str]:

@@ -1,8 +1,8 @@
-"""Watches which files a command makes in the memory of its machine, and that they are not too large together.
+"""Watches the files that a command makes in /dev/shm: which they are, and that they do not exceed a limit together.
 
 A look costs a reading of /proc for each of the command's processes.  So it is taken when a file appears there, which
-the kernel tells (inotify(7)), or when memory was taken or given back since the one before, and then not at once again:
-the watch takes a fiftieth of a core at most.
+the kernel reports (inotify(7)), or when memory was taken or given back since the one before, and not at once again: the
+watch takes a fiftieth of a core at most.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from trainers.supervisor.memory_files import (
 
 log = logging.getLogger(__name__)
 
-#: Seconds after which it is asked whether memory was taken or given back, when nothing is told.
+#: Seconds after which it is asked whether memory was taken or given back, when no file event came.
 _EVERY_S = 1.0
-#: Seconds between the end of a look and the next one: at least so many, and so many times what the look has taken.
+#: Seconds between the end of a look and the next one: at least _PAUSE_S, and _PAUSES times the look's own time.
 _PAUSE_S, _PAUSES = 0.05, 50
 _IN_MOVED_TO, _IN_CREATE = 0x80, 0x100
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -44,14 +44,14 @@ class MemoryWatch:
     def __init__(
         self, memory: Path, own: str, record: Path, most_bytes: int, on_excess: Callable[[int], None]
     ) -> None:
-        """What lies below the name `own` there is nobody's concern; `record` gets its memory now, while there is some.
+        """What lies below the name `own` there is not counted; `record` gets its memory now, while there is some.
 
-        `on_excess` hears once, from another thread, how many bytes it is when that is more than `most_bytes`.
+        `on_excess` is called once, from another thread, with the bytes when they are more than `most_bytes`.
         """
         self._memory, self._own, self._record = memory, own, record
         self._most_bytes, self._on_excess = most_bytes, on_excess
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._events = _told_of_new_files(memory)
+        self._events = _watch_new_files(memory)
         try:
             reserve_record(record)
         except OSError as error:
@@ -59,14 +59,14 @@ class MemoryWatch:
         present = entries(memory)
         if present is None:
             log.warning("there are too many files in %s to know which ones a command makes", memory)
-        #: What was there before; None: there is too much to know.
+        #: What was there before; None: there are too many files.
         self._before = None if present is None else frozenset(present)
         #: Names of what is the command's, by inode.
         self._names: dict[int, str] = {}
         #: What of that the record holds.
         self._recorded: dict[int, str] = {}
         self._free: tuple[int, int] | None = None
-        self._is_over = self._is_told = False
+        self._is_over = self._is_reported = False
         self._thread: threading.Thread | None = None
 
     def start(self, processes: Callable[[], Iterable[int]]) -> None:
@@ -118,14 +118,14 @@ class MemoryWatch:
 
     def _has_news(self) -> bool:
         """True when something has happened there since this was asked before."""
-        told = False
+        has_new_files = False
         if self._events is not None:
             with contextlib.suppress(BlockingIOError):
                 while os.read(self._events, 1 << 16):
-                    told = True
+                    has_new_files = True
         system = os.statvfs(self._memory)
         before, self._free = self._free, (system.f_bfree, system.f_ffree)
-        return told or before != self._free
+        return has_new_files or before != self._free
 
     def _look(self, pids: Iterable[int]) -> None:
         assert self._before is not None
@@ -151,8 +151,8 @@ class MemoryWatch:
         self._names = known
         closed = (name for inode, name in known.items() if inode not in held)
         size = sum(one.size_bytes for one in held.values()) + size_of(closed, self._memory)
-        if size > self._most_bytes and not self._is_told:
-            self._is_told = True
+        if size > self._most_bytes and not self._is_reported:
+            self._is_reported = True
             self._on_excess(size)
         # Last: this is what full memory may refuse.
         self._put_down()
@@ -164,7 +164,7 @@ class MemoryWatch:
             self._recorded = self._names
 
 
-def _told_of_new_files(folder: Path) -> int | None:
+def _watch_new_files(folder: Path) -> int | None:
     """A descriptor that can be read when a file appears in a folder; None where the kernel gives no more of them."""
     descriptor: int = _LIBC.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
     if descriptor < 0:

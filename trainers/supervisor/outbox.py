@@ -1,4 +1,4 @@
-"""What one rank has to say, on its way to the driver."""
+"""Sends one rank's messages and lines of output to the driver, in batches, with flow control for lines."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import ray
 
 from trainers.supervisor.waiting_lines import WaitingLines
 
-#: Seconds that bulk messages (lines, reports) wait for others to travel with.
+#: Seconds that bulk messages (lines, reports) wait, so that one batch holds many.
 _GATHER_S = 0.25
 #: Kinds of messages that wait for others.
 _BULK = frozenset({"report", "pace"})
-#: Kinds that say that nothing follows.
+#: Kinds after which nothing follows.
 _ENDS = frozenset({"exit", "trouble"})
 #: Bytes of lines that wait for the driver before the script's own writes have to wait.
 _BACKLOG_BYTES = 512 << 10
-#: Bytes of lines that travel at once, and before the driver has said how much room it has.
+#: Bytes of lines in one batch, and before the driver has reported how many it accepts.
 _BATCH_BYTES, _FIRST_BYTES = 256 << 10, 64 << 10
-#: Seconds until a driver without room for lines is asked again.
+#: Seconds until a driver that accepts no lines is asked again.
 _ASK_AGAIN_S = 0.5
 
 
@@ -40,14 +40,14 @@ class Outbox:
         self._changed = threading.Condition()
         self._messages: list[dict[str, Any]] = []
         self._lines = WaitingLines()
-        #: Bytes of lines that the driver is just being sent, and for which it has room.
-        self._sent_bytes, self._room = 0, _FIRST_BYTES
-        #: What is sent when no line waits any more.
+        #: Bytes of lines that are being sent to the driver, and that it accepts.
+        self._sent_bytes, self._accepted_bytes = 0, _FIRST_BYTES
+        #: Messages that are sent once no line waits.
         self._ends: list[dict[str, Any]] = []
         self._is_urgent = False
         self._has_reported = False
-        #: Lines are sent whether the driver has asked for them or not.
-        self._is_hurried = False
+        #: Lines are sent whether the driver accepts more or not.
+        self._is_flushing = False
         self._is_closed = False
         self._is_dead = False
         self._drops_lines = False
@@ -62,14 +62,14 @@ class Outbox:
                 return
             kind = message["type"]
             (self._ends if kind in _ENDS else self._messages).append(message)
-            self._is_hurried = self._is_hurried or kind in _ENDS
+            self._is_flushing = self._is_flushing or kind in _ENDS
             # The first report says that training runs, and is awaited.
             self._is_urgent = self._is_urgent or kind not in _BULK or not self._has_reported
             self._has_reported = self._has_reported or kind == "report"
             self._wake_pump()
 
     def put_lines(self, stream: str, text: str) -> None:
-        """Send one or more lines of output; waits while too many are under way, words of our own a little less."""
+        """Send lines of output; blocks while too many bytes wait.  Our own (`remora`) may be twice as many."""
         most = _BACKLOG_BYTES if stream != "remora" else 2 * _BACKLOG_BYTES
         with self._changed:
             self._changed.wait_for(lambda: self._waiting_bytes < most or self._is_dead)
@@ -84,18 +84,18 @@ class Outbox:
         return self._lines.size_bytes + self._sent_bytes
 
     def _wake_pump(self) -> None:
-        # Not for every report of a script that makes hundreds of steps a second: it gathers them anyway.
+        # Not for every report of a script that makes hundreds of steps a second: the pump gathers them.
         if self._is_urgent or len(self._messages) <= 1:
             self._changed.notify_all()
 
-    def hurry(self) -> None:
-        """The command ends: what it has printed goes to the driver now, whether it has asked for it or not."""
+    def flush(self) -> None:
+        """The command ends: send its lines now, whether the driver accepts more or not."""
         with self._changed:
-            self._is_hurried = True
+            self._is_flushing = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Wait until the driver has everything."""
+        """Send what is left, and wait until the driver has it."""
         with self._changed:
             if self._dropped:
                 self._ends.append({"type": "dropped", "lines": self._dropped})
@@ -121,7 +121,7 @@ class Outbox:
         with self._changed:
             self._sent_bytes = 0
             # A driver that was started by an older version takes what it gets.
-            self._room = int(answer.get("log_room", _BATCH_BYTES))
+            self._accepted_bytes = int(answer.get("log_room", _BATCH_BYTES))
             self._drops_lines = bool(answer["log_is_full"])
             if not answer.get("log_is_taken", True):
                 self._lines.put_back(
@@ -130,18 +130,18 @@ class Outbox:
             self._changed.notify_all()
 
     def _next_batch(self) -> list[dict[str, Any]]:
-        """Wait for what is to be sent next; [] asks for room, and after the end says that there is nothing more."""
+        """Wait for the next batch; an empty one asks how many bytes the driver accepts, or reports the end."""
         self._changed.wait_for(lambda: self._has_news or self._lines.size_bytes)
         if not self._is_urgent and not self._is_closed:
             self._changed.wait_for(lambda: self._is_urgent or self._is_closed or self._has_batch, _GATHER_S)
-        if not self._has_news and not self._has_room:
-            self._changed.wait_for(lambda: self._has_news or self._has_room, _ASK_AGAIN_S)
+        if not self._has_news and not self._may_send_lines:
+            self._changed.wait_for(lambda: self._has_news or self._may_send_lines, _ASK_AGAIN_S)
         batch, self._messages, self._is_urgent = self._messages, [], False
         before = self._lines.size_bytes
-        if self._hurries:
+        if self._flushes:
             batch += [{**message, "hurried": True} for message in self._lines.take(_BATCH_BYTES)]
-        elif self._room > 0:
-            batch += self._lines.take(min(_BATCH_BYTES, self._room))
+        elif self._accepted_bytes > 0:
+            batch += self._lines.take(min(_BATCH_BYTES, self._accepted_bytes))
         self._sent_bytes = before - self._lines.size_bytes
         if not self._lines.size_bytes:
             batch += self._ends
@@ -154,18 +154,20 @@ class Outbox:
 
     @property
     def _has_batch(self) -> bool:
-        return self._lines.size_bytes >= _BATCH_BYTES and (self._room >= _BATCH_BYTES or self._hurries)
+        return self._lines.size_bytes >= _BATCH_BYTES and (
+            self._accepted_bytes >= _BATCH_BYTES or self._flushes
+        )
 
     @property
-    def _hurries(self) -> bool:
-        return self._is_hurried or self._is_closed
+    def _flushes(self) -> bool:
+        return self._is_flushing or self._is_closed
 
     @property
-    def _has_room(self) -> bool:
-        return self._room > 0 or self._hurries
+    def _may_send_lines(self) -> bool:
+        return self._accepted_bytes > 0 or self._flushes
 
     def _give_up(self) -> None:
-        """Nobody will take anything any more."""
+        """Drop everything: the driver is gone."""
         with self._changed:
             self._is_dead = True
             self._messages.clear()

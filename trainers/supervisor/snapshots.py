@@ -1,8 +1,8 @@
-"""Memory of a node that holds checkpoints between a script and the storage; it outlives the script.
+"""Memory of a node that holds checkpoints on their way from a script to the storage; it outlives the script.
 
-A snapshot is a folder of files on a file system in memory.  A folder of each supervisor's own is removed with it, and
-with that what its command made in that memory by itself; what a killed one left behind is swept by the next one on the
-machine.
+A snapshot is a folder of files on a file system in memory.  Each supervisor has a folder of
+its own, which it removes at its end together with the files that its command made in that memory; what a killed
+supervisor left is removed by the next one on the machine.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.rooms import remove_tree
-from trainers.supervisor.code import is_in_use, is_private, shared_folder, sweep_folders
+from trainers.confined_folders import remove_tree
+from trainers.node_folders import is_in_use, is_private, shared_folder, sweep_folders
 from trainers.supervisor.memory_files import remove_recorded
 
 #: Where Linux keeps files in memory.
@@ -28,21 +28,21 @@ _SCRIPT, _TAKEN = "script", "taken"
 
 
 @dataclass(frozen=True)
-class SnapshotRoom:
+class SnapshotSpace:
     """Where one worker's snapshots lie, and how big they may be together."""
 
     #: The script writes here.
     folder: Path
-    #: What the supervisor has taken lies here, on the same file system.
+    #: Snapshots that the supervisor has taken over, on the same file system.
     staging: Path
     limit_bytes: int
-    #: Where all files in memory lie, the name below it of what is this user's for snapshots, and what names others.
+    #: The file system in memory, the name of this user's folder for snapshots below it, and the record of other files.
     memory: Path
     own: str
     record: Path
 
     def variables(self) -> dict[str, str]:
-        """Environment variables that tell the script."""
+        """Environment variables for the script."""
         return {"REMORA_MEMORY_DIR": str(self.folder), "REMORA_MEMORY_BYTES": str(self.limit_bytes)}
 
 
@@ -55,13 +55,13 @@ def memory_root() -> Path | None:
         root.mkdir(mode=0o700, exist_ok=True)
     except FileExistsError:
         return None
-    # Somebody else may have made a folder of this name, or a link to one of this user.
+    # Another user may have made a folder of this name, or a link to one of this user.
     return root if is_private(root) else None
 
 
 @contextlib.contextmanager
-def snapshot_room(name: str, workers: int) -> Iterator[SnapshotRoom | None]:
-    """Room for one of so many workers on this machine, while its supervisor lives; None where there is none."""
+def snapshot_space(name: str, workers: int) -> Iterator[SnapshotSpace | None]:
+    """Space for one of `workers` workers of this machine, while its supervisor lives; None where there is none."""
     root = memory_root()
     if root is None:
         yield None
@@ -69,7 +69,7 @@ def snapshot_room(name: str, workers: int) -> Iterator[SnapshotRoom | None]:
     sweep_memory()
     try:
         with shared_folder(name, root, _clear) as folder:
-            room = SnapshotRoom(
+            space = SnapshotSpace(
                 folder / _SCRIPT,
                 folder / _TAKEN,
                 limit_bytes=most_bytes(root) // max(1, workers),
@@ -77,9 +77,9 @@ def snapshot_room(name: str, workers: int) -> Iterator[SnapshotRoom | None]:
                 own=root.name,
                 record=folder / _RECORD,
             )
-            room.folder.mkdir(exist_ok=True)
-            room.staging.mkdir(exist_ok=True)
-            yield room
+            space.folder.mkdir(exist_ok=True)
+            space.staging.mkdir(exist_ok=True)
+            yield space
     finally:
         # What others left because this worker's command used it.
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The parent of one rank's process: starts the child, carries what it says to the driver, and ends with it.
+"""Supervises one rank's command: starts it, passes its messages on to the driver, and ends with it.
 
 `prepare`, `instruct` and `supervise` run in the process of a Ray Train worker: the first two are called by the driver,
 the last one is what Ray Train runs as its training function.
@@ -23,34 +23,40 @@ from remora.script import channel
 from remora.spec.expressions import fill
 from remora.spec.quantities import format_size
 from trainers.backends import backend_of
-from trainers.backends.backend import BackendUnusable, Start
+from trainers.backends.backend import BackendUnusable, LaunchContext
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
+from trainers.confined_folders import ConfinedFolder
+from trainers.node_folders import shared_folder
 from trainers.outputs.catalog import OutputsCatalog
 from trainers.outputs.manifest import Changes, OutputFile
 from trainers.plan import AttemptPlan
-from trainers.rooms import Room
+from trainers.processes.child import Child
+from trainers.processes.fork_server_client import node_fork_server
+from trainers.processes.stacks import stacks_below
 from trainers.storage import Storage, StorageError
-from trainers.supervisor.child import Child
-from trainers.supervisor.code import shared_folder
-from trainers.supervisor.collecting import Collecting
-from trainers.supervisor.companion import Beside
-from trainers.supervisor.environment import Place
-from trainers.supervisor.fork_server_client import node_fork_server
-from trainers.supervisor.leftovers import sweep_node
-from trainers.supervisor.links import first_of_node, link_outputs, own_outputs, unlinked
+from trainers.supervisor.checkpoint_intake import (
+    MAX_UNDER_WAY,
+    CheckpointIntake,
+    CheckpointOffer,
+    TakeCounter,
+    TakenFolder,
+)
+from trainers.supervisor.launch_context import expression_values, prepare_launch
 from trainers.supervisor.memory_watch import MemoryWatch
+from trainers.supervisor.node_sweep import sweep_node
 from trainers.supervisor.outbox import Outbox
-from trainers.supervisor.parcels import Parcel, send, size_of
-from trainers.supervisor.reporting import Reporting
-from trainers.supervisor.snapshots import SnapshotRoom, most_bytes, snapshot_room
-from trainers.supervisor.stacks import stacks_below
-from trainers.supervisor.start import prepare_start, told_by
-from trainers.supervisor.taking import MAX_UNDER_WAY, Offer, Taken, Takes, Taking
-from trainers.supervisor.temporary import temporary_folder
-from trainers.supervisor.window import WriteSpeed, fits
+from trainers.supervisor.output_links import first_of_node, link_outputs, own_outputs, unlinked
+from trainers.supervisor.outputs_collector import OutputsCollector
+from trainers.supervisor.report_filter import ReportFilter
+from trainers.supervisor.shard_transfer import CheckpointShard, send, size_of
+from trainers.supervisor.sidecar import RunningSidecar
+from trainers.supervisor.snapshots import SnapshotSpace, most_bytes, snapshot_space
+from trainers.supervisor.temporary_folders import temporary_folder
+from trainers.supervisor.write_speed import WriteSpeed, fits
+from trainers.worker_identity import WorkerIdentity
 
-#: What a script may tell the driver; `checkpoint` is for the supervisor, and all else it does not know.
+#: Messages of a script that go to the driver; `checkpoint` is for the supervisor, and all others are dropped.
 _FOR_DRIVER = frozenset(
     {
         "hello",
@@ -75,11 +81,11 @@ class PlannedStop(Exception):
 
 
 class CommandUnusable(Exception):
-    """The command cannot be handed to the operating system as it is."""
+    """The operating system does not accept the command."""
 
 
-class CompanionFailed(Exception):
-    """What stands beside the command failed before the command had begun; the message says how."""
+class SidecarFailed(Exception):
+    """The sidecar failed before the command had begun; the message says how."""
 
 
 class ChildFailed(Exception):
@@ -91,7 +97,7 @@ class Assignment:
     """What one supervisor is to run."""
 
     plan: AttemptPlan
-    place: Place
+    identity: WorkerIdentity
     #: Handle of the driver actor.
     driver: Any
     #: Checkpoint to resume from.
@@ -106,7 +112,7 @@ class Assignment:
 
 _assignment: Assignment | None = None
 _running: Supervisor | None = None
-#: Instructions that came before the training function was started.
+#: Instructions that came before the training function started.
 _early: list[channel.Message] = []
 _starting = threading.Lock()
 
@@ -130,7 +136,7 @@ def instruct(message: channel.Message) -> None:
 def supervise() -> None:
     """Run the prepared assignment to its end; what Ray Train calls as the training function.
 
-    Raises ChildFailed or PlannedStop, which tells Ray Train that this worker is through.
+    Raises ChildFailed or PlannedStop, which tells Ray Train that this worker has ended.
     """
     global _running
     if _assignment is None:
@@ -148,110 +154,112 @@ class Supervisor:
 
     def __init__(self, assignment: Assignment) -> None:
         self._plan = assignment.plan
-        self._place = assignment.place
+        self._identity = assignment.identity
         self._resume = assignment.resume
         self._is_joining = assignment.is_joining
         self._slot = assignment.slot
-        self._outbox = Outbox(assignment.driver, assignment.place.generation, assignment.slot, self._cut_off)
-        self._reporting = Reporting()
+        self._outbox = Outbox(
+            assignment.driver, assignment.identity.generation, assignment.slot, self._driver_is_gone
+        )
+        self._report_filter = ReportFilter()
         self._backend = backend_of(assignment.plan.backend)
         self._child: Child | None = None
-        self._companion: Beside | None = None
-        self._companion_failure: str | None = None
+        self._sidecar: RunningSidecar | None = None
+        self._sidecar_failure: str | None = None
         #: True once the command is over, or will not be started.
         self._is_over = False
         self._stop_requested = False
         self._stop_is_near = False
         self._driver = assignment.driver
         self._speed = WriteSpeed(assignment.plan.write_bytes_per_s)
-        #: When this job's first machine goes, by the monotonic clock; None: none goes.
+        #: When this job's first machine is preempted, by the monotonic clock; None: none is.
         self._deadline_at: float | None = None
         self._uploads: list[threading.Thread] = []
-        self._takes = Takes()
-        self._taking: Taking | None = None
+        self._take_counter = TakeCounter()
+        self._intake: CheckpointIntake | None = None
         self._files = assignment.outputs
         #: Watches the outputs folder; None until the folder is there.
-        self._collecting: Collecting | None = None
-        #: Memory for checkpoints on their way; None where this node has none to give.
-        self._room: SnapshotRoom | None = None
-        #: Looks after what the command makes in memory by itself.
+        self._collector: OutputsCollector | None = None
+        #: Memory for checkpoints on their way to the storage; None where this node has none.
+        self._snapshots: SnapshotSpace | None = None
+        #: Watches the files that the command makes in memory.
         self._watch: MemoryWatch | None = None
-        #: What the command had too much of, so that it was ended.
+        #: Why the command was ended, when it exceeded a limit.
         self._excess: str | None = None
-        #: What the script said about why it cannot train at all.
+        #: The script's own reason why it cannot train at all.
         self._refusal: str | None = None
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Prepare the folder, run the child, hand everything over."""
+        """Prepare the folder, run the child, deliver everything."""
         try:
             self._run()
         except (PlannedStop, ChildFailed):
             raise
         except Exception as error:
-            # Else the driver would learn that something failed, and nobody what.
-            self._tell_trouble(f"the supervisor failed: {type(error).__name__}: {error}"[:1000])
+            # So that the driver learns what has failed.
+            self._report_trouble(f"the supervisor failed: {type(error).__name__}: {error}"[:1000])
             raise ChildFailed(str(error)) from error
 
     def _run(self) -> None:
-        place = self._place
+        identity = self._identity
         sweep_node()
-        name = f"{place.attempt_id}-{place.generation}"
+        name = f"{identity.attempt_id}-{identity.generation}"
         if self._is_joining:
-            # Its ranks are dealt later: until then they may be those of a worker that runs on this node in this group.
+            # Its rank is assigned later: until then it may be that of another worker on this node.
             name += f"-{self._slot}"
-        own = f"{name}-{place.rank}-{os.getpid()}"
+        own = f"{name}-{identity.rank}-{os.getpid()}"
         with (
             temporary_folder(
-                place.attempt_id, lambda text: self._outbox.put_lines("remora", text)
+                identity.attempt_id, lambda text: self._outbox.put_lines("remora", text)
             ) as temporary,
             shared_folder(name) as folder,
-            snapshot_room(own, place.local_world_size) as self._room,
+            snapshot_space(own, identity.local_world_size) as self._snapshots,
         ):
             try:
-                collecting = self._fill_outputs(own_outputs(folder, place))
-                start = prepare_start(
+                collector = self._fill_outputs(own_outputs(folder, identity))
+                launch = prepare_launch(
                     self._plan,
-                    place,
+                    identity,
                     folder,
                     resume=self._resume,
-                    outputs=collecting.folder,
-                    room=self._room,
+                    outputs=collector.folder,
+                    snapshots=self._snapshots,
                     temporary=temporary,
                     is_joining=self._is_joining,
                 )
-                child = self._start(start, folder, collecting)
+                child = self._start(launch, folder, collector)
             except CommandUnusable as error:
                 self._finish({"start_failed": str(error)})
             except (StorageError, OSError) as error:
-                self._tell_trouble(f"preparing the code failed: {error}")
+                self._report_trouble(f"preparing the code failed: {error}")
                 raise ChildFailed(str(error)) from error
             except (BundleError, BackendUnusable) as error:
                 self._finish({"start_failed": str(error)})
             else:
-                self._conclude(child, start)
+                self._conclude(child, launch)
             finally:
                 if self._watch is not None:
                     self._watch.close()
-                if self._companion is not None:
-                    self._companion.end()
-                if self._taking is not None:
-                    self._taking.close()
+                if self._sidecar is not None:
+                    self._sidecar.end()
+                if self._intake is not None:
+                    self._intake.close()
 
-    def _conclude(self, child: Child, start: Start) -> None:
+    def _conclude(self, child: Child, launch: LaunchContext) -> None:
         try:
-            status = self._wait(child, start)
-        except CompanionFailed as error:
-            blame = self._backend.blame(start)
+            status = self._wait(child, launch)
+        except SidecarFailed as error:
+            blame = self._backend.blame(launch)
             if blame is None:
                 # A port that is taken, a node that went.
-                self._tell_trouble(str(error))
+                self._report_trouble(str(error))
                 raise ChildFailed(str(error)) from error
             status = {"start_failed": blame}
         self._finish(status)
 
-    def _tell_trouble(self, why: str) -> None:
-        """What keeps this worker from going on, when it is not the command's own end."""
+    def _report_trouble(self, why: str) -> None:
+        """Report why this worker cannot go on, when the command is not the cause."""
         self._outbox.put({"type": "trouble", "message": why})
         self._outbox.close()
 
@@ -262,7 +270,7 @@ class Supervisor:
             threading.Thread(target=self._dump, name="dump", daemon=True).start()
             return
         if kind == "look":
-            self._look(message)
+            self._scan_outputs(message)
             return
         with self._lock:
             child = self._child
@@ -276,77 +284,77 @@ class Supervisor:
                 self._stop_is_near = False
             elif kind == "preemption":
                 deadline_at = message.get("deadline_at")
-                # Measured once, by the clock that it was given by: that one may be set before it comes.
+                # Computed once: the wall clock may be set before the deadline.
                 left_s = None if deadline_at is None else deadline_at - time.time()
                 self._deadline_at = None if left_s is None else time.monotonic() + left_s
-                if self._collecting is not None:
-                    self._collecting.hurry()
+                if self._collector is not None:
+                    self._collector.scan_now()
             if child is not None and kind != "stop":
                 # Under the lock, so that a `taken` decided before a `release` cannot overtake it.
                 child.send(message)
-            if self._companion is not None and kind == "stop" and self._is_over:
-                self._companion.stop()
+            if self._sidecar is not None and kind == "stop" and self._is_over:
+                self._sidecar.stop()
         if kind == "stop":
-            self._outbox.hurry()
+            self._outbox.flush()
         if child is not None and kind == "stop":
             child.stop(at_once=bool(message.get("at_once")))
 
     def _dump(self) -> None:
-        """Tell what the child's processes are doing."""
+        """Report the stacks of the child's processes."""
         with self._lock:
             child = self._child
         text = "The command was not started yet." if child is None else stacks_below(child.pid)
         self._outbox.put({"type": "stack", "text": text})
 
-    def _look(self, message: channel.Message) -> None:
-        """Look into the outputs folder, once there is one."""
+    def _scan_outputs(self, message: channel.Message) -> None:
+        """Scan the outputs folder, once there is one."""
         with self._lock:
-            collecting = self._collecting
-        if collecting is not None:
-            collecting.look(int(message["round"]))
+            collector = self._collector
+        if collector is not None:
+            collector.scan(int(message["round"]))
 
     def _regroup(self, message: channel.Message) -> None:
         """The worker group changed in place: another number, another rank, another rendezvous."""
-        names = [field.name for field in dataclasses.fields(Place)]
+        names = [field.name for field in dataclasses.fields(WorkerIdentity)]
         changed = {name: message[name] for name in names if name in message}
-        self._place = dataclasses.replace(self._place, **changed)
+        self._identity = dataclasses.replace(self._identity, **changed)
         self._stop_is_near = False
-        self._outbox.generation = self._place.generation
+        self._outbox.generation = self._identity.generation
 
-    def _wait(self, child: Child, start: Start) -> dict[str, object]:
-        """Wait for the end of the command, and of its companion when both end well; returns how the command ended.
+    def _wait(self, child: Child, launch: LaunchContext) -> dict[str, object]:
+        """Wait for the end of the command, and of its sidecar when both end well; returns how the command ended.
 
-        Raises CompanionFailed.
+        Raises SidecarFailed.
         """
         status = child.wait()
         if self._watch is not None:
-            # Its process id may be another's from now on.
+            # Its process id may be reused from now on.
             self._watch.close()
-        if self._collecting is not None:
-            self._collecting.note_end()
+        if self._collector is not None:
+            self._collector.note_end()
         with self._lock:
             self._is_over = True
             was_stopped = self._stop_requested
             is_well = status.get("exit_code") == 0 and not was_stopped
         if is_well:
-            self._backend.returned(start)
-            if self._companion is not None:
-                self._companion.finish()
-        failure = None if was_stopped else self._companion_failure
-        if failure is not None and not self._backend.has_started(start):
-            raise CompanionFailed(failure)
+            self._backend.returned(launch)
+            if self._sidecar is not None:
+                self._sidecar.finish()
+        failure = None if was_stopped else self._sidecar_failure
+        if failure is not None and not self._backend.has_started(launch):
+            raise SidecarFailed(failure)
         return status
 
     def _give_up(self, why: str) -> None:
-        """The companion failed; a command that it serves cannot go on."""
+        """The sidecar failed; a command that it serves cannot go on."""
         self._outbox.put_lines("remora", why)
         with self._lock:
-            self._companion_failure = why
+            self._sidecar_failure = why
             child = self._child
         if child is not None:
             child.stop(at_once=True)
 
-    def _end_for(self, size: int, most: int) -> None:
+    def _end_for_excess(self, size: int, most: int) -> None:
         """End a command that fills the memory of its machine."""
         with self._lock:
             child = self._child
@@ -360,43 +368,43 @@ class Supervisor:
         self._outbox.put_lines("remora", f"the command is ended: {self._excess}")
         child.stop(at_once=True)
 
-    def _start(self, start: Start, folder: Path, collecting: Collecting) -> Child:
-        plan, place = self._plan, self._place
-        staging = folder / f"staging-{place.rank}"
+    def _start(self, launch: LaunchContext, folder: Path, collector: OutputsCollector) -> Child:
+        plan, identity = self._plan, self._identity
+        staging = folder / f"staging-{identity.rank}"
         staging.mkdir()
-        self._taking = Taking(start.scratch, staging, self._room)
-        link_outputs(start.code, folder, place, plan.output_paths, is_joining=self._is_joining)
+        self._intake = CheckpointIntake(launch.scratch, staging, self._snapshots)
+        link_outputs(launch.code, folder, identity, plan.output_paths, is_joining=self._is_joining)
         if plan.output_files:
             with first_of_node(folder, "files") as is_first:
-                leads = self._is_joining or place.local_rank == 0
-                collecting.place_files(start.code, is_first=is_first, collects=leads)
-        if (room := self._room) is not None:
-            most = plan.max_shm_bytes or most_bytes(room.memory)
+                leads = self._is_joining or identity.local_rank == 0
+                collector.place_files(launch.code, is_first=is_first, collects=leads)
+        if (space := self._snapshots) is not None:
+            most = plan.max_shm_bytes or most_bytes(space.memory)
             self._watch = MemoryWatch(
-                room.memory, room.own, room.record, most, lambda size: self._end_for(size, most)
+                space.memory, space.own, space.record, most, lambda size: self._end_for_excess(size, most)
             )
-        told = told_by(place)
-        command = [fill(word, told, str(collecting.folder)) for word in self._backend.command(start)]
-        companion = self._backend.companion(start)
-        if companion is not None:
-            self._companion = Beside(
-                companion,
-                folder=start.code,
+        values = expression_values(identity)
+        command = [fill(word, values, str(collector.folder)) for word in self._backend.command(launch)]
+        sidecar = self._backend.sidecar(launch)
+        if sidecar is not None:
+            self._sidecar = RunningSidecar(
+                sidecar,
+                folder=launch.code,
                 line_bytes=plan.log_line_bytes,
                 on_line=lambda text: self._outbox.put_lines("remora", text),
                 on_failure=self._give_up,
             )
-        # Under the lock, so that the child's first message finds somebody who can answer.
+        # Under the lock, so that the child's first message can be answered.
         with self._lock:
             try:
                 child = self._child = Child(
                     command,
-                    folder=start.code,
-                    environment=start.environment,
+                    folder=launch.code,
+                    environment=launch.environment,
                     line_bytes=plan.log_line_bytes,
                     grace_s=_GRACE_S,
                     on_lines=self._outbox.put_lines,
-                    on_over=self._outbox.hurry,
+                    on_over=self._outbox.flush,
                     on_message=self._receive,
                     fork_server=node_fork_server(plan.warm_modules),
                     most_processes=plan.max_processes,
@@ -407,74 +415,74 @@ class Supervisor:
                 if error.errno != errno.E2BIG:
                     raise
                 raise CommandUnusable("its arguments and environment variables are too long") from error
-            stop_requested = self._stop_requested or self._companion_failure is not None
-        collecting.start()
+            stop_requested = self._stop_requested or self._sidecar_failure is not None
+        collector.start()
         if self._watch is not None:
             self._watch.start(child.processes)
-        for path in unlinked(start.code, plan.output_paths):
+        for path in unlinked(launch.code, plan.output_paths):
             self._outbox.put_lines("remora", f"{path} is in the code, so what is written there is not kept")
         self._outbox.put({"type": "started", "pid": child.pid, "is_warm": child.is_warm})
         if stop_requested:
             child.stop(at_once=True)
         return child
 
-    def _fill_outputs(self, folder: Path) -> Collecting:
-        """The folder for what the script wants to be kept, with what the job has so far."""
+    def _fill_outputs(self, folder: Path) -> OutputsCollector:
+        """Make the outputs folder, with the job's outputs so far."""
 
-        def tell(changes: Changes) -> None:
+        def report(changes: Changes) -> None:
             self._outbox.put({"type": "outputs", "changes": changes})
 
         catalog = OutputsCatalog(Storage(self._plan.checkpoint_url), self._plan.job_id)
-        collecting = Collecting(
+        collector = OutputsCollector(
             folder,
             catalog,
-            lambda: self._place,
-            tell,
+            lambda: self._identity,
+            report,
             lambda text: self._outbox.put_lines("remora", text),
             outputs=self._plan.outputs,
             paths=self._plan.output_files,
             most_bytes=self._plan.max_output_bytes,
         )
-        collecting.fill(self._files)
-        self._collecting = collecting
-        return collecting
+        collector.fill(self._files)
+        self._collector = collector
+        return collector
 
     def _receive(self, message: channel.Message) -> None:
         """Take a message of the child."""
         if message["type"] == "abandoned":
-            # The other ranks may have made theirs, and count it.
+            # The other ranks may have made theirs, and counted it.
             with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
-                self._takes.count(int(message["step"]), self._place.generation)
+                self._take_counter.count(int(message["step"]), self._identity.generation)
         if message["type"] in _FOR_DRIVER:
-            if self._reporting.is_needed(message, self._place, time.monotonic()):
+            if self._report_filter.is_needed(message, self._identity, time.monotonic()):
                 self._outbox.put(message)
         elif message["type"] == "refused":
             self._refusal = str(message.get("message", ""))[:1000]
         elif message["type"] == "checkpoint":
             try:
-                offer = Offer.told_by(message, self._place.generation)
+                offer = CheckpointOffer.from_message(message, self._identity.generation)
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 self._outbox.put_lines("remora", f"a checkpoint message was not understood: {error!r}"[:400])
             else:
                 self._take(offer)
 
-    def _take(self, offer: Offer) -> None:
+    def _take(self, offer: CheckpointOffer) -> None:
         """Take a rank's files of a checkpoint, and let the script go on unless its planned end comes."""
-        assert self._taking is not None
-        # Written by the group that it names, which may have changed in place meanwhile: then it is nobody's.
-        place = dataclasses.replace(self._place, generation=offer.generation)
-        number = self._takes.count(offer.step, offer.generation)
+        assert self._intake is not None
+        # Written by the group that it names, which may have changed in place meanwhile: then it is dropped.
+        identity = dataclasses.replace(self._identity, generation=offer.generation)
+        number = self._take_counter.count(offer.step, offer.generation)
         self._uploads = [upload for upload in self._uploads if upload.is_alive()]
         try:
             if len(self._uploads) >= MAX_UNDER_WAY:
                 raise OSError(f"{MAX_UNDER_WAY} checkpoints before it are still on their way to the storage")  # noqa: TRY301
-            taken = self._taking.take(offer)
+            taken = self._intake.take(offer)
         except OSError as error:
             why = f"the checkpoint of step {offer.step} could not be taken: {error}"
             self._outbox.put_lines("remora", why[:1000])
             self._outbox.put({"type": "abandoned", "step": offer.step})
         else:
-            upload = threading.Thread(target=self._upload, args=(taken, offer, place, number))
+            upload = threading.Thread(target=self._upload, args=(taken, offer, identity, number))
             self._uploads.append(upload)
             upload.start()
         with self._lock:
@@ -482,49 +490,49 @@ class Supervisor:
                 park = offer.asked and self._stop_is_near
                 self._child.send({"type": "taken", "step": offer.step, "park": park})
 
-    def _upload(self, taken: Taken, offer: Offer, place: Place, number: int) -> None:
-        """Bring files to the storage, or off this machine where the storage would not have them in time."""
+    def _upload(
+        self, taken: TakenFolder, offer: CheckpointOffer, identity: WorkerIdentity, number: int
+    ) -> None:
+        """Store the files, or send them to the driver when the storage would not have them in time."""
         try:
             size = size_of(taken.folder)
             with self._lock:
                 now = time.monotonic()
                 speed, ahead = self._speed.bytes_per_s(now), self._speed.waiting_bytes
                 in_time = fits(size + ahead, speed, self._deadline_at, now)
-            parcel = Parcel(
-                rank=place.rank,
+            shard = CheckpointShard(
+                rank=identity.rank,
                 step=offer.step,
-                attempt=place.attempt,
-                generation=place.generation,
+                attempt=identity.attempt,
+                generation=identity.generation,
                 size_bytes=size,
                 asked=offer.asked,
                 take=number,
             )
-            if in_time or not send(self._driver, parcel, taken.folder):
-                self._store(taken.folder, parcel)
+            if in_time or not send(self._driver, shard, taken.folder):
+                self._store(taken.folder, shard)
         except OSError as error:
-            self._tell_unstored(offer.step, error)
+            self._report_unstored(offer.step, error)
         finally:
             taken.discard()
 
-    def _store(self, folder: Room, parcel: Parcel) -> None:
+    def _store(self, folder: ConfinedFolder, shard: CheckpointShard) -> None:
         with self._lock:
-            write = self._speed.begin(parcel.size_bytes, time.monotonic())
+            write = self._speed.begin(shard.size_bytes, time.monotonic())
         try:
             catalog = Catalog(Storage(self._plan.checkpoint_url), self._plan.job_id)
-            files = catalog.put(
-                folder, parcel.step, parcel.attempt, parcel.generation, parcel.rank, parcel.take
-            )
+            files = catalog.put(folder, shard.step, shard.attempt, shard.generation, shard.rank, shard.take)
         except (StorageError, OSError) as error:
             with self._lock:
                 self._speed.drop(write)
-            self._tell_unstored(parcel.step, error)
+            self._report_unstored(shard.step, error)
             return
         with self._lock:
             self._speed.end(write, time.monotonic())
-        shard = {"type": "shard", "step": parcel.step, "files": files, "asked": parcel.asked}
-        self._outbox.put({**shard, "generation": parcel.generation, "take": parcel.take})
+        message = {"type": "shard", "step": shard.step, "files": files, "asked": shard.asked}
+        self._outbox.put({**message, "generation": shard.generation, "take": shard.take})
 
-    def _tell_unstored(self, step: int, error: Exception) -> None:
+    def _report_unstored(self, step: int, error: Exception) -> None:
         self._outbox.put_lines("remora", f"the checkpoint of step {step} could not be stored: {error}"[:1000])
         self._outbox.put({"type": "abandoned", "step": step})
 
@@ -536,9 +544,9 @@ class Supervisor:
             self._outbox.put({"type": "killed"})
         for upload in self._uploads:
             upload.join()
-        if self._collecting is not None:
+        if self._collector is not None:
             code = status.get("exit_code")
-            self._collecting.finish(end="killed" if code is None else "failed" if code else "clean")
+            self._collector.finish(end="killed" if code is None else "failed" if code else "clean")
         outlived = status.pop("outlived", 0)
         if self._refusal is not None and status.get("exit_code") not in (None, 0):
             status = {"start_failed": self._refusal}
@@ -554,12 +562,12 @@ class Supervisor:
             raise PlannedStop
         raise ChildFailed(str(status))
 
-    def _cut_off(self) -> None:
-        """The driver is gone: nobody wants this child's work any more."""
+    def _driver_is_gone(self) -> None:
+        """The driver is gone: end the child."""
         with self._lock:
             self._stop_requested = True
-            child, companion = self._child, self._companion
+            child, sidecar = self._child, self._sidecar
         if child is not None:
             child.stop(at_once=True)
-        if companion is not None:
-            companion.stop()
+        if sidecar is not None:
+            sidecar.stop()

@@ -1,4 +1,4 @@
-"""Lines of one rank that wait for their way to the driver (pure)."""
+"""The queue of one rank's lines that are not sent to the driver yet (pure)."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class WaitingLines:
         self._texts.append((stream, text))
         self.size_bytes += _size_of(text)
 
-    def take(self, room: int) -> list[channel.Message]:
-        """The oldest lines of about so many bytes, at least one, as messages; they are forgotten here."""
+    def take(self, limit_bytes: int) -> list[channel.Message]:
+        """Remove the oldest lines of about `limit_bytes`, at least one, and return them as messages."""
         taken: list[tuple[str, str]] = []
-        while self._texts and room > 0:
+        while self._texts and limit_bytes > 0:
             stream, text = self._texts.popleft()
-            # Characters are bytes, or fewer: the text ends with the line in which the room does.
-            cut = text.find("\n", room)
+            # Characters are bytes, or fewer: the text ends with the line in which the limit is reached.
+            cut = text.find("\n", limit_bytes)
             if cut >= 0:
                 self._texts.appendleft((stream, text[cut + 1 :]))
                 text = text[:cut]
             taken.append((stream, text))
             size = _size_of(text)
-            room -= size
+            limit_bytes -= size
             self.size_bytes -= size
         return [
             {"type": "log", "stream": stream, "text": "\n".join(text for _, text in texts)}
@@ -42,13 +42,13 @@ class WaitingLines:
         ]
 
     def put_back(self, messages: Iterable[channel.Message]) -> None:
-        """These were not taken: they come first again."""
+        """Put lines that the driver did not take back to the front."""
         texts = [(message["stream"], message["text"]) for message in messages]
         self._texts.extendleft(reversed(texts))
         self.size_bytes += sum(_size_of(text) for _, text in texts)
 
     def clear(self) -> None:
-        """Nobody will take them."""
+        """Drop all lines."""
         self._texts.clear()
         self.size_bytes = 0
 

@@ -16,7 +16,7 @@ from cluster.local.provider import Boot, LocalProvider
 from remora import cgroups
 from remora.cgroups import Walls
 from service.up import main
-from trainers.supervisor.code import shared_folder
+from trainers.node_folders import shared_folder
 
 #: Starts a daemon without parent and environment, writes `up` once it is there, and stays.
 FIRST = """
@@ -165,7 +165,7 @@ def test_down_removes_what_killed_workers_left_in_memory_and_as_temporary_files(
     memory = tmp_path / "memory"
     memory.mkdir()
     monkeypatch.setattr("trainers.supervisor.snapshots._MEMORY", memory)
-    monkeypatch.setattr("trainers.supervisor.temporary._PATH_BYTES", 4096)
+    monkeypatch.setattr("trainers.supervisor.temporary_folders._PATH_BYTES", 4096)
     monkeypatch.setattr("tempfile.tempdir", str(memory))
     root = memory / f"{name}-{os.getuid()}"
     (root / "att_1-1-0-99" / "taken").mkdir(parents=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from trainers.supervisor.child import Child
-from trainers.supervisor.fork_server import ROOM_VARIABLE, SINGLE_THREADED
-from trainers.supervisor.fork_server_client import ForkServer, server_environment
+from trainers.processes.child import Child
+from trainers.processes.fork_server import PADDING_VARIABLE, SINGLE_THREADED
+from trainers.processes.fork_server_client import ForkServer, server_environment
 
 pytestmark = pytest.mark.slow
 
@@ -67,8 +67,8 @@ print("last line", end="")
 """,
     "a crash": "import os; os.kill(os.getpid(), 11)",
     "modules of our names": """
-import trainers, service, keeper
-print(trainers.WHO, service.WHO, keeper.WHO)
+import trainers, service, command_shim
+print(trainers.WHO, service.WHO, command_shim.WHO)
 """,
     "multiprocessing": """
 import multiprocessing
@@ -170,7 +170,7 @@ class Stage:
 
     def run(self, arguments: list[str], variables: Mapping[str, str], *, warm: bool) -> Outcome:
         outcome = Outcome()
-        ours = (ROOM_VARIABLE, *SINGLE_THREADED)
+        ours = (PADDING_VARIABLE, *SINGLE_THREADED)
         kept = {name: value for name, value in server_environment(os.environ).items() if name not in ours}
         child = Child(
             [sys.executable, *arguments],
@@ -210,7 +210,7 @@ def fork_server_of_torch(tmp_path_factory: pytest.TempPathFactory) -> ForkServer
 
 @pytest.fixture
 def stage(tmp_path: Path, fork_server: ForkServer) -> Stage:
-    for name in ("trainers", "service", "keeper"):
+    for name in ("trainers", "service", "command_shim"):
         (tmp_path / f"{name}.py").write_text(f"WHO = 'the {name} of the user'")
     return Stage(tmp_path, fork_server)
 

@@ -135,30 +135,30 @@ class Running:
     def world_sizes(self) -> list[int]:
         return [body["data"]["world_size"] for body in self.events("worker_group.started")]
 
-    def keepers(self) -> dict[int, psutil.Process]:
-        """Keeper of each rank."""
+    def shims(self) -> dict[int, psutil.Process]:
+        """Shim of each rank."""
         found: dict[int, psutil.Process] = {}
         for one in processes_of(self.plan.attempt_id):
-            # The first process of a keeper goes once it has detached itself.
+            # The first process of a shim goes once it has detached itself.
             with contextlib.suppress(psutil.NoSuchProcess):
-                # What stands beside a command has a keeper, but no rank.
-                if "keeper.py" in " ".join(one.cmdline()) and "RANK" in one.environ():
+                # A sidecar has a shim, but no rank.
+                if "command_shim.py" in " ".join(one.cmdline()) and "RANK" in one.environ():
                     found[int(one.environ()["RANK"])] = one
         return found
 
     def child(self, rank: int) -> psutil.Process:
         """The user's own process of a rank."""
-        child: psutil.Process = until(lambda: self._keeper(rank).children(), f"rank {rank} runs")[0]
+        child: psutil.Process = until(lambda: self._shim(rank).children(), f"rank {rank} runs")[0]
         return child
 
-    def _keeper(self, rank: int) -> psutil.Process:
-        # A keeper detaches itself at its start: for a moment its first process is gone and the next one not seen yet.
-        keeper: psutil.Process = until(lambda: self.keepers().get(rank), f"rank {rank} has a keeper")
-        return keeper
+    def _shim(self, rank: int) -> psutil.Process:
+        # A shim detaches itself at its start: for a moment its first process is gone and the next one not seen yet.
+        shim: psutil.Process = until(lambda: self.shims().get(rank), f"rank {rank} has a shim")
+        return shim
 
     def supervisor(self, rank: int) -> psutil.Process:
         """The Ray worker that supervises a rank."""
-        return psutil.Process(int(self._keeper(rank).environ()["REMORA_SUPERVISOR"]))
+        return psutil.Process(int(self._shim(rank).environ()["REMORA_SUPERVISOR"]))
 
     def node_of(self, rank: int) -> str:
         """Our node on which a rank runs."""

@@ -198,7 +198,7 @@ def test_a_killed_supervisor_is_its_own_reason(lab: Lab) -> None:
 
 
 @pytest.mark.skipif(cgroups.walls().folder is None, reason=cgroups.walls().sentence)
-def test_a_script_that_kills_its_keeper_and_its_supervisor_leaves_nothing_behind(
+def test_a_script_that_kills_its_shim_and_its_supervisor_leaves_nothing_behind(
     lab: Lab, tmp_path: Path
 ) -> None:
     lab.nodes(1)

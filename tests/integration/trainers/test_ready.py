@@ -34,7 +34,7 @@ def test_a_worker_group_gets_the_process_that_waits_and_the_free_node_another(la
     ready.look(is_quiet=True)
     waiting = until(lambda: waiting_on(node) - before, "a process waits")
     run = lab.run({"train.py": ENDLESS}, "python", "train.py", min_workers=1, max_workers=1)
-    until(lambda: run.keepers(), "the command runs")
+    until(lambda: run.shims(), "the command runs")
     assert run.supervisor(0).pid in waiting | before
     ready.look(is_quiet=True)
     run.close()

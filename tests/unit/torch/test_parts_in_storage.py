@@ -12,7 +12,7 @@ from remora.torch.layout import Writer, share_of, write
 from remora.torch.state import LoopState, Progress, read
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
-from trainers.rooms import Room
+from trainers.confined_folders import ConfinedFolder
 from trainers.storage import Storage
 
 RANKS = 3
@@ -37,8 +37,8 @@ class Job:
             scratch.mkdir()
             writer = Writer(rank, RANKS)
             write(share_of(state, writer, ("model",)), writer, scratch)
-            with Room(scratch) as room:
-                files += self.catalog.put(room, step, 1, 1, rank)
+            with ConfinedFolder(scratch) as folder:
+                files += self.catalog.put(folder, step, 1, 1, rank)
         manifest = Manifest(
             job_id="job_1", step=step, attempt=1, generation=1, world_size=RANKS, committed_at=0.0, files=tuple(files)
         )  # fmt: skip

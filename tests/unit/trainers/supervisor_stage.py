@@ -15,8 +15,8 @@ import ray
 from remora.code.bundle import pack
 from tests.attempt_plans import plan_of
 from trainers.storage import Storage
-from trainers.supervisor.environment import Place
 from trainers.supervisor.supervisor import Assignment, ChildFailed, PlannedStop, Supervisor
+from trainers.worker_identity import WorkerIdentity
 
 ROOT = Path(__file__).parents[3]
 
@@ -70,11 +70,11 @@ def without_ray(driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch) -
         util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
     )
     monkeypatch.setattr("trainers.supervisor.outbox.ray", fake)
-    monkeypatch.setattr("trainers.supervisor.start.ray", fake)
+    monkeypatch.setattr("trainers.supervisor.launch_context.ray", fake)
     monkeypatch.setenv("REMORA_WORK_DIR", str(folder / "work"))
     (folder / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder / "temporary"))
-    monkeypatch.setattr("trainers.supervisor.temporary._PATH_BYTES", 4096)
+    monkeypatch.setattr("trainers.supervisor.temporary_folders._PATH_BYTES", 4096)
     (folder / "memory").mkdir()
     monkeypatch.setattr("trainers.supervisor.snapshots._MEMORY", folder / "memory")
 
@@ -107,7 +107,7 @@ class Stage:
             "checkpoint_url": self.storage.url, "backend": "ddp", "min_workers": 1, "max_workers": 2,
             "resources": {"CPU": 1.0}, "variables": {"PYTHONPATH": str(ROOT)},
         }  # fmt: skip
-        place = Place(
+        identity = WorkerIdentity(
             job_id="job_1", attempt_id="att_1", attempt=1, generation=1, rank=rank, world_size=2, local_rank=0,
             local_world_size=1, node_rank=1, num_nodes=2, master_addr="127.0.0.1", master_port=29500,
         )  # fmt: skip
@@ -115,10 +115,10 @@ class Stage:
         self.supervisor = Supervisor(
             Assignment(
                 plan=plan,
-                place=place,
+                identity=identity,
                 driver=self.driver,
                 resume=None,
-                slot=place.rank,
+                slot=identity.rank,
                 is_joining=is_joining,
             )
         )

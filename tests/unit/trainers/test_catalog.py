@@ -24,7 +24,7 @@ from trainers.checkpoints.manifest import (
     folder_name,
     parse_folder_name,
 )
-from trainers.rooms import Room
+from trainers.confined_folders import ConfinedFolder
 from trainers.storage import Storage, StorageError
 
 JOB = "job_1"
@@ -45,8 +45,8 @@ class Shelf:
             (source / "deep").mkdir(parents=True, exist_ok=True)
             (source / f"rank-{rank}.bin").write_bytes(f"step {step} of rank {rank}".encode())
             (source / "deep" / f"empty-{rank}").touch()
-            with Room(source) as room:
-                files += self.catalog.put(room, step, attempt, generation, rank, take)
+            with ConfinedFolder(source) as folder:
+                files += self.catalog.put(folder, step, attempt, generation, rank, take)
         return files
 
     def save(self, step: int, attempt: int = 1, generation: int = 1) -> str:
@@ -502,7 +502,7 @@ def test_links_are_not_followed_into_a_checkpoint(shelf: Shelf, tmp_path: Path) 
     (source / "link").symlink_to(tmp_path / "secret")
     (source / "folder").symlink_to(tmp_path)
     (source / "real").write_text("x")
-    assert [file.name for file in shelf.catalog.put(Room(source), 1, 1, 1, 0)] == ["real"]
+    assert [file.name for file in shelf.catalog.put(ConfinedFolder(source), 1, 1, 1, 0)] == ["real"]
 
 
 MANIFEST = Manifest(

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from remora.script import channel
-from trainers.supervisor.child import Child
-from trainers.supervisor.fork_server import ROOM_VARIABLE, SINGLE_THREADED
-from trainers.supervisor.fork_server_client import ForkServer, server_environment
+from trainers.processes.child import Child
+from trainers.processes.fork_server import PADDING_VARIABLE, SINGLE_THREADED
+from trainers.processes.fork_server_client import ForkServer, server_environment
 
 ROOT = Path(__file__).parents[3]
 #: A process of every kind that wants to outlive its command, each telling its pid by a file.
@@ -74,7 +74,7 @@ class Heard:
             assert self.changed.wait_for(seen, 20.0), (self.lines, self.messages)
 
 
-class Kennel:
+class ChildHarness:
     """Starts children in one folder."""
 
     def __init__(self, folder: Path, fork_server: ForkServer | None = None) -> None:
@@ -89,7 +89,7 @@ class Kennel:
         kept = {
             k: v
             for k, v in server_environment(os.environ).items()
-            if k not in (ROOM_VARIABLE, *SINGLE_THREADED)
+            if k not in (PADDING_VARIABLE, *SINGLE_THREADED)
         }
         child = Child(
             list(command),
@@ -125,9 +125,11 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> ForkServer:
 
 
 @pytest.fixture(params=["started", "forked"])
-def kennel(request: pytest.FixtureRequest, tmp_path: Path, fork_server: ForkServer) -> Iterator[Kennel]:
+def harness(
+    request: pytest.FixtureRequest, tmp_path: Path, fork_server: ForkServer
+) -> Iterator[ChildHarness]:
     """All that is promised holds however the command comes to life."""
-    with_folder = Kennel(tmp_path, fork_server if request.param == "forked" else None)
+    with_folder = ChildHarness(tmp_path, fork_server if request.param == "forked" else None)
     yield with_folder
     with_folder.close()
 
@@ -158,8 +160,8 @@ def wait_until_gone(pid: int, timeout_s: float = 10.0) -> None:
         ("import os; os.abort()", {"signal": 6}),
     ],
 )
-def test_ends_are_told_as_they_were(kennel: Kennel, code: str, status: dict[str, object]) -> None:
-    assert kennel.python(code).wait() == status
+def test_ends_are_told_as_they_were(harness: ChildHarness, code: str, status: dict[str, object]) -> None:
+    assert harness.python(code).wait() == status
 
 
 @pytest.mark.parametrize(
@@ -172,58 +174,58 @@ def test_ends_are_told_as_they_were(kennel: Kennel, code: str, status: dict[str,
         ("./bare.sh", "Exec format error; write bash before it, or #!/bin/bash as its first line"),
     ],
 )
-def test_a_command_that_cannot_be_started_says_why(kennel: Kennel, command: str, why: str) -> None:
-    (kennel.folder / "plain.txt").write_text("not a program")
-    script = kennel.folder / "broken.sh"
+def test_a_command_that_cannot_be_started_says_why(harness: ChildHarness, command: str, why: str) -> None:
+    (harness.folder / "plain.txt").write_text("not a program")
+    script = harness.folder / "broken.sh"
     script.write_text("#!/no/such/interpreter\n")
-    bare = kennel.folder / "bare.sh"
+    bare = harness.folder / "bare.sh"
     bare.write_text("true\n")
     for one in (script, bare):
         one.chmod(0o755)
-    assert kennel.start(command).wait() == {"start_failed": f"{command}: {why}"}
+    assert harness.start(command).wait() == {"start_failed": f"{command}: {why}"}
 
 
-def test_a_command_that_no_process_can_take_leaves_no_descriptor_behind(kennel: Kennel) -> None:
+def test_a_command_that_no_process_can_take_leaves_no_descriptor_behind(harness: ChildHarness) -> None:
     before = psutil.Process().num_fds()
     with pytest.raises(ValueError, match="null"):
-        kennel.start("python", "a\0b")
+        harness.start("python", "a\0b")
     with pytest.raises(OSError, match="too long"):
-        kennel.start("python", "x" * 10_000_000)
+        harness.start("python", "x" * 10_000_000)
     assert psutil.Process().num_fds() == before
 
 
-def test_both_streams_are_read_to_their_ends(kennel: Kennel) -> None:
+def test_both_streams_are_read_to_their_ends(harness: ChildHarness) -> None:
     code = "sys.stderr.write('err\\n'); sys.stdout.buffer.write(b'out\\r\\nno end\\xff')"
-    kennel.python(code).wait()
-    assert sorted(kennel.heard.lines) == [("stderr", "err"), ("stdout", "no end\ufffd"), ("stdout", "out")]
+    harness.python(code).wait()
+    assert sorted(harness.heard.lines) == [("stderr", "err"), ("stdout", "no end\ufffd"), ("stdout", "out")]
 
 
-def test_megabytes_in_one_line_are_cut(kennel: Kennel) -> None:
-    kennel.python("sys.stdout.write('x' * 5_000_000)").wait()
-    ((_, text),) = kennel.heard.lines
+def test_megabytes_in_one_line_are_cut(harness: ChildHarness) -> None:
+    harness.python("sys.stdout.write('x' * 5_000_000)").wait()
+    ((_, text),) = harness.heard.lines
     assert text == "x" * 1000 + " [4999000 more bytes of this line were cut]"
 
 
-def test_standard_input_is_empty_and_the_process_leads_a_session_of_its_own(kennel: Kennel) -> None:
+def test_standard_input_is_empty_and_the_process_leads_a_session_of_its_own(harness: ChildHarness) -> None:
     code = "import os; print(repr(sys.stdin.read()), os.getsid(0) == os.getpid())"
-    kennel.python(code).wait()
-    assert kennel.heard.lines == [("stdout", "'' True")]
+    harness.python(code).wait()
+    assert harness.heard.lines == [("stdout", "'' True")]
 
 
-def test_signals_that_python_ignores_are_not_ignored_in_the_command(kennel: Kennel) -> None:
+def test_signals_that_python_ignores_are_not_ignored_in_the_command(harness: ChildHarness) -> None:
     code = "import signal; print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, signal.pthread_sigmask(0, []))"
-    kennel.python(code).wait()
-    assert kennel.heard.lines == [("stdout", "True set()")]
+    harness.python(code).wait()
+    assert harness.heard.lines == [("stdout", "True set()")]
 
 
 @pytest.mark.parametrize("kind", OUTLIVERS)
-def test_whatever_wants_to_outlive_the_command_is_ended(kennel: Kennel, kind: str) -> None:
-    child = kennel.python(OUTLIVERS[kind] + WAIT_FOR_PID)
+def test_whatever_wants_to_outlive_the_command_is_ended(harness: ChildHarness, kind: str) -> None:
+    child = harness.python(OUTLIVERS[kind] + WAIT_FOR_PID)
     assert child.wait() == {"exit_code": 0, "outlived": 1}
-    assert is_gone(kennel.pid())
+    assert is_gone(harness.pid())
 
 
-def test_sigterm_lets_the_command_say_goodbye(kennel: Kennel) -> None:
+def test_sigterm_lets_the_command_say_goodbye(harness: ChildHarness) -> None:
     code = """
 import os, signal
 def goodbye(*_):
@@ -233,15 +235,15 @@ signal.signal(signal.SIGTERM, goodbye)
 print("ready", flush=True)
 while True: signal.pause()
 """
-    child = kennel.python(code)
-    kennel.heard.wait_for(lambda: ("stdout", "ready") in kennel.heard.lines)
+    child = harness.python(code)
+    harness.heard.wait_for(lambda: ("stdout", "ready") in harness.heard.lines)
     child.stop(at_once=False)
     assert child.wait() == {"exit_code": 7}
-    assert kennel.heard.lines[-1] == ("stdout", "goodbye")
+    assert harness.heard.lines[-1] == ("stdout", "goodbye")
 
 
-def test_what_a_shell_has_started_may_say_goodbye_too(kennel: Kennel) -> None:
-    (kennel.folder / "save.py").write_text(
+def test_what_a_shell_has_started_may_say_goodbye_too(harness: ChildHarness) -> None:
+    (harness.folder / "save.py").write_text(
         "import pathlib, signal, sys, threading\n"
         "pause = threading.Event()\n"
         "def save(*_):\n"
@@ -255,16 +257,16 @@ def test_what_a_shell_has_started_may_say_goodbye_too(kennel: Kennel) -> None:
         "print('ready', flush=True)\n"
         "signal.pause()\n"
     )
-    child = kennel.start("bash", "-c", f"cd . && {sys.executable} save.py $$; true")
-    kennel.heard.wait_for(lambda: ("stdout", "ready") in kennel.heard.lines)
+    child = harness.start("bash", "-c", f"cd . && {sys.executable} save.py $$; true")
+    harness.heard.wait_for(lambda: ("stdout", "ready") in harness.heard.lines)
     child.stop(at_once=False)
     assert child.wait() == {"signal": signal.SIGTERM.value}
-    assert ("stdout", "saved") in kennel.heard.lines
+    assert ("stdout", "saved") in harness.heard.lines
 
 
 @pytest.mark.parametrize(("at_once", "grace_s"), [(False, 0.2), (True, 600.0)])
 def test_a_command_that_ignores_sigterm_is_killed_after_its_grace(
-    kennel: Kennel, at_once: bool, grace_s: float
+    harness: ChildHarness, at_once: bool, grace_s: float
 ) -> None:
     code = """
 import signal
@@ -272,42 +274,42 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("ready", flush=True)
 while True: signal.pause()
 """
-    child = kennel.python(OUTLIVERS["daemon"] + code, grace_s=grace_s)
-    kennel.heard.wait_for(lambda: ("stdout", "ready") in kennel.heard.lines)
+    child = harness.python(OUTLIVERS["daemon"] + code, grace_s=grace_s)
+    harness.heard.wait_for(lambda: ("stdout", "ready") in harness.heard.lines)
     child.stop(at_once=at_once)
     assert child.wait()["signal"] == 9
 
 
-def test_a_killed_keeper_takes_everything_with_it(kennel: Kennel) -> None:
-    child = kennel.python(OUTLIVERS["daemon"] + WAIT_FOR_PID + "print('up', flush=True); time.sleep(600)")
-    kennel.heard.wait_for(lambda: ("stdout", "up") in kennel.heard.lines)
+def test_a_killed_shim_takes_everything_with_it(harness: ChildHarness) -> None:
+    child = harness.python(OUTLIVERS["daemon"] + WAIT_FOR_PID + "print('up', flush=True); time.sleep(600)")
+    harness.heard.wait_for(lambda: ("stdout", "up") in harness.heard.lines)
     (command,) = [one for one in psutil.Process(child.pid).children() if "-c" in one.cmdline()]
     os.kill(child.pid, signal.SIGKILL)
     assert child.wait() == {"signal": 9}
     assert is_gone(command.pid)
-    assert is_gone(kennel.pid())
+    assert is_gone(harness.pid())
 
 
 @pytest.mark.parametrize("is_forked", [False, True])
 def test_a_supervisor_that_is_killed_takes_everything_with_it(tmp_path: Path, is_forked: bool) -> None:
     code = f"""
 import os, sys, pathlib
-from tests.unit.trainers.test_child import Kennel, OUTLIVERS, WAIT_FOR_PID
-from trainers.supervisor.fork_server_client import ForkServer
+from tests.unit.trainers.test_child import ChildHarness, OUTLIVERS, WAIT_FOR_PID
+from trainers.processes.fork_server_client import ForkServer
 folder = pathlib.Path({str(tmp_path)!r})
-kennel = Kennel(folder, ForkServer(folder / "server", {os.getpid()}, []) if {is_forked} else None)
+harness = ChildHarness(folder, ForkServer(folder / "server", {os.getpid()}, []) if {is_forked} else None)
 stay = "import time, pathlib; print('up', flush=True); pathlib.Path('up').touch(); time.sleep(600)"
-child = kennel.python(OUTLIVERS["double fork"] + WAIT_FOR_PID + stay)
-kennel.heard.wait_for(lambda: ("stdout", "up") in kennel.heard.lines)
+child = harness.python(OUTLIVERS["double fork"] + WAIT_FOR_PID + stay)
+harness.heard.wait_for(lambda: ("stdout", "up") in harness.heard.lines)
 print(child.pid, flush=True)
 child.wait()
 """
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    keeper = psutil.Process(int(parent.stdout.readline()))
-    family = [keeper, *keeper.children(recursive=True)]
+    shim = psutil.Process(int(parent.stdout.readline()))
+    family = [shim, *shim.children(recursive=True)]
     daemon = int((tmp_path / "pid").read_text())
-    assert daemon in [one.pid for one in family], "an orphan belongs to the keeper"
+    assert daemon in [one.pid for one in family], "an orphan belongs to the shim"
     parent.kill()
     parent.wait()
     parent.stdout.close()
@@ -315,16 +317,16 @@ child.wait()
         wait_until_gone(one.pid)
 
 
-def test_the_script_and_its_supervisor_talk(kennel: Kennel) -> None:
+def test_the_script_and_its_supervisor_talk(harness: ChildHarness) -> None:
     code = """
 from remora import training
 training.report(1, {"loss": 0.5})
 while not training.preemption(): pass
 training.report(2)
 """
-    child = kennel.python(code)
-    kennel.heard.wait_for(lambda: any(one["type"] == "report" for one in kennel.heard.messages))
+    child = harness.python(code)
+    harness.heard.wait_for(lambda: any(one["type"] == "report" for one in harness.heard.messages))
     child.send({"type": "preemption", "deadline_at": 5.0, "reason": "drain"})
     assert child.wait() == {"exit_code": 0}
-    assert [one["type"] for one in kennel.heard.messages] == ["hello", "report", "report"]
+    assert [one["type"] for one in harness.heard.messages] == ["hello", "report", "report"]
     child.send({"type": "release"})  # harmless when it is gone

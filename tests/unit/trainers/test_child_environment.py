@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from trainers.supervisor.environment import Place, child_environment
+from trainers.supervisor.environment import child_environment
+from trainers.worker_identity import WorkerIdentity
 
-PLACE = Place(
+IDENTITY = WorkerIdentity(
     job_id="job_1", attempt_id="att_1", attempt=2, generation=3, rank=5, world_size=8, local_rank=1,
     local_world_size=2, node_rank=2, num_nodes=4, master_addr="127.70.0.2", master_port=29500,
 )  # fmt: skip
@@ -16,7 +17,7 @@ def environment(
     inherited: dict[str, str] | None = None, variables: dict[str, str] | None = None, cpus: float = 2.0
 ) -> dict[str, str]:
     return child_environment(
-        inherited or {}, variables or {}, PLACE, cpus=cpus, interface="lo", python_folder="/opt/env/bin"
+        inherited or {}, variables or {}, IDENTITY, cpus=cpus, interface="lo", python_folder="/opt/env/bin"
     )
 
 

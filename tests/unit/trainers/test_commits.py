@@ -14,8 +14,8 @@ from tests.unit.trainers.stage import Stage
 from tests.unit.trainers.virtual_time import play
 from trainers.checkpoints.catalog import Catalog, Retained
 from trainers.checkpoints.manifest import MANIFEST_NAME, ShardFile
+from trainers.confined_folders import ConfinedFolder
 from trainers.driver.commits import Commits
-from trainers.rooms import Room
 from trainers.storage import Storage, StorageError
 
 
@@ -56,8 +56,8 @@ class Job:
         assert self.stage.attempt.group is not None
         self.stage.attempt.group.generation = generation
         (self._scratch / "part").write_text(f"state {step}")
-        with Room(self._scratch) as room:
-            files: tuple[ShardFile, ...] = self.catalog.put(room, step, self.plan.attempt, generation, 0)
+        with ConfinedFolder(self._scratch) as folder:
+            files: tuple[ShardFile, ...] = self.catalog.put(folder, step, self.plan.attempt, generation, 0)
         message: dict[str, Any] = {"type": "shard", "step": step, "files": files, "asked": False}
         self.stage.attempt.receive(0, message)
 

@@ -9,9 +9,9 @@ import pytest
 from remora.spec.sections import Device, Precision
 from trainers.backends.backend import BackendUnusable
 from trainers.supervisor.device import Devices, device_variables, devices_of_node
-from trainers.supervisor.environment import Place
+from trainers.worker_identity import WorkerIdentity
 
-PLACE = Place(
+IDENTITY = WorkerIdentity(
     job_id="job_1", attempt_id="att_1", attempt=1, generation=1, rank=5, world_size=8, local_rank=1,
     local_world_size=2, node_rank=2, num_nodes=4, master_addr="127.70.0.2", master_port=29500,
 )  # fmt: skip
@@ -23,7 +23,7 @@ INTEL = Devices(frozenset({"intel"}), has_bf16=False)
 
 
 def told(device: Device, precision: Precision, gpus: float, seen: Devices) -> dict[str, str]:
-    return device_variables(device, precision, gpus, seen, PLACE, "eth0")
+    return device_variables(device, precision, gpus, seen, IDENTITY, "eth0")
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ import pytest
 from remora import cgroups
 from remora.cgroups import Walls
 from tests.needed import is_missing
-from tests.unit.trainers.test_child import ROOT, Kennel, wait_until_gone
-from trainers.supervisor.child import Child
-from trainers.supervisor.fork_server_client import ForkServer
+from tests.unit.trainers.test_child import ROOT, ChildHarness, wait_until_gone
+from trainers.processes.child import Child
+from trainers.processes.fork_server_client import ForkServer
 
 #: What holds the pipes of a command keeps its supervisor waiting.
 pytestmark = pytest.mark.timeout(120)
@@ -44,14 +44,14 @@ os.close(tell)
 os.read(told, 2)
 print("up", flush=True)
 """
-KILLS_ITS_KEEPER = DAEMON + "os.kill(os.getppid(), signal.SIGKILL)\nsignal.pause()\n"
-STOPS_ITS_KEEPER = (
+KILLS_ITS_SHIM = DAEMON + "os.kill(os.getppid(), signal.SIGKILL)\nsignal.pause()\n"
+STOPS_ITS_SHIM = (
     DAEMON + "os.kill(os.getppid(), signal.SIGSTOP)\nprint('stopped', flush=True)\nsignal.pause()\n"
 )
-#: It stops the keeper first: that one ends its script as soon as the supervisor is gone, and a script ends with it.
+#: The shim stands still first: it would end the script as soon as the supervisor is gone, and the script ends with it.
 KILLS_EVERYBODY = DAEMON + (
-    "above, keeper = int(os.environ['REMORA_SUPERVISOR']), os.getppid()\nos.kill(keeper, signal.SIGSTOP)\n"
-    "os.kill(above, signal.SIGKILL)\nos.kill(keeper, signal.SIGKILL)\nsignal.pause()\n"
+    "above, shim = int(os.environ['REMORA_SUPERVISOR']), os.getppid()\nos.kill(shim, signal.SIGSTOP)\n"
+    "os.kill(above, signal.SIGKILL)\nos.kill(shim, signal.SIGKILL)\nsignal.pause()\n"
 )
 
 
@@ -92,44 +92,50 @@ def held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 @pytest.fixture(params=["started", "forked"])
-def kennel(request: pytest.FixtureRequest, tmp_path: Path, fork_server: ForkServer) -> Iterator[Kennel]:
-    with_folder = Kennel(tmp_path, fork_server if request.param == "forked" else None)
+def harness(
+    request: pytest.FixtureRequest, tmp_path: Path, fork_server: ForkServer
+) -> Iterator[ChildHarness]:
+    with_folder = ChildHarness(tmp_path, fork_server if request.param == "forked" else None)
     yield with_folder
     with_folder.close()
 
 
-def run(kennel: Kennel, code: str, mark: str, **options: Any) -> Child:
-    return kennel.start(sys.executable, "-c", code, mark, **options)
+def run(harness: ChildHarness, code: str, mark: str, **options: Any) -> Child:
+    return harness.start(sys.executable, "-c", code, mark, **options)
 
 
-def says(kennel: Kennel, word: str) -> None:
-    kennel.heard.wait_for(lambda: ("stdout", word) in kennel.heard.lines)
+def says(harness: ChildHarness, word: str) -> None:
+    harness.heard.wait_for(lambda: ("stdout", word) in harness.heard.lines)
 
 
-def test_a_script_that_kills_its_keeper_leaves_nothing_behind(kennel: Kennel, held: str, mark: str) -> None:
+def test_a_script_that_kills_its_shim_leaves_nothing_behind(
+    harness: ChildHarness, held: str, mark: str
+) -> None:
     del held
-    child = run(kennel, KILLS_ITS_KEEPER, mark)
+    child = run(harness, KILLS_ITS_SHIM, mark)
     assert child.wait() == {"signal": 9}
-    assert ("stdout", "up") in kennel.heard.lines
+    assert ("stdout", "up") in harness.heard.lines
     assert marked(mark) == []
 
 
-def test_a_script_that_stops_its_keeper_is_ended_all_the_same(kennel: Kennel, held: str, mark: str) -> None:
+def test_a_script_that_stops_its_shim_is_ended_all_the_same(
+    harness: ChildHarness, held: str, mark: str
+) -> None:
     del held
-    child = run(kennel, STOPS_ITS_KEEPER, mark)
-    says(kennel, "stopped")
+    child = run(harness, STOPS_ITS_SHIM, mark)
+    says(harness, "stopped")
     child.stop(at_once=True)
     assert child.wait()["signal"] == 9
     assert marked(mark) == []
 
 
-def test_the_outer_of_two_keepers_is_no_way_out_either(
+def test_the_outer_of_two_shims_is_no_way_out_either(
     tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cgroups, "walls", lambda: Walls(folder=None, why_not="this test has none"))
-    kennel = Kennel(tmp_path)
-    child = run(kennel, DAEMON + "signal.pause()\n", mark)
-    says(kennel, "up")
+    harness = ChildHarness(tmp_path)
+    child = run(harness, DAEMON + "signal.pause()\n", mark)
+    says(harness, "up")
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     assert marked(mark) == []
@@ -144,12 +150,12 @@ def test_what_a_script_leaves_that_killed_its_supervisor_too_is_ended_by_the_nex
     code = f"""
 import os, pathlib, sys
 from tests.needed import is_missing
-from tests.unit.trainers.test_child import Kennel
+from tests.unit.trainers.test_child import ChildHarness
 from tests.unit.trainers.test_escapes import KILLS_EVERYBODY, run
-from trainers.supervisor.fork_server_client import ForkServer
+from trainers.processes.fork_server_client import ForkServer
 folder = pathlib.Path({str(tmp_path)!r})
-kennel = Kennel(folder, ForkServer(folder / "server", {os.getpid()}, []) if {is_forked} else None)
-run(kennel, KILLS_EVERYBODY, {mark!r}).wait()
+harness = ChildHarness(folder, ForkServer(folder / "server", {os.getpid()}, []) if {is_forked} else None)
+run(harness, KILLS_EVERYBODY, {mark!r}).wait()
 """
     supervisor = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
     assert supervisor.returncode == -signal.SIGKILL
@@ -158,16 +164,16 @@ run(kennel, KILLS_EVERYBODY, {mark!r}).wait()
     assert marked(mark) == []
 
 
-def test_no_cgroup_stays_when_a_command_has_ended(kennel: Kennel, mark: str) -> None:
+def test_no_cgroup_stays_when_a_command_has_ended(harness: ChildHarness, mark: str) -> None:
     folder = cgroups.walls().folder
     if folder is None:
         pytest.skip(cgroups.walls().sentence)
-    child = run(kennel, DAEMON, mark)
+    child = run(harness, DAEMON, mark)
     assert child.wait() == {"exit_code": 0, "outlived": 1}
     assert list(folder.glob(f"remora-*.{os.getpid()}.*")) == []
 
 
-def test_a_command_may_have_so_many_processes_and_no_more(kennel: Kennel, mark: str) -> None:
+def test_a_command_may_have_so_many_processes_and_no_more(harness: ChildHarness, mark: str) -> None:
     here = cgroups.walls()
     if here.folder is None or not (here.counts or here.counting):
         pytest.skip(here.sentence)
@@ -181,9 +187,9 @@ try:
 except BlockingIOError:
     print("refused", count < 50, flush=True)
 """
-    child = run(kennel, code, mark, most_processes=50)
+    child = run(harness, code, mark, most_processes=50)
     status = child.wait()
-    assert ("stdout", "refused True") in kennel.heard.lines
+    assert ("stdout", "refused True") in harness.heard.lines
     assert status["exit_code"] == 0
     assert marked(mark) == []
 
@@ -218,17 +224,17 @@ def shared(mark: str) -> Iterator[dict[str, Path]]:
 
 @pytest.mark.parametrize("way", ["at once", "after its grace", "by its own signal"])
 def test_files_in_memory_that_a_killed_command_made_are_removed(
-    kennel: Kennel, mark: str, shared: dict[str, Path], way: str
+    harness: ChildHarness, mark: str, shared: dict[str, Path], way: str
 ) -> None:
-    child = run(kennel, SHARES, mark, grace_s=0.1)
-    says(kennel, "up")
+    child = run(harness, SHARES, mark, grace_s=0.1)
+    says(harness, "up")
     with shared["used"].open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), 4096)
         file.write(b"y")
     if way == "by its own signal":
         # A worker of its data loader is left.
-        kennel.heard.wait_for(lambda: "stderr" in dict(kennel.heard.lines))
-        os.kill(int(dict(kennel.heard.lines)["stderr"]), signal.SIGKILL)
+        harness.heard.wait_for(lambda: "stderr" in dict(harness.heard.lines))
+        os.kill(int(dict(harness.heard.lines)["stderr"]), signal.SIGKILL)
     else:
         child.stop(at_once=way == "at once")
     assert child.wait()["signal"] in (signal.SIGTERM, signal.SIGKILL)
@@ -273,12 +279,12 @@ __attribute__((constructor)) static void sing(void) {
 def test_a_library_that_a_job_preloads_is_loaded_by_its_command_alone(
     tmp_path: Path, canary: Path, fork_server: ForkServer
 ) -> None:
-    kennel = Kennel(tmp_path, fork_server)
-    child = kennel.start(sys.executable, "-c", "print('done')", LD_PRELOAD=str(canary))
+    harness = ChildHarness(tmp_path, fork_server)
+    child = harness.start(sys.executable, "-c", "print('done')", LD_PRELOAD=str(canary))
     assert child.wait() == {"exit_code": 0}
     loaded = canary.with_name("loaded").read_text().splitlines()
     assert len(loaded) == 1, loaded
-    assert "keeper.py" not in loaded[0]
+    assert "command_shim.py" not in loaded[0]
 
 
 HOSTILE = {
@@ -290,24 +296,24 @@ HOSTILE = {
 
 
 def test_a_jobs_variables_are_seen_by_its_command_and_by_nothing_above_it(
-    kennel: Kennel, tmp_path: Path
+    harness: ChildHarness, tmp_path: Path
 ) -> None:
     modules = tmp_path / "modules"
     modules.mkdir()
     (modules / "sitecustomize.py").write_text(
         f"open({str(tmp_path / 'imported')!r}, 'a').write(str(__import__('os').getpid()) + '\\n')"
     )
-    hostile = HOSTILE if kennel.fork_server is None else {"RAY_ADDRESS": HOSTILE["RAY_ADDRESS"]}
-    if kennel.fork_server is None:
+    hostile = HOSTILE if harness.fork_server is None else {"RAY_ADDRESS": HOSTILE["RAY_ADDRESS"]}
+    if harness.fork_server is None:
         hostile = {**hostile, "PYTHONPATH": str(modules)}
     code = "import os, signal; print(os.getpid(), os.environ['RAY_ADDRESS'], flush=True); signal.pause()"
-    child = kennel.start(sys.executable, "-c", code, REMORA_JOB_ID="job_1", RANK="3", **hostile)
-    kennel.heard.wait_for(lambda: bool(kennel.heard.lines))
-    command, address = kennel.heard.lines[0][1].split()
+    child = harness.start(sys.executable, "-c", code, REMORA_JOB_ID="job_1", RANK="3", **hostile)
+    harness.heard.wait_for(lambda: bool(harness.heard.lines))
+    command, address = harness.heard.lines[0][1].split()
     assert address == hostile["RAY_ADDRESS"]
     seen = psutil.Process(child.pid).environ()
     assert not hostile.items() & seen.items()
-    assert (seen["REMORA_JOB_ID"], seen["RANK"]) == ("job_1", "3"), "by which its keeper is found"
+    assert (seen["REMORA_JOB_ID"], seen["RANK"]) == ("job_1", "3"), "by which its shim is found"
     if "PYTHONPATH" in hostile:
         assert (tmp_path / "imported").read_text().split() == [command]
     child.stop(at_once=True)

@@ -294,10 +294,10 @@ def test_a_record_leads_nowhere_else(tmp_path: Path, own: str, monkeypatch: pyte
     assert canary.read_text() == "sings"
 
 
-def test_without_word_of_new_files_it_looks_now_and_then(
+def test_without_events_of_new_files_it_looks_periodically(
     tmp_path: Path, script: Script, own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_watch, "_told_of_new_files", lambda _: None)
+    monkeypatch.setattr(memory_watch, "_watch_new_files", lambda _: None)
     watched = Watched(tmp_path / "files", 1 << 30, script)
     made(script, MEMORY / f"{own}-a")
     watched.until(f"{own}-a")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.supervisor.output import LineCutter
+from trainers.processes.line_cutter import LineCutter
 
 PIECES = st.sampled_from(
     [b"a", b"step 12", b"\n", b"\r", b"\r\n", b"\0", b"\xff\xfe", "ü".encode(), b"x" * 40]

@@ -10,7 +10,7 @@ import pytest
 
 from trainers.outputs.manifest import Changes, OutputFile, folders_of
 from trainers.outputs.rounds import FIRST_S, LATE_S, Rounds
-from trainers.outputs.versions import Kept, is_save
+from trainers.outputs.versions import OutputHistory, is_save
 
 GROUP = (1, 1)
 
@@ -30,18 +30,22 @@ class Group:
         self.rounds = Rounds(outputs, {} if commit is None else {outputs[0]: commit})
         self.rounds.begin(dict(enumerate(range(ranks))), GROUP)
         self.files: dict[str, OutputFile] = {}
-        self.turns = dict.fromkeys(range(ranks), 0)
+        self.change_counts = dict.fromkeys(range(ranks), 0)
         self.now = 0.0
         self.number = 0
 
     def say(self, rank: int, *names: str, **changes: object) -> None:
         """A worker has looked, and found these files changed."""
-        self.turns[rank] += bool(names or changes.get("busy"))
-        written = tuple(file(name, rank, sha256=f"{name}-{self.turns[rank]}") for name in names)
+        self.change_counts[rank] += bool(names or changes.get("busy"))
+        written = tuple(file(name, rank, sha256=f"{name}-{self.change_counts[rank]}") for name in names)
         one = Changes(
-            rank=rank, group=GROUP, round=self.number, turns={"m": self.turns[rank]}, written=written
+            rank=rank,
+            group=GROUP,
+            round=self.number,
+            change_counts={"m": self.change_counts[rank]},
+            written=written,
         )
-        self.rounds.hear(rank, replace(one, **changes))  # type: ignore[arg-type]
+        self.rounds.receive(rank, replace(one, **changes))  # type: ignore[arg-type]
 
     def ask(self) -> None:
         self.number = self.rounds.open()
@@ -49,7 +53,7 @@ class Group:
     def agree(self) -> set[str]:
         """Names of the version that was agreed on; the present one's while there is no new one."""
         if (agreed := self.rounds.agree(self.files, self.now)) is not None:
-            kept = Kept().follow(self.files, is_save=False).follow(agreed.files, is_save=False)
+            kept = OutputHistory().follow(self.files, is_save=False).follow(agreed.files, is_save=False)
             self.files = dict(kept.newest.files)
             self.rounds.know(self.files)
         return set(self.files)
@@ -193,12 +197,12 @@ def test_after_a_change_in_place_only_what_is_written_again_counts() -> None:
 def test_files_that_became_no_version_are_named_for_removal() -> None:
     group = both_wrote()
     group.say(0, "m/checkpoint-40/model")
-    assert group.rounds.hear(
+    assert group.rounds.receive(
         0, Changes(rank=0, group=GROUP, written=(file("m/checkpoint-40/model", stored="again/x"),))
     ) == {"m"}
     assert group.rounds.begin({0: 0}, (1, 2)) == {"again"}
     late = Changes(rank=1, group=GROUP, written=(file("m/y", stored="late/y"),))
-    assert group.rounds.hear(1, late) == {"late"}, "a worker of an earlier group is back again"
+    assert group.rounds.receive(1, late) == {"late"}, "a worker of an earlier group is back again"
     assert not group.rounds.has_pending
 
 
@@ -214,7 +218,7 @@ class World:
         self.disks: dict[int, dict[str, str]] = {rank: {} for rank in self.ranks}
         self.told: dict[int, dict[str, str]] = {rank: {} for rank in self.ranks}
         self.looked: dict[int, dict[str, str]] = {rank: {} for rank in self.ranks}
-        self.turns = dict.fromkeys(self.ranks, 0)
+        self.change_counts = dict.fromkeys(self.ranks, 0)
         self.knows = dict.fromkeys(self.ranks, 0)
         #: Parts of saves that each rank has written; a save has three.
         self.parts = dict.fromkeys(self.ranks, 0)
@@ -243,7 +247,7 @@ class World:
         if rank in self.dead:
             return
         disk, told = self.disks[rank], self.told[rank]
-        self.turns[rank] += disk != self.looked[rank]
+        self.change_counts[rank] += disk != self.looked[rank]
         self.looked[rank] = dict(disk)
         is_busy = bool(self.parts[rank] % 3)
         written, removed, folders = [], (), ()
@@ -261,7 +265,7 @@ class World:
                 rank=rank,
                 group=GROUP,
                 round=self.knows[rank],
-                turns={"m": self.turns[rank]},
+                change_counts={"m": self.change_counts[rank]},
                 busy=frozenset({"m"}) if is_busy else frozenset(),
                 written=tuple(written),
                 removed=removed,
@@ -271,7 +275,7 @@ class World:
 
     def deliver(self, rank: int) -> None:
         if self.under_way[rank]:
-            self.rounds.hear(rank, self.under_way[rank].popleft())
+            self.rounds.receive(rank, self.under_way[rank].popleft())
             self.agree()
 
     def ask(self, rank: int) -> None:
@@ -289,7 +293,7 @@ class World:
         agreed = self.rounds.agree(self.files, self.now)
         if agreed is None:
             return
-        self.files = dict(Kept().follow(agreed.files, is_save=True).newest.files)
+        self.files = dict(OutputHistory().follow(agreed.files, is_save=True).newest.files)
         self.rounds.know(self.files)
         saved: dict[int, set[str]] = {}
         for name, one in self.files.items():
@@ -383,8 +387,8 @@ def test_what_counts_as_a_save(name: str, fields: dict[str, object], commit: str
     assert is_save(before, after, {} if commit is None else {"m": commit}) is saves
 
 
-def kept_after(saves: int) -> Kept:
-    kept = Kept()
+def kept_after(saves: int) -> OutputHistory:
+    kept = OutputHistory()
     for number in range(1, saves + 1):
         kept = kept.follow({"snapshot": file("snapshot", sha256=str(number))}, is_save=True)
     return kept

@@ -17,17 +17,17 @@ import pytest
 
 from tests.attempt_plans import plan_of
 from trainers.checkpoints.catalog import Catalog
+from trainers.confined_folders import MAX_DEPTH, ConfinedFolder
 from trainers.driver.account import Account
 from trainers.driver.outputs import Outputs
 from trainers.outputs.catalog import OutputsCatalog
 from trainers.outputs.manifest import Changes, End, OutputFile, merge, without_clashes
-from trainers.outputs.versions import Kept, Version, from_json, to_json
-from trainers.rooms import MAX_DEPTH, Room
+from trainers.outputs.versions import OutputHistory, Version, from_json, to_json
 from trainers.storage import Storage, StorageError
-from trainers.supervisor.collecting import MAX_FILES, Collecting
-from trainers.supervisor.environment import Place
+from trainers.supervisor.outputs_collector import MAX_FILES, OutputsCollector
+from trainers.worker_identity import WorkerIdentity
 
-PLACE = Place(
+IDENTITY = WorkerIdentity(
     job_id="job_1", attempt_id="att_1", attempt=1, generation=1, rank=0, world_size=2, local_rank=0,
     local_world_size=2, node_rank=0, num_nodes=1, master_addr="127.0.0.1", master_port=1,
 )  # fmt: skip
@@ -86,7 +86,7 @@ def test_of_a_file_and_a_folder_of_one_name_the_lower_rank_s_stays(turn: int) ->
 def test_a_manifest_comes_back_as_it_was_and_nonsense_is_refused() -> None:
     older = Version(number=1, files={"a": version("a", 0)})
     newest = Version(number=2, files={"a": version("a", 0, stored="other"), "b/c": version("b/c", 1)})
-    kept = Kept(newest=newest, before=(older, Version()), failed_starts=1)
+    kept = OutputHistory(newest=newest, before=(older, Version()), failed_starts=1)
     assert from_json(to_json("job_1", 1, 2.0, kept)) == kept
     deep, files = b"[" * 100_000, b'{"version": 1, "files": [{}]}'
     for nonsense in (b"", b"[]", deep, b'{"version": 2, "files": []}', files):
@@ -105,18 +105,20 @@ def test_a_manifest_from_before_outputs_had_versions_is_read() -> None:
         "generation": 1,
     }
     old = json.dumps({"version": 1, "job_id": "job_1", "attempt": 1, "committed_at": 2.0, "files": [fields]})
-    assert from_json(old.encode()) == Kept(newest=Version(files={"a": version("a", 0, stored="u/a")}))
+    assert from_json(old.encode()) == OutputHistory(
+        newest=Version(files={"a": version("a", 0, stored="u/a")})
+    )
 
 
 def test_a_manifest_of_which_a_bit_has_changed_or_that_leads_elsewhere_is_refused() -> None:
-    content = to_json("job_1", 1, 2.0, Kept(newest=Version(number=1, files={"a": version("a", 0)})))
-    for place in range(len(content)):
+    content = to_json("job_1", 1, 2.0, OutputHistory(newest=Version(number=1, files={"a": version("a", 0)})))
+    for position in range(len(content)):
         flipped = bytearray(content)
-        flipped[place] ^= 1
+        flipped[position] ^= 1
         with pytest.raises(ValueError, match="not a manifest of outputs"):
             from_json(bytes(flipped))
     for name, stored in (("../a", "u/a"), ("a", "/etc/passwd")):
-        elsewhere = Kept(newest=Version(files={name: version(name, 0, stored=stored)}))
+        elsewhere = OutputHistory(newest=Version(files={name: version(name, 0, stored=stored)}))
         with pytest.raises(ValueError, match="is no name inside a folder"):
             from_json(to_json("job_1", 1, 2.0, elsewhere))
 
@@ -136,18 +138,18 @@ class Worker:
         self.complaints: list[str] = []
         self.catalog = OutputsCatalog(Storage(tmp_path / "storage"), "job_1")
         self.folder = tmp_path / f"outputs-{rank}-{len(files or {})}"
-        place = replace(PLACE, rank=rank)
-        self.collecting = Collecting(
+        identity = replace(IDENTITY, rank=rank)
+        self.collector = OutputsCollector(
             self.folder,
             self.catalog,
-            lambda: place,
+            lambda: identity,
             self.all_told.append,
             self.complaints.append,
             outputs=("model", *(paths or {}).values()),
             paths=paths,
             most_bytes=most_bytes,
         )
-        self.collecting.fill(files or {})
+        self.collector.fill(files or {})
 
     def write(self, name: str, text: str, age_s: float = 10.0) -> None:
         path = self.folder / name
@@ -172,7 +174,7 @@ def test_a_script_that_ends_by_itself_leaves_everything(tmp_path: Path) -> None:
     worker.write("model/weights", "abc", age_s=0)
     worker.write("log", "x")
     (worker.folder / "link").symlink_to("/etc/passwd")
-    worker.collecting.finish(end="clean")
+    worker.collector.finish(end="clean")
     assert worker.written == ["log", "model/weights"]
     worker.catalog.fetch(worker.told[0].written, tmp_path / "again")
     assert (tmp_path / "again/model/weights").read_text() == "abc"
@@ -183,7 +185,7 @@ def test_of_a_killed_script_only_what_it_had_finished_writing_is_taken(tmp_path:
     worker.write("model/half", "a", age_s=0)
     worker.write("model/finished", "b")
     worker.write("whole", "b")
-    worker.collecting.finish(end="killed")
+    worker.collector.finish(end="killed")
     assert worker.written == ["whole"], "nothing of an output in which something was being written"
     assert worker.all_told[-1].busy == {"model"}
 
@@ -192,33 +194,33 @@ def test_what_the_job_has_is_there_and_is_not_told_again(tmp_path: Path) -> None
     first = Worker(tmp_path)
     first.write("snapshot", "1")
     first.write("old", "1")
-    first.collecting.finish(end="clean")
+    first.collector.finish(end="clean")
     files = merge({}, first.told[0])
     second = Worker(tmp_path, files, rank=1)
     assert (second.folder / "snapshot").read_text() == "1"
-    second.collecting.finish(end="clean")
+    second.collector.finish(end="clean")
     assert second.told == []
     second.write("snapshot", "2")
     (second.folder / "old").unlink()
-    second.collecting.finish(end="clean")
+    second.collector.finish(end="clean")
     assert (second.written, second.told[0].removed) == (["snapshot"], ("old",))
 
 
 def test_how_long_storing_takes_a_file_that_the_end_of_a_script_has_torn_is_not_taken(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     worker.write("half", "a", age_s=0)
-    worker.collecting.note_end()
-    worker.collecting._ended_at = (worker.collecting._ended_at or 0.0) - 3600
-    at = worker.collecting._ended_at
+    worker.collector.note_end()
+    worker.collector._ended_at = (worker.collector._ended_at or 0.0) - 3600
+    at = worker.collector._ended_at
     os.utime(worker.folder / "half", (at, at))
-    worker.collecting.finish(end="killed")
+    worker.collector.finish(end="killed")
     assert worker.written == []
 
 
 def look(worker: Worker, number: int = 1) -> Changes:
     """What a worker says of a round while its script runs."""
-    worker.collecting.look(number)
-    worker.collecting._look(2.0)
+    worker.collector.scan(number)
+    worker.collector._scan(2.0)
     return worker.all_told[-1]
 
 
@@ -235,10 +237,10 @@ def test_an_output_is_at_rest_when_nothing_in_it_has_changed_for_two_seconds(
     now[0] += 2.0
     second = look(worker, 2)
     assert ([file.name for file in second.written], second.busy) == (["model/state", "model/weights"], set())
-    assert second.turns == first.turns, "nothing has changed between the two"
+    assert second.change_counts == first.change_counts, "nothing has changed between the two"
     (worker.folder / "model/state").unlink()
     third = look(worker, 3)
-    assert third.turns["model"] == second.turns["model"] + 1
+    assert third.change_counts["model"] == second.change_counts["model"] + 1
     assert third.removed == ("model/state",)
 
 
@@ -285,23 +287,23 @@ def test_a_file_of_the_working_folder_is_kept_and_put_there_again(tmp_path: Path
     (code / "saved").mkdir(parents=True)
     (code / "saved/snapshot.pt").write_text("of the code")
     first = Worker(tmp_path, paths={"saved/snapshot.pt": "snapshot"})
-    first.collecting.place_files(code, is_first=True, collects=True)
+    first.collector.place_files(code, is_first=True, collects=True)
     look(first)
     assert first.written == [], "what the code brings is no output"
     written = code / "saved/new" if by_rename else code / "saved/snapshot.pt"
     written.write_text("state")
     if by_rename:
         written.replace(code / "saved/snapshot.pt")
-    first.collecting.finish(end="clean")
+    first.collector.finish(end="clean")
     assert first.written == ["snapshot/snapshot.pt"]
     assert not (first.folder / "snapshot/snapshot.pt").exists()
 
     second = Worker(tmp_path, merge({}, first.told[0]), rank=1, paths={"saved/snapshot.pt": "snapshot"})
     fresh = tmp_path / "fresh"
     fresh.mkdir()
-    second.collecting.place_files(fresh, is_first=True, collects=True)
+    second.collector.place_files(fresh, is_first=True, collects=True)
     assert (fresh / "saved/snapshot.pt").read_text() == "state"
-    second.collecting.finish(end="clean")
+    second.collector.finish(end="clean")
     assert second.told == []
 
 
@@ -310,15 +312,15 @@ def test_a_file_of_the_working_folder_is_not_put_through_a_link(tmp_path: Path) 
     code, canary = tmp_path / "code", tmp_path / "canary"
     (code / "saved").mkdir(parents=True)
     canary.mkdir()
-    first.collecting.place_files(code, is_first=True, collects=True)
+    first.collector.place_files(code, is_first=True, collects=True)
     (code / "saved/snapshot.pt").write_text("state")
-    first.collecting.finish(end="clean")
+    first.collector.finish(end="clean")
     second = Worker(tmp_path, merge({}, first.told[0]), rank=1, paths={"saved/snapshot.pt": "snapshot"})
     fresh = tmp_path / "fresh"
     fresh.mkdir()
     (fresh / "saved").symlink_to(canary)
     with pytest.raises(OSError, match="leads through a link"):
-        second.collecting.place_files(fresh, is_first=True, collects=True)
+        second.collector.place_files(fresh, is_first=True, collects=True)
     assert list(canary.iterdir()) == []
 
 
@@ -334,7 +336,7 @@ def test_a_file_that_is_written_to_while_it_is_stored_is_not_taken(
         worker.write("a", "22", age_s=5.0)
 
     monkeypatch.setattr(Storage, "write_open", slow)
-    worker.collecting.finish(end="clean")
+    worker.collector.finish(end="clean")
     assert worker.told == []
     assert Storage(tmp_path / "storage").names("jobs/job_1/outputs") == []
 
@@ -343,12 +345,12 @@ def test_too_many_files_are_said_once(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     for number in range(MAX_FILES + 1):
         (worker.folder / f"{number:06d}").touch()
-    worker.collecting._known = {name: trace for name, _, trace in worker.collecting._walk()}
+    worker.collector._known = {name: trace for name, _, trace in worker.collector._walk()}
     (worker.folder / "000000").unlink()
     for number in range(10):
         (worker.folder / f"before-{number}").touch()
         (worker.folder / f"-{number}").touch()
-    worker.collecting.finish(end="clean")
+    worker.collector.finish(end="clean")
     (complaint,) = worker.complaints
     assert complaint == f"more than {MAX_FILES} files are in the outputs folder; put them into an archive"
     (changes,) = worker.told
@@ -371,7 +373,7 @@ def test_a_folder_that_vanishes_while_it_is_looked_through_ends_nothing(
 
     with monkeypatch.context() as racing:
         racing.setattr(os, "scandir", vanishing)
-        worker.collecting.finish(end="clean")
+        worker.collector.finish(end="clean")
     assert worker.complaints == []
     assert worker.written in (["a/1", "c"], ["b/1", "c"])
 
@@ -386,13 +388,13 @@ def test_a_round_that_fails_is_said_and_the_next_one_comes(
         worker.complaints.append(sentence)
         said.set()
 
-    worker.collecting._complain = complain
+    worker.collector._on_problem = complain
     with monkeypatch.context() as broken:
         broken.setattr(OutputsCatalog, "put", lambda *_: 1 / 0)
-        worker.collecting.start()
-        worker.collecting.hurry()
+        worker.collector.start()
+        worker.collector.scan_now()
         assert said.wait(30)
-    worker.collecting.finish(end="clean")
+    worker.collector.finish(end="clean")
     assert worker.written == ["a"]
     assert worker.complaints == [
         "the outputs folder could not be looked through: ZeroDivisionError('division by zero')"
@@ -403,7 +405,7 @@ def test_a_named_output_that_a_script_made_a_file_breaks_no_start(tmp_path: Path
     first = Worker(tmp_path)
     (first.folder / "model").rmdir()
     first.write("model", "weights")
-    first.collecting.finish(end="clean")
+    first.collector.finish(end="clean")
     second = Worker(tmp_path, merge({}, first.told[0]), rank=1)
     assert (second.folder / "model").read_text() == "weights"
     assert second.complaints == ["the output model is a file: a script put it where its folder was"]
@@ -413,26 +415,26 @@ def test_a_file_that_was_replaced_since_the_list_was_made_comes_in_its_newest_ve
     first = Worker(tmp_path)
     first.write("snapshot", "1")
     first.write("log", "1")
-    first.collecting.finish(end="clean")
+    first.collector.finish(end="clean")
     listed = merge({}, first.told[0])
     first.write("snapshot", "22")
     (first.folder / "log").unlink()
-    first.collecting.finish(end="clean")
+    first.collector.finish(end="clean")
     newest = merge(listed, first.told[1])
-    first.catalog.commit(Kept(newest=Version(number=2, files=newest)), 1, 0.0)
+    first.catalog.commit(OutputHistory(newest=Version(number=2, files=newest)), 1, 0.0)
     for old in listed.values():
         Storage(tmp_path / "storage").delete(f"jobs/job_1/outputs/{old.stored}")
     second = Worker(tmp_path, listed, rank=1)
     assert (second.folder / "snapshot").read_text() == "22"
     assert not (second.folder / "log").exists()
-    second.collecting.finish(end="clean")
+    second.collector.finish(end="clean")
     assert second.told == []
 
 
 def test_a_file_that_cannot_be_stored_at_the_end_is_tried_again_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainers.supervisor.collecting._PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr("trainers.supervisor.outputs_collector._PAUSES_S", (0.0, 0.0))
     worker, write, refusals = Worker(tmp_path), Storage.write_open, [1, 2]
 
     def fails_twice(storage: Storage, name: str, source: IO[bytes]) -> None:
@@ -444,12 +446,12 @@ def test_a_file_that_cannot_be_stored_at_the_end_is_tried_again_and_told(
     worker.write("a", "1")
     with monkeypatch.context() as broken:
         broken.setattr(Storage, "write_open", _refuse)
-        worker.collecting.finish(end="clean")
+        worker.collector.finish(end="clean")
     assert [(one.unstored, one.busy, one.end) for one in worker.told] == [(("a",), {""}, "clean")]
     assert worker.complaints == ["the output a could not be stored: the disk is full"]
     assert stored(tmp_path) == []
     monkeypatch.setattr(Storage, "write_open", fails_twice)
-    worker.collecting.finish(end="clean")
+    worker.collector.finish(end="clean")
     assert (worker.written, worker.told[-1].unstored) == (["a"], ())
 
 
@@ -467,9 +469,9 @@ def test_a_storage_that_fills_up_keeps_no_torn_copies(
         target.write_text("half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("trainers.supervisor.collecting._PAUSES_S", (0.0,))
+    monkeypatch.setattr("trainers.supervisor.outputs_collector._PAUSES_S", (0.0,))
     monkeypatch.setattr(shutil, "copyfile", fill_up)
-    worker.collecting.finish(end="clean")
+    worker.collector.finish(end="clean")
     assert (worker.written, stored(tmp_path)) == ([], [])
 
 
@@ -532,7 +534,7 @@ def test_what_is_committed_is_told_and_what_it_replaces_is_removed(tmp_path: Pat
     head, worker = Head(tmp_path), Worker(tmp_path)
     for text in ("1", "2", "3", "4", "5"):
         worker.write("snapshot", text * 3, age_s=10.0 - int(text))
-        worker.collecting.finish(end="clean")
+        worker.collector.finish(end="clean")
         head.hear(worker.told[-1])
     head.acknowledge(0)
     assert len(stored(tmp_path)) == 6, (
@@ -551,7 +553,7 @@ def test_an_attempt_that_was_replaced_changes_nothing(tmp_path: Path) -> None:
     old, worker = Head(tmp_path, attempt=1), Worker(tmp_path)
     Head(tmp_path, attempt=2)
     worker.write("snapshot", "1")
-    worker.collecting.finish(end="clean")
+    worker.collector.finish(end="clean")
     old.hear(worker.told[0])
     assert old.bodies("output") == []
     assert Head(tmp_path, attempt=3).outputs.files == {}
@@ -567,10 +569,10 @@ def test_an_attempt_tells_once_what_the_one_before_may_have_kept_to_itself(tmp_p
     assert first.bodies("output") == []
     for text in ("a", "b", "cc"):
         worker.write("snapshot", text)
-        worker.collecting.finish(end="clean")
+        worker.collector.finish(end="clean")
         first.hear(worker.told[-1])
     worker.write("snapshot", "dd")
-    worker.collecting.finish(end="clean")
+    worker.collector.finish(end="clean")
     first.finish(worker.told[-1])
     first.acknowledge()
     assert len(stored(tmp_path)) == 5, "an attempt that ends removes nothing"
@@ -585,11 +587,11 @@ def test_an_attempt_tells_once_what_the_one_before_may_have_kept_to_itself(tmp_p
 def test_what_an_older_attempt_still_commits_does_not_count(tmp_path: Path) -> None:
     first, worker = Head(tmp_path), Worker(tmp_path)
     worker.write("snapshot", "1")
-    worker.collecting.finish(end="clean")
+    worker.collector.finish(end="clean")
     first.hear(worker.told[0])
     second = Head(tmp_path, attempt=2)
     # It had asked whether it may, before the second one began.
-    first.catalog.commit(Kept(), 1, 1000.0)
+    first.catalog.commit(OutputHistory(), 1, 1000.0)
     assert set(second.catalog.newest().newest.files) == {"snapshot"}
     third = Head(tmp_path, attempt=3)
     assert set(third.outputs.files) == {"snapshot"}
@@ -600,7 +602,7 @@ def test_what_an_older_attempt_still_commits_does_not_count(tmp_path: Path) -> N
 def test_a_list_from_before_they_had_numbers_is_the_oldest(tmp_path: Path) -> None:
     first, worker = Head(tmp_path), Worker(tmp_path)
     worker.write("snapshot", "1")
-    worker.collecting.finish(end="clean")
+    worker.collector.finish(end="clean")
     first.hear(worker.told[0])
     folder = tmp_path / "storage/jobs/job_1/outputs"
     (folder / "remora-outputs-1.json").rename(folder / "remora-outputs.json")
@@ -611,7 +613,7 @@ def test_a_list_from_before_they_had_numbers_is_the_oldest(tmp_path: Path) -> No
 def test_outputs_that_cannot_be_read_are_left_where_they_are(tmp_path: Path) -> None:
     head, worker = Head(tmp_path), Worker(tmp_path)
     worker.write("snapshot", "1")
-    worker.collecting.finish(end="clean")
+    worker.collector.finish(end="clean")
     head.hear(worker.told[0])
     manifest = "remora-outputs-1.json"
     before = set(stored(tmp_path)) - {manifest}
@@ -621,7 +623,7 @@ def test_outputs_that_cannot_be_read_are_left_where_they_are(tmp_path: Path) -> 
     assert after.damage is not None
     assert after.damage.startswith("not a manifest of outputs")
     worker.write("other", "2")
-    worker.collecting.finish(end="clean")
+    worker.collector.finish(end="clean")
     after.hear(worker.told[1])
     after.acknowledge()
     later = Head(tmp_path, attempt=2)
@@ -640,7 +642,7 @@ def test_a_folder_in_the_place_of_the_list_is_set_aside_too(tmp_path: Path) -> N
     assert "is a folder" in head.damage
     assert (folder / "remora-outputs.json.damaged-1" / "inside").is_dir()
     worker.write("snapshot", "1")
-    worker.collecting.finish(end="clean")
+    worker.collector.finish(end="clean")
     head.hear(worker.told[0])
     assert set(Head(tmp_path, attempt=2).outputs.files) == {"snapshot"}
 
@@ -716,7 +718,7 @@ def saved(tmp_path: Path, attempt: int, *texts: str) -> Head:
     head, worker = Head(tmp_path, attempt=attempt), Worker(tmp_path, rank=0)
     for text in texts:
         worker.write("snapshot", text)
-        worker.collecting.finish(end="clean")
+        worker.collector.finish(end="clean")
         head.hear(replace(worker.told[-1], group=(attempt, 1)))
     return head
 
@@ -801,8 +803,8 @@ class Pair:
             for _ in range(3):
                 self.head.outputs.hurry()
                 for rank, worker in enumerate(self.workers):
-                    worker.collecting.look(self.head.outputs._rounds.number)
-                    worker.collecting._look(2.0)
+                    worker.collector.scan(self.head.outputs._rounds.number)
+                    worker.collector._scan(2.0)
                     self.hear(rank)
                 self.head.outputs.agree()
             await self.head.outputs.finish()
@@ -812,7 +814,7 @@ class Pair:
     def end(self, *ranks: int, end: End = "killed") -> None:
         """These workers end; of others nothing is ever said again."""
         for rank in ranks:
-            self.workers[rank].collecting.finish(end=end)
+            self.workers[rank].collector.finish(end=end)
             self.hear(rank)
         asyncio.run(self.head.outputs.finish())
 
@@ -967,7 +969,7 @@ def test_a_start_whose_outputs_became_too_large_has_not_failed(tmp_path: Path) -
     head = Head(tmp_path, attempt=2, max_output_bytes=1000)
     worker = Worker(tmp_path, dict(head.outputs.start.files), most_bytes=1000)
     worker.write("snapshot", "x" * 1001)
-    worker.collecting.finish(end="failed")
+    worker.collector.finish(end="failed")
 
     async def play() -> None:
         head.outputs.hear(0, replace(worker.all_told[-1], group=(2, 1)))
@@ -1008,9 +1010,9 @@ def test_a_file_that_grows_while_it_is_read_is_not_copied(
         def __exit__(self, *_: object) -> None:
             self.opened.close()
 
-    open_file = Room.open_file
-    monkeypatch.setattr(Room, "open_file", lambda room, name: Growing(open_file(room, name)))
-    worker.collecting.finish(end="clean")
+    open_file = ConfinedFolder.open_file
+    monkeypatch.setattr(ConfinedFolder, "open_file", lambda folder, name: Growing(open_file(folder, name)))
+    worker.collector.finish(end="clean")
     assert copied == []
     assert worker.written == []
 
@@ -1021,7 +1023,7 @@ def test_what_lies_too_deep_is_left_out_and_holds_nothing_up(tmp_path: Path) -> 
     for name in (f"{deepest}/kept", f"{deepest}/d/left"):
         (worker.folder / name).parent.mkdir(parents=True)
         (worker.folder / name).write_text("x")
-    worker.collecting.finish(end="clean")
+    worker.collector.finish(end="clean")
     assert worker.written == [f"{deepest}/kept"]
     assert worker.all_told[-1].busy == frozenset()
     (complaint,) = worker.complaints
@@ -1029,9 +1031,9 @@ def test_what_lies_too_deep_is_left_out_and_holds_nothing_up(tmp_path: Path) -> 
 
 
 def test_more_folders_than_can_be_looked_at_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainers.supervisor.collecting._MAX_SEEN", 50)
+    monkeypatch.setattr("trainers.supervisor.outputs_collector._MAX_SEEN", 50)
     worker = Worker(tmp_path)
     for number in range(60):
         (worker.folder / f"{number}").mkdir()
-    worker.collecting.finish(end="clean")
+    worker.collector.finish(end="clean")
     assert worker.complaints == ["more than 50 folders are in the outputs folder: not all are kept"]

@@ -16,15 +16,15 @@ import pytest
 import ray
 
 from trainers.checkpoints.catalog import Catalog
+from trainers.confined_folders import ConfinedFolder
 from trainers.driver import relay as module
 from trainers.driver.relay import Relay
-from trainers.rooms import Room
+from trainers.node_folders import sweep_folders
 from trainers.storage import Storage, StorageError
-from trainers.supervisor import parcels
-from trainers.supervisor.code import sweep_folders
-from trainers.supervisor.parcels import Parcel
+from trainers.supervisor import shard_transfer
+from trainers.supervisor.shard_transfer import CheckpointShard
 
-PARCEL = Parcel(rank=1, step=7, attempt=1, generation=2, size_bytes=11, asked=True)
+SHARD = CheckpointShard(rank=1, step=7, attempt=1, generation=2, size_bytes=11, asked=True)
 
 
 class Stage:
@@ -32,7 +32,7 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self.told: list[dict[str, Any]] = []
-        self.relay = Relay(lambda parcel, message: self.told.append({"rank": parcel.rank, **message}))
+        self.relay = Relay(lambda shard, message: self.told.append({"rank": shard.rank, **message}))
         self.storage = folder / "storage"
         self.relay.catalog = Catalog(Storage(self.storage), "job_1")
         self.work = folder / "work"
@@ -57,10 +57,10 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 def test_what_came_whole_is_stored_and_told_like_the_workers_own(stage: Stage) -> None:
     async def scene() -> None:
         relay = stage.relay
-        assert relay.offer(PARCEL)
-        await relay.take(PARCEL, "part/b.bin", 6, b"world")
-        await relay.take(PARCEL, "part/b.bin", 0, b"hello ")
-        assert relay.seal(PARCEL)
+        assert relay.offer(SHARD)
+        await relay.take(SHARD, "part/b.bin", 6, b"world")
+        await relay.take(SHARD, "part/b.bin", 0, b"hello ")
+        assert relay.seal(SHARD)
         assert stage.kinds == ["relayed"], "the machine may go before the storage has it"
         await relay.finish()
         assert stage.kinds == ["relayed", "shard"]
@@ -77,14 +77,14 @@ def test_what_came_whole_is_stored_and_told_like_the_workers_own(stage: Stage) -
 def test_what_never_became_whole_is_not_stored(stage: Stage) -> None:
     async def scene() -> None:
         relay = stage.relay
-        assert relay.offer(PARCEL)
-        await relay.take(PARCEL, "a", 0, b"half")
-        assert not relay.seal(PARCEL)
-        assert relay.offer(PARCEL), "it may be sent again"
-        await relay.take(PARCEL, "a", 0, b"half")
+        assert relay.offer(SHARD)
+        await relay.take(SHARD, "a", 0, b"half")
+        assert not relay.seal(SHARD)
+        assert relay.offer(SHARD), "it may be sent again"
+        await relay.take(SHARD, "a", 0, b"half")
         await relay.finish()
         with pytest.raises(KeyError):
-            await relay.take(PARCEL, "a", 4, b"too late")
+            await relay.take(SHARD, "a", 4, b"too late")
 
     asyncio.run(scene())
     assert stage.told == []
@@ -107,16 +107,16 @@ def test_what_is_offered_again_while_it_is_stored_is_another_one(
     async def scene() -> None:
         relay = stage.relay
         monkeypatch.setattr(relay.catalog, "put", slow_put)
-        assert relay.offer(PARCEL)
-        await relay.take(PARCEL, "a", 0, b"first time.")
-        assert relay.seal(PARCEL)
+        assert relay.offer(SHARD)
+        await relay.take(SHARD, "a", 0, b"first time.")
+        assert relay.seal(SHARD)
         assert await asyncio.to_thread(is_storing.wait, 20.0)
-        assert relay.offer(PARCEL)
-        await relay.take(PARCEL, "a", 0, b"again")
+        assert relay.offer(SHARD)
+        await relay.take(SHARD, "a", 0, b"again")
         may_store.set()
         await asyncio.wait(list(relay._storing.values()))
-        await relay.take(PARCEL, "a", 5, b", once")
-        assert relay.seal(PARCEL)
+        await relay.take(SHARD, "a", 5, b", once")
+        assert relay.seal(SHARD)
         await relay.finish()
         relay.close()
 
@@ -140,9 +140,9 @@ def test_the_end_waits_for_everything_that_is_stored_and_then_removes_it(
         relay = stage.relay
         monkeypatch.setattr(relay.catalog, "put", slow_put)
         for _ in range(2):
-            assert relay.offer(PARCEL)
-            await relay.take(PARCEL, "a", 0, b"once again.")
-            assert relay.seal(PARCEL)
+            assert relay.offer(SHARD)
+            await relay.take(SHARD, "a", 0, b"once again.")
+            assert relay.seal(SHARD)
         ending = asyncio.ensure_future(relay.finish())
         await asyncio.sleep(0)
         assert not ending.done()
@@ -157,23 +157,23 @@ def test_the_end_waits_for_everything_that_is_stored_and_then_removes_it(
 
 def test_no_path_leaves_the_folder(stage: Stage) -> None:
     async def scene() -> None:
-        assert stage.relay.offer(PARCEL)
+        assert stage.relay.offer(SHARD)
         for name in ("../up", "/etc/passwd", ".", "a/../../up"):
             with pytest.raises(ValueError, match="not a path inside a checkpoint"):
-                await stage.relay.take(PARCEL, name, 0, b"x")
+                await stage.relay.take(SHARD, name, 0, b"x")
 
     asyncio.run(scene())
     assert stage.kept() == []
 
 
-def test_no_parcel_names_its_folder_on_the_drivers_disk(stage: Stage, tmp_path: Path) -> None:
+def test_no_shard_names_its_folder_on_the_drivers_disk(stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "canary").mkdir()
     strange: Any = f"../../../{tmp_path}/canary/x"
-    parcel = replace(PARCEL, step=strange)
+    shard = replace(SHARD, step=strange)
 
     async def scene() -> None:
-        assert stage.relay.offer(parcel)
-        await stage.relay.take(parcel, "part", 0, b"x")
+        assert stage.relay.offer(shard)
+        await stage.relay.take(shard, "part", 0, b"x")
         stage.relay.close()
 
     asyncio.run(scene())
@@ -183,19 +183,19 @@ def test_no_parcel_names_its_folder_on_the_drivers_disk(stage: Stage, tmp_path: 
 
 def test_no_more_comes_than_was_offered(stage: Stage) -> None:
     async def scene() -> None:
-        assert stage.relay.offer(PARCEL)
+        assert stage.relay.offer(SHARD)
         for offset, chunk in ((-1, b"x"), (0, b"x" * 12), (1 << 40, b"x")):
             with pytest.raises(ValueError, match="than the 11 bytes that were offered"):
-                await stage.relay.take(PARCEL, "part", offset, chunk)
+                await stage.relay.take(SHARD, "part", offset, chunk)
 
     asyncio.run(scene())
 
 
 def test_a_disk_without_room_refuses(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = SimpleNamespace(free=module._SPARE_BYTES + PARCEL.size_bytes)
+    usage = SimpleNamespace(free=module._SPARE_BYTES + SHARD.size_bytes)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-    assert stage.relay.offer(PARCEL)
-    other = Parcel(rank=2, step=7, attempt=1, generation=2, size_bytes=1, asked=True)
+    assert stage.relay.offer(SHARD)
+    other = CheckpointShard(rank=2, step=7, attempt=1, generation=2, size_bytes=1, asked=True)
     assert not stage.relay.offer(other), "what was promised to the first is not there for the second"
 
 
@@ -206,10 +206,10 @@ def test_a_storage_that_fails_is_told_as_an_abandoned_checkpoint(
         raise StorageError("the bucket is gone")
 
     async def scene() -> None:
-        assert stage.relay.offer(PARCEL)
-        await stage.relay.take(PARCEL, "a", 0, b"x" * 11)
+        assert stage.relay.offer(SHARD)
+        await stage.relay.take(SHARD, "a", 0, b"x" * 11)
         monkeypatch.setattr(stage.relay.catalog, "put", fail)
-        assert stage.relay.seal(PARCEL)
+        assert stage.relay.seal(SHARD)
         await stage.relay.finish()
 
     asyncio.run(scene())
@@ -240,19 +240,24 @@ def test_a_worker_sends_all_its_files_in_pieces(
         answers = [loop.run_until_complete(answer(one)) for one in many]
         return answers if isinstance(waiting, list) else answers[0]
 
-    async def seal(parcel: Parcel) -> bool:
-        return stage.relay.seal(parcel)
+    async def seal(shard: CheckpointShard) -> bool:
+        return stage.relay.seal(shard)
 
     driver = SimpleNamespace(
         relay_offer=now(stage.relay.offer), relay_take=now(stage.relay.take), relay_seal=now(seal)
     )
-    monkeypatch.setattr(parcels, "ray", SimpleNamespace(get=get, exceptions=ray.exceptions))
-    monkeypatch.setattr(parcels, "CHUNK_BYTES", 4)
-    whole = Parcel(
-        rank=0, step=7, attempt=1, generation=2, size_bytes=parcels.size_of(Room(source)), asked=False
+    monkeypatch.setattr(shard_transfer, "ray", SimpleNamespace(get=get, exceptions=ray.exceptions))
+    monkeypatch.setattr(shard_transfer, "CHUNK_BYTES", 4)
+    whole = CheckpointShard(
+        rank=0,
+        step=7,
+        attempt=1,
+        generation=2,
+        size_bytes=shard_transfer.size_of(ConfinedFolder(source)),
+        asked=False,
     )
     assert whole.size_bytes == 10
-    assert parcels.send(driver, whole, Room(source))
+    assert shard_transfer.send(driver, whole, ConfinedFolder(source))
     loop.run_until_complete(stage.relay.finish())
     loop.close()
     assert stage.stored() == {"long": "0123456789", "empty": ""}
@@ -261,9 +266,9 @@ def test_a_worker_sends_all_its_files_in_pieces(
 KILLED = """
 import os, signal
 from trainers.driver.relay import Relay
-from tests.unit.trainers.test_relay import PARCEL
+from tests.unit.trainers.test_relay import SHARD
 relay = Relay(lambda *_: None)
-assert relay.offer(PARCEL)
+assert relay.offer(SHARD)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -272,7 +277,7 @@ def test_what_a_killed_driver_kept_is_removed_by_the_next(stage: Stage) -> None:
     root = Path(__file__).parents[3]
     killed = subprocess.run([sys.executable, "-c", KILLED], cwd=root, check=False)
     assert killed.returncode == -signal.SIGKILL
-    assert stage.relay.offer(PARCEL)
+    assert stage.relay.offer(SHARD)
     assert len([path for path in stage.work.iterdir() if path.is_dir()]) == 2
     assert len(sweep_folders()) == 1, "that of the living one stays"
     stage.relay.close()

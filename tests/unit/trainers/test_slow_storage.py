@@ -19,7 +19,7 @@ from tests.unit.trainers.supervisor_stage import Driver, Stage, without_ray
 from trainers.checkpoints.catalog import Catalog
 from trainers.driver.relay import Relay
 from trainers.storage import Storage
-from trainers.supervisor import parcels
+from trainers.supervisor import shard_transfer
 
 #: Bytes per second of the wire, and those that it is believed to have.
 REAL, BELIEVED = 100_000.0, 1e9
@@ -52,7 +52,7 @@ class RelayingDriver(Driver):
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
         self.relay = Relay(
-            lambda parcel, message: self.get((parcel.generation, parcel.rank, [message])) and None
+            lambda shard, message: self.get((shard.generation, shard.rank, [message])) and None
         )
         self.relay_offer, self.relay_take, self.relay_seal = map(
             self._remote, (self.relay.offer, self.relay.take, self.relay.seal)
@@ -87,7 +87,7 @@ def wait_for_all(waiting: Any) -> Any:
 def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stage]:
     driver = RelayingDriver()
     without_ray(driver, tmp_path, monkeypatch)
-    monkeypatch.setattr(parcels, "ray", SimpleNamespace(get=wait_for_all, exceptions=ray.exceptions))
+    monkeypatch.setattr(shard_transfer, "ray", SimpleNamespace(get=wait_for_all, exceptions=ray.exceptions))
     narrow(REAL)
     driver.relay.catalog = Catalog(Storage(f"slow://{tmp_path}/far"), "job_1")
     played = Stage(driver, tmp_path)

@@ -19,15 +19,15 @@ import pytest
 from tests.unit.trainers.supervisor_stage import ROOT, Driver, Stage, without_ray
 from tests.unit.trainers.test_child import is_gone, wait_until_gone
 from trainers.checkpoints.catalog import Catalog
+from trainers.node_folders import shared_folder
+from trainers.processes.fork_server_client import ForkServer
 from trainers.supervisor import supervisor as module
-from trainers.supervisor.code import shared_folder
-from trainers.supervisor.environment import Place
-from trainers.supervisor.fork_server_client import ForkServer
-from trainers.supervisor.leftovers import sweep_node
-from trainers.supervisor.links import first_of_node, link_outputs
 from trainers.supervisor.memory_files import write_record
+from trainers.supervisor.node_sweep import sweep_node
 from trainers.supervisor.outbox import Outbox
+from trainers.supervisor.output_links import first_of_node, link_outputs
 from trainers.supervisor.supervisor import ChildFailed, PlannedStop, Supervisor
+from trainers.worker_identity import WorkerIdentity
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def test_files_of_a_group_that_was_followed_do_not_become_those_of_the_next_one(
         "with training.hand_over(7, generation=1) as folder: (folder / 'part').write_text('x')"
     )
     stage.driver.wait_for("report")
-    place = dict.fromkeys(("rank", "local_rank", "node_rank"), 0) | dict.fromkeys(
+    numbers = dict.fromkeys(("rank", "local_rank", "node_rank"), 0) | dict.fromkeys(
         ("world_size", "local_world_size"), 1
     )
     running.instruct(
@@ -222,7 +222,7 @@ def test_files_of_a_group_that_was_followed_do_not_become_those_of_the_next_one(
             "num_nodes": 1,
             "master_addr": "127.0.0.1",
             "master_port": 1,
-            **place,
+            **numbers,
         }
     )
     assert stage.driver.wait_for("shard")["generation"] == 1
@@ -393,7 +393,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return wait
 
 
-@pytest.mark.parametrize("way", ["return", "its keeper is killed", "its driver ends it", "it is killed"])
+@pytest.mark.parametrize("way", ["return", "its shim is killed", "its driver ends it", "it is killed"])
 def test_what_a_command_made_in_memory_goes_with_its_worker(
     stage: Stage, in_memory: Path, recorded: Callable[[int], None], tmp_path: Path, way: str
 ) -> None:
@@ -405,11 +405,11 @@ def test_what_a_command_made_in_memory_goes_with_its_worker(
     recorded(3)
     go.touch()
     stage.driver.wait_for("report", 2)
-    keeper = psutil.Process(stage.driver.all("started")[0]["pid"])
-    if way == "its keeper is killed":
-        keeper.kill()
+    shim = psutil.Process(stage.driver.all("started")[0]["pid"])
+    if way == "its shim is killed":
+        shim.kill()
     elif way == "it is killed":
-        max(keeper.children(recursive=True), key=lambda one: -one.create_time()).kill()
+        max(shim.children(recursive=True), key=lambda one: -one.create_time()).kill()
     elif way != "return":
         running.instruct({"type": "stop", "at_once": True})
     stage.end()
@@ -446,9 +446,9 @@ def test_a_command_that_fills_the_memory_of_its_machine_is_ended_with_a_sentence
 KILLED_SUPERVISOR = """
 import signal, sys, threading
 from pathlib import Path
-from trainers.supervisor.child import Child
+from trainers.processes.child import Child
 from trainers.supervisor.memory_watch import MemoryWatch
-from trainers.supervisor.snapshots import snapshot_room
+from trainers.supervisor.snapshots import snapshot_space
 from trainers.supervisor import memory_watch, snapshots
 
 snapshots._MEMORY = Path(sys.argv[1])
@@ -458,8 +458,8 @@ def write(record, names, write=memory_watch.write_record):
     print("recorded", flush=True)
 
 memory_watch.write_record = write
-with snapshot_room("att_1-1-0-1", 1) as room:
-    watch = MemoryWatch(room.memory, room.own, room.record, 1 << 30, print)
+with snapshot_space("att_1-1-0-1", 1) as space:
+    watch = MemoryWatch(space.memory, space.own, space.record, 1 << 30, print)
     code = f"import signal; f = open('{sys.argv[1]}/a', 'wb'); f.write(b'x'); f.flush(); signal.pause()"
     child = Child(
         [sys.executable, "-c", code], folder=Path("/"), environment={}, line_bytes=100, grace_s=1.0,
@@ -512,14 +512,14 @@ def test_a_stop_that_comes_before_the_child_ends_it_too(driver: Driver, stage: S
 
 def test_a_child_does_not_outlive_its_driver(driver: Driver, stage: Stage) -> None:
     stage.start(WAITING)
-    keeper = psutil.Process(driver.wait_for("started")["pid"])
+    shim = psutil.Process(driver.wait_for("started")["pid"])
     driver.wait_for("report")
     driver.is_dead = True
     assert stage.supervisor is not None
     stage.supervisor._outbox.put({"type": "report", "step": 2})
     stage.end()
     assert isinstance(stage.outcome, PlannedStop)
-    assert is_gone(keeper.pid)
+    assert is_gone(shim.pid)
 
 
 ASKED = """
@@ -600,13 +600,13 @@ def test_a_link_in_the_place_of_a_lock_empties_nothing(tmp_path: Path, lock: str
     canary.write_text("precious")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / lock).symlink_to(canary)
-    place = Place(
+    identity = WorkerIdentity(
         job_id="job_1", attempt_id="att_1", attempt=1, generation=1, rank=1, world_size=2, local_rank=1,
         local_world_size=2, node_rank=0, num_nodes=1, master_addr="127.0.0.1", master_port=29500,
     )  # fmt: skip
 
     def both() -> None:
-        link_outputs(tmp_path, tmp_path / "folder", place, {}, is_joining=False)
+        link_outputs(tmp_path, tmp_path / "folder", identity, {}, is_joining=False)
         with first_of_node(tmp_path / "folder", "files"):
             pass
 
@@ -709,13 +709,13 @@ if sys.argv[2] != "return":
 """
 
 
-@pytest.mark.parametrize("way", ["return", "its keeper is killed", "its driver ends it"])
+@pytest.mark.parametrize("way", ["return", "its shim is killed", "its driver ends it"])
 def test_temporary_files_of_a_command_go_with_its_worker_and_no_link_in_them_is_followed(
     stage: Stage, canary: Path, way: str
 ) -> None:
     running = stage.start(LEAVES, command=[sys.executable, "train.py", str(canary), way.split()[0]])
     stage.driver.wait_for("report")
-    if way == "its keeper is killed":
+    if way == "its shim is killed":
         psutil.Process(stage.driver.all("started")[0]["pid"]).kill()
     elif way != "return":
         running.instruct({"type": "stop", "at_once": True})

@@ -19,9 +19,9 @@ def lines_in(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(one["stream"], line) for one in messages for line in one["text"].split("\n")]
 
 
-@given(printed=PRINTED, rooms=st.lists(st.integers(1, 40), min_size=1), refused=st.sets(st.integers(0, 50)))
+@given(printed=PRINTED, limits=st.lists(st.integers(1, 40), min_size=1), refused=st.sets(st.integers(0, 50)))
 def test_all_lines_come_once_and_in_order(
-    printed: list[tuple[str, list[str]]], rooms: list[int], refused: set[int]
+    printed: list[tuple[str, list[str]]], limits: list[int], refused: set[int]
 ) -> None:
     waiting = WaitingLines()
     for stream, lines in printed:
@@ -30,7 +30,7 @@ def test_all_lines_come_once_and_in_order(
     assert waiting.size_bytes == size
     heard: list[tuple[str, str]] = []
     rounds = 0
-    while messages := waiting.take(rooms[rounds % len(rooms)]):
+    while messages := waiting.take(limits[rounds % len(limits)]):
         if rounds in refused:
             waiting.put_back(messages)
         else:

@@ -1,7 +1,7 @@
 """MPI: Open MPI's own mpirun inside the worker group, each rank run by its own supervisor, no ssh.
 
-Rank 0's node runs mpirun, every other node a door behind which mpirun's daemon starts; both stand beside the first
-worker of their node.  `docs/decisions/0043-mpirun-assigns-the-ranks.md` says why.
+Rank 0's node runs mpirun, every other node a command server that starts mpirun's daemon; both are sidecars of the
+first worker of their node.  `docs/decisions/0043-mpirun-assigns-the-ranks.md` says why.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from remora.commands.launchers import unwrap
-from trainers.backends.backend import Backend, BackendUnusable, Companion, Start
-from trainers.backends.mpi.rank import make_pipes, place_pipe, tell_over
-from trainers.supervisor.child import Child
+from trainers.backends.backend import Backend, BackendUnusable, LaunchContext, Sidecar
+from trainers.backends.mpi.rank import make_pipes, report_return, variables_pipe
+from trainers.processes.child import Child
 
 _HERE = Path(__file__).parent
 #: Folder in which the ranks of a node share memory.
@@ -26,7 +26,7 @@ _SHARED_MEMORY = "OMPI_MCA_btl_vader_backing_directory"
 _PARAMETERS = ("OMPI_", "PMIX_", "ORTE_", "OPAL_")
 #: Seconds that mpirun may take to start one process on its own node.
 _TRY_S = 20.0
-#: How every process of ours that stands between is started: the service's interpreter, standard library only.
+#: How our processes between mpirun and a rank are started: the service's interpreter, standard library only.
 _PYTHON = [sys.executable, "-S", "-E"]
 
 
@@ -35,68 +35,76 @@ class Mpi(Backend):
 
     needs_ports: ClassVar[bool] = True
 
-    def prepare(self, start: Start) -> None:
-        """Check that MPI is on this node, and make the pipes through which the rank gets its place."""
-        path = start.environment.get("PATH")
-        program = "mpirun" if start.place.rank == 0 else "orted"
-        if _is_lead(start) and shutil.which(program, path=path) is None:
+    def prepare(self, launch: LaunchContext) -> None:
+        """Check that MPI is on this node, and make the pipes through which the rank gets its variables."""
+        path = launch.environment.get("PATH")
+        program = "mpirun" if launch.identity.rank == 0 else "orted"
+        if _is_lead(launch) and shutil.which(program, path=path) is None:
             raise BackendUnusable(
                 f"this node has no {program} in its PATH; install Open MPI 4 on the nodes (Debian: openmpi-bin),"
                 " or write a PATH that has it into environment.variables"
             )
-        make_pipes(str(start.shared), start.place.rank)
+        make_pipes(str(launch.shared), launch.identity.rank)
 
-    def variables(self, start: Start) -> dict[str, str]:
-        """Where the rank finds its place, and settings of Open MPI that the job's own variables may override."""
+    def variables(self, launch: LaunchContext) -> dict[str, str]:
+        """Where the rank finds its pipes, and settings of Open MPI that the job's own variables may override."""
         # Nodes that share a machine must not share Open MPI's shared memory; and this one goes with the supervisor.
-        memory = Path(start.environment.get("REMORA_MEMORY_DIR", start.scratch)).parent
-        settings = {**_settings(start), _SHARED_MEMORY: str(memory)}
-        defaults = {name: value for name, value in settings.items() if name not in start.environment}
-        return {**defaults, "REMORA_MPI_FOLDER": str(start.shared)}
+        memory = Path(launch.environment.get("REMORA_MEMORY_DIR", launch.scratch)).parent
+        settings = {**_settings(launch), _SHARED_MEMORY: str(memory)}
+        defaults = {name: value for name, value in settings.items() if name not in launch.environment}
+        return {**defaults, "REMORA_MPI_FOLDER": str(launch.shared)}
 
-    def command(self, start: Start) -> list[str]:
-        """The command, once mpirun has dealt the rank its place."""
-        command = super().command(start)
-        if shutil.which(command[0], path=start.environment.get("PATH")) is None and "/" not in command[0]:
+    def command(self, launch: LaunchContext) -> list[str]:
+        """The command, which starts once mpirun has given the rank its variables."""
+        command = super().command(launch)
+        if shutil.which(command[0], path=launch.environment.get("PATH")) is None and "/" not in command[0]:
             raise BackendUnusable(f"{command[0]}: No such file or directory")
-        return [*_PYTHON, str(_HERE / "rank.py"), "take", str(start.place.rank), *command]
+        return [*_PYTHON, str(_HERE / "rank.py"), "take", str(launch.identity.rank), *command]
 
-    def companion(self, start: Start) -> Companion | None:
-        """On the node of rank 0 mpirun; on every other node the door through which mpirun reaches it."""
-        place = start.place
-        if not _is_lead(start):
+    def sidecar(self, launch: LaunchContext) -> Sidecar | None:
+        """On the node of rank 0 mpirun; on every other node the command server through which mpirun reaches it."""
+        identity = launch.identity
+        if not _is_lead(launch):
             return None
-        if place.rank == 0:
-            hosts = start.shared / "mpi-hosts"
-            hosts.write_text("".join(f"{host}\n" for host in _hosts(place.peers)))
-            mpirun = ["mpirun", "--hostfile", str(hosts), "--map-by", "seq", "-n", str(place.world_size)]
-            doors = {"REMORA_MPI_DOORS": json.dumps({"doors": _doors(place.peers), "key": place.key})}
-            return Companion(
+        if identity.rank == 0:
+            hosts = launch.shared / "mpi-hosts"
+            hosts.write_text("".join(f"{host}\n" for host in _hosts(identity.peers)))
+            mpirun = ["mpirun", "--hostfile", str(hosts), "--map-by", "seq", "-n", str(identity.world_size)]
+            servers = {
+                "REMORA_MPI_DOORS": json.dumps(
+                    {"doors": _command_servers(identity.peers), "key": identity.key}
+                )
+            }
+            return Sidecar(
                 command=[*mpirun, *_PYTHON, str(_HERE / "rank.py"), "give"],
-                environment={**_without_ranks(start), **doors},
+                environment={**_without_ranks(launch), **servers},
             )
-        return Companion(
-            command=[*_PYTHON, str(_HERE / "door.py"), *place.peers[place.rank].rsplit(":", 1)],
-            environment={**_without_ranks(start), "REMORA_MPI_KEY": place.key},
+        return Sidecar(
+            command=[
+                *_PYTHON,
+                str(_HERE / "command_server.py"),
+                *identity.peers[identity.rank].rsplit(":", 1),
+            ],
+            environment={**_without_ranks(launch), "REMORA_MPI_KEY": identity.key},
         )
 
-    def has_started(self, start: Start) -> bool:
-        """True once the rank has its place."""
-        return not Path(place_pipe(str(start.shared), start.place.rank)).exists()
+    def has_started(self, launch: LaunchContext) -> bool:
+        """True once the rank has its variables."""
+        return not Path(variables_pipe(str(launch.shared), launch.identity.rank)).exists()
 
-    def blame(self, start: Start) -> str | None:
+    def blame(self, launch: LaunchContext) -> str | None:
         """The job's own parameters of Open MPI, when mpirun starts a process here without them and none with them."""
-        asked = {**unwrap(start.plan.command).variables, **start.plan.variables}
+        asked = {**unwrap(launch.plan.command).variables, **launch.plan.variables}
         own = sorted(name for name in asked if name.startswith(_PARAMETERS))
-        seen = _without_ranks(start)
+        seen = _without_ranks(launch)
         without = {name: value for name, value in seen.items() if name not in own}
-        if not own or _runs(seen) or not _runs({**_settings(start), **without}):
+        if not own or _runs(seen) or not _runs({**_settings(launch), **without}):
             return None
         return f"mpirun starts nothing with the job's {', '.join(own)[:300]}; correct that, or leave it out"
 
-    def returned(self, start: Start) -> None:
+    def returned(self, launch: LaunchContext) -> None:
         """Let mpirun count this rank as ended."""
-        tell_over(str(start.shared), start.place.rank)
+        report_return(str(launch.shared), launch.identity.rank)
 
 
 def _runs(environment: dict[str, str]) -> bool:
@@ -121,15 +129,15 @@ def _runs(environment: dict[str, str]) -> bool:
         late.cancel()
 
 
-def _without_ranks(start: Start) -> dict[str, str]:
+def _without_ranks(launch: LaunchContext) -> dict[str, str]:
     """What mpirun and its daemons see: they are no rank, and what they keep goes with the worker group."""
-    hidden = {name for name in start.environment if name.endswith("RANK")} | {_SHARED_MEMORY}
-    seen = {name: value for name, value in start.environment.items() if name not in hidden}
-    return {**seen, "TMPDIR": str(start.shared)}
+    hidden = {name for name in launch.environment if name.endswith("RANK")} | {_SHARED_MEMORY}
+    seen = {name: value for name, value in launch.environment.items() if name not in hidden}
+    return {**seen, "TMPDIR": str(launch.shared)}
 
 
-def _is_lead(start: Start) -> bool:
-    return start.place.local_rank == 0
+def _is_lead(launch: LaunchContext) -> bool:
+    return launch.identity.local_rank == 0
 
 
 def _hosts(peers: tuple[str, ...]) -> list[str]:
@@ -139,23 +147,23 @@ def _hosts(peers: tuple[str, ...]) -> list[str]:
     return [here if address == addresses[0] else address for address in addresses]
 
 
-def _doors(peers: tuple[str, ...]) -> dict[str, tuple[str, int]]:
-    """Node -> where its door is: at the port of the first of its ranks."""
-    doors: dict[str, tuple[str, int]] = {}
+def _command_servers(peers: tuple[str, ...]) -> dict[str, tuple[str, int]]:
+    """Node -> address of its command server: at the port of the first of its ranks."""
+    servers: dict[str, tuple[str, int]] = {}
     for peer in peers:
         address, _, port = peer.rpartition(":")
-        doors.setdefault(address, (address, int(port)))
-    return doors
+        servers.setdefault(address, (address, int(port)))
+    return servers
 
 
-def _settings(start: Start) -> dict[str, str]:
+def _settings(launch: LaunchContext) -> dict[str, str]:
     """Open MPI's parameters as variables: https://www.open-mpi.org/doc/v4.1/man1/mpirun.1.php"""
     settings = {
         # A node's processes all run as one user, which in a container is root.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_plm": "rsh",
-        "OMPI_MCA_plm_rsh_agent": " ".join([*_PYTHON, str(_HERE / "agent.py")]),
+        "OMPI_MCA_plm_rsh_agent": " ".join([*_PYTHON, str(_HERE / "rsh_agent.py")]),
         "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
         "OMPI_MCA_orte_leave_session_attached": "1",
         # Workers of several jobs may share a node, and each would be bound to the same first core.
@@ -163,7 +171,7 @@ def _settings(start: Start) -> dict[str, str]:
         # A rank that waits would else keep its supervisor from the CPU.
         "OMPI_MCA_mpi_yield_when_idle": "1",
     }
-    if start.place.peers[0].startswith("127."):
+    if launch.identity.peers[0].startswith("127."):
         # By itself Open MPI leaves loopback addresses out.
         settings |= {f"OMPI_MCA_{name}_tcp_if_include": "127.0.0.0/8" for name in ("btl", "oob")}
     return settings

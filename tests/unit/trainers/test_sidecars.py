@@ -1,4 +1,4 @@
-"""A process that stands beside the command: what follows when it fails, or when nobody wants it any more."""
+"""A sidecar of the command: what follows when it fails, or when the driver is gone."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import psutil
 import pytest
 
 from tests.unit.trainers.supervisor_stage import Driver, Stage, without_ray
-from trainers.backends.backend import Backend, Companion, Start
+from trainers.backends.backend import Backend, LaunchContext, Sidecar
 from trainers.supervisor import supervisor as module
 from trainers.supervisor.supervisor import ChildFailed
 
 
-class Accompanied(Backend):
-    """A command beside which a shell runs `script`."""
+class WithSidecar(Backend):
+    """A command with a shell that runs `script` as its sidecar."""
 
     def __init__(self, script: str, *, begins: bool) -> None:
         self.script = script
@@ -25,16 +25,16 @@ class Accompanied(Backend):
         self.fault: str | None = None
         self.has_returned = threading.Event()
 
-    def companion(self, start: Start) -> Companion | None:
-        return Companion(command=["sh", "-c", self.script], environment=start.environment)
+    def sidecar(self, launch: LaunchContext) -> Sidecar | None:
+        return Sidecar(command=["sh", "-c", self.script], environment=launch.environment)
 
-    def has_started(self, start: Start) -> bool:
+    def has_started(self, launch: LaunchContext) -> bool:
         return self.begins
 
-    def blame(self, start: Start) -> str | None:
+    def blame(self, launch: LaunchContext) -> str | None:
         return self.fault
 
-    def returned(self, start: Start) -> None:
+    def returned(self, launch: LaunchContext) -> None:
         self.has_returned.set()
 
 
@@ -53,16 +53,16 @@ def stage(driver: Driver, tmp_path: Path) -> Iterator[Stage]:
     played.close()
 
 
-def beside(monkeypatch: pytest.MonkeyPatch, script: str, *, begins: bool) -> Accompanied:
-    accompanied = Accompanied(script, begins=begins)
-    monkeypatch.setattr(module, "backend_of", lambda _: accompanied)
-    return accompanied
+def with_sidecar(monkeypatch: pytest.MonkeyPatch, script: str, *, begins: bool) -> WithSidecar:
+    backend = WithSidecar(script, begins=begins)
+    monkeypatch.setattr(module, "backend_of", lambda _: backend)
+    return backend
 
 
 def test_one_that_fails_before_the_command_began_is_trouble_and_not_the_jobs_fault(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beside(monkeypatch, "echo the port is taken >&2; exit 1", begins=False)
+    with_sidecar(monkeypatch, "echo the port is taken >&2; exit 1", begins=False)
     stage.start(command=["sleep", "60"])
     assert stage.end() == {"type": "trouble", "message": "sh ended with exit_code 1: the port is taken"}
     assert isinstance(stage.outcome, ChildFailed)
@@ -72,7 +72,7 @@ def test_one_that_fails_before_the_command_began_is_trouble_and_not_the_jobs_fau
 def test_one_that_the_job_itself_keeps_from_starting_is_not_tried_again(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beside(monkeypatch, "exit 1", begins=False).fault = "the job asks for a network that is not there"
+    with_sidecar(monkeypatch, "exit 1", begins=False).fault = "the job asks for a network that is not there"
     stage.start(command=["sleep", "60"])
     end = stage.end()
     assert end == {
@@ -84,7 +84,7 @@ def test_one_that_the_job_itself_keeps_from_starting_is_not_tried_again(
 
 
 def test_one_that_fails_later_ends_the_command(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    beside(monkeypatch, "exit 1", begins=True)
+    with_sidecar(monkeypatch, "exit 1", begins=True)
     stage.start(command=["sleep", "60"])
     assert stage.end() == {"type": "exit", "stopped": False, "signal": 9}
 
@@ -92,10 +92,10 @@ def test_one_that_fails_later_ends_the_command(stage: Stage, monkeypatch: pytest
 def test_one_that_never_ends_does_not_outlive_the_driver(
     driver: Driver, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    accompanied = beside(monkeypatch, "echo $$; exec sleep 60", begins=True)
+    backend = with_sidecar(monkeypatch, "echo $$; exec sleep 60", begins=True)
     running = stage.start(command=["true"])
     pid = int(driver.wait_for("log")["text"])
-    assert accompanied.has_returned.wait(20.0)
+    assert backend.has_returned.wait(20.0)
     driver.is_dead = True
     running._outbox.put({"type": "hello"})
     stage.end()

@@ -15,9 +15,9 @@ import pytest
 
 from remora.code.bundle import pack
 from remora.errors import BundleError
+from trainers.node_folders import shared_folder, sweep_folders, unpack_once, work_root
 from trainers.storage import Storage
-from trainers.supervisor.code import shared_folder, sweep_folders, unpack_once, work_root
-from trainers.supervisor.snapshots import memory_root, snapshot_room
+from trainers.supervisor.snapshots import memory_root, snapshot_space
 
 
 @pytest.fixture(autouse=True)
@@ -156,8 +156,8 @@ def test_a_folder_in_memory_that_somebody_else_has_made_is_left_alone(
     (home / "photos.lock").touch()
     (tmp_path / "memory" / f"remora-{os.getuid()}").symlink_to(home)
     assert memory_root() is None
-    with snapshot_room("att_1-1", 1) as room:
-        assert room is None
+    with snapshot_space("att_1-1", 1) as space:
+        assert space is None
     assert (home / "photos").is_dir()
 
 

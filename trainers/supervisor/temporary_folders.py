@@ -1,4 +1,4 @@
-"""A folder for the temporary files of an attempt's commands on one node; it goes with the last of its workers.
+"""A folder for the temporary files of an attempt's commands on one node; it is removed with the last of its workers.
 
 All ranks of a node share it: libraries lock between them below the temporary folder (MosaicML Streaming, FileStore).
 Sockets lie there, too, whose paths may have 107 bytes: where the node's `TMPDIR` has a long path, the folder lies there
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trainers.supervisor.code import is_private, shared_folder, sweep_folders, work_root
+from trainers.node_folders import is_private, shared_folder, sweep_folders, work_root
 
 #: Bytes that the path of such a folder may have: Ray needs 68 below the one that it takes for itself.
 _PATH_BYTES = 39
@@ -29,7 +29,7 @@ _SHORT = Path("/tmp")  # noqa: S108 - private below it
 def temporary_root() -> Path:
     """Folder of this user for the temporary folders of all attempts of the machine, where the node's TMPDIR says.
 
-    Raises OSError when it cannot be made, and PermissionError when somebody else has made it.
+    Raises OSError when it cannot be made, and PermissionError when another user has made it.
     """
     return _made(Path(tempfile.gettempdir()) / _name())
 

@@ -1,4 +1,4 @@
-"""The outputs folder of one rank: filled with what the job has, and watched for what its script writes there."""
+"""The outputs folder of one rank: filled with the job's outputs, and scanned for files that its script writes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from trainers.confined_folders import MAX_DEPTH, ConfinedFolder
 from trainers.outputs.catalog import OutputsCatalog, OutputsDamaged
 from trainers.outputs.manifest import Changes, End, OutputFile, folders_of, is_log, output_of
-from trainers.rooms import MAX_DEPTH, Room
 from trainers.storage import StorageError
-from trainers.supervisor.environment import Place
+from trainers.worker_identity import WorkerIdentity
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks into the folder while the script runs.
+#: Seconds between two scans of the folder while the script runs.
 _EVERY_S = 10.0
 #: Seconds since its last change after which a file is taken for complete while its script runs, or was killed.
 _SETTLED_S = 2.0
@@ -29,12 +29,12 @@ _SETTLED_S = 2.0
 _PAUSES_S = (0.5, 2.0)
 #: Files of one rank; more of them belong into an archive.
 MAX_FILES = 5_000
-#: Names of files, and folders, that are looked at in one look, however many more there are.
+#: Files, and folders, that one scan looks at.
 _MAX_SEEN = 4 * MAX_FILES
-#: Bytes stored in one look while the script runs; what is left follows in the next one.
-_LOOK_BYTES = 8 << 30
-#: A file up to so many bytes that changes for so many seconds without a rest is a log: it holds nothing up, and is
-#: stored after so many seconds again.
+#: Bytes stored after one scan while the script runs; the rest follows after the next one.
+_SCAN_BYTES = 8 << 30
+#: A file of at most _LOG_BYTES that changed in every scan for _RESTLESS_S seconds is a log: no version waits for it;
+#: it is stored again after _LOG_EVERY_S seconds.
 _LOG_BYTES, _RESTLESS_S, _LOG_EVERY_S = 64 << 20, 30.0, 60.0
 #: Characters of a file's name at most.
 _NAME_LENGTH = 500
@@ -43,31 +43,31 @@ _NAME_LENGTH = 500
 _Trace = tuple[int, int, int]
 
 
-class Collecting:
-    """Puts what is new in a rank's outputs folder into the storage, and tells what it put there."""
+class OutputsCollector:
+    """Stores what is new in a rank's outputs folder, and reports what it stored."""
 
     def __init__(
         self,
         folder: Path,
         catalog: OutputsCatalog,
-        place: Callable[[], Place],
-        tell: Callable[[Changes], None],
-        complain: Callable[[str], None],
+        identity: Callable[[], WorkerIdentity],
+        on_changes: Callable[[Changes], None],
+        on_problem: Callable[[str], None],
         *,
         outputs: tuple[str, ...] = (),
         paths: Mapping[str, str] | None = None,
         most_bytes: int | None = None,
     ) -> None:
-        """`tell` hears what is stored, `complain` one sentence on what cannot be; both from another thread.
+        """`on_changes` gets what was stored, `on_problem` a sentence on what cannot be; both from another thread.
 
         `outputs` are the names of the job's outputs; `paths` those that are one file of the working folder, by path.
         While the folder has more than `most_bytes` nothing new of it is stored.
         """
         self.folder = folder
         self._catalog = catalog
-        self._place = place
-        self._tell = tell
-        self._complain = complain
+        self._identity = identity
+        self._on_changes = on_changes
+        self._on_problem = on_problem
         self._outputs = outputs
         #: Paths below the working folder, by the name of the file among the outputs.
         self._most_bytes = most_bytes
@@ -85,10 +85,10 @@ class Collecting:
         self._moving: dict[str, float] = {}
         self._logged: dict[str, float] = {}
         #: How often each output was found changed.
-        self._turns: dict[str, int] = {}
+        self._change_counts: dict[str, int] = {}
         self._busy: frozenset[str] = frozenset()
         self._round = 0
-        self._complained: set[str] = set()
+        self._reported: set[str] = set()
         #: Names that the storage did not take in the newest look.
         self._unstored: set[str] = set()
         self._wake = threading.Event()
@@ -105,7 +105,7 @@ class Collecting:
             try:
                 (self.folder / name).mkdir(exist_ok=True)
             except FileExistsError:
-                self._complain_once(f"the output {name} is a file: a script put it where its folder was")
+                self._report_once(f"the output {name} is a file: a script put it where its folder was")
         self._known = {name: trace for name, _, trace in self._files()}
         now = time.monotonic()
         self._seen = {name: (trace, now) for name, trace in self._known.items()}
@@ -148,12 +148,12 @@ class Collecting:
         With `collects` this worker stores what the script makes of them.  Raises OSError.
         """
         if is_first:
-            with Room(code) as room:
+            with ConfinedFolder(code) as opened:
                 for name, path in self._paths.items():
                     fetched = self._fetched / name
                     if fetched.exists():
-                        room.remove(path)
-                        with fetched.open("rb") as source, room.open_to_write(path, is_new=True) as target:
+                        opened.remove(path)
+                        with fetched.open("rb") as source, opened.open_to_write(path, is_new=True) as target:
                             shutil.copyfileobj(source, target)
         if collects:
             self._code = code
@@ -161,15 +161,15 @@ class Collecting:
                 self._known[name], self._seen[name] = trace, (trace, time.monotonic())
 
     def start(self) -> None:
-        """Begin to look into the folder now and then."""
+        """Begin to scan the folder periodically."""
         self._thread.start()
 
-    def hurry(self) -> None:
-        """Look into it now: the machine goes."""
+    def scan_now(self) -> None:
+        """Scan it now: the machine is preempted."""
         self._wake.set()
 
-    def look(self, number: int) -> None:
-        """Look into it now: the driver asks, for the round of that number."""
+    def scan(self, number: int) -> None:
+        """Scan it now, for the driver's round of that number."""
         self._round = max(self._round, number)
         self._wake.set()
 
@@ -186,12 +186,12 @@ class Collecting:
         if self._thread.is_alive():
             self._thread.join()
         settled_s = _SETTLED_S if end == "killed" else 0.0
-        self._look(settled_s)
+        self._scan(settled_s)
         for pause_s in _PAUSES_S:
             if self._unstored:
                 time.sleep(pause_s)
-                self._look(settled_s)
-        self._tell(self._changes(self._place(), end=end, unstored=tuple(sorted(self._unstored))))
+                self._scan(settled_s)
+        self._on_changes(self._changes(self._identity(), end=end, unstored=tuple(sorted(self._unstored))))
 
     def _watch(self) -> None:
         pause_s = _EVERY_S
@@ -199,25 +199,25 @@ class Collecting:
             self._wake.wait(pause_s)
             self._wake.clear()
             if not self._is_over:
-                self._look(_SETTLED_S)
+                self._scan(_SETTLED_S)
                 # Once, for what was just written: a file that changes all the time is not looked at all the time.
                 pause_s = _SETTLED_S if self._busy and pause_s != _SETTLED_S else _EVERY_S
 
-    def _look(self, settled_s: float) -> None:
-        """Look once; whatever a script does to its folder meanwhile, the next look comes."""
+    def _scan(self, settled_s: float) -> None:
+        """Scan once; an error, whatever the script does to its folder, is reported and does not end the thread."""
         number = self._round
         try:
             if self.folder.is_dir():
                 self._collect(settled_s, number)
         except Exception as error:
             log.exception("looking into %s failed", self.folder)
-            # What is there is not known: until the next look it is not at rest.
+            # The state of the folder is unknown: until the next scan all outputs count as busy.
             self._busy = frozenset((*self._outputs, ""))
-            self._complain_once(f"the outputs folder could not be looked through: {error!r}"[:1000])
+            self._report_once(f"the outputs folder could not be looked through: {error!r}"[:1000])
 
     def _collect(self, settled_s: float, number: int) -> None:
-        """Store files that changed and were left alone for so many seconds, and tell."""
-        place, now = self._place(), time.monotonic()
+        """Store files that changed and were not changed for `settled_s` seconds, and report them."""
+        identity, now = self._identity(), time.monotonic()
         found = self._files()
         self._compare({name: trace for name, _, trace in found}, now)
         fresh = [file for file in found if self._known.get(file[0]) != file[2]]
@@ -226,24 +226,24 @@ class Collecting:
             for name, _, trace in fresh
             if settled_s and not self._is_log(name, trace, now) and not self._is_settled(name, trace, now)
         }
-        # Before a byte is copied: what is too large stays here, whole or in part.
+        # Checked before anything is copied: of a folder that is too large nothing is stored.
         size = sum(trace[1] for _, _, trace in found)
         self._excess_bytes = size if fresh and self._most_bytes is not None and size > self._most_bytes else 0
         if self._excess_bytes:
             busy.update(output_of(name, self._outputs) for name, _, _ in fresh)
-        written = self._store(fresh, busy, place, now, is_last=not settled_s or self._ended_at is not None)
-        # Not seen is not gone: the walk may have been cut, or a folder not readable for a moment.
+        written = self._store(fresh, busy, identity, now, is_last=not settled_s or self._ended_at is not None)
+        # A file that was not seen may still be there: the walk may have been cut, or a folder not readable.
         removed = tuple(sorted(name for name in self._known if _is_gone(self._path(name))))
         folders = sorted({folder for name in removed for folder in folders_of(name)})
         gone = tuple(folder for folder in folders if not os.path.lexists(self.folder / folder))
         for name in removed:
             self._known.pop(name, None)
         self._busy = frozenset(busy)
-        told = self._changes(
-            place, written=tuple(written), removed=removed, removed_folders=gone, number=number
+        changes = self._changes(
+            identity, written=tuple(written), removed=removed, removed_folders=gone, number=number
         )
-        if written or removed or number or self._turns:
-            self._tell(told)
+        if written or removed or number or self._change_counts:
+            self._on_changes(changes)
 
     def _compare(self, traces: Mapping[str, _Trace], now: float) -> None:
         """Note which files have changed since the look before, and which outputs with them."""
@@ -259,19 +259,19 @@ class Collecting:
             if name not in traces or not self._is_log(name, traces[name], now)
         }
         for output in turned:
-            self._turns[output] = self._turns.get(output, 0) + 1
+            self._change_counts[output] = self._change_counts.get(output, 0) + 1
         self._seen = {
             name: (trace, now) if name in changed or name not in self._seen else self._seen[name]
             for name, trace in traces.items()
         }
 
     def _is_log(self, name: str, trace: _Trace, now: float) -> bool:
-        """True for a file that is written to all the time: nothing waits until it is left alone."""
+        """True for a file that is written to all the time: no version waits until it is at rest."""
         since = self._moving.get(name, now)
         return is_log(name) or (now - since >= _RESTLESS_S and trace[1] <= _LOG_BYTES)
 
     def _is_settled(self, name: str, trace: _Trace, now: float) -> bool:
-        """True when the file was left alone for long enough, while the script ran."""
+        """True when the file was not changed for _SETTLED_S seconds while the script ran."""
         if self._ended_at is None and now - self._seen[name][1] >= _SETTLED_S:
             return True
         until = time.time() if self._ended_at is None else self._ended_at
@@ -281,13 +281,13 @@ class Collecting:
         self,
         fresh: list[tuple[str, Path, _Trace]],
         busy: set[str],
-        place: Place,
+        identity: WorkerIdentity,
         now: float,
         *,
         is_last: bool,
     ) -> list[OutputFile]:
         """Store files of outputs that are at rest; one that cannot be stored yet makes its output busy."""
-        written, left = [], _LOOK_BYTES
+        written, left = [], _SCAN_BYTES
         self._unstored.clear()
         for name, path, trace in fresh:
             output, is_log_now = output_of(name, self._outputs), self._is_log(name, trace, now)
@@ -300,9 +300,9 @@ class Collecting:
                 continue
             left -= trace[1]
             try:
-                file = self._put(name, path, place)
+                file = self._put(name, path, identity)
             except (StorageError, OSError) as error:
-                self._complain_once(f"the output {name} could not be stored: {error}")
+                self._report_once(f"the output {name} could not be stored: {error}")
                 self._unstored.add(name)
                 busy.add(output)
                 continue
@@ -314,18 +314,18 @@ class Collecting:
                 busy.add(output)
         return written
 
-    def _put(self, name: str, path: Path, place: Place) -> OutputFile | None:
+    def _put(self, name: str, path: Path, identity: WorkerIdentity) -> OutputFile | None:
         root = self.folder if self._code is None or name not in self._paths else self._code
-        with Room(root) as room:
+        with ConfinedFolder(root) as opened:
             relative = path.relative_to(root).as_posix()
-            return self._catalog.put(room, relative, name, place, self._held.get(name))
+            return self._catalog.put(opened, relative, name, identity, self._held.get(name))
 
-    def _changes(self, place: Place, *, number: int | None = None, **names: Any) -> Changes:
+    def _changes(self, identity: WorkerIdentity, *, number: int | None = None, **names: Any) -> Changes:
         return Changes(
-            rank=place.rank,
-            group=(place.attempt, place.generation),
+            rank=identity.rank,
+            group=(identity.attempt, identity.generation),
             round=self._round if number is None else number,
-            turns=dict(self._turns),
+            change_counts=dict(self._change_counts),
             busy=self._busy,
             excess_bytes=self._excess_bytes,
             **names,
@@ -342,7 +342,7 @@ class Collecting:
         found = itertools.islice(self._walk(), _MAX_SEEN)
         files = sorted([*self._beside(), *(file for file in found if file[0] not in self._paths)])
         if len(files) > MAX_FILES:
-            self._complain_once(
+            self._report_once(
                 f"more than {MAX_FILES} files are in the outputs folder; put them into an archive"
             )
             # What is stored already keeps its place: else new files would push out the ones before.
@@ -358,13 +358,13 @@ class Collecting:
             if (trace := _trace(there)) is not None:
                 yield name, there, trace
             elif there.is_dir():
-                self._complain_once(f"{path} is a folder and is not kept: its output has the path of a file")
+                self._report_once(f"{path} is a folder and is not kept: its output has the path of a file")
 
     def _walk(self) -> Iterator[tuple[str, Path, _Trace]]:
         """What is there; a folder or file that vanishes meanwhile is passed over."""
         for count, (folder, folders, names) in enumerate(os.walk(self.folder)):
             if count >= _MAX_SEEN:
-                self._complain_once(
+                self._report_once(
                     f"more than {_MAX_SEEN} folders are in the outputs folder: not all are kept"
                 )
                 return
@@ -377,24 +377,24 @@ class Collecting:
                 if trace is None:
                     continue
                 if not name.isprintable() or len(name) > _NAME_LENGTH:
-                    self._complain_once(
+                    self._report_once(
                         f"the output {name[:100]!a} is not kept: its name has to be short and printable"
                     )
                 elif name.count("/") >= MAX_DEPTH:
-                    self._complain_once(
+                    self._report_once(
                         f"the output {name[:100]!a} is not kept: it lies in {MAX_DEPTH} folders or more"
                     )
                 else:
                     yield name, path, trace
 
-    def _complain_once(self, sentence: str) -> None:
-        if sentence not in self._complained:
-            self._complained.add(sentence)
-            self._complain(sentence)
+    def _report_once(self, sentence: str) -> None:
+        if sentence not in self._reported:
+            self._reported.add(sentence)
+            self._on_problem(sentence)
 
 
 def _trace(path: Path) -> _Trace | None:
-    """How the file is now; None when it is none, or cannot be looked at."""
+    """Inode, size and time of a file; None when it is no regular file, or cannot be read."""
     try:
         status = path.lstat()
     except OSError:

@@ -1,9 +1,9 @@
-"""Runs what mpirun's agent hands over: one command of one caller who knows the key, on a node without ssh.
+"""Runs one command on a node without ssh, for the first caller that proves it knows the key: mpirun's `rsh_agent.py`.
 
-    python -S -E door.py ADDRESS PORT
+    python -S -E command_server.py ADDRESS PORT
 
-Stands under a keeper of its node's first worker, which ends it with all that it started.  Ends with the command, whose
-exit code it tells the caller.  Standard library only; the key is in REMORA_MPI_KEY, in hexadecimal.
+Runs under a shim as the sidecar of its node's first worker; the shim ends it with all that it started.  Ends with the
+command, whose exit code it sends to the caller.  Standard library only; the key is in REMORA_MPI_KEY, in hexadecimal.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ import threading
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-#: Seconds for each word of the proof of the key; who only knocks, as a scanner of ports does, is turned away then.
+#: Seconds for each message of the proof of the key; one that only connects, as a port scanner does, is dropped then.
 _PROOF_S = 10
-#: Callers that may wait until they are heard.
+#: Connections that may wait to be accepted.
 _BACKLOG = 64
 
 
 def main(arguments: list[str]) -> int:
-    """Let one caller in, run what it says; returns the exit code."""
+    """Admit one caller and run its command; returns the exit code."""
     address, port = arguments
     key = bytes.fromhex(os.environ.pop("REMORA_MPI_KEY"))
     try:
         listener = socket.create_server((address, int(port)), backlog=_BACKLOG)
     except OSError as error:
-        print(f"the door of this node cannot be opened: {error}", file=sys.stderr)
+        print(f"the command server of this node cannot listen: {error}", file=sys.stderr)
         return 1
     with listener:
-        caller = _let_in(listener, key)
+        caller = _admit(listener, key)
     with caller:
         # mpirun writes its command for the shell that ssh would start.
         done = subprocess.run(["/bin/sh", "-c", caller.recv_bytes().decode()], stdin=subprocess.DEVNULL)
@@ -44,28 +44,28 @@ def main(arguments: list[str]) -> int:
     return done.returncode
 
 
-def _let_in(listener: socket.socket, key: bytes) -> Connection:
-    """The first caller who knows the key; others are turned away, and keep nobody waiting."""
+def _admit(listener: socket.socket, key: bytes) -> Connection:
+    """The first caller that knows the key; others are rejected, and delay no other caller."""
     proven: queue.SimpleQueue[Connection] = queue.SimpleQueue()
 
     def answer() -> None:
-        # Until the door is shut.
+        # Until the listener is closed.
         with contextlib.suppress(OSError):
             while True:
-                knocking, _ = listener.accept()
-                threading.Thread(target=_examine, args=(knocking, key, proven), daemon=True).start()
+                connection, _ = listener.accept()
+                threading.Thread(target=_examine, args=(connection, key, proven), daemon=True).start()
 
     threading.Thread(target=answer, daemon=True).start()
     return proven.get()
 
 
-def _examine(knocking: socket.socket, key: bytes, proven: queue.SimpleQueue[Connection]) -> None:
-    """Put the caller among the proven ones, if it proves in time that it knows the key."""
+def _examine(connection: socket.socket, key: bytes, proven: queue.SimpleQueue[Connection]) -> None:
+    """Put the caller into `proven` if it proves in time that it knows the key."""
     patience = (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)
-    with knocking:
+    with connection:
         for one in patience:
-            knocking.setsockopt(socket.SOL_SOCKET, one, struct.pack("ll", _PROOF_S, 0))
-        caller = Connection(os.dup(knocking.fileno()))
+            connection.setsockopt(socket.SOL_SOCKET, one, struct.pack("ll", _PROOF_S, 0))
+        caller = Connection(os.dup(connection.fileno()))
         try:
             deliver_challenge(caller, key)
             answer_challenge(caller, key)
@@ -73,7 +73,7 @@ def _examine(knocking: socket.socket, key: bytes, proven: queue.SimpleQueue[Conn
             caller.close()
             return
         for one in patience:
-            knocking.setsockopt(socket.SOL_SOCKET, one, struct.pack("ll", 0, 0))
+            connection.setsockopt(socket.SOL_SOCKET, one, struct.pack("ll", 0, 0))
     proven.put(caller)
 
 

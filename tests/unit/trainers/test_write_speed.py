@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.supervisor.window import MARGIN_S, WriteSpeed, fits
+from trainers.supervisor.write_speed import MARGIN_S, WriteSpeed, fits
 
 SIZES = st.integers(0, 10**13)
 SPEEDS = st.floats(1.0, 1e11)

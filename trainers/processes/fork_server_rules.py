@@ -12,7 +12,7 @@ _READ_AT_START = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NPY_", "NUMPY_", "DNNL_", "ONEDNN_"),
     *("TORCH", "PYTORCH_", "ATEN_", "C10_", "CUDA_", "CUBLAS_", "KINETO_", "TRITON_"),
 )
-#: Those of them that the forked process follows all the same.
+#: Those of them that take effect in a forked process all the same.
 _FOLLOWED = (
     *("PYTHONUNBUFFERED", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
     # Python forgets the one that it has found (`fork_server_child`), torch asks for its own when it compiles.
@@ -20,14 +20,14 @@ _FOLLOWED = (
 )
 #: Read by torch's rendezvous when it is made, not before.
 _READ_LATE = "TORCHELASTIC_"
-#: What a keeper carries of a command's environment: our words about which worker it belongs to, none of the job's.
+#: Variables of a command's environment that its shim has too: which worker it belongs to, and none of the job's.
 _MARKS, _MARK_PREFIX = ("RANK", "LOCAL_RANK", "WORLD_SIZE"), "REMORA_"
 _MODULE_ENDINGS = (".py", ".pyc", ".so")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
-    """What a Python interpreter was told to run."""
+class PythonInvocation:
+    """What a Python interpreter is asked to run."""
 
     kind: Literal["script", "module", "code"]
     #: Path of the script, name of the module, or the code itself.
@@ -39,7 +39,7 @@ class Form:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Warmth:
+class WarmState:
     """What a warm interpreter has done already."""
 
     #: Names of top-level modules that are loaded.
@@ -50,7 +50,7 @@ class Warmth:
     added: Mapping[str, str]
 
 
-def form_of(arguments: list[str]) -> Form | None:
+def parse_invocation(arguments: list[str]) -> PythonInvocation | None:
     """What an interpreter with these arguments runs; None for what only a fresh interpreter can do."""
     rest = list(arguments)
     is_unbuffered = False
@@ -59,14 +59,16 @@ def form_of(arguments: list[str]) -> Form | None:
         del rest[0]
     if len(rest) >= 2 and rest[0] in ("-m", "-c"):
         kind: Literal["module", "code"] = "module" if rest[0] == "-m" else "code"
-        return Form(kind=kind, target=rest[1], arguments=rest[2:], is_unbuffered=is_unbuffered)
+        return PythonInvocation(kind=kind, target=rest[1], arguments=rest[2:], is_unbuffered=is_unbuffered)
     if rest and rest[0].endswith(".py") and not rest[0].startswith("-"):
-        return Form(kind="script", target=rest[0], arguments=rest[1:], is_unbuffered=is_unbuffered)
+        return PythonInvocation(
+            kind="script", target=rest[0], arguments=rest[1:], is_unbuffered=is_unbuffered
+        )
     return None
 
 
 def needs_fresh_start(environment: Mapping[str, str], warm: Mapping[str, str]) -> str | None:
-    """The first variable for which a process that was started with `warm` cannot stand in; None when it can."""
+    """The first variable that a process started with `warm` cannot take over; None when there is none."""
     threads = environment.get("OMP_NUM_THREADS", "")
     if not threads.isdecimal() or int(threads) < 1:
         return "OMP_NUM_THREADS"
@@ -79,7 +81,7 @@ def needs_fresh_start(environment: Mapping[str, str], warm: Mapping[str, str]) -
 
 
 def marks_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """What of a command's environment its keeper shows, for whoever looks for the processes of a worker."""
+    """Variables of a command's environment that its shim has too, by which the processes of a worker are found."""
     return {
         name: value for name, value in environment.items() if name in _MARKS or name.startswith(_MARK_PREFIX)
     }

@@ -1,19 +1,19 @@
-"""What killed supervisors left on their node: processes, folders, files in memory."""
+"""Removes what killed supervisors left on their node: processes, folders, files in memory."""
 
 from __future__ import annotations
 
 import logging
 
 from remora import cgroups
-from trainers.supervisor.code import sweep_folders
+from trainers.node_folders import sweep_folders
 from trainers.supervisor.snapshots import sweep_memory
-from trainers.supervisor.temporary import sweep_temporary, sweep_temporary_of_node
+from trainers.supervisor.temporary_folders import sweep_temporary, sweep_temporary_of_node
 
 log = logging.getLogger(__name__)
 
 
 def sweep_node() -> None:
-    """End and remove all that belongs to supervisors of this node which live no more."""
+    """End and remove all that belongs to dead supervisors of this node."""
     try:
         cgroups.sweep()
     except cgroups.ProcessesRemain as error:

@@ -1,16 +1,16 @@
-"""The process of a node that has imported the framework already and forks the users' Python commands.
+"""The fork server: a process per node that has imported the framework and forks the users' Python commands.
 
 Run by the supervisor's interpreter from the repository's folder, standard library only:
 
-    python -m trainers.supervisor.fork_server SOCKET OWNER_PID MODULE,MODULE
+    python -m trainers.processes.fork_server SOCKET OWNER_PID MODULE,MODULE
 
 It detaches itself, imports the modules, listens on the Unix socket at the path SOCKET, writes `ready` to its standard
-output, and ends when the process OWNER_PID does.  One connection asks for one command: a line of JSON (see `_hear`)
-with four descriptors: standard output, standard error, the script's channel, the keeper's status.  The answer is
-`{"pid": n}` with a pidfd of the keeper, or `{"refused": why}`.  The connection is the life line: when its other end
-closes, the keeper ends the command and all below it.
+output, and ends when the process OWNER_PID does.  One connection asks for one command: a line of JSON (see `_receive`)
+with four descriptors: standard output, standard error, the script's channel, the shim's status.  The answer is
+`{"pid": n}` with a pidfd of the shim, or `{"refused": why}`.  The connection is the life line: when its other end
+closes, the shim ends the command and all below it.
 
-Every command has a keeper of its own (`trainers/supervisor/keeper.py`), forked from here, which forks the command.
+Every command has a shim of its own (`trainers/processes/command_shim.py`), forked from here, which forks the command.
 """
 
 from __future__ import annotations
@@ -29,35 +29,42 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from trainers.supervisor import fork_server_child as child_side
-from trainers.supervisor import keeper
-from trainers.supervisor.fork_server_child import Start
-from trainers.supervisor.fork_server_rules import Form, Warmth, hidden_module, marks_of, needs_fresh_start
+from trainers.processes import command_shim
+from trainers.processes import fork_server_child as child_side
+from trainers.processes.fork_server_child import ForkedCommand
+from trainers.processes.fork_server_rules import (
+    PythonInvocation,
+    WarmState,
+    hidden_module,
+    marks_of,
+    needs_fresh_start,
+)
 
 #: Longest request.
 _REQUEST_BYTES = 1 << 20
-#: Seconds that a caller may take to say what it wants.
+#: Seconds that a caller may take to send its request.
 _ASK_S = 10.0
-#: Set for the fork server alone: room for a command's environment, and what keeps libraries from starting threads.
-ROOM_VARIABLE = "REMORA_ROOM"
+#: Set for the fork server alone: padding that reserves memory for a command's environment, and variables that keep
+#: libraries from starting threads.
+PADDING_VARIABLE = "REMORA_ROOM"
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-def serve(path: str, owner: int, modules: list[str]) -> tuple[Start, list[int]] | None:
+def serve(path: str, owner: int, modules: list[str]) -> tuple[ForkedCommand, list[int]] | None:
     """Serve until the owner ends, then return None; in the process of a command return what it is to become."""
     ready = _detach()
     try:
         owner_fd = os.pidfd_open(owner)
     except ProcessLookupError:
         return None
-    _forget_ourselves()
-    warmth = _warm_up(modules)
+    _forget_our_packages()
+    warm_state = _warm_up(modules)
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         os.write(ready, f"importing {','.join(modules)} starts threads, which a fork would lose".encode())
         return None
     listening = _listen(path)
-    # The kernel reaps the keepers: whoever waits for one has a pidfd.
+    # The kernel reaps the shims: supervisors wait for them with a pidfd.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     # A forked process writes on the pages that it uses; the collector would make it write on all of them.
     gc.collect()
@@ -72,16 +79,16 @@ def serve(path: str, owner: int, modules: list[str]) -> tuple[Start, list[int]] 
         with contextlib.suppress(OSError):
             connection, _ = listening.accept()
             with connection:
-                asked = _ask(connection, warmth)
-                if asked is not None and os.fork() == 0:
+                request = _accept_request(connection, warm_state)
+                if request is not None and os.fork() == 0:
                     listening.close()
                     os.close(owner_fd)
-                    return _keep(connection, *asked)
-                _close(asked[2] if asked is not None else [])
+                    return _become_shim(connection, *request)
+                _close(request[2] if request is not None else [])
 
 
 def _detach() -> int:
-    """Become nobody's child, in a session of its own; returns the descriptor on which readiness is told."""
+    """Detach from the parent, in a session of its own; returns the descriptor on which readiness is reported."""
     ready = os.dup(1)
     if os.fork() != 0:
         os._exit(0)
@@ -93,29 +100,29 @@ def _detach() -> int:
     return ready
 
 
-def _forget_ourselves() -> None:
-    """Leave nothing by which a script could find our packages instead of its own folders of that name."""
+def _forget_our_packages() -> None:
+    """Forget our packages, so that a script finds its own folders of the same names."""
     del sys.path[0]
     for name in [one for one in sys.modules if one.partition(".")[0] == "trainers"]:
         del sys.modules[name]
     os.chdir("/")
 
 
-def _warm_up(modules: list[str]) -> Warmth:
+def _warm_up(modules: list[str]) -> WarmState:
     """Import what can be imported."""
-    before = {k: v for k, v in os.environ.items() if k != ROOM_VARIABLE and k not in SINGLE_THREADED}
+    before = {k: v for k, v in os.environ.items() if k != PADDING_VARIABLE and k not in SINGLE_THREADED}
     for name in modules:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError:
             continue
-        except Exception:  # the script that imports it will say so where its user reads it
+        except Exception:  # the script that imports it fails too, where its user sees it
             traceback.print_exc()
     added = {name: value for name, value in os.environ.items() if name not in before}
-    for name in (ROOM_VARIABLE, *SINGLE_THREADED):
+    for name in (PADDING_VARIABLE, *SINGLE_THREADED):
         added.pop(name, None)
     loaded = frozenset(name.partition(".")[0] for name in sys.modules) - {"__main__"}
-    return Warmth(loaded=loaded, environment=before, added=added)
+    return WarmState(loaded=loaded, environment=before, added=added)
 
 
 def _listen(path: str) -> socket.socket:
@@ -127,23 +134,25 @@ def _listen(path: str) -> socket.socket:
     return listening
 
 
-def _ask(connection: socket.socket, warmth: Warmth) -> tuple[Start, float, list[int]] | None:
-    """What the caller wants, how long the command may take to end, and descriptors; None when it was refused."""
+def _accept_request(
+    connection: socket.socket, warm_state: WarmState
+) -> tuple[ForkedCommand, float, list[int]] | None:
+    """The request, the seconds that the command may take to end, and descriptors; None when it was refused."""
     connection.settimeout(_ASK_S)
     descriptors: list[int] = []
     try:
-        start, grace_s = _hear(connection, descriptors)
-        refused = _refusal(start, warmth)
+        command, grace_s = _receive(connection, descriptors)
+        refused = _refusal(command, warm_state)
     except (OSError, ValueError, KeyError, TypeError) as error:
         refused = f"the request was not understood: {error!r}"
     if not refused:
-        return start, grace_s, descriptors
+        return command, grace_s, descriptors
     _close(descriptors)
     connection.sendall(json.dumps({"refused": refused}).encode() + b"\n")
     return None
 
 
-def _hear(connection: socket.socket, descriptors: list[int]) -> tuple[Start, float]:
+def _receive(connection: socket.socket, descriptors: list[int]) -> tuple[ForkedCommand, float]:
     received = b""
     while not received.endswith(b"\n"):
         piece, more, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 4)
@@ -154,9 +163,9 @@ def _hear(connection: socket.socket, descriptors: list[int]) -> tuple[Start, flo
     request: dict[str, Any] = json.loads(received)
     if len(descriptors) != 4:
         raise ValueError("it needs four descriptors")
-    start = Start(
+    command = ForkedCommand(
         command=request["command"],
-        form=Form(**request["form"]),
+        invocation=PythonInvocation(**request["form"]),
         environment=request["environment"],
         folder=request["folder"],
         supervisor=request["supervisor"],
@@ -164,51 +173,55 @@ def _hear(connection: socket.socket, descriptors: list[int]) -> tuple[Start, flo
         cgroups=request["cgroups"],
     )
     # The script's channel has another number here.
-    start.environment[request["channel_variable"]] = str(descriptors[2])
-    return start, request["grace_s"]
+    command.environment[request["channel_variable"]] = str(descriptors[2])
+    return command, request["grace_s"]
 
 
-def _refusal(start: Start, warmth: Warmth) -> str | None:
-    variable = needs_fresh_start(start.environment, warmth.environment)
+def _refusal(command: ForkedCommand, warm_state: WarmState) -> str | None:
+    variable = needs_fresh_start(command.environment, warm_state.environment)
     if variable is not None:
         return f"{variable} is read when an interpreter starts"
-    for name, value in warmth.added.items():
-        start.environment.setdefault(name, value)
-    if child_side.size_of(start.environment) > child_side.room_for():
+    for name, value in warm_state.added.items():
+        command.environment.setdefault(name, value)
+    if child_side.size_of(command.environment) > child_side.max_size():
         return "the environment is too big"
-    script = os.path.join(start.folder, start.form.target)
-    folder = os.path.dirname(os.path.realpath(script)) if start.form.kind == "script" else start.folder
-    if start.form.kind == "script" and not os.path.isfile(script):
+    script = os.path.join(command.folder, command.invocation.target)
+    folder = (
+        os.path.dirname(os.path.realpath(script)) if command.invocation.kind == "script" else command.folder
+    )
+    if command.invocation.kind == "script" and not os.path.isfile(script):
         return "there is no such script"
     hidden = hidden_module(
         os.listdir(folder),
-        warmth.loaded,
+        warm_state.loaded,
         lambda name: os.path.exists(os.path.join(folder, name, "__init__.py")),
     )
     return None if hidden is None else f"{hidden} in the folder of the script has the name of a loaded module"
 
 
-def _keep(
-    connection: socket.socket, start: Start, grace_s: float, descriptors: list[int]
-) -> tuple[Start, list[int]]:
-    """Be the keeper of a command; returns in the forked process of the command only."""
+def _become_shim(
+    connection: socket.socket, command: ForkedCommand, grace_s: float, descriptors: list[int]
+) -> tuple[ForkedCommand, list[int]]:
+    """Be the shim of a command; returns only in the forked process of the command."""
     *streams, status = descriptors
     try:
-        child_side.take_name(f"keeper.py for {' '.join(start.command)}", marks_of(start.environment))
-        began_at = keeper.announce(connection, are_two=not start.cgroups)
+        child_side.take_name(
+            f"command_shim.py for {' '.join(command.command)}", marks_of(command.environment)
+        )
+        began_at = command_shim.announce(connection, are_two=not command.cgroups)
         child = os.fork()
         if child == 0:
-            keeper.leave_keeper(start.supervisor, start.cgroups)
+            command_shim.leave_shim(command.supervisor, command.cgroups)
             connection.close()
             os.close(status)
-            # From here on, and not before, the job's variables have a say.
-            child_side.take_environment(start)
-            child_side.take_name(" ".join(start.command), start.environment)
+            # From here on, and not before, the job's variables are in effect.
+            child_side.take_environment(command)
+            child_side.take_name(" ".join(command.command), command.environment)
             os.set_inheritable(streams[2], True)
-            return start, streams[:2]
+            return command, streams[:2]
         _close(streams)
-        kept = keeper.kept_in(start.cgroups, start.own_cgroup)
-        keeper.keep(child, status, grace_s, kept, began_at)
+        command_cgroup = command_shim.enter_own_cgroup(command.cgroups, command.own_cgroup)
+        command_shim.run_to_end(child, status, grace_s, command_cgroup, began_at)
         os._exit(0)
     except BaseException:
         traceback.print_exc()
@@ -220,8 +233,8 @@ def _close(descriptors: list[int]) -> None:
         os.close(descriptor)
 
 
-def _show_without_us() -> None:
-    """Let an uncaught exception be shown from the script's first line on."""
+def _hide_own_frames() -> None:
+    """Leave our own frames out of the traceback of an uncaught exception."""
     shown = sys.excepthook
     ours = {__file__, child_side.__file__}
 
@@ -239,11 +252,11 @@ def _show_without_us() -> None:
 if __name__ == "__main__":
     _served = serve(sys.argv[1], int(sys.argv[2]), [name for name in sys.argv[3].split(",") if name])
     if _served is not None:
-        # At the bottom of the stack, so that the interpreter ends the script as it ends any.
+        # At the bottom of the stack, so that the interpreter ends the script like any other.
         try:
             child_side.become(_served[0], *_served[1])()
         except SystemExit:
             raise
         except BaseException:
-            _show_without_us()
+            _hide_own_frames()
             raise

@@ -1,4 +1,4 @@
-"""The process that stands beside a worker's command: started before it, ended after it."""
+"""Runs the sidecar of a worker's command: a process that starts before the command and ends after it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from trainers.backends.backend import Companion
-from trainers.supervisor.child import Child
+from trainers.backends.backend import Sidecar
+from trainers.processes.child import Child
 
-#: Seconds after a companion's failure in which the command may end by itself, and say why.
+#: Seconds after a sidecar's failure in which the command may end by itself, and say why.
 _GRACE_S = 2.0
 
 
-class Beside:
-    """A running companion; `on_failure` is called from a thread, with its last breath, while the command runs."""
+class RunningSidecar:
+    """A running sidecar; `on_failure` is called from a thread, with a sentence, if it fails while the command runs."""
 
     def __init__(
         self,
-        companion: Companion,
+        sidecar: Sidecar,
         *,
         folder: Path,
         line_bytes: int,
@@ -27,23 +27,23 @@ class Beside:
     ) -> None:
         self._on_line = on_line
         self._on_failure = on_failure
-        self._first_words = ""
+        self._first_line = ""
         self._is_over = threading.Event()
-        self._name = Path(companion.command[0]).name
+        self._name = Path(sidecar.command[0]).name
         self._child = Child(
-            companion.command,
+            sidecar.command,
             folder=folder,
-            environment=companion.environment,
+            environment=sidecar.environment,
             line_bytes=line_bytes,
             grace_s=0.0,
             on_lines=self._hear,
             on_message=lambda _: None,
         )
-        self._watch = threading.Thread(target=self._wait, name="companion", daemon=True)
+        self._watch = threading.Thread(target=self._wait, name="sidecar", daemon=True)
         self._watch.start()
 
     def finish(self) -> None:
-        """The command has returned 0: wait for the companion's own end."""
+        """The command has returned 0: wait for the sidecar's own end."""
         self._is_over.set()
         self._watch.join()
 
@@ -60,9 +60,9 @@ class Beside:
     def _hear(self, stream: str, text: str) -> None:
         del stream
         for line in text.split("\n"):
-            # Open MPI frames what it says with lines of dashes.
-            if not self._first_words and line.strip(" -"):
-                self._first_words = line.strip()
+            # Open MPI frames its messages with lines of dashes.
+            if not self._first_line and line.strip(" -"):
+                self._first_line = line.strip()
             self._on_line(line)
 
     def _wait(self) -> None:
@@ -74,5 +74,5 @@ class Beside:
             or f"ended with {' '.join(str(part) for part in next(iter(status.items())))}"
         )
         self._on_failure(
-            f"{self._name} {how}: {self._first_words}" if self._first_words else f"{self._name} {how}"
+            f"{self._name} {how}: {self._first_line}" if self._first_line else f"{self._name} {how}"
         )

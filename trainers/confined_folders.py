@@ -1,4 +1,4 @@
-"""Folders in which scripts write, held open: nothing in them is reached by following a link.
+"""Folders in which scripts write, held open: no name in them is reached by following a link.
 
 A script may give a file any name, and may put a link into the place of a file or folder at any moment.  So a name is
 checked first, every part of it is then opened from the descriptor of the folder above it and never through a link, and
@@ -18,31 +18,31 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-#: Folders that may lie in each other; each costs an open descriptor while a room is walked.
+#: Folders that may lie in each other; each costs an open descriptor while a tree is walked.
 MAX_DEPTH = 64
 #: Bytes of a file's or folder's own name; Linux knows no longer ones.
 MAX_PART_BYTES = 255
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Without waiting for whoever writes to a pipe of that name.
+#: O_NONBLOCK: opening a named pipe does not wait for its writer.
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-#: What the kernel says of a link where none may be, and of a file where a folder has to be.
+#: Error numbers for a link where none may be, and for a file where a folder has to be.
 _LINKS = (errno.ELOOP, errno.ENOTDIR)
 
 
-class NotInRoom(OSError):
-    """A name leads out of the room or through a link, or is not what it has to be; the message is one sentence."""
+class OutsideFolder(OSError):
+    """A name leads out of the folder or through a link, or is not what it has to be; the message is one sentence."""
 
 
 def parts_of(name: str) -> tuple[str, ...]:
-    """The parts of a relative POSIX name.  Raises NotInRoom for one that could mean another place, or none."""
+    """The parts of a relative POSIX name.  Raises OutsideFolder for one that could mean another place, or none."""
     parts = tuple(name.split("/"))
     if "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
-        raise NotInRoom(f"{name[:200]!a} is no name inside a folder")
+        raise OutsideFolder(f"{name[:200]!a} is no name inside a folder")
     return parts
 
 
-class Room:
-    """One folder.  Names are relative POSIX paths below it; raises NotInRoom and other OSErrors from every method."""
+class ConfinedFolder:
+    """One open folder.  Names are relative POSIX paths below it; methods raise OutsideFolder and other OSErrors."""
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
         """Open the folder `path`, which must not be a link itself, or take over its open descriptor."""
@@ -50,7 +50,7 @@ class Room:
         self._descriptor = _opened(str(path), _FOLDER) if descriptor is None else descriptor
 
     def close(self) -> None:
-        """Let the folder go; it stays where it is."""
+        """Close the descriptor; the folder itself stays."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -63,61 +63,61 @@ class Room:
     ) -> None:
         self.close()
 
-    def room(self, name: str) -> Room:
-        """A folder of this room, opened."""
+    def subfolder(self, name: str) -> ConfinedFolder:
+        """A folder below this one, opened."""
         with self._above(name) as (folder, last):
-            return Room(self.path / name, _opened(last, _FOLDER, folder, name))
+            return ConfinedFolder(self.path / name, _opened(last, _FOLDER, folder, name))
 
     def files(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Names of all files, with what the file system says of them; links and what is no file are left out.
+        """Names of all files, with their status; links and what is no regular file are left out.
 
         In the order of their names; what vanishes meanwhile is passed over.
         """
         return _files(self._descriptor, "", MAX_DEPTH)
 
     def open_file(self, name: str) -> BufferedReader:
-        """A file of this room, to read."""
+        """A file below this folder, to read."""
         with self._above(name) as (folder, last):
             return os.fdopen(_as_file(_opened(last, _FILE | os.O_RDONLY, folder, name), name), "rb")
 
     def open_to_write(self, name: str, *, is_new: bool = False) -> BufferedRandom:
-        """A file of this room, to read and write; it and the folders above it are made.  `is_new`: it must be."""
+        """A file below this folder, to read and write; it and the folders above it are made.  `is_new`: it must be."""
         with self._above(name, make=True) as (folder, last):
             flags = _FILE | os.O_RDWR | os.O_CREAT | (os.O_EXCL if is_new else 0)
             return os.fdopen(_as_file(_opened(last, flags, folder, name), name), "r+b")
 
     def make_folder(self, name: str) -> None:
-        """A folder of this room, made with all above it unless it is there."""
+        """A folder below this one, made with all above it unless it is there."""
         with self._above(f"{name}/-", make=True):
             pass
 
     def status(self, name: str) -> os.stat_result | None:
-        """What the file system says of a name, which may be a link; None when there is nothing."""
+        """The status of a name, which may be a link; None when there is nothing."""
         try:
             with self._above(name) as (folder, last):
                 return os.stat(last, dir_fd=folder, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def move(self, name: str, target: Room, new_name: str) -> Room:
-        """Move a folder of this room into another room of the same file system, where nothing has the new name.
+    def move(self, name: str, target: ConfinedFolder, new_name: str) -> ConfinedFolder:
+        """Move a folder below this one into `target`, on the same file system, where nothing has the new name.
 
         Returns it, opened.
         """
         with self._above(name) as (folder, last), target._above(new_name) as (above, new_last):
             found = os.stat(last, dir_fd=folder, follow_symlinks=False)
             if not stat.S_ISDIR(found.st_mode):
-                raise NotInRoom(f"{name[:200]!a} is no folder")
+                raise OutsideFolder(f"{name[:200]!a} is no folder")
             os.rename(last, new_last, src_dir_fd=folder, dst_dir_fd=above)
         try:
-            return target.room(new_name)
-        except NotInRoom:
-            # A link took its place in that very moment: it lies in the other room now, and goes.
+            return target.subfolder(new_name)
+        except OutsideFolder:
+            # A link took its place in that very moment: it lies in the other folder now, and goes.
             target.remove(new_name)
             raise
 
     def remove(self, name: str) -> None:
-        """Remove a file, a link or a whole folder of this room; fine when it is gone already.
+        """Remove a file, a link or a whole folder below this one; fine when it is gone already.
 
         Needs as few descriptors for folders that lie in each other a thousandfold as for one.
         """
@@ -125,7 +125,7 @@ class Room:
             _remove(folder, last)
 
     def remove_empty(self, name: str) -> None:
-        """Remove a folder of this room in which nothing is; fine when it is gone already."""
+        """Remove an empty folder below this one; fine when it is gone already."""
         with contextlib.suppress(FileNotFoundError), self._above(name) as (folder, last):
             os.rmdir(last, dir_fd=folder)
 
@@ -134,7 +134,7 @@ class Room:
         """Descriptor of the folder in which a name lies, and the last part of the name."""
         *parts, last = parts_of(name)
         if len(parts) >= MAX_DEPTH or any(len(os.fsencode(part)) > MAX_PART_BYTES for part in (*parts, last)):
-            raise NotInRoom(f"{name[:200]!a} is too long, or lies in more than {MAX_DEPTH} folders")
+            raise OutsideFolder(f"{name[:200]!a} is too long, or lies in more than {MAX_DEPTH} folders")
         descriptor = os.dup(self._descriptor)
         try:
             for part in parts:
@@ -151,7 +151,7 @@ class Room:
 
 def remove_tree(path: Path) -> None:
     """Remove a whole folder that this process made, or what has taken its place; fine when it is gone already."""
-    with contextlib.suppress(FileNotFoundError), Room(path.parent.resolve()) as above:
+    with contextlib.suppress(FileNotFoundError), ConfinedFolder(path.parent.resolve()) as above:
         above.remove(path.name)
 
 
@@ -160,16 +160,16 @@ def _opened(part: str, flags: int, folder: int | None = None, name: str | None =
         return os.open(part, flags, 0o666, dir_fd=folder)
     except OSError as error:
         if error.errno in _LINKS:
-            raise NotInRoom(f"{(name or part)[:200]!a} leads through a link or a file") from None
+            raise OutsideFolder(f"{(name or part)[:200]!a} leads through a link or a file") from None
         if error.errno == errno.ENXIO:
-            raise NotInRoom(f"{(name or part)[:200]!a} is no file") from None
+            raise OutsideFolder(f"{(name or part)[:200]!a} is no file") from None
         raise
 
 
 def _as_file(descriptor: int, name: str) -> int:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise NotInRoom(f"{name[:200]!a} is no file")
+        raise OutsideFolder(f"{name[:200]!a} is no file")
     return descriptor
 
 
@@ -189,7 +189,7 @@ def _files(folder: int, prefix: str, depth: int) -> Iterator[tuple[str, os.stat_
             continue
         try:
             if depth <= 1:
-                raise NotInRoom(f"{name[:200]!a} lies in more than {MAX_DEPTH} folders")
+                raise OutsideFolder(f"{name[:200]!a} lies in more than {MAX_DEPTH} folders")
             yield from _files(below, f"{name}/", depth - 1)
         finally:
             os.close(below)

@@ -1,4 +1,4 @@
-"""Starts the user's command under a keeper, reads what it prints and what it says, and ends it."""
+"""Starts the user's command under a shim, reads its output and its messages, and ends it."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ import psutil
 from remora import cgroups
 from remora.cgroups import Cgroup
 from remora.script import channel
-from trainers.supervisor.fork_server_client import (
+from trainers.processes.fork_server_client import (
+    CommandShim,
     ForkServer,
-    Keeper,
-    Order,
-    form_of_command,
-    keeper_environment,
-    take_keeper,
+    ShimRequest,
+    invocation_of,
+    receive_shim,
+    shim_environment,
 )
-from trainers.supervisor.output import LineCutter
+from trainers.processes.line_cutter import LineCutter
 
-#: Set in the environment of the command, and so of all that it starts, to find them when the keeper cannot.
+#: Set in the environment of the command, and so of all that it starts, to find them when the shim cannot.
 _MARK_VARIABLE = "REMORA_CHILD"
-#: Tells whoever looks at a keeper or a command which process supervises it; a forked keeper is nobody's child.
+#: Process id of the supervisor, in the environment of a shim and of a command: a forked shim is not its child.
 _SUPERVISOR_VARIABLE = "REMORA_SUPERVISOR"
-_KEEPER = Path(__file__).with_name("keeper.py")
+_SHIM = Path(__file__).with_name("command_shim.py")
 _READ_SIZE = 1 << 16
-#: Cgroups of a keeper and of what it keeps, below that of the worker.
-_OWN_CGROUP, _KEPT_CGROUP = "keeper", "command"
-#: Seconds that a keeper may take to kill its command before the supervisor does.
-_OBEY_S = 1.0
-#: Seconds that a keeper may take to start.
-_KEEPER_S = 30.0
+#: Names of the cgroups of a shim and of its command, below that of the worker.
+_SHIM_CGROUP, _COMMAND_CGROUP = "keeper", "command"
+#: Seconds that a shim may take to kill its command before the supervisor does.
+_KILL_GRACE_S = 1.0
+#: Seconds that a shim may take to start.
+_SHIM_START_S = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -87,11 +87,11 @@ class Child:
         environment = {**environment, _MARK_VARIABLE: self._mark, _SUPERVISOR_VARIABLE: str(os.getpid())}
         theirs_all = [outputs[0][1], outputs[1][1], theirs.fileno(), status_write]
         self._cgroup = _make_cgroup(self._mark[:8], most_processes)
-        order = Order(command=command, folder=folder, environment=environment, grace_s=grace_s)
+        request = ShimRequest(command=command, folder=folder, environment=environment, grace_s=grace_s)
         if self._cgroup is not None:
-            order = _inside(order, self._cgroup)
+            request = _inside(request, self._cgroup)
         try:
-            self._keeper = _fork(fork_server, order, theirs_all) or _start(order, theirs_all)
+            self._shim = _fork(fork_server, request, theirs_all) or _start(request, theirs_all)
         except BaseException:
             if self._cgroup is not None:
                 self._cgroup.end()
@@ -118,57 +118,57 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id of the keeper."""
-        return self._keeper.pid
+        """Process id of the shim."""
+        return self._shim.pid
 
     @property
     def is_warm(self) -> bool:
-        """True when it was forked from the warm interpreter."""
-        return self._keeper.is_forked
+        """True when it was forked by the fork server."""
+        return self._shim.is_forked
 
     def processes(self) -> list[int]:
         """Process ids of all that belongs to the command."""
         if self._cgroup is not None:
-            return Cgroup(self._cgroup.path / _KEPT_CGROUP).processes()
+            return Cgroup(self._cgroup.path / _COMMAND_CGROUP).processes()
         try:
             return [process.pid for process in psutil.Process(self.pid).children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
 
     def send(self, message: channel.Message) -> None:
-        """Say something to the script; lost when it is gone."""
+        """Send a message to the script; lost when it is gone."""
         with self._sending, contextlib.suppress(OSError):
             self._channel.sendall(channel.encode(message))
 
     def stop(self, *, at_once: bool) -> None:
-        """End it: with a grace for its own SIGTERM code, or at once."""
-        self._keeper.signal(signal.SIGUSR1 if at_once else signal.SIGTERM)
+        """End it: with SIGTERM and a grace period, or at once."""
+        self._shim.signal(signal.SIGUSR1 if at_once else signal.SIGTERM)
         if at_once and self._cgroup is not None:
-            # Whatever the script does to its keeper, which shall still tell how it ended.
-            late = threading.Timer(_OBEY_S, Cgroup(self._cgroup.path / _KEPT_CGROUP).send_kill)
+            # In case the script has stopped its shim; the shim gets time to report the exit status first.
+            late = threading.Timer(_KILL_GRACE_S, Cgroup(self._cgroup.path / _COMMAND_CGROUP).send_kill)
             late.daemon = True
             late.start()
 
     def wait(self) -> dict[str, object]:
-        """Wait until it and all that it started are gone and all output was handed on.
+        """Wait until it and all that it started are gone and all output was passed on.
 
         Returns `{"exit_code": n}`, `{"signal": n}` or `{"start_failed": why}`, with `"outlived": n` when processes
         had to be ended after it.  Raises ProcessesRemain.
         """
-        self._keeper.wait()
+        self._shim.wait()
         self._on_over()
         with os.fdopen(self._status_read, "rb") as pipe:
             written = pipe.read()
         if self._cgroup is not None:
             self._cgroup.end()
         if not written:
-            # Somebody killed the keeper, and what it kept is nobody's; the kernel ends the command itself only.
+            # The shim was killed: the kernel ends the command, and not what the command has started.
             end_marked(_MARK_VARIABLE, self._mark)
         for thread in self._threads:
             thread.join()
         self._channel.close()
-        self._keeper.close()
-        # The keeper writes nothing when it is killed itself.
+        self._shim.close()
+        # The shim writes nothing when it is killed itself.
         status: dict[str, object] = json.loads(written) if written else {"signal": signal.SIGKILL.value}
         return status
 
@@ -198,12 +198,12 @@ class Child:
 
 
 def _make_cgroup(name: str, most_processes: int | None) -> Cgroup | None:
-    """A cgroup for a worker's processes and their keeper; None where there is none to have."""
+    """A cgroup for a worker's processes and their shim; None where the node has none."""
     cgroup = cgroups.owned(name)
     if cgroup is None:
         return None
     try:
-        cgroup.make(_OWN_CGROUP, _KEPT_CGROUP)
+        cgroup.make(_SHIM_CGROUP, _COMMAND_CGROUP)
     except OSError as error:
         log.warning("no cgroup could be made: %s", error)
         cgroup.remove()
@@ -213,50 +213,50 @@ def _make_cgroup(name: str, most_processes: int | None) -> Cgroup | None:
     return cgroup
 
 
-def _inside(order: Order, cgroup: Cgroup) -> Order:
-    entered = [cgroup.path / _KEPT_CGROUP, *([cgroup.counting] if cgroup.counting is not None else [])]
-    own = str(cgroup.path / _OWN_CGROUP)
-    return dataclasses.replace(order, own_cgroup=own, cgroups=tuple(str(path) for path in entered))
+def _inside(request: ShimRequest, cgroup: Cgroup) -> ShimRequest:
+    entered = [cgroup.path / _COMMAND_CGROUP, *([cgroup.counting] if cgroup.counting is not None else [])]
+    own = str(cgroup.path / _SHIM_CGROUP)
+    return dataclasses.replace(request, own_cgroup=own, cgroups=tuple(str(path) for path in entered))
 
 
-def _fork(fork_server: ForkServer | None, order: Order, descriptors: list[int]) -> Keeper | None:
-    """Have the command forked from the warm interpreter; None when it has to be started."""
-    form = form_of_command(order.command, order.environment) if fork_server is not None else None
-    if fork_server is None or form is None:
+def _fork(fork_server: ForkServer | None, request: ShimRequest, descriptors: list[int]) -> CommandShim | None:
+    """Have the command forked by the fork server; None when it has to be started."""
+    invocation = invocation_of(request.command, request.environment) if fork_server is not None else None
+    if fork_server is None or invocation is None:
         return None
-    return fork_server.fork(order, form, descriptors)
+    return fork_server.fork(request, invocation, descriptors)
 
 
-def _start(order: Order, descriptors: list[int]) -> Keeper:
+def _start(request: ShimRequest, descriptors: list[int]) -> CommandShim:
     output, errors, script_channel, status = descriptors
-    environment = {**order.environment, channel.FD_VARIABLE: str(script_channel)}
+    environment = {**request.environment, channel.FD_VARIABLE: str(script_channel)}
     _check(environment)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs, os.fdopen(os.memfd_create("request"), "wb") as file:
-        request = {**order.request(), "environment": environment}
-        marshal.dump({**request, "status": status, "life_line": theirs.fileno()}, file)
+        fields = {**request.fields(), "environment": environment}
+        marshal.dump({**fields, "status": status, "life_line": theirs.fileno()}, file)
         file.flush()
         os.lseek(file.fileno(), 0, os.SEEK_SET)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-S", "-E", str(_KEEPER), str(file.fileno()), "--", *order.command],
-                cwd=order.folder,
-                env=keeper_environment(os.environ, environment),
+                [sys.executable, "-S", "-E", str(_SHIM), str(file.fileno()), "--", *request.command],
+                cwd=request.folder,
+                env=shim_environment(os.environ, environment),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,
                 pass_fds=(script_channel, status, theirs.fileno(), file.fileno()),
             )
             theirs.close()
-            if order.own_cgroup:
+            if request.own_cgroup:
                 # Moving a process takes the kernel ten milliseconds, and hardly any right after another one: so the
-                # command's own move is quick once the keeper's interpreter has started.
+                # command's own move is quick once the shim's interpreter has started.
                 with contextlib.suppress(OSError):
-                    Path(order.own_cgroup, "cgroup.procs").write_text(str(process.pid))
-            ours.settimeout(_KEEPER_S)
-            # The keeper detaches itself at once.
+                    Path(request.own_cgroup, "cgroup.procs").write_text(str(process.pid))
+            ours.settimeout(_SHIM_START_S)
+            # The shim detaches itself at once.
             process.wait()
-            return take_keeper(ours, is_forked=False)
+            return receive_shim(ours, is_forked=False)
         except BaseException:
             ours.close()
             raise

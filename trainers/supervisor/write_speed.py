@@ -1,4 +1,4 @@
-"""Whether a checkpoint is stored in time before its machine goes, or has to leave the machine first (pure)."""
+"""Estimates whether a checkpoint reaches the storage before its machine is preempted (pure)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ MARGIN_S = 5.0
 
 
 def fits(size_bytes: int, bytes_per_s: float, deadline_at: float | None, now: float) -> bool:
-    """True when so many bytes are in the storage before the deadline (by the clock of `now`; None: none)."""
+    """True when `size_bytes` are in the storage before the deadline (by the clock of `now`; None: none)."""
     return deadline_at is None or now + size_bytes / bytes_per_s <= deadline_at - MARGIN_S
 
 
@@ -26,7 +26,7 @@ class WriteSpeed:
         self._writes = 0
 
     def begin(self, size_bytes: int, at: float) -> int:
-        """A write of so many bytes begins; returns its number."""
+        """A write of `size_bytes` begins; returns its number."""
         self._writes += 1
         self._under_way[self._writes] = (size_bytes, at)
         return self._writes
@@ -47,6 +47,6 @@ class WriteSpeed:
         return sum(size for size, _ in self._under_way.values())
 
     def bytes_per_s(self, now: float) -> float:
-        """Bytes per second to reckon with; a write under way is no faster than if it were through by now."""
+        """Expected bytes per second; a write under way is no faster than if it were through by now."""
         at_most = [size / max(now - began, 1e-6) for size, began in self._under_way.values() if size > 0]
         return min([min(self._seen, default=self._prior), *at_most])

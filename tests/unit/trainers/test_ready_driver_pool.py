@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainers.ready_drivers import Orders, orders, token_of
+from trainers.ready_drivers import PoolChange, plan_pool, token_of
 
 A, B, C = "driver-ready-7-a", "driver-ready-7-b", "driver-ready-7-c"
 
@@ -17,18 +17,18 @@ def test_one_for_each_worker_that_fits_up_to_the_setting_and_one_before_there_is
     slots: int, most: int, kept: int
 ) -> None:
     own: list[str] = []
-    while orders(7, own, own, most=most, slots=slots, may_start=True).starts:
+    while plan_pool(7, own, own, most=most, slots=slots, may_start=True).starts:
         own.append(f"driver-ready-7-{len(own)}")
     assert len(own) == kept
-    assert orders(7, own, own, most=most, slots=slots, may_start=True).end == ()
+    assert plan_pool(7, own, own, most=most, slots=slots, may_start=True).end == ()
 
 
 def test_none_is_started_at_a_bad_moment() -> None:
-    assert orders(7, [], [], most=3, slots=3, may_start=False) == Orders(end=(), starts=False)
+    assert plan_pool(7, [], [], most=3, slots=3, may_start=False) == PoolChange(end=(), starts=False)
 
 
 def test_when_nodes_went_the_newest_ones_end() -> None:
-    assert orders(7, [A, B, C], [A, B, C], most=3, slots=1, may_start=True) == Orders(
+    assert plan_pool(7, [A, B, C], [A, B, C], most=3, slots=1, may_start=True) == PoolChange(
         end=(B, C), starts=False
     )
 
@@ -36,12 +36,12 @@ def test_when_nodes_went_the_newest_ones_end() -> None:
 def test_those_of_earlier_tokens_end_and_those_of_later_ones_are_left_alone() -> None:
     earlier, later, nobodys = "driver-ready-6-x", "driver-ready-8-x", "driver-spare-0f"
     found = {A, earlier, later, nobodys}
-    assert orders(7, [A], found, most=1, slots=1, may_start=True).end == (earlier, nobodys)
+    assert plan_pool(7, [A], found, most=1, slots=1, may_start=True).end == (earlier, nobodys)
 
 
 def test_one_of_the_same_token_that_this_process_does_not_know_ends() -> None:
     """It reached the cluster anew, and what it had made before it cannot tell from what is taken."""
-    assert orders(7, [A], {A, B}, most=1, slots=1, may_start=True).end == (B,)
+    assert plan_pool(7, [A], {A, B}, most=1, slots=1, may_start=True).end == (B,)
 
 
 def test_the_token_is_in_the_name() -> None:

@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from remora.script import channel
-from trainers.supervisor.code import work_root
-from trainers.supervisor.fork_server import ROOM_VARIABLE, SINGLE_THREADED
-from trainers.supervisor.fork_server_rules import Form, form_of, marks_of
+from trainers.node_folders import work_root
+from trainers.processes.fork_server import PADDING_VARIABLE, SINGLE_THREADED
+from trainers.processes.fork_server_rules import PythonInvocation, marks_of, parse_invocation
 
 log = logging.getLogger(__name__)
 
 _ROOT = Path(__file__).resolve().parents[2]
 #: Bytes for a command's environment and for its title.
-_ROOM_BYTES, _TITLE_BYTES = 100_000, 4000
+_PADDING_BYTES, _TITLE_BYTES = 100_000, 4000
 #: Longest request, which a socket takes in one piece.
 _REQUEST_BYTES = 150_000
 #: Seconds that importing the framework may take.
@@ -40,49 +40,49 @@ _MARKS = ("REMORA_MACHINE", "REMORA_NODE_ID")
 
 
 @dataclass(frozen=True)
-class Keeper:
-    """The keeper of a command, which is no child of this process."""
+class CommandShim:
+    """The shim of a command, which is no child of this process."""
 
     pid: int
     _pidfd: int
-    #: Closes when this process ends, and then the keeper ends the command.
+    #: Closes when this process ends, and then the shim ends the command.
     _life_line: socket.socket
     #: True when the fork server made it.
     is_forked: bool
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal, which it takes also when somebody has stopped it; fine when it is gone."""
+        """Send it a signal, also when it is stopped (SIGSTOP); does nothing when it is gone."""
         with contextlib.suppress(ProcessLookupError, OSError):
             signal.pidfd_send_signal(self._pidfd, number)
             signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
 
     def wait(self) -> None:
-        """Return when it is gone."""
+        """Wait until it is gone."""
         _wait_readable(self._pidfd, None)
 
     def close(self) -> None:
-        """Forget it; to be called once, when it is gone."""
+        """Close its descriptors; to be called once, when it is gone."""
         os.close(self._pidfd)
         self._life_line.close()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """One command that is to run under a keeper."""
+class ShimRequest:
+    """One command that is to run under a shim."""
 
     command: list[str]
     #: Working directory.
     folder: Path
-    #: All that the command shall see.
+    #: All environment variables of the command.
     environment: Mapping[str, str]
     grace_s: float
-    #: Folder of the keeper's cgroup; empty where there are none.
+    #: Folder of the shim's cgroup; empty where there are none.
     own_cgroup: str = ""
-    #: Folders of the cgroups that the command enters; all that lives in the first one is the command's.
+    #: Folders of the cgroups that the command enters; every process in the first one is the command's.
     cgroups: tuple[str, ...] = ()
 
-    def request(self) -> dict[str, object]:
-        """What the keeper has to know, beside descriptors."""
+    def fields(self) -> dict[str, object]:
+        """What the shim has to know, apart from descriptors."""
         return {
             "environment": dict(self.environment),
             "grace_s": self.grace_s,
@@ -92,17 +92,17 @@ class Order:
         }
 
 
-def take_keeper(life_line: socket.socket, *, is_forked: bool) -> Keeper:
-    """The keeper that announces itself on its life line.  Raises OSError, with its words, when none does."""
+def receive_shim(life_line: socket.socket, *, is_forked: bool) -> CommandShim:
+    """The shim that announces itself on its life line.  Raises OSError with the reason that it gave, when none does."""
     received, descriptors, _, _ = socket.recv_fds(life_line, 1 << 16, 1)
     answer = json.loads(received or b'{"refused": "it is gone"}')
     if not descriptors:
         raise OSError(str(answer.get("refused")))
-    return Keeper(answer["pid"], descriptors[0], life_line, is_forked)
+    return CommandShim(answer["pid"], descriptors[0], life_line, is_forked)
 
 
 class ForkServer:
-    """The warm interpreter of this node, started by whoever asks first."""
+    """The fork server of this node, started by the first process that needs it."""
 
     def __init__(self, folder: Path, owner: int, modules: Sequence[str]) -> None:
         """`folder` is the node's own and private; the server ends with the process `owner` (a pid)."""
@@ -111,19 +111,21 @@ class ForkServer:
         self._modules = modules
 
     def ensure(self) -> None:
-        """Return when it is warm.  Raises OSError when it cannot be, or TimeoutError."""
+        """Wait until it has imported its modules.  Raises OSError when it cannot be, or TimeoutError."""
         self._connect().close()
 
-    def fork(self, order: Order, form: Form, descriptors: list[int]) -> Keeper | None:
-        """Start a command; None when it has to be started in another way, and why is in the log.
+    def fork(
+        self, shim_request: ShimRequest, invocation: PythonInvocation, descriptors: list[int]
+    ) -> CommandShim | None:
+        """Start a command; None when it has to be started in another way: the log says why.
 
-        `descriptors`: standard output, standard error, the script's channel, the keeper's status.
+        `descriptors`: standard output, standard error, the script's channel, the shim's status.
         """
         request: dict[str, object] = {
-            **order.request(),
-            "command": order.command,
-            "form": dataclasses.asdict(form),
-            "folder": str(order.folder),
+            **shim_request.fields(),
+            "command": shim_request.command,
+            "form": dataclasses.asdict(invocation),
+            "folder": str(shim_request.folder),
             "channel_variable": channel.FD_VARIABLE,
         }
         line = json.dumps(request).encode() + b"\n"
@@ -137,7 +139,7 @@ class ForkServer:
         try:
             connection.settimeout(_FORK_S)
             socket.send_fds(connection, [line], descriptors)
-            return take_keeper(connection, is_forked=True)
+            return receive_shim(connection, is_forked=True)
         except (OSError, ValueError) as error:
             # Closing the life line ends what may have been forked all the same.
             connection.close()
@@ -163,7 +165,7 @@ class ForkServer:
     def _start(self, path: Path) -> None:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "trainers.supervisor.fork_server", str(path), str(self._owner)),
+                *(sys.executable, "-m", "trainers.processes.fork_server", str(path), str(self._owner)),
                 *(",".join(self._modules), " " * _TITLE_BYTES),
             ],
             cwd=_ROOT,
@@ -176,11 +178,11 @@ class ForkServer:
             # It detaches itself at once: it must outlive this process, whose end ends all its children.
             process.wait()
             readable, _, _ = select.select([output], [], [], _WARM_UP_S)
-            said = (
+            answer = (
                 os.read(output.fileno(), 1000).decode(errors="replace") if readable else "it takes too long"
             )
-        if said != "ready":
-            raise OSError(f"the fork server did not start: {said or 'it ended'}")
+        if answer != "ready":
+            raise OSError(f"the fork server did not start: {answer or 'it ended'}")
 
 
 def node_fork_server(modules: Sequence[str]) -> ForkServer | None:
@@ -196,8 +198,8 @@ def _wait_readable(descriptor: int, timeout_s: float | None) -> bool:
 
 
 def server_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the fork server: the machine's own, one thread, and room to write another one over it."""
-    return {**_own(inherited), **SINGLE_THREADED, ROOM_VARIABLE: "x" * _ROOM_BYTES}
+    """The fork server's environment: the machine's own, one thread, and padding that a command's may overwrite."""
+    return {**_own(inherited), **SINGLE_THREADED, PADDING_VARIABLE: "x" * _PADDING_BYTES}
 
 
 def _own(inherited: Mapping[str, str]) -> dict[str, str]:
@@ -206,17 +208,17 @@ def _own(inherited: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def keeper_environment(inherited: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a keeper that is started: the machine's own, and our words about its command."""
+def shim_environment(inherited: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a shim that is started: the machine's own, and which worker its command belongs to."""
     return {**_own(inherited), **marks_of(environment)}
 
 
-def form_of_command(command: list[str], environment: Mapping[str, str]) -> Form | None:
-    """What a command runs, if it starts this very interpreter in a way that a fork can stand in for."""
+def invocation_of(command: list[str], environment: Mapping[str, str]) -> PythonInvocation | None:
+    """What a command runs, if it starts this very interpreter in a way that a fork can replace."""
     found = shutil.which(command[0], path=environment.get("PATH"))
     if found is None:
         return None
     same_folder = Path(found).absolute().parent == Path(sys.executable).absolute().parent
     if not same_folder or not os.path.samefile(found, sys.executable):
         return None
-    return form_of(command[1:])
+    return parse_invocation(command[1:])

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from trainers.supervisor.code import shared_folder, sweep_folders
-from trainers.supervisor.leftovers import sweep_machine
-from trainers.supervisor.temporary import temporary_folder, temporary_root
+from trainers.node_folders import shared_folder, sweep_folders
+from trainers.supervisor.node_sweep import sweep_machine
+from trainers.supervisor.temporary_folders import temporary_folder, temporary_root
 
 ROOT = Path(__file__).parents[3]
 #: What Ray puts below the folder of its own in TMPDIR, with as long a process id as Linux has.
@@ -31,7 +31,7 @@ def roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, 
     for folder in (system, short, work):
         folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(system))
-    monkeypatch.setattr("trainers.supervisor.temporary._SHORT", short)
+    monkeypatch.setattr("trainers.supervisor.temporary_folders._SHORT", short)
     monkeypatch.setenv("REMORA_WORK_DIR", str(work))
     return system, short, work
 
@@ -118,9 +118,9 @@ def test_a_sweep_finds_folders_of_nodes_with_another_tmpdir(
 HOLDS = """
 import signal, tempfile
 from pathlib import Path
-from trainers.supervisor import temporary
-temporary._PATH_BYTES = 4096
-with temporary.temporary_folder("att_2", print) as folder:
+from trainers.supervisor import temporary_folders
+temporary_folders._PATH_BYTES = 4096
+with temporary_folders.temporary_folder("att_2", print) as folder:
     (folder / "left").touch()
     print(folder, flush=True)
     signal.pause()
@@ -131,7 +131,7 @@ def test_what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("trainers.supervisor.temporary._PATH_BYTES", 4096)
+    monkeypatch.setattr("trainers.supervisor.temporary_folders._PATH_BYTES", 4096)
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [sys.executable, "-c", HOLDS], stdout=subprocess.PIPE, text=True, env=environment
@@ -156,7 +156,7 @@ def test_a_folder_that_cannot_be_removed_yet_is_found_again(
         raise OSError(39, "Directory not empty", str(path))
 
     with monkeypatch.context() as patched:
-        patched.setattr("trainers.supervisor.code.remove_tree", refuse)
+        patched.setattr("trainers.node_folders.remove_tree", refuse)
         with shared_folder("one", tmp_path):
             pass
         assert sweep_folders(tmp_path) == []

@@ -10,14 +10,14 @@ import fcntl
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from trainers.rooms import Room
-from trainers.supervisor.code import open_lock
-from trainers.supervisor.environment import Place
+from trainers.confined_folders import ConfinedFolder
+from trainers.node_folders import open_lock
+from trainers.worker_identity import WorkerIdentity
 
 
-def own_outputs(folder: Path, place: Place) -> Path:
+def own_outputs(folder: Path, identity: WorkerIdentity) -> Path:
     """A worker's outputs folder, below its node's folder for the worker group."""
-    return _outputs_of(folder, place.local_rank)
+    return _outputs_of(folder, identity.local_rank)
 
 
 def _outputs_of(folder: Path, local_rank: int) -> Path:
@@ -25,13 +25,13 @@ def _outputs_of(folder: Path, local_rank: int) -> Path:
 
 
 def link_outputs(
-    code: Path, folder: Path, place: Place, paths: Mapping[str, str], *, is_joining: bool
+    code: Path, folder: Path, identity: WorkerIdentity, paths: Mapping[str, str], *, is_joining: bool
 ) -> None:
     """Make each path below `code` a link to the output of that name, unless another worker did or it is code.
 
     Workers that join a group lead themselves: the group's first worker of this node has another folder.
     """
-    leader = place.local_rank if is_joining else 0
+    leader = identity.local_rank if is_joining else 0
     with open_lock(folder / "links.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for path, name in paths.items():
@@ -41,8 +41,8 @@ def link_outputs(
             target.mkdir(parents=True, exist_ok=True)
             if (parent := str(PurePosixPath(path).parent)) != ".":
                 # A script that runs here already may have put a link there.
-                with Room(code) as room:
-                    room.make_folder(parent)
+                with ConfinedFolder(code) as opened:
+                    opened.make_folder(parent)
             link.symlink_to(target)
 
 

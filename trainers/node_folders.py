@@ -1,6 +1,6 @@
-"""The folder in which a job's command runs: its code bundle, unpacked once per node and worker group.
+"""Folders of a node that several processes share under a lock, such as the unpacked code bundle of a worker group.
 
-The folder is made anew for every worker group, so that ranks on different nodes always start from the same files.
+The code is unpacked again for every worker group, so that ranks on different nodes always start from the same files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from remora.code.bundle import unpack
-from trainers.rooms import remove_tree
+from trainers.confined_folders import remove_tree
 from trainers.storage import Storage
 
 #: Removes what belongs to a folder and lies elsewhere; False when some of it is still used.  Raises OSError.
@@ -25,7 +25,7 @@ Clear = Callable[[Path], bool]
 def work_root() -> Path:
     """Folder of this node for everything that jobs need while they run; owner only.
 
-    Whoever made the node says where (`REMORA_WORK_DIR`) and removes it with the node.
+    `REMORA_WORK_DIR` names it; what made the node sets that, and removes the folder with the node.
     """
     root = os.environ.get("REMORA_WORK_DIR")
     if root:
@@ -40,16 +40,16 @@ def work_root() -> Path:
 
 
 def is_private(folder: Path) -> bool:
-    """True for a folder, not a link to one, into which nobody but this user can write: others may use its name too."""
+    """True for a folder, not a link to one, into which only this user can write: others may have taken its name."""
     status = folder.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 @contextlib.contextmanager
 def shared_folder(name: str, root: Path | None = None, clear: Clear | None = None) -> Iterator[Path]:
-    """A folder below a root (the work root), shared by all who ask for it; the last one removes it.
+    """A folder below a root (the work root), shared by all processes that use it; the last one removes it.
 
-    `clear` is asked before, and may put that off until `sweep_folders` comes.
+    `clear` is called before, and may postpone that to a later `sweep_folders`.
     """
     root = root or work_root()
     folder = root / name
@@ -68,7 +68,7 @@ def sweep_folders(root: Path | None = None, clear: Clear | None = None) -> list[
     """
     removed: list[str] = []
     for path in sorted((root or work_root()).glob("*.lock")):
-        # What is no file of ours is nobody's lock, and what it names is left alone.
+        # A lock that is no file of ours is ignored, and so is the folder that it names.
         with contextlib.suppress(OSError), open_lock(path, make=False) as lock:
             if _remove_unused(path.with_suffix(""), lock, clear):
                 removed.append(path.stem)
@@ -87,7 +87,7 @@ def _locked(path: Path) -> Iterator[IO[str]]:
 
 
 def open_lock(path: Path, *, make: bool = True) -> IO[str]:
-    """The lock file itself, to read and write: a script may have put a link to another file into its place."""
+    """The lock file itself, to read and write: a script may have replaced it by a link to another file."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_CREAT if make else 0)
     return os.fdopen(os.open(path, flags, 0o600), "r+")
 
@@ -123,7 +123,7 @@ def _remove_unused(folder: Path, lock: IO[str], clear: Clear | None) -> bool:
             return False
         remove_tree(folder)
     except OSError:
-        # Something may still write there for a moment: without its lock nobody would find it again.
+        # Something may still write there for a moment: without its lock no sweep would find it again.
         return False
     folder.with_name(f"{folder.name}.lock").unlink(missing_ok=True)
     return True

@@ -1,4 +1,4 @@
-"""What stands between mpirun and a supervisor: places go through pipes, commands only through a door with the key."""
+"""Between mpirun and a supervisor: variables go through pipes, and commands only to callers that know the key."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from remora.ports import free_port
 from tests.unit.trainers.test_child import is_gone
 from trainers.backends import mpi
-from trainers.backends.mpi import _doors, _hosts, _runs
-from trainers.backends.mpi.rank import tell_over
+from trainers.backends.mpi import _command_servers, _hosts, _runs
+from trainers.backends.mpi.rank import report_return
 
 HERE = Path(__file__).parents[3] / "trainers" / "backends" / "mpi"
 KEY = "00ff00ff"
@@ -61,12 +61,12 @@ def test_a_command_gets_the_place_that_mpirun_dealt(
     assert taker.communicate()[0].split() == ["1", "mine", "1", "False"]
     assert taker.returncode == 0
     assert giver.poll() is None, "mpirun must not end before the supervisor says that the command returned 0"
-    tell_over(str(tmp_path), 1)
+    report_return(str(tmp_path), 1)
     assert giver.wait() == 0
 
 
 def test_the_word_that_a_rank_is_over_needs_nobody_who_hears_it(tmp_path: Path) -> None:
-    tell_over(str(tmp_path), 0)
+    report_return(str(tmp_path), 0)
 
 
 @pytest.mark.parametrize(("key", "code", "ran"), [(KEY, 7, True), ("00aa00aa", 1, False)])
@@ -74,19 +74,19 @@ def test_a_door_opens_for_the_key_of_its_group_only(
     tmp_path: Path, started: list[subprocess.Popen[str]], key: str, code: int, ran: bool
 ) -> None:
     port = free_port()
-    doors = json.dumps({"doors": {"node-b": ["127.0.0.1", port]}, "key": key})
-    start(started, "door.py", "127.0.0.1", str(port), REMORA_MPI_KEY=KEY)
+    servers = json.dumps({"doors": {"node-b": ["127.0.0.1", port]}, "key": key})
+    start(started, "command_server.py", "127.0.0.1", str(port), REMORA_MPI_KEY=KEY)
     said = tmp_path / "said"
     agent = start(
         started,
-        "agent.py",
+        "rsh_agent.py",
         "node-b",
         "echo",
         "$REMORA_MPI_KEY",
         f">{said};",
         "exit",
         "7",
-        REMORA_MPI_DOORS=doors,
+        REMORA_MPI_DOORS=servers,
     )
     _, errors = agent.communicate()
     assert agent.returncode == code, errors
@@ -99,11 +99,11 @@ def test_a_door_opens_for_the_key_of_its_group_only(
 
 def test_a_door_is_kept_by_nobody_who_only_knocks(started: list[subprocess.Popen[str]]) -> None:
     port = free_port()
-    door = start(started, "door.py", "127.0.0.1", str(port), REMORA_MPI_KEY=KEY)
+    server = start(started, "command_server.py", "127.0.0.1", str(port), REMORA_MPI_KEY=KEY)
     knocking = [_knock(port) for _ in range(3)]
-    doors = json.dumps({"doors": {"node-b": ["127.0.0.1", port]}, "key": KEY})
-    agent = start(started, "agent.py", "node-b", "exit", "3", REMORA_MPI_DOORS=doors)
-    assert (agent.wait(), door.wait()) == (3, 3)
+    servers = json.dumps({"doors": {"node-b": ["127.0.0.1", port]}, "key": KEY})
+    agent = start(started, "rsh_agent.py", "node-b", "exit", "3", REMORA_MPI_DOORS=servers)
+    assert (agent.wait(), server.wait()) == (3, 3)
     for one in knocking:
         one.close()
 
@@ -115,17 +115,17 @@ def _knock(port: int) -> socket.socket:
             knocking = socket.create_connection(("127.0.0.1", port))
         except ConnectionRefusedError:
             continue
-        assert knocking.recv(1), "the door asks for the key"
+        assert knocking.recv(1), "the server asks for the key"
         return knocking
 
 
 def test_a_door_that_finds_its_port_taken_says_so(started: list[subprocess.Popen[str]]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        door = start(started, "door.py", "127.0.0.1", str(port), REMORA_MPI_KEY=KEY)
-        _, errors = door.communicate()
-    assert door.returncode == 1
-    assert errors.startswith("the door of this node cannot be opened: ")
+        server = start(started, "command_server.py", "127.0.0.1", str(port), REMORA_MPI_KEY=KEY)
+        _, errors = server.communicate()
+    assert server.returncode == 1
+    assert errors.startswith("the command server of this node cannot listen: ")
     assert "in use" in errors
     assert len(errors.splitlines()) == 1
 
@@ -134,7 +134,7 @@ def test_rank_0s_node_has_the_name_by_which_mpirun_knows_itself() -> None:
     peers = ("10.0.0.1:20001", "10.0.0.1:20002", "10.0.0.2:20003", "10.0.0.2:20004")
     here = socket.gethostname()
     assert _hosts(peers) == [here, here, "10.0.0.2", "10.0.0.2"]
-    assert _doors(peers)["10.0.0.2"] == ("10.0.0.2", 20003)
+    assert _command_servers(peers)["10.0.0.2"] == ("10.0.0.2", 20003)
 
 
 def test_a_trial_of_mpirun_that_does_not_end_leaves_nothing_behind(

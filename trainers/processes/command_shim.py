@@ -1,19 +1,23 @@
-"""The process between a supervisor and the user's command: whatever the command starts, it ends.
+"""The shim: a process between a supervisor and the user's command, which ends whatever the command starts.
+
+It is to a command what containerd-shim is to a container: its parent, the reaper of its orphans, and the reporter of
+its exit status.
 
 Run as a file by the supervisor's interpreter with `-S -E`, standard library only, so that it starts in milliseconds:
 
-    python -S -E keeper.py REQUEST_FD -- COMMAND ARG...
+    python -S -E command_shim.py REQUEST_FD -- COMMAND ARG...
 
-REQUEST_FD is a file with one marshalled dictionary (see `main`).  The keeper detaches itself, so that what ends the
+REQUEST_FD is a file with one marshalled dictionary (see `main`).  The shim detaches itself, so that what ends the
 children of the supervisor does not end it too: its life line is a socket, on which it sends `{"pid": n}` with a pidfd
 of its own, and whose other end closes when the supervisor dies.  The job's environment is the command's alone.
 
 It makes itself the reaper of all its descendants (`PR_SET_CHILD_SUBREAPER`), so that a process that detached itself
 with `setsid` or a double fork still belongs to it.  Where there are control groups, the command and all that it starts
-stand in one, which the keeper kills whole, and the supervisor when the keeper is gone; where there are none, a second
-process stands above the keeper and ends what that one cannot any more.  When all is over the keeper writes one JSON
-object to its status: `{"exit_code": n}`, `{"signal": n}` or `{"start_failed": "why"}`, and `"outlived": n` when it had
-to end n processes that the command left behind.
+are in one, which the shim kills whole, or the supervisor when the shim is gone; where there are none, a second process,
+the outer shim, is the parent of the shim and ends what is left when the shim is killed.
+
+When all is over the shim writes one JSON object to its status: `{"exit_code": n}`, `{"signal": n}` or
+`{"start_failed": "why"}`, and `"outlived": n` when it had to end n processes that the command left behind.
 
 SIGTERM: pass it on, and after GRACE_S seconds kill everything.  SIGUSR1: kill everything at once.
 
@@ -36,13 +40,13 @@ import time
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
-#: Signals that wake a keeper.
+#: Signals that wake a shim.
 WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1)
 _LIBC = ctypes.CDLL(None, use_errno=True)
 #: Seconds in which what a command left behind may end by itself, as Python's own trackers of semaphores do.
-_LAST_WORDS_S = 0.2
+_LATE_EXIT_S = 0.2
 
-#: The kernel's stamp of a file may be so much older than the clock.
+#: Seconds by which the kernel's time stamp of a file may be older than the clock.
 _TICK_S = 0.02
 #: Where Linux keeps files in memory, and those of them that are ours.
 _SHARED, _SNAPSHOTS = b"/dev/shm/", b"/dev/shm/remora-"
@@ -53,7 +57,7 @@ def main(arguments: list[str]) -> None:
 
     The request: `status`, `life_line` (descriptors), `grace_s`, `supervisor` (a pid), `environment` (of the command),
     `cgroups` (folders of those that the command enters: all that lives in the first one is the command's; [] for none),
-    `own_cgroup` (folder of the keeper's).
+    `own_cgroup` (folder of the shim's).
     """
     with open(int(arguments[0]), "rb") as file:
         request = marshal.load(file)  # noqa: S302 - the supervisor has written it
@@ -72,7 +76,7 @@ def main(arguments: list[str]) -> None:
     if child == 0:
         os.close(errors_read)
         try:
-            leave_keeper(request["supervisor"], cgroups)
+            leave_shim(request["supervisor"], cgroups)
             _become(command, request["environment"])
         except OSError as error:
             os.write(errors_write, f"{command[0]}: {_why(error)}".encode())
@@ -81,15 +85,16 @@ def main(arguments: list[str]) -> None:
     with os.fdopen(errors_read, "rb") as errors:
         start_failed = errors.read().decode(errors="replace")
     own = request["own_cgroup"]
-    keep(child, status_fd, request["grace_s"], kept_in(cgroups, own), began_at, start_failed)
+    run_to_end(child, status_fd, request["grace_s"], enter_own_cgroup(cgroups, own), began_at, start_failed)
 
 
 def announce(life_line: _socket.socket, *, are_two: bool) -> float:
-    """Be the keeper that the other end of the life line asked for, and end when that closes; returns the time of day.
+    """Become the shim that the supervisor at the other end of the life line started; returns the time of day.
 
-    With `are_two`, for want of cgroups, a second process stands above this one.
+    The process ends when that end closes.  With `are_two`, which is for nodes without
+    cgroups, a second process becomes the parent of this one.
 
-    Returns in the keeper itself.
+    Returns in the shim itself.
     """
     began_at = time.time()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -100,12 +105,12 @@ def announce(life_line: _socket.socket, *, are_two: bool) -> float:
     life_line.sendmsg([b'{"pid": %d}\n' % os.getpid()], [carried])
     os.close(mine)
     if are_two:
-        _stand_above()
+        _add_outer_shim()
     return began_at
 
 
 def _end_with(life_line: _socket.socket) -> None:
-    """Have the kernel say SIGUSR1 to this process when the other end of the life line closes."""
+    """Have the kernel send SIGUSR1 to this process when the other end of the life line closes."""
     life_line.setblocking(False)
     fcntl.fcntl(life_line, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(life_line, fcntl.F_SETSIG, signal.SIGUSR1)
@@ -122,15 +127,15 @@ def _is_closed(life_line: _socket.socket) -> bool:
 
 
 def _reap_descendants() -> None:
-    """Make this process the reaper of all that will descend from it, and let signals wait for `keep`."""
+    """Make this process the reaper of all that will descend from it, and let signals wait for `run_to_end`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _stand_above() -> None:
-    """Without cgroups: let a forked process be the keeper, and end what that one leaves when it is killed.
+def _add_outer_shim() -> None:
+    """Without cgroups: let a forked process be the shim, and end what it leaves when it is killed.
 
-    Returns in the forked process.  This one hands signals down and has the keeper's place towards the supervisor.
+    Returns in the forked process.  This one passes signals on, and is the shim that the supervisor knows.
     """
     above = os.getpid()
     below = os.fork()
@@ -140,7 +145,7 @@ def _stand_above() -> None:
             os._exit(1)
         _reap_descendants()
         return
-    # What the keeper holds open is the keeper's: its end has to be seen on them.
+    # The supervisor sees the shim's end when its descriptors close, so this process keeps none of them.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     while True:
         received = signal.sigtimedwait(WATCHED, 3600.0)
@@ -153,8 +158,8 @@ def _stand_above() -> None:
             os._exit(0)
 
 
-def kept_in(cgroups: list[str], own: str) -> str:
-    """Enter the keeper's own cgroup; returns the one in which all is the command's, "" where there are none."""
+def enter_own_cgroup(cgroups: list[str], own: str) -> str:
+    """Enter the shim's own cgroup; returns that of the command, "" where there are none."""
     if not cgroups:
         return ""
     # Not before: the kernel may take milliseconds, and the command does not wait for them.
@@ -162,25 +167,25 @@ def kept_in(cgroups: list[str], own: str) -> str:
     return cgroups[0]
 
 
-def keep(
-    child: int, status_fd: int, grace_s: float, kept: str, began_at: float, start_failed: str = ""
+def run_to_end(
+    child: int, status_fd: int, grace_s: float, command_cgroup: str, began_at: float, start_failed: str = ""
 ) -> None:
     """Wait for the command's own process, end what it left behind, and write how it ended.
 
-    All that lives in the cgroup `kept` is the command's.  `began_at` is a time of day before the command began.
+    Every process in `command_cgroup` is the command's.  `began_at` is a time of day before the command began.
     """
     # Here, and not at the top: the command does not wait for it.
     import json
 
     memory = _Memory(began_at)
-    status, kill_at = _wait(child, grace_s, kept, memory)
+    status, kill_at = _wait(child, grace_s, command_cgroup, memory)
     if kill_at is not None:
         # A shell does not outlive SIGTERM, and what it has started may still be saving.
         _let_descendants_end(kill_at)
     elif "exit_code" in status:
-        _let_descendants_end(time.monotonic() + _LAST_WORDS_S)
-    memory.note({*_descendants(), *_in_cgroup(kept)})
-    outlived = _end_descendants(kept)
+        _let_descendants_end(time.monotonic() + _LATE_EXIT_S)
+    memory.note({*_descendants(), *_in_cgroup(command_cgroup)})
+    outlived = _end_descendants(command_cgroup)
     memory.remove_left()
     if start_failed:
         status = {"start_failed": start_failed}
@@ -189,8 +194,8 @@ def keep(
     os.write(status_fd, json.dumps(status).encode())
 
 
-def leave_keeper(supervisor: int, cgroups: list[str]) -> None:
-    """In the forked process: a session and cgroups of its own, no signal blocked, dead as soon as the keeper is.
+def leave_shim(supervisor: int, cgroups: list[str]) -> None:
+    """In the forked process: a session and cgroups of its own, no signal blocked, dead as soon as the shim is.
 
     Where Yama restricts ptrace, the process `supervisor` may read this one's stack all the same.
     """
@@ -245,7 +250,7 @@ class _Memory:
                 if status.st_uid == os.getuid() and status.st_ctime >= self._began_at - _TICK_S:
                     os.unlink(path)
             except OSError:
-                pass  # gone already, or somebody else's
+                pass  # gone already, or of another user
 
 
 def _mapped(pids: set[int]) -> set[bytes]:
@@ -260,7 +265,9 @@ def _mapped(pids: set[int]) -> set[bytes]:
     return {path for path in found if not path.startswith(_SNAPSHOTS) and not path.endswith(b" (deleted)")}
 
 
-def _wait(child: int, grace_s: float, kept: str, memory: _Memory) -> tuple[dict[str, object], float | None]:
+def _wait(
+    child: int, grace_s: float, command_cgroup: str, memory: _Memory
+) -> tuple[dict[str, object], float | None]:
     """Wait for the command's own process; returns how it ended, and until when others may end after SIGTERM."""
     kill_at: float | None = None
     while True:
@@ -268,15 +275,15 @@ def _wait(child: int, grace_s: float, kept: str, memory: _Memory) -> tuple[dict[
         received = signal.sigtimedwait(WATCHED, timeout)
         if received is None:
             if kill_at is not None:
-                _kill_all(signal.SIGKILL, kept)
+                _kill_all(signal.SIGKILL, command_cgroup)
         elif received.si_signo == signal.SIGTERM and kill_at is None:
             kill_at = time.monotonic() + grace_s
             memory.note(set(_descendants()))
-            _kill_all(signal.SIGTERM, kept)
+            _kill_all(signal.SIGTERM, command_cgroup)
         elif received.si_signo == signal.SIGUSR1:
             memory.note(set(_descendants()))
             kill_at = time.monotonic()
-            _kill_all(signal.SIGKILL, kept)
+            _kill_all(signal.SIGKILL, command_cgroup)
         ended = _reap(child)
         if ended is not None:
             return ended, kill_at
@@ -301,7 +308,7 @@ def _reap(child: int) -> dict[str, object] | None:
 
 
 def _let_descendants_end(until: float) -> None:
-    """Give time, by the monotonic clock, to what is ending by itself."""
+    """Wait, until this time of the monotonic clock, for descendants that end by themselves."""
     while _descendants() and (left_s := until - time.monotonic()) > 0:
         received = signal.sigtimedwait(WATCHED, left_s)
         _reap(-1)
@@ -309,24 +316,24 @@ def _let_descendants_end(until: float) -> None:
             return
 
 
-def _end_descendants(kept: str) -> int:
+def _end_descendants(command_cgroup: str) -> int:
     """Kill what is left until nothing is; returns how many processes there were."""
     seen: set[int] = set()
     while True:
-        left = {*_descendants(), *_in_cgroup(kept)}
+        left = {*_descendants(), *_in_cgroup(command_cgroup)}
         if not left:
             return len(seen)
         seen.update(left)
-        _kill_all(signal.SIGKILL, kept)
+        _kill_all(signal.SIGKILL, command_cgroup)
         signal.sigtimedwait((signal.SIGCHLD,), 0.05)
         _reap(-1)
 
 
-def _kill_all(number: signal.Signals, kept: str) -> None:
-    if kept and number == signal.SIGKILL:
+def _kill_all(number: signal.Signals, command_cgroup: str) -> None:
+    if command_cgroup and number == signal.SIGKILL:
         # All at once: nothing is forked meanwhile.
         try:
-            with open(os.path.join(kept, "cgroup.kill"), "w") as file:
+            with open(os.path.join(command_cgroup, "cgroup.kill"), "w") as file:
                 file.write("1")
         except OSError:
             pass
@@ -334,10 +341,10 @@ def _kill_all(number: signal.Signals, kept: str) -> None:
         _kill(pid, number)
 
 
-def _in_cgroup(kept: str) -> list[int]:
+def _in_cgroup(command_cgroup: str) -> list[int]:
     """Every living process in a cgroup or below it; [] without one."""
     found: list[int] = []
-    for folder, _, _ in os.walk(kept) if kept else ():
+    for folder, _, _ in os.walk(command_cgroup) if command_cgroup else ():
         try:
             with open(os.path.join(folder, "cgroup.procs")) as file:
                 found.extend(int(line) for line in file)

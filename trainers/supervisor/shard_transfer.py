@@ -1,4 +1,4 @@
-"""A worker's files of a checkpoint on their way to the driver: their machine goes too soon for the storage."""
+"""Sends a worker's files of a checkpoint to the driver, when its machine goes before the storage would have them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import ray
 
-from trainers.rooms import Room
+from trainers.confined_folders import ConfinedFolder
 
 #: Bytes that are sent at once, and how many such pieces are under way.
 CHUNK_BYTES, CHUNKS_UNDER_WAY = 8 << 20, 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parcel:
+class CheckpointShard:
     """One worker's files of one checkpoint."""
 
     rank: int
@@ -30,14 +30,14 @@ class Parcel:
 
     @property
     def key(self) -> str:
-        """Its name among the parcels of the attempt."""
+        """Its unique name within the attempt."""
         return f"{self.step}-{self.generation}-{self.rank}-{self.take}"
 
 
-def send(driver: Any, parcel: Parcel, folder: Room) -> bool:
-    """Send every file of `folder` to the driver actor; False when it has no room or does not get them all."""
+def send(driver: Any, shard: CheckpointShard, folder: ConfinedFolder) -> bool:
+    """Send every file of `folder` to the driver actor; False when it has no space or does not get all of them."""
     try:
-        if not ray.get(driver.relay_offer.remote(parcel)):
+        if not ray.get(driver.relay_offer.remote(shard)):
             return False
         under_way: deque[Any] = deque()
         for name, _ in folder.files():
@@ -45,18 +45,18 @@ def send(driver: Any, parcel: Parcel, folder: Room) -> bool:
             with folder.open_file(name) as file:
                 # An empty file is sent as one empty piece.
                 while (chunk := file.read(CHUNK_BYTES)) or offset == 0:
-                    under_way.append(driver.relay_take.remote(parcel, name, offset, chunk))
+                    under_way.append(driver.relay_take.remote(shard, name, offset, chunk))
                     offset += len(chunk)
                     if len(under_way) >= CHUNKS_UNDER_WAY:
                         ray.get(under_way.popleft())
                     if not chunk:
                         break
         ray.get(list(under_way))
-        return bool(ray.get(driver.relay_seal.remote(parcel)))
+        return bool(ray.get(driver.relay_seal.remote(shard)))
     except (ray.exceptions.RayError, OSError, KeyError, ValueError):
         return False
 
 
-def size_of(folder: Room) -> int:
+def size_of(folder: ConfinedFolder) -> int:
     """Bytes of all files of a folder.  Raises OSError."""
     return sum(status.st_size for _, status in folder.files())

@@ -1,10 +1,10 @@
 """What mpirun runs where it would run ssh: has a command run on another node of the attempt.
 
-    python -S -E agent.py HOST WORD...
+    python -S -E rsh_agent.py HOST WORD...
 
-Waits for a door that is not there yet for as long as mpirun lives: the worker of that node may still fetch its code
-and a checkpoint, and whoever gives up on it ends mpirun.  The door of that node (`door.py`) takes the words only from
-who knows the key of the worker group.  Where doors are, and the key, stand in REMORA_MPI_DOORS:
+The command server of that node (`command_server.py`) accepts the words only from a caller that knows the key of the
+worker group.  As long as mpirun lives, this waits for a server that does not listen yet: the worker of that node may
+still fetch its code and a checkpoint.  REMORA_MPI_DOORS holds the addresses of the servers and the key:
 `{"doors": {host: [address, port]}, "key": hexadecimal}`.  Standard library only.  Ends when the command has ended, with
 its exit code.
 """
@@ -20,7 +20,7 @@ import time
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-#: Seconds for each word of the proof of the key: another program may have the port of the door.
+#: Seconds for each message of the proof of the key: another program may have the port of the server.
 _PROOF_S = 30
 #: Seconds between two tries.
 _PAUSE_S = 0.1
@@ -35,9 +35,9 @@ def main(arguments: list[str]) -> int:
         return 1
     address, port = known["doors"][host]
     try:
-        with _reach((address, int(port)), bytes.fromhex(known["key"])) as door:
-            door.send_bytes(" ".join(words).encode())
-            return int(door.recv_bytes())
+        with _reach((address, int(port)), bytes.fromhex(known["key"])) as server:
+            server.send_bytes(" ".join(words).encode())
+            return int(server.recv_bytes())
     except (OSError, EOFError, AuthenticationError, AssertionError) as error:
         print(f"node {host} did not run its part of mpirun: {error}", file=sys.stderr)
         return 1
@@ -54,16 +54,16 @@ def _reach(address: tuple[str, int], key: bytes) -> Connection:
 def _prove(reached: socket.socket, key: bytes) -> Connection:
     with reached:
         reached.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _PROOF_S, 0))
-        door = Connection(os.dup(reached.fileno()))
+        server = Connection(os.dup(reached.fileno()))
         try:
-            answer_challenge(door, key)
-            deliver_challenge(door, key)
+            answer_challenge(server, key)
+            deliver_challenge(server, key)
         except BaseException:
-            door.close()
+            server.close()
             raise
         # The command may take as long as it likes.
         reached.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
-    return door
+    return server
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-_KEEPER = Path(__file__).with_name("keeper.py")
+_SHIM = Path(__file__).with_name("command_shim.py")
 #: Seconds that reading one process may take.
 _READ_S = 5.0
 #: Processes of one command that are looked at: its own, and the first ones that it started.
@@ -25,7 +25,7 @@ _LENGTH = 16_000
 def stacks_below(pid: int) -> str:
     """Stacks of the processes below `pid`, the oldest first; a sentence for each that cannot be read."""
     try:
-        below = [one for one in psutil.Process(pid).children(recursive=True) if not _is_keeper(one)]
+        below = [one for one in psutil.Process(pid).children(recursive=True) if not _is_shim(one)]
     except psutil.NoSuchProcess:
         below = []
     if not below:
@@ -36,14 +36,14 @@ def stacks_below(pid: int) -> str:
     return "\n\n".join(texts)[:_LENGTH]
 
 
-def _is_keeper(process: psutil.Process) -> bool:
-    """Where there are no cgroups a keeper has another one above it."""
+def _is_shim(process: psutil.Process) -> bool:
+    """Where there are no cgroups a shim has another one above it."""
     try:
         words = process.cmdline()
     except psutil.Error:
         return False
-    was_forked = bool(words) and words[0].startswith("keeper.py for ")
-    return was_forked or (words[1:3] == ["-S", "-E"] and words[3:4] == [str(_KEEPER)])
+    was_forked = bool(words) and words[0].startswith("command_shim.py for ")
+    return was_forked or (words[1:3] == ["-S", "-E"] and words[3:4] == [str(_SHIM)])
 
 
 def _stack_of(process: psutil.Process) -> str:

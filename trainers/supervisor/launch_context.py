@@ -1,4 +1,4 @@
-"""Everything that has to be there before a worker's command can start: code, folders, checkpoint, environment."""
+"""Prepares the launch of a worker's command on its node: code, folders, checkpoint to resume from, environment."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from remora.commands.nested_launchers import put_on_path
 from remora.errors import BundleError
 from remora.spec.expressions import fill
 from trainers.backends import backend_of
-from trainers.backends.backend import Start
+from trainers.backends.backend import LaunchContext
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
+from trainers.node_folders import unpack_once, work_root
 from trainers.plan import AttemptPlan
 from trainers.storage import Storage
-from trainers.supervisor.code import unpack_once, work_root
 from trainers.supervisor.device import device_variables, devices_of_node
-from trainers.supervisor.environment import Place, child_environment
-from trainers.supervisor.snapshots import SnapshotRoom
+from trainers.supervisor.environment import child_environment
+from trainers.supervisor.snapshots import SnapshotSpace
+from trainers.worker_identity import WorkerIdentity
 
 
-def prepare_start(
+def prepare_launch(
     plan: AttemptPlan,
-    place: Place,
+    identity: WorkerIdentity,
     folder: Path,
     *,
     resume: Manifest | None,
     outputs: Path,
-    room: SnapshotRoom | None,
+    snapshots: SnapshotSpace | None,
     temporary: Path,
     is_joining: bool,
-) -> Start:
-    """Fetch what the worker needs into its node's `folder`, and say how its command is to be started.
+) -> LaunchContext:
+    """Fetch what the worker needs into its node's `folder`, and return the context in which its command is started.
 
     The command's temporary files lie in `temporary`, unless the job says where.
     Raises BundleError, StorageError, OSError, and BackendUnusable.
@@ -46,54 +47,56 @@ def prepare_start(
         code = unpack_once(Storage(plan.storage_url), plan.bundle, folder)
     except FileNotFoundError as error:
         raise BundleError(f"the code bundle {plan.bundle} is not in the storage any more") from error
-    scratch = folder / f"scratch-{place.rank}"
+    scratch = folder / f"scratch-{identity.rank}"
     scratch.mkdir()
     interface = _interface_of(ray.util.get_node_ip_address())
     unwrapped = unwrap(plan.command)
     written = {**unwrapped.variables, **plan.variables}
-    asked = {name: fill(value, told_by(place), str(outputs)) for name, value in written.items()}
+    asked = {name: fill(value, expression_values(identity), str(outputs)) for name, value in written.items()}
     environment = child_environment(
         os.environ,
         asked,
-        place,
+        identity,
         cpus=plan.resources.get("CPU", 1.0),
         interface=interface,
         python_folder=str(Path(sys.executable).parent),
     )
     if may_start_a_launcher(unwrapped.command):
-        programs = folder / f"launchers-{place.rank}"
+        programs = folder / f"launchers-{identity.rank}"
         sizes = plan.sizes
         environment |= put_on_path(programs, sys.executable, sizes.min, sizes.max, environment["PATH"])
     gpus = plan.resources.get("GPU", 0.0)
-    told = device_variables(plan.device, plan.precision, gpus, devices_of_node(), place, interface)
-    # The user's own word on how to compute wins.
-    environment.update({name: value for name, value in told.items() if name not in asked})
+    device_settings = device_variables(
+        plan.device, plan.precision, gpus, devices_of_node(), identity, interface
+    )
+    # The user's own variables win.
+    environment.update({name: value for name, value in device_settings.items() if name not in asked})
     environment.update(plan.elastic_variables)
     environment["REMORA_SCRATCH_DIR"] = str(scratch)
     environment["REMORA_OUTPUTS_DIR"] = str(outputs)
     if "TMPDIR" not in asked:
         environment["TMPDIR"] = str(temporary)
-    # What torch has compiled serves the next worker of the node as well.
+    # Later workers of the node reuse what torch has compiled.
     environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(work_root() / "torchinductor"))
     if "MLFLOW_TRACKING_URI" not in environment:
         # One for each worker group: MLflow writes absolute paths into it.
-        group = f"{place.attempt}-{place.generation}"
+        group = f"{identity.attempt}-{identity.generation}"
         environment["MLFLOW_TRACKING_URI"] = (outputs / "mlruns" / group).as_uri()
         # Else MLflow 3.17 refuses a folder; a database would leave the artifacts outside of it.
         environment["MLFLOW_ALLOW_FILE_STORE"] = "true"
-    if room is not None:
-        environment.update(room.variables())
+    if snapshots is not None:
+        environment.update(snapshots.variables())
     if is_joining:
         environment["REMORA_JOIN"] = "1"
     fetched: Path | None = None
     if resume is not None:
         catalog = Catalog(Storage(plan.checkpoint_url), plan.job_id)
-        fetched = catalog.fetch(resume, folder / f"resume-{place.rank}")
+        fetched = catalog.fetch(resume, folder / f"resume-{identity.rank}")
         environment["REMORA_RESUME_DIR"] = str(fetched)
         environment["REMORA_RESUME_STEP"] = str(resume.step)
-    start = Start(
+    launch = LaunchContext(
         plan=plan,
-        place=place,
+        identity=identity,
         code=code,
         shared=folder,
         scratch=scratch,
@@ -103,17 +106,17 @@ def prepare_start(
         environment=environment,
     )
     backend = backend_of(plan.backend)
-    backend.prepare(start)
-    return dataclasses.replace(start, environment={**environment, **backend.variables(start)})
+    backend.prepare(launch)
+    return dataclasses.replace(launch, environment={**environment, **backend.variables(launch)})
 
 
-def told_by(place: Place) -> dict[str, str]:
+def expression_values(identity: WorkerIdentity) -> dict[str, str]:
     """Values of the expressions that a command and its variables may use; see `remora.spec.expressions`."""
     return {
-        "job.id": place.job_id,
-        "job.attempt": str(place.attempt),
-        "master.address": place.master_addr,
-        "master.port": str(place.master_port),
+        "job.id": identity.job_id,
+        "job.attempt": str(identity.attempt),
+        "master.address": identity.master_addr,
+        "master.port": str(identity.master_port),
     }
 
 

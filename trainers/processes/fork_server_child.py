@@ -1,4 +1,4 @@
-"""From a fork of the warm interpreter to the user's command: everything that a fresh interpreter would have otherwise.
+"""From a fork of the warm interpreter to the user's command: the state that a fresh interpreter would have otherwise.
 
 Standard library only.  What remains different is written down in
 `docs/decisions/0021-python-commands-are-forked-from-a-preloaded-interpreter.md`.
@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TextIO
 
 from remora.script import native_threads
-from trainers.supervisor.fork_server_rules import Form
+from trainers.processes.fork_server_rules import PythonInvocation
 
 _LIBC = ctypes.CDLL(None)
 #: Fields 48 to 51 of /proc/self/stat, counted from the fourth: where the arguments and the environment lie in memory.
@@ -35,21 +35,21 @@ _OPENBLAS_SETTERS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class ForkedCommand:
     """One command that a process is to become."""
 
     #: The command as the user wrote it.
     command: list[str]
-    form: Form
+    invocation: PythonInvocation
     #: All of it, as `os.environ` shall be.
     environment: dict[str, str]
     #: Working directory.
     folder: str
-    #: Process id of who wants it.
+    #: Process id of the supervisor.
     supervisor: int
-    #: Folder of the keeper's cgroup; empty: there are none here.
+    #: Folder of the shim's cgroup; empty: there are none here.
     own_cgroup: str = ""
-    #: Folders of the cgroups that the command enters; all that lives in the first one is the command's.
+    #: Folders of the cgroups that the command enters; every process in the first one is the command's.
     cgroups: list[str] = field(default_factory=list)
 
 
@@ -57,19 +57,19 @@ def take_name(title: str, environment: Mapping[str, str]) -> None:
     """Let `ps` and /proc show the title and the environment, which marks all that belongs to a job.
 
     The kernel reads both from where they lay when the program was started, so they are written there; the fork server
-    was started with room for them (`room_for`).
+    was started with memory reserved for them (`max_size`).
     """
     block = _block(environment)
     where = _stat()
-    room = where[_ENVIRONMENT_END] - where[_ENVIRONMENT_START]
-    ctypes.memmove(where[_ENVIRONMENT_START], block.ljust(room, b"\0"), room)
-    room = where[_ARGUMENTS_END] - where[_ARGUMENTS_START]
+    size = where[_ENVIRONMENT_END] - where[_ENVIRONMENT_START]
+    ctypes.memmove(where[_ENVIRONMENT_START], block.ljust(size, b"\0"), size)
+    size = where[_ARGUMENTS_END] - where[_ARGUMENTS_START]
     # A last byte that is not zero tells the kernel that this is a title: proc(5), setproctitle.
-    text = os.fsencode(title)[: room - 2]
-    ctypes.memmove(where[_ARGUMENTS_START], text.ljust(room - 1, b"\0") + b" ", room)
+    text = os.fsencode(title)[: size - 2]
+    ctypes.memmove(where[_ARGUMENTS_START], text.ljust(size - 1, b"\0") + b" ", size)
 
 
-def room_for() -> int:
+def max_size() -> int:
     """Bytes that a command's environment may have."""
     where = _stat()
     return where[_ENVIRONMENT_END] - where[_ENVIRONMENT_START]
@@ -89,30 +89,30 @@ def _stat() -> list[int]:
         return [int(word) for word in file.read().rpartition(b")")[2].split()[1:]]
 
 
-def take_environment(start: Start) -> None:
+def take_environment(command: ForkedCommand) -> None:
     """Have the command's environment, for Python and for C."""
     os.environ.clear()
-    os.environ.update(start.environment)
+    os.environ.update(command.environment)
 
 
-def become(start: Start, output: int, errors: int) -> Callable[[], object]:
+def become(command: ForkedCommand, output: int, errors: int) -> Callable[[], object]:
     """Be the command's process up to its first line; returns what runs it."""
     os.dup2(output, 1)
     os.dup2(errors, 2)
     os.close(output)
     os.close(errors)
-    os.chdir(start.folder)
-    _renew_streams(start)
-    _renew_chance()
-    _set_threads(int(start.environment["OMP_NUM_THREADS"]))
+    os.chdir(command.folder)
+    _renew_streams(command)
+    _reseed()
+    _set_threads(int(command.environment["OMP_NUM_THREADS"]))
     time.tzset()
     native_threads.guard()
-    return _main_module(start)
+    return _main_module(command)
 
 
-def _renew_streams(start: Start) -> None:
+def _renew_streams(command: ForkedCommand) -> None:
     """Standard streams as a fresh interpreter makes them on pipes (CPython's create_stdio)."""
-    unbuffered = start.form.is_unbuffered or bool(start.environment.get("PYTHONUNBUFFERED"))
+    unbuffered = command.invocation.is_unbuffered or bool(command.environment.get("PYTHONUNBUFFERED"))
     sys.stdin = sys.__stdin__ = _stream(0, "<stdin>", sys.stdin, unbuffered)  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = _stream(1, "<stdout>", sys.stdout, unbuffered)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _stream(2, "<stderr>", sys.stderr, unbuffered)  # type: ignore[misc]
@@ -140,8 +140,8 @@ def _stream(number: int, name: str, like: TextIO, unbuffered: bool) -> io.TextIO
     return stream
 
 
-def _renew_chance() -> None:
-    """What modules drew when they were imported, drawn anew; `random` does so by itself when a process forks."""
+def _reseed() -> None:
+    """Draw again what modules drew at import; `random` does so by itself when a process forks."""
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()
     if (torch := sys.modules.get("torch")) is not None:
@@ -183,30 +183,30 @@ def _loaded_libraries(name: str) -> set[str]:
         return {line.split(maxsplit=5)[5].strip() for line in maps if name in line.rpartition("/")[2]}
 
 
-def _main_module(start: Start) -> Callable[[], object]:
+def _main_module(command: ForkedCommand) -> Callable[[], object]:
     """A new `__main__`, `sys.argv` and `sys.path` as `python` sets them; returns what runs it."""
-    form = start.form
+    invocation = command.invocation
     main = ModuleType("__main__")
     sys.modules["__main__"] = main
     names = main.__dict__
     names["__builtins__"] = sys.modules["builtins"]
     names["__annotations__"] = {}
-    sys.orig_argv[:] = start.command
-    if form.kind == "module":
-        sys.argv[:] = ["-m", *form.arguments]
+    sys.orig_argv[:] = command.command
+    if invocation.kind == "module":
+        sys.argv[:] = ["-m", *invocation.arguments]
         sys.path.insert(0, os.getcwd())
         names["__loader__"] = importlib.machinery.BuiltinImporter
         # What `-m` calls.
-        return partial(runpy._run_module_as_main, form.target)  # type: ignore[attr-defined]
-    if form.kind == "code":
-        sys.argv[:] = ["-c", *form.arguments]
+        return partial(runpy._run_module_as_main, invocation.target)  # type: ignore[attr-defined]
+    if invocation.kind == "code":
+        sys.argv[:] = ["-c", *invocation.arguments]
         sys.path.insert(0, "")
         names["__loader__"] = importlib.machinery.BuiltinImporter
-        code = compile(form.target + "\n", "<string>", "exec", dont_inherit=True)
+        code = compile(invocation.target + "\n", "<string>", "exec", dont_inherit=True)
         return partial(exec, code, names)
-    sys.argv[:] = [form.target, *form.arguments]
-    sys.path.insert(0, os.path.dirname(os.path.realpath(form.target)))
-    path = os.path.abspath(form.target)
+    sys.argv[:] = [invocation.target, *invocation.arguments]
+    sys.path.insert(0, os.path.dirname(os.path.realpath(invocation.target)))
+    path = os.path.abspath(invocation.target)
     names["__file__"] = path
     names["__cached__"] = None
     names["__loader__"] = importlib.machinery.SourceFileLoader("__main__", path)
