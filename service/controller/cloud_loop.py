@@ -19,7 +19,7 @@ from service.loops.look import Hands, Unseen, look
 from service.loops.retention import Retention
 from service.loops.scale import scale
 from service.loops.sight import note_unseen
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 
 log = logging.getLogger(__name__)
 
@@ -58,23 +58,23 @@ class CloudLoop:
         self.why_short: Mapping[str, str] = {}
 
     def use(self, cluster: Cluster) -> None:
-        """Go on with other hands from the next turn on, and look at once then."""
+        """Go on with other hands from the next tick on, and look at once then."""
         if cluster is not self._cluster:
             self._left.append(self._cluster)
         self._cluster = cluster
         self._sight = Sight(cluster)
         self._looked_at = -math.inf
 
-    def drill(self, turn: Turn) -> None:
+    def drill(self, tick: Tick) -> None:
         """Bring rehearsed preemptions one step on.  Raises Fenced."""
-        drill(turn, self._cluster.rehearsal)
+        drill(tick, self._cluster.rehearsal)
 
-    def retain(self, turn: Turn) -> None:
+    def retain(self, tick: Tick) -> None:
         """Delete some of what is old; here, because the storage may be as slow as a cloud.  Raises Fenced."""
-        self._retention.turn(turn)
+        self._retention.step(tick)
 
-    def scale(self, new_turn: Callable[[], Turn]) -> None:
-        """Look, unless it was looked just now, and do what the planner says; its turn begins after the look.
+    def scale(self, new_tick: Callable[[], Tick]) -> None:
+        """Look, unless it was looked just now, and do what the planner says; its tick begins after the look.
 
         Raises Fenced.
         """
@@ -93,9 +93,9 @@ class CloudLoop:
             seen = look(hands)
         except Unseen as error:
             self._note_unseen(cluster, error, now)
-            note_unseen(new_turn(), str(error))
+            note_unseen(new_tick(), str(error))
             return
-        self.why_short = scale(new_turn(), hands, seen)
+        self.why_short = scale(new_tick(), hands, seen)
         if cluster is self._cluster:
             self._sight = Sight(cluster)
 
@@ -112,7 +112,7 @@ class CloudLoop:
             self._left.popleft().close()
 
     def close(self) -> None:
-        """End the connections of all hands; no turn may follow."""
+        """End the connections of all hands; no tick may follow."""
         self.close_left()
         self._cluster.close()
 

@@ -32,8 +32,8 @@ from service.loops.launching import Launching
 from service.loops.listing import Listing
 from service.loops.live import Live
 from service.loops.sweep import sweep
+from service.loops.tick import Tick
 from service.loops.track import track
-from service.loops.turn import Turn
 from service.private_home import make_private
 from service.settings import Settings
 from service.startup import read_settings
@@ -63,9 +63,9 @@ def keeper_of(
 
 
 class Controller:
-    """Runs the loops for whoever holds the lease; any number of them may run, one of them acts.
+    """Runs the loops while this process holds the lease; any number of controllers may run, one of them acts.
 
-    `keep`, `work` and `ask_cloud` are for a thread each; `tick` does one turn of all in the thread that calls it.
+    `work` and `ask_cloud` run in one thread each; `tick` runs all loops once in the thread that calls it.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Controller:
         return self.keeper.held()
 
     def tick(self, now: float) -> bool:
-        """Renew the lease and do one turn of every loop at the given time; False when another controller acts.
+        """Renew the lease and run every loop once at the given time; False when another controller holds the lease.
 
         Raises DBAPIError when the database does not answer.
         """
@@ -105,48 +105,50 @@ class Controller:
         return self.ask_cloud(clock) and self.work(clock)
 
     def work(self, clock: Callable[[], float] = CLOCK) -> bool:
-        """One turn of the loops that users wait for; False when another controller acts.  Raises DBAPIError."""
+        """Run once the loops that users wait for; False when another controller holds the lease.  Raises DBAPIError."""
         lease = self.lease
         if lease is None:
             return False
-        cluster, turn = self._cluster, self._turn(lease, clock)
-        launcher, live = cluster.launcher, Live(turn)
+        cluster, tick = self._cluster, self._begin_tick(lease, clock)
+        launcher, live = cluster.launcher, Live(tick)
         loops: tuple[tuple[str, Callable[[], None]], ...] = (
-            # 1. What the attempts tell; it may free nodes.
-            ("track", lambda: track(turn, live, self._launching, launcher)),
-            # 2. What jobs use of nodes, by what was just told.
-            ("account", lambda: account(turn, live)),
-            # 3. What has ended makes room.
-            ("sweep", lambda: sweep(turn, live, launcher, self.listing)),
-            # 4. Jobs whose turn it is.
+            # 1. Records of the drivers; they may free nodes.
+            ("track", lambda: track(tick, live, self._launching, launcher)),
+            # 2. What jobs use of nodes, by these records.
+            ("account", lambda: account(tick, live)),
+            # 3. Ended attempts free their nodes.
+            ("sweep", lambda: sweep(tick, live, launcher, self.listing)),
+            # 4. Jobs that start next.
             (
                 "dispatch",
                 lambda: dispatch(
-                    turn, live, self._launching, launcher, cluster.supply, self._cloud.why_short
+                    tick, live, self._launching, launcher, cluster.supply, self._cloud.why_short
                 ),
             ),
-            # 5. What makes the next start faster.
+            # 5. Preparations that make the next start faster.
             ("prepare", lambda: launcher.prepare(lease.token)),
         )
         return all(self._run(lease, name, loop) for name, loop in loops)
 
     def ask_cloud(self, clock: Callable[[], float] = CLOCK) -> bool:
-        """One turn of the loops that ask the cloud; False when another controller acts.  Raises DBAPIError."""
+        """Run once the loops that ask the cloud; False when another controller holds the lease.  Raises DBAPIError."""
         self._cloud.close_left()
         lease = self.lease
         if lease is None:
             return False
-        # 1. Preemptions to rehearse; first, because their seconds count from the time of the turn.
-        is_mine = self._run(lease, "drill", lambda: self._cloud.drill(self._turn(lease, clock)))
-        # 2. Nodes as wished for.
+        # 1. Drills first, because their seconds count from the time of the tick.
+        is_mine = self._run(lease, "drill", lambda: self._cloud.drill(self._begin_tick(lease, clock)))
+        # 2. Nodes, as the planner decides.
         is_mine = is_mine and self._run(
-            lease, "scale", lambda: self._cloud.scale(lambda: self._turn(lease, clock))
+            lease, "scale", lambda: self._cloud.scale(lambda: self._begin_tick(lease, clock))
         )
-        # 3. What is old makes room.
-        return is_mine and self._run(lease, "retention", lambda: self._cloud.retain(self._turn(lease, clock)))
+        # 3. Deletion of old rows and files.
+        return is_mine and self._run(
+            lease, "retention", lambda: self._cloud.retain(self._begin_tick(lease, clock))
+        )
 
-    def _turn(self, lease: Lease, clock: Callable[[], float]) -> Turn:
-        return Turn(
+    def _begin_tick(self, lease: Lease, clock: Callable[[], float]) -> Tick:
+        return Tick(
             self._database,
             self._settings,
             lease,
@@ -184,20 +186,20 @@ class Controller:
         self._cluster.leave_ray()
 
     def close(self) -> None:
-        """End the connections of the hands; no turn may follow."""
+        """End the connections of the hands; no tick may follow."""
         self._cloud.close()
 
     def resign(self) -> None:
-        """Let another controller in at once; no turn may be under way."""
+        """Give the lease up, so that another controller takes it at once; no tick may be under way."""
         self.keeper.resign()
 
 
 class Repeated:
-    """Something that is done over and over in a thread of its own, until `stop` is called."""
+    """Calls a function repeatedly in a thread of its own, until `stop` is called."""
 
-    def __init__(self, name: str, turn: Callable[[], float], wake: threading.Event) -> None:
-        """`turn` returns the seconds until the next one; `wake` makes that time end."""
-        self._turn = turn
+    def __init__(self, name: str, step: Callable[[], float], wake: threading.Event) -> None:
+        """`step` returns the seconds until its next call; setting `wake` ends that pause."""
+        self._step = step
         self._wake = wake
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -207,7 +209,7 @@ class Repeated:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Do it no more; True when it came to its end within so many seconds."""
+        """Call it no more; True when the thread ended within `timeout_s` seconds."""
         self._is_over = True
         self._wake.set()
         if self._thread.is_alive():
@@ -218,9 +220,9 @@ class Repeated:
         while not self._is_over:
             pause_s = RETRY_S
             try:
-                pause_s = self._turn()
+                pause_s = self._step()
             except Exception:
-                log.exception("a turn of %s failed, it is tried again", self._thread.name)
+                log.exception("the %s thread failed, it is tried again", self._thread.name)
             if not self._is_over:
                 self._wake.wait(pause_s)
                 self._wake.clear()
@@ -259,7 +261,7 @@ class Process:
         self._cloud_thread.start()
         while not self.stopping.is_set():
             began = time.monotonic()
-            said = self._turn()
+            said = self._tick()
             if self._address is None:
                 self._keeper.rest()
             self._complain("work", said)
@@ -272,8 +274,8 @@ class Process:
             log.warning(said)
         self._complaints[who] = said
 
-    def _turn(self) -> str:
-        """One turn of the main thread; what keeps it from being one, or an empty text."""
+    def _tick(self) -> str:
+        """One tick of the main thread; why it could not be done, or an empty text."""
         address = ray_address(self._settings)
         if address is None:
             return f"no Ray head is known: waiting for {self._settings.home / 'ray.address'} or REMORA_RAY_ADDRESS"
@@ -315,7 +317,7 @@ class Process:
         return ""
 
     def _ask_cloud(self) -> float:
-        """One turn of the thread that asks the cloud; seconds until the next one."""
+        """One tick of the thread that asks the cloud; seconds until the next one."""
         began, said = time.monotonic(), ""
         try:
             if self._controller is not None:
@@ -326,7 +328,7 @@ class Process:
         return RETRY_S if said else max(0.0, self._settings.tick_s - (time.monotonic() - began))
 
     def _keep(self) -> float:
-        """One turn of the thread that keeps the lease; seconds until the next one."""
+        """One step of the thread that renews the lease; seconds until the next one."""
         said, lease = "", None
         try:
             lease = self._keeper.step(CLOCK())

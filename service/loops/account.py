@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from service.loops.live import Live, Pair
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 from service.queue.ledger import Entries, entries
 from service.store import ledger, nodes
 
 
-def account(turn: Turn, live: Live) -> None:
+def account(tick: Tick, live: Live) -> None:
     """Write down what jobs began to use, and what they use no more.  Raises Fenced."""
     pairs = live.pairs()
-    new = turn.load(lambda connection: _changes(connection, pairs, turn.now))
+    new = tick.load(lambda connection: _changes(connection, pairs, tick.now))
     if new != Entries():
-        turn.apply(lambda connection: ledger.write(connection, new))
+        tick.apply(lambda connection: ledger.write(connection, new))
 
 
 def _changes(connection: sa.Connection, live: Sequence[Pair], now: float) -> Entries:

@@ -1,4 +1,4 @@
-"""Start the jobs whose turn it is, and tell the others why they wait."""
+"""Start the jobs that are next in the queue and fit, and write down why the others wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from service.loops.line import line, pool_sizes
 from service.loops.live import Live, Pair
 from service.loops.ports import Launcher, Supply
 from service.loops.seeing import remembered_nodes
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 from service.policies_in_force import policies_in_force
 from service.queue import lifecycle
 from service.queue.admission import Admission, Claim, PoolSize, Wait, admit
@@ -49,7 +49,7 @@ class _Snapshot:
 
 
 def dispatch(
-    turn: Turn,
+    tick: Tick,
     live: Live,
     launching: Launching,
     launcher: Launcher,
@@ -57,23 +57,23 @@ def dispatch(
     why_short: Mapping[str, str] | None = None,
 ) -> None:
     """Admit what fits and launch it; `why_short` says by job id why the planner gets no nodes.  Raises Fenced."""
-    with turn.deciding:
-        started, kept = _decide(turn, live, supply, why_short or {})
+    with tick.deciding:
+        started, kept = _decide(tick, live, supply, why_short or {})
     # 4. Act: first on groups that could grow onto what the new ones start on.
-    tell_kept(turn, live, launcher, kept)
+    tell_kept(tick, live, launcher, kept)
     # `track` hears whether the drivers have their plans.
-    launching.launch(turn, live, launcher, started)
+    launching.launch(tick, live, launcher, started)
 
 
 def _decide(
-    turn: Turn, live: Live, supply: Supply, why_short: Mapping[str, str]
+    tick: Tick, live: Live, supply: Supply, why_short: Mapping[str, str]
 ) -> tuple[Sequence[Pair], Mapping[str, str]]:
     """Admit what fits, and write that down; what was started, and the job that each node is kept for."""
     # 1. Load.
     running, offerings = live.pairs(), supply.offerings()
-    snapshot = turn.load(lambda connection: _load(connection, turn, running, offerings))
+    snapshot = tick.load(lambda connection: _load(connection, tick, running, offerings))
     for job in snapshot.spent:
-        _end_spent(turn, job)
+        _end_spent(tick, job)
     if not snapshot.queue:
         return (), snapshot.kept
     # 2. Decide.
@@ -88,9 +88,9 @@ def _decide(
         kept=snapshot.kept,
     )
     # 3. Apply: rows first, so that a crash before the driver runs is found and healed by `track`.
-    started = _start(turn, admission)
+    started = _start(tick, admission)
     live.add(started)
-    _tell(turn, snapshot.queue, [_explained(wait, why_short) for wait in admission.waits])
+    _tell(tick, snapshot.queue, [_explained(wait, why_short) for wait in admission.waits])
     return started, snapshot.kept
 
 
@@ -103,9 +103,9 @@ def _explained(wait: Wait, why_short: Mapping[str, str]) -> Wait:
 
 
 def _load(
-    connection: sa.Connection, turn: Turn, live: Sequence[Pair], offerings: Sequence[Offering]
+    connection: sa.Connection, tick: Tick, live: Sequence[Pair], offerings: Sequence[Offering]
 ) -> _Snapshot:
-    now, policies = turn.now, policies_in_force(connection, turn.settings)
+    now, policies = tick.now, policies_in_force(connection, tick.settings)
     nodes = remembered_nodes(connection, policies, now)
     pools = pool_sizes(policies, as_shown(offerings, nodes), now)
     takes_s = start_up_s(nodes)
@@ -152,16 +152,16 @@ def _have_spent(connection: sa.Connection, queue: Sequence[JobRow], now: float) 
     return [job for job in queue if job.id in budgets and spent[job.id] >= budgets[job.id]]
 
 
-def _end_spent(turn: Turn, job: JobRow) -> None:
+def _end_spent(tick: Tick, job: JobRow) -> None:
     def work(connection: sa.Connection) -> None:
         current = store.lock_job(connection, job.id)
         if current is not None and current.state is JobState.QUEUED:
-            store.save(connection, current, lifecycle.end_spent(current, turn.now))
+            store.save(connection, current, lifecycle.end_spent(current, tick.now))
 
-    turn.apply(work)
+    tick.apply(work)
 
 
-def _start(turn: Turn, admission: Admission) -> list[Pair]:
+def _start(tick: Tick, admission: Admission) -> list[Pair]:
     """The attempts that were made."""
     if not admission.starts:
         return []
@@ -178,8 +178,8 @@ def _start(turn: Turn, admission: Admission) -> list[Pair]:
                 job,
                 lifecycle.start_attempt(
                     job,
-                    new_id("att", turn.now),
-                    turn.now,
+                    new_id("att", tick.now),
+                    tick.now,
                     admission.fabrics.get(job.id),
                     on_demand=job.id in admission.on_demand,
                 ),
@@ -193,10 +193,10 @@ def _start(turn: Turn, admission: Admission) -> list[Pair]:
             if change.decision.attempt is not None
         ]
 
-    return turn.apply(work)
+    return tick.apply(work)
 
 
-def _tell(turn: Turn, queue: Sequence[JobRow], waits: Sequence[Wait]) -> None:
+def _tell(tick: Tick, queue: Sequence[JobRow], waits: Sequence[Wait]) -> None:
     known = {job.id: (job.reason, job.message) for job in queue}
     news = {wait.job_id: wait for wait in waits if known[wait.job_id] != (wait.reason, wait.message)}
     if not news:
@@ -205,10 +205,10 @@ def _tell(turn: Turn, queue: Sequence[JobRow], waits: Sequence[Wait]) -> None:
     def work(connection: sa.Connection) -> None:
         locked = store.lock_jobs(connection, news)
         changes = [
-            store.Change(job, lifecycle.wait(job, wait.reason, wait.message, turn.now))
+            store.Change(job, lifecycle.wait(job, wait.reason, wait.message, tick.now))
             for job_id, wait in news.items()
             if (job := locked.get(job_id)) is not None and job.state is JobState.QUEUED
         ]
         store.save_all(connection, changes)
 
-    turn.apply(work)
+    tick.apply(work)

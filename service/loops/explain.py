@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from cluster.scheduling.actions import Wait
 from remora.states import JobState
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 from service.queue import lifecycle
 from service.queue.rows import AttemptRow, JobRow
 from service.queue.waits import is_news, renewed, shortened
@@ -19,10 +19,10 @@ from service.store import jobs as job_store
 from service.store import waits as store
 
 
-def explain(turn: Turn, waits: Sequence[Wait], running: Sequence[tuple[JobRow, AttemptRow]]) -> None:
+def explain(tick: Tick, waits: Sequence[Wait], running: Sequence[tuple[JobRow, AttemptRow]]) -> None:
     """Remember what a plan said of everything but the jobs that wait, who are told by `dispatch`.  Raises Fenced."""
-    before = turn.load(store.all_waits)
-    after = renewed(before, waits, turn.now)
+    before = tick.load(store.all_waits)
+    after = renewed(before, waits, tick.now)
     why = {wait.job_id: shortened(wait.reason) for wait in waits if wait.job_id is not None}
     news = [
         job.id
@@ -42,4 +42,4 @@ def explain(turn: Turn, waits: Sequence[Wait], running: Sequence[tuple[JobRow, A
         ]
         job_store.save_all(connection, changes)
 
-    turn.apply(work)
+    tick.apply(work)

@@ -13,32 +13,32 @@ import sqlalchemy as sa
 from cluster.policies.policies import BudgetStep
 from cluster.scheduling.money import Money
 from remora.states import JobState
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 from service.queue import lifecycle
 from service.queue.pauses import says_of
 from service.queue.rows import JobRow
 from service.queue.waits import is_news
 from service.store import jobs as store
 
-#: Jobs that are changed in one turn; the others follow with the next ones.
+#: Jobs that are changed in one tick; the others follow with the next ones.
 AT_ONCE = 200
 
 
-def hold(turn: Turn, money: Money) -> None:
+def hold(tick: Tick, money: Money) -> None:
     """Bring all jobs without an attempt to where the budget has them.  Raises Fenced."""
-    paused = turn.load(store.paused_jobs)
+    paused = tick.load(store.paused_jobs)
     if not money.reached(BudgetStep.PAUSE):
-        _change(turn, list(paused), JobState.PAUSED, lambda job: lifecycle.resume(job, turn.now))
+        _change(tick, list(paused), JobState.PAUSED, lambda job: lifecycle.resume(job, tick.now))
         return
     says = says_of(money)
     news = [job_id for job_id, told in paused.items() if is_news(told, says)]
-    _change(turn, news, JobState.PAUSED, lambda job: lifecycle.tell_paused(job, says))
-    waiting = turn.load(partial(store.queued_again, limit=AT_ONCE))
-    _change(turn, waiting, JobState.QUEUED, lambda job: lifecycle.pause(job, says, turn.now))
+    _change(tick, news, JobState.PAUSED, lambda job: lifecycle.tell_paused(job, says))
+    waiting = tick.load(partial(store.queued_again, limit=AT_ONCE))
+    _change(tick, waiting, JobState.QUEUED, lambda job: lifecycle.pause(job, says, tick.now))
 
 
 def _change(
-    turn: Turn, job_ids: Sequence[str], state: JobState, decide: Callable[[JobRow], lifecycle.Decision]
+    tick: Tick, job_ids: Sequence[str], state: JobState, decide: Callable[[JobRow], lifecycle.Decision]
 ) -> None:
     """Write what is decided about the first of the jobs, those of them that are still in this state."""
     if not job_ids:
@@ -49,4 +49,4 @@ def _change(
         changes = [store.Change(job, decide(job)) for job in locked.values() if job.state is state]
         store.save_all(connection, changes)
 
-    turn.apply(work)
+    tick.apply(work)

@@ -1,4 +1,4 @@
-"""Which nodes are kept for which job in this turn, and that the drivers of the others hear of it."""
+"""Which nodes are kept for which job in this tick, and that the drivers of the others hear of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from service.loops.live import Live, Pair
 from service.loops.ports import Launcher
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 from service.queue.admission import PoolSize, held_up
 from service.queue.demand import workers_by_node
 from service.queue.keeping import kept_for, owners_of
@@ -37,19 +37,19 @@ def load_kept(
         return {}
     running = [pair for pair in live if pair[0].id in owners]
     others = owners - {job.id for job, _ in running}
-    # Those that back off, or of which something may still run, have no turn yet.
+    # Those that back off, or of which something may still run, may not start yet.
     waiting = store.queued_among(connection, others) if others else []
     refused = held_up(queue, owners, pools, quotas)
     waiting = [job for job in waiting if job.id not in refused]
     return kept_for(nodes, busy, waiting, running, now, start_up_s)
 
 
-def tell_kept(turn: Turn, live: Live, launcher: Launcher, kept: Mapping[str, str]) -> None:
+def tell_kept(tick: Tick, live: Live, launcher: Launcher, kept: Mapping[str, str]) -> None:
     """Let drivers know for which jobs nodes are kept: all of it those of attempts that may grow.  Raises Fenced.
 
     What has one possible size starts where its own nodes are, and does not grow.
     """
-    turn.check()
+    tick.check()
     own: dict[str, dict[str, str]] = {}
     for node_id, job_id in kept.items():
         own.setdefault(job_id, {})[node_id] = job_id
@@ -58,7 +58,7 @@ def tell_kept(turn: Turn, live: Live, launcher: Launcher, kept: Mapping[str, str
             continue
         concerns = kept if job.sizes.min < job.sizes.max else own.get(job.id, {})
         try:
-            launcher.keep(attempt.id, concerns, turn.lease.token)
+            launcher.keep(attempt.id, concerns, tick.lease.token)
         except Exception as error:
             log.warning("drivers cannot be told for which jobs nodes are kept: %s", error)
             return

@@ -12,7 +12,7 @@ from remora.spec.spec import JobSpec
 from remora.states import EndReason
 from service.loops.live import Live, Pair
 from service.loops.ports import Launcher
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 from service.queue.demand import placement_in
 from service.queue.rows import AttemptRow, JobRow
 from service.settings import Settings
@@ -87,16 +87,16 @@ class Launching:
         self._clock = clock
         self._since: dict[str, float] = {}
 
-    def launch(self, turn: Turn, live: Live, launcher: Launcher, pairs: Iterable[Pair]) -> None:
+    def launch(self, tick: Tick, live: Live, launcher: Launcher, pairs: Iterable[Pair]) -> None:
         """Bring the drivers of attempts whose rows exist nearer to their plans, and write down which have theirs.
 
-        Waits for nobody, and is called at every turn until an attempt has `launched_at`: a controller may die anywhere
+        Waits for nobody, and is called at every tick until an attempt has `launched_at`: a controller may die anywhere
         here, and the next one does the same again.  Raises Fenced.
         """
         launched: list[str] = []
         ends: dict[str, tuple[EndReason, str]] = {}
         for job, attempt in pairs:
-            answer = self._start(turn, launcher, job, attempt)
+            answer = self._start(tick, launcher, job, attempt)
             if isinstance(answer, DriverGone):
                 ends[attempt.id] = (answer.reason, answer.message)
             elif answer:
@@ -105,11 +105,11 @@ class Launching:
         live.launched(launched)
         live.end(ends)
 
-    def _start(self, turn: Turn, launcher: Launcher, job: JobRow, attempt: AttemptRow) -> bool | DriverGone:
+    def _start(self, tick: Tick, launcher: Launcher, job: JobRow, attempt: AttemptRow) -> bool | DriverGone:
         """Whether its driver has its plan; it is gone also where it can have none."""
         since = self._since.setdefault(attempt.id, self._clock())
         try:
-            plan = attempt_plan(job, attempt, turn.settings)
+            plan = attempt_plan(job, attempt, tick.settings)
         except SpecError as error:
             return DriverGone(EndReason.START_FAILED, f"this version does not accept the job: {error}")
         except UnknownStore as error:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 from service.queue import records
 from service.queue.records import Listed
 from service.queue.rows import AttemptRow, JobRow
@@ -23,7 +23,7 @@ from trainers.storage import Storage
 
 log = logging.getLogger(__name__)
 
-#: Readings under way at the same time, and attempts that are looked at in one turn.
+#: Readings under way at the same time, and attempts that are looked at in one tick.
 _AT_ONCE, MOST = 4, 100
 #: Seconds before a storage that failed is read again: at first, and at most.
 _PAUSE_S, _MAX_PAUSE_S = 1.0, 300.0
@@ -109,7 +109,7 @@ def read_list(job_id: str, url: str) -> Listed:
     return said
 
 
-def settle(turn: Turn, listing: Listing, ended: Iterable[tuple[JobRow, AttemptRow]]) -> None:
+def settle(tick: Tick, listing: Listing, ended: Iterable[tuple[JobRow, AttemptRow]]) -> None:
     """Make lists agree with storages after attempts of which nothing runs any more.  Raises Fenced."""
     # 1. Who is to be read; nobody waits.
     found: dict[str, Listed | None] = {}
@@ -119,7 +119,7 @@ def settle(turn: Turn, listing: Listing, ended: Iterable[tuple[JobRow, AttemptRo
             found[attempt.id] = None
             continue
         try:
-            url = url_of(turn.settings, (job.spec.get("checkpoint") or {}).get("store"))
+            url = url_of(tick.settings, (job.spec.get("checkpoint") or {}).get("store"))
         except UnknownStore as error:
             log.warning("the checkpoints of %s stay listed as they are: %s", job.id, error)
             found[attempt.id] = None
@@ -130,4 +130,4 @@ def settle(turn: Turn, listing: Listing, ended: Iterable[tuple[JobRow, AttemptRo
     listing.forget_others(asked - found.keys())
     # 2. What is known is written; a controller that dies before reads it again.
     if found:
-        turn.apply(partial(checkpoints.settle, found=found, now=turn.now))
+        tick.apply(partial(checkpoints.settle, found=found, now=tick.now))

@@ -1,4 +1,4 @@
-"""The attempts that live, loaded once in a turn, and everything that the turn writes about them."""
+"""The attempts that live, loaded once in a tick, and everything that the tick writes about them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from remora.states import AttemptState, EndReason
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 from service.queue import lifecycle
 from service.queue.rows import AttemptRow, JobRow
 from service.store import jobs as store
@@ -28,20 +28,20 @@ Write = Callable[[sa.Connection, Sequence[str]], store.Changed]
 
 
 class Live:
-    """Of one turn, and for one thread.  Nobody else writes attempts under the lease, so what this turn wrote is how
-    they are; what others write of their jobs meanwhile, as that one is to be cancelled, the next turn sees.
+    """Of one tick, and for one thread.  Nobody else writes attempts under the lease, so what this tick wrote is how
+    they are; what others write of their jobs meanwhile, as that one is to be cancelled, the next tick sees.
 
     All of it raises Fenced.
     """
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
+    def __init__(self, tick: Tick) -> None:
+        self._tick = tick
         self._pairs: dict[str, Pair] | None = None
 
     def pairs(self) -> list[Pair]:
         """Attempts that have not ended, oldest first, with their jobs."""
         if self._pairs is None:
-            found = self._turn.load(store.live_attempts)
+            found = self._tick.load(store.live_attempts)
             self._pairs = {attempt.id: (job, attempt) for job, attempt in found}
         return list(self._pairs.values())
 
@@ -52,7 +52,7 @@ class Live:
 
     def take_in(self, told: Mapping[str, Sequence[Record]]) -> None:
         """Store what drivers told, by the ids of their attempts."""
-        now = self._turn.now
+        now = self._tick.now
         for part in _parts(told):
             self._write(part, lambda connection, ids: ingest_all(connection, {i: told[i] for i in ids}, now))
 
@@ -65,7 +65,7 @@ class Live:
 
     def launched(self, attempt_ids: Iterable[str]) -> None:
         """The drivers of these attempts have said that they have their plans."""
-        now = self._turn.now
+        now = self._tick.now
 
         def decide(job: JobRow, attempt: AttemptRow) -> lifecycle.Decision:
             return lifecycle.Decision(job, lifecycle.launched(attempt, now))
@@ -81,7 +81,7 @@ class Live:
             if attempt.ended_at is not None:
                 return None
             log.info("attempt %d of %s ended: %s: %s", attempt.attempt, job.id, reason.value, message)
-            return lifecycle.end_attempt(job, attempt, reason, message, self._turn.now, by_driver=False)
+            return lifecycle.end_attempt(job, attempt, reason, message, self._tick.now, by_driver=False)
 
         return decide
 
@@ -90,7 +90,7 @@ class Live:
         if not attempt_ids:
             return
         try:
-            changed = self._turn.apply(lambda connection: work(connection, attempt_ids))
+            changed = self._tick.apply(lambda connection: work(connection, attempt_ids))
         except Fenced:
             self._pairs = None
             raise

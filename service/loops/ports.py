@@ -45,7 +45,7 @@ class Launcher(Protocol):
     def keep(self, attempt_id: str, nodes: Mapping[str, str], token: int) -> bool:
         """Let the driver know for which job nodes are kept, by their ids: groups of other jobs do not grow onto them.
 
-        Called at every turn, and waits for nobody: a driver is sent what is news to it until it has taken it.  `token`
+        Called at every tick, and waits for nobody: a driver is sent what is news to it until it has taken it.  `token`
         is that of the lease: what a later controller says counts, whatever comes last.  True: it has taken it.
         """
         ...

@@ -16,7 +16,7 @@ from cluster.scheduling.view import START_UP_S, ClusterView, JobDemand, NodeView
 from remora.states import NodeState
 from service.loops.line import line, pool_sizes
 from service.loops.ports import Member, Supply
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 from service.queue.demand import demand_of, node_view
 from service.queue.hurry import start_up_s
 from service.queue.limits import budget_of
@@ -122,7 +122,7 @@ def free_view(supply: Supply, jobs: Load, nodes: Sequence[NodeView], now: float)
 
 
 def bought_view(
-    turn: Turn,
+    tick: Tick,
     policies: Policies,
     supply: Supply,
     jobs: Load,
@@ -131,12 +131,12 @@ def bought_view(
 ) -> ClusterView:
     """The view of a cluster whose nodes cost money."""
     view = ClusterView(
-        now=turn.now,
-        jobs=jobs.demands(turn.now),
+        now=tick.now,
+        jobs=jobs.demands(tick.now),
         nodes=tuple(nodes),
         offerings=as_shown(supply.offerings(), nodes),
-        refusals=turn.load(lambda connection: spending.known_refusals(connection, turn.now - REFUSALS_S)),
-        reopened=turn.load(spending.reopenings),
+        refusals=tick.load(lambda connection: spending.known_refusals(connection, tick.now - REFUSALS_S)),
+        reopened=tick.load(spending.reopenings),
         quota_left=_left_beyond(nodes, supply),
         paused_until=paused_until,
         in_turns=True,
@@ -144,8 +144,8 @@ def bought_view(
     )
     if not _counts_money(policies):
         return view
-    whole, projects = turn.load(lambda connection: spending.spent(connection, turn.now))
-    step = turn.load(lambda connection: spending.budget_step(connection, policies.budget.figures, turn.now))
+    whole, projects = tick.load(lambda connection: spending.spent(connection, tick.now))
+    step = tick.load(lambda connection: spending.budget_step(connection, policies.budget.figures, tick.now))
     return replace(view, spent=whole, spent_by_project=projects, budget_step=step)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable
 from service.queue.rows import JobRow
 
 #: A turn: the smallest one is next.
-Turn = tuple[int, bool, float, str]
+QueueKey = tuple[int, bool, float, str]
 #: What a job's message says while others have their turn before it; how many, `placed` adds when it is read.
 WAITS_FOR_TURN = "waits for its turn"
 #: How the message of the job begins whose turn is next, and for which there are not nodes enough.
@@ -23,7 +23,7 @@ def placed(message: str | None, ahead: int | None, *, in_project: bool) -> str |
     return f"{message}: {jobs}{of_project} {'is' if ahead == 1 else 'are'} ahead of it"
 
 
-def turn_key(job: JobRow, *, is_urgent: bool = False) -> Turn:
+def queue_key(job: JobRow, *, is_urgent: bool = False) -> QueueKey:
     """Sort key: the smallest one is next."""
     return (-job.priority, not is_urgent, job.created_at, job.id)
 
@@ -34,4 +34,4 @@ def in_order(jobs: Iterable[JobRow], now: float, urgent: Container[str] = ()) ->
     `urgent` are those whose deadline is near, by id (`service.queue.hurry`).
     """
     ready = (job for job in jobs if job.not_before <= now)
-    return sorted(ready, key=lambda job: turn_key(job, is_urgent=job.id in urgent))
+    return sorted(ready, key=lambda job: queue_key(job, is_urgent=job.id in urgent))

@@ -14,7 +14,7 @@ from itertools import groupby
 from cluster.policies.policies import Policies
 from service.queue.admission import PoolSize
 from service.queue.dominant_part import dominant_part
-from service.queue.ordering import Turn, turn_key
+from service.queue.ordering import QueueKey, queue_key
 from service.queue.rows import JobRow
 
 Resources = Mapping[str, float]
@@ -56,8 +56,10 @@ class Shares:
                     heapq.heappush(turns, self._turn(project, line, held))
         return ordered
 
-    def _turn(self, project: str, line: deque[JobRow], held: Mapping[str, float]) -> tuple[float, Turn, str]:
-        return held[project] / self.shares.get(project, 1.0), turn_key(line[0]), project
+    def _turn(
+        self, project: str, line: deque[JobRow], held: Mapping[str, float]
+    ) -> tuple[float, QueueKey, str]:
+        return held[project] / self.shares.get(project, 1.0), queue_key(line[0]), project
 
 
 def has_shares(policies: Policies) -> bool:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from remora.states import AttemptState, JobState
 from service.queue.lifecycle import Decision
-from service.queue.ordering import WAITS_FOR_NODES, WAITS_FOR_TURN, turn_key
+from service.queue.ordering import WAITS_FOR_NODES, WAITS_FOR_TURN, queue_key
 from service.queue.rows import AttemptRow, JobRow, NewEvent
 from service.store.rows import (
     changing_columns,
@@ -279,7 +279,7 @@ def queued_jobs_of_each(connection: sa.Connection, now: float, limit: int) -> li
     found: list[JobRow] = []
     for part in in_parts(ids):
         found += to_rows(JobRow, connection.execute(sa.select(jobs).where(jobs.c.id.in_(part))))
-    return sorted(found, key=turn_key)
+    return sorted(found, key=queue_key)
 
 
 def queued_among(connection: sa.Connection, job_ids: Iterable[str]) -> list[JobRow]:

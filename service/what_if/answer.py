@@ -21,7 +21,7 @@ from cluster.simulator.time_series import course_of
 from cluster.traces.trace import Trace
 from remora.states import NodeState
 from service.what_if.question import Question
-from service.what_if.turns import ServiceQueue
+from service.what_if.service_queue import ServiceQueue
 
 Progress = Callable[[float], None]
 #: The site rules of these names, which tell before they fail: `cluster.scheduling.installed_rules.load_rules`.

@@ -14,7 +14,7 @@ from remora.views import Drill, NodeEvent, Page, Problem
 from service.api.app import create_app
 from service.controller.connecting import Cluster
 from service.loops.drill import drill as drill_loop
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 from service.queue.drills import QUIET_S
 from service.settings import Settings
 from service.store import drills
@@ -215,7 +215,7 @@ def test_nothing_is_done_for_a_controller_that_lost_its_lease(
     assert world.controller.lease is not None
     old = replace(world.controller.lease, token=world.controller.lease.token - 1)
     with pytest.raises(Exception, match="lease"):
-        drill_loop(Turn(database, settings, old, world.now), world.cluster)
+        drill_loop(Tick(database, settings, old, world.now), world.cluster)
     assert now(client, drill).state is DrillState.REQUESTED
     assert all(machine.is_running for machine in world.cluster.list())
     assert len(database.query(drills.open_drills)) == 1

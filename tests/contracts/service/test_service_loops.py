@@ -21,7 +21,7 @@ from remora.spec.spec import JobSpec
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.clouds.fixed_pool import fixed_pool
 from service.loops.launching import LAUNCH_TIMEOUT_S, Launching
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 from service.queue import lifecycle
 from service.queue.policy_versions import PolicyWish, follow
 from service.queue.rows import NodeRow
@@ -592,7 +592,7 @@ class TestTwoControllers:
     @pytest.mark.parametrize("what", ["job", "node"])
     def test_no_write_of_a_former_leader_is_possible(self, ready: World, what: str) -> None:
         assert ready.controller.lease is not None
-        former = Turn(ready.database, ready.settings, ready.controller.lease, ready.now)
+        former = Tick(ready.database, ready.settings, ready.controller.lease, ready.now)
         job_id = ready.submit()
         assert ready.succeed().tick(ready.now)
         before = (ready.job(job_id), ready.nodes())

@@ -28,7 +28,7 @@ from service.queue.ordering import in_order
 from service.queue.rooms import Room
 from service.what_if.answer import answer, replayed
 from service.what_if.question import Refused, read_question
-from service.what_if.turns import ServiceQueue, row_of
+from service.what_if.service_queue import ServiceQueue, row_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "what-if"
 SIZE = "gpu4"

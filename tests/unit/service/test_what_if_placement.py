@@ -28,7 +28,7 @@ from service.queue.admission import admit
 from service.queue.demand import placement_of
 from service.queue.rooms import Room
 from service.what_if.answer import replayed
-from service.what_if.turns import ServiceQueue, row_of
+from service.what_if.service_queue import ServiceQueue, row_of
 
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
 NODE = {"CPU": 16.0, "GPU": 4.0}

@@ -21,7 +21,7 @@ from service.loops import line
 from service.queue.ordering import in_order
 from service.queue.shares import shares_of
 from service.what_if.answer import replayed
-from service.what_if.turns import ServiceQueue, pool_sizes, row_of
+from service.what_if.service_queue import ServiceQueue, pool_sizes, row_of
 
 OFFERINGS = (
     Offering(

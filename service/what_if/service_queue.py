@@ -18,7 +18,7 @@ from remora.spec.worker_sizes import spec_of
 from service.queue import retry
 from service.queue.admission import PoolSize, admit, held_up
 from service.queue.hurry import stays_off_spot
-from service.queue.ordering import Turn, in_order, turn_key
+from service.queue.ordering import QueueKey, in_order, queue_key
 from service.queue.pools import complete_pools
 from service.queue.quotas import quotas_of
 from service.queue.rooms import Room
@@ -37,9 +37,9 @@ class ServiceQueue:
         self._rows: dict[str, JobRow] = {}
         self._possible: dict[tuple[object, ...], bool] = {}
 
-    def turn(self, job: TraceJob, *, is_urgent: bool = False) -> Turn:
+    def turn(self, job: TraceJob, *, is_urgent: bool = False) -> QueueKey:
         """As `service.queue.ordering` sorts."""
-        return turn_key(self._row(job), is_urgent=is_urgent)
+        return queue_key(self._row(job), is_urgent=is_urgent)
 
     def keeps_off_spot(
         self, job: TraceJob, demand: JobDemand, now: float, start_up_s: float, *, is_coming: bool
