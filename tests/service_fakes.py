@@ -15,7 +15,7 @@ from cluster.provider import NodeRequest, ProvidedNode, ProviderError
 from remora.spec.spec import JobSpec
 from remora.states import EndReason
 from service.clouds.fixed_pool import local_offerings
-from service.controller.connecting import Cluster
+from service.controller.connecting import ClusterConnection
 from service.controller.controller import Controller
 from service.queue import lifecycle
 from service.queue.rows import AttemptRow, JobRow, NodeRow
@@ -348,8 +348,8 @@ class World:
         self.supply = FakeSupply(local_offerings(settings))
         #: True: nodes are bought as jobs need them and drained when they are not wanted any more.
         self.buys = False
-        #: Seconds between two looks at the cloud.
-        self.look_s = 0.0
+        #: Seconds between two observations of the cloud.
+        self.observation_interval_s = 0.0
         self.now = 1000.0
         #: Seconds by which somebody has set the clock, of which `now` is the time; monotonic clocks go on as they do.
         self.set_by_s = 0.0
@@ -357,7 +357,7 @@ class World:
 
     def new_controller(self) -> Controller:
         """One more controller on the same database and the same cluster."""
-        return Controller(self.database, self.settings, self.hands(), lambda: self.now - self.set_by_s)
+        return Controller(self.database, self.settings, self.connect(), lambda: self.now - self.set_by_s)
 
     def set_clock(self, by_s: float) -> None:
         """Somebody sets the clock of this machine."""
@@ -371,9 +371,9 @@ class World:
         self.now += self.settings.lease_s
         return self.controller
 
-    def hands(self) -> Cluster:
+    def connect(self) -> ClusterConnection:
         """A new connection to the same cluster."""
-        return Cluster(
+        return ClusterConnection(
             self.launcher,
             self.cluster,
             self.cluster,
@@ -381,7 +381,7 @@ class World:
             rehearsal=self.cluster,
             drains=self.cluster,
             follows_policies=self.buys,
-            look_s=lambda: self.look_s,
+            observation_interval_s=lambda: self.observation_interval_s,
         )
 
     def tick(self, count: int = 1) -> None:

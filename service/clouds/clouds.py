@@ -20,17 +20,17 @@ from service.steady_clock import CLOCK
 #: Where Azure's clients ask for the tokens of managed identity, when not at a real machine's metadata service.
 _TOKENS_AT = "AZURE_POD_IDENTITY_AUTHORITY_HOST"
 
-#: Seconds between two looks while machines start or end.  Resource Manager refills 25 reads a second for a subscription
-#: in a region, the compute service 5 lists, and a look at a large cluster takes dozens.
-LOOK_S = 2.0
-#: Seconds between two looks while Azure says that it will answer only few more questions.
-SPARING_LOOK_S = 30.0
-#: Seconds for which a look that found nothing under way is good.  Whoever was evicted is missed by Ray before that.
+#: Seconds between two observations while machines start or end.  Resource Manager refills 25 reads a second for a
+#: subscription in a region, the compute service 5 lists, and observing a large cluster takes dozens.
+OBSERVATION_INTERVAL_S = 2.0
+#: Seconds between two observations while Azure reports that only few more requests are allowed.
+SPARING_INTERVAL_S = 30.0
+#: Seconds for which an observation is reused when nothing was under way.  Ray misses an evicted machine before that.
 QUIET_S = 10.0
 
 
 def _nothing() -> None:
-    """What has to be closed where nothing is open."""
+    """The default of `close` where nothing is open."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Cloud:
 
     provider: Provider
     supply: Supply
-    #: Takes nodes for a rehearsal; None where that is not possible.
+    #: Takes nodes for a drill; None where that is not possible.
     rehearsal: Rehearsal | None
     #: Nodes are bought and returned as the policies say; False: every pool is kept full.
     follows_policies: bool
-    #: Seconds between two looks at it at least, now.
-    look_s: Callable[[], float] = lambda: 0.0
-    #: Ends its connections; machines live on.
+    #: Seconds between two observations of it at least, now.
+    observation_interval_s: Callable[[], float] = lambda: 0.0
+    #: Closes its connections; machines go on running.
     close: Callable[[], None] = _nothing
 
 
@@ -80,7 +80,7 @@ def _azure(place: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
     if is_emulated:
         os.environ[_TOKENS_AT] = place.endpoint
     identity = credential(place.controller_client_id, place.developer_login)
-    # The emulator counts nobody's questions, and shows what happens as soon as it does.
+    # The emulator has no limit of requests, and shows changes at once.
     quiet_s = 0.0 if is_emulated else QUIET_S
     provider = AzureProvider(place, identity, head, lambda: market(), CLOCK, quiet_s)
     prices_at = place.endpoint if is_emulated else prices.ENDPOINT
@@ -98,8 +98,15 @@ def _azure(place: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
         supply.close()
         provider.close()
 
-    def look_s() -> float:
-        return SPARING_LOOK_S if provider.is_allowance_low() else LOOK_S
+    def interval_s() -> float:
+        return SPARING_INTERVAL_S if provider.is_allowance_low() else OBSERVATION_INTERVAL_S
 
     rehearsal = AzureRehearsal(provider)
-    return Cloud(provider, supply, rehearsal, follows_policies=True, look_s=look_s, close=close)
+    return Cloud(
+        provider,
+        supply,
+        rehearsal,
+        follows_policies=True,
+        observation_interval_s=interval_s,
+        close=close,
+    )

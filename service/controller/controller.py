@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError
 
 from service.clouds.azure_place import CloudUnusable
 from service.controller.cloud_loop import CloudLoop
-from service.controller.connecting import Cluster, connect, ray_address
+from service.controller.connecting import ClusterConnection, connect, ray_address
 from service.controller.lease_keeper import LeaseKeeper
 from service.journal import write_log
 from service.loops.account import account
@@ -72,14 +72,14 @@ class Controller:
         self,
         database: Database,
         settings: Settings,
-        cluster: Cluster,
+        connection: ClusterConnection,
         monotonic: Callable[[], float] = time.monotonic,
         keeper: LeaseKeeper | None = None,
     ) -> None:
         self._database = database
         self._settings = settings
-        self._cluster = cluster
-        self._cloud = CloudLoop(cluster, monotonic)
+        self._connection = connection
+        self._cloud = CloudLoop(connection, monotonic)
         self._launching = Launching(monotonic)
         self.listing = Listing(monotonic)
         #: Held while the dispatch loop or the scale loop decides who gets which node.
@@ -109,8 +109,8 @@ class Controller:
         lease = self.lease
         if lease is None:
             return False
-        cluster, tick = self._cluster, self._begin_tick(lease, clock)
-        launcher, live = cluster.launcher, Live(tick)
+        connection, tick = self._connection, self._begin_tick(lease, clock)
+        launcher, live = connection.launcher, Live(tick)
         loops: tuple[tuple[str, Callable[[], None]], ...] = (
             # 1. Records of the drivers; they may free nodes.
             ("track", lambda: track(tick, live, self._launching, launcher)),
@@ -122,7 +122,7 @@ class Controller:
             (
                 "dispatch",
                 lambda: dispatch(
-                    tick, live, self._launching, launcher, cluster.supply, self._cloud.why_short
+                    tick, live, self._launching, launcher, connection.supply, self._cloud.why_short
                 ),
             ),
             # 5. Preparations that make the next start faster.
@@ -132,7 +132,7 @@ class Controller:
 
     def ask_cloud(self, clock: Callable[[], float] = CLOCK) -> bool:
         """Run once the loops that ask the cloud; False when another controller holds the lease.  Raises DBAPIError."""
-        self._cloud.close_left()
+        self._cloud.close_replaced()
         lease = self.lease
         if lease is None:
             return False
@@ -173,20 +173,20 @@ class Controller:
         return True
 
     def has_lost_ray(self, now: float) -> bool:
-        """Ray has been silent for so long, by the monotonic clock, that another connection may help."""
+        """Ray has not answered for so long, by the monotonic clock, that a new connection may help."""
         return self._cloud.has_lost_ray(now)
 
-    def use(self, cluster: Cluster) -> None:
-        """Go on with other hands, after a new connection, and look at once."""
-        self._cluster = cluster
-        self._cloud.use(cluster)
+    def use(self, connection: ClusterConnection) -> None:
+        """Use another connection, and observe the cluster at once."""
+        self._connection = connection
+        self._cloud.use(connection)
 
     def leave_ray(self) -> None:
-        """The connection to Ray ends: the loops that ask the cloud ask Ray nothing before they have other hands."""
-        self._cluster.leave_ray()
+        """The connection to Ray ends: the loops that ask the cloud do not call Ray until there is a new connection."""
+        self._connection.leave_ray()
 
     def close(self) -> None:
-        """End the connections of the hands; no tick may follow."""
+        """Close all connections to Ray and the cloud; no tick may follow."""
         self._cloud.close()
 
     def resign(self) -> None:
@@ -232,7 +232,7 @@ class Process:
     """The threads around a controller: connects, reconnects when the head moved, and ends on a signal."""
 
     def __init__(
-        self, settings: Settings, database: Database, connect: Callable[[Settings, str], Cluster]
+        self, settings: Settings, database: Database, connect: Callable[[Settings, str], ClusterConnection]
     ) -> None:
         self._settings = settings
         self._database = database
@@ -284,7 +284,7 @@ class Process:
             if self._controller is not None:
                 self._controller.leave_ray()
             try:
-                cluster = self._connect(self._settings, address)
+                connection = self._connect(self._settings, address)
             except CloudUnusable as error:
                 return f"no node can be made, trying again: {error}"
             except Exception as error:
@@ -292,15 +292,15 @@ class Process:
                 return f"the Ray head at {address} cannot be reached, trying again: {reason}"
             log.info("connected to the Ray head at %s", address)
             self._address = address
-            self._go_on_with(cluster)
+            self._go_on_with(connection)
         return self._work(self._controller)
 
-    def _go_on_with(self, cluster: Cluster) -> None:
+    def _go_on_with(self, connection: ClusterConnection) -> None:
         # One controller for the whole process: with another owner's name it would wait for its own lease.
         if self._controller is None:
-            self._controller = Controller(self._database, self._settings, cluster, keeper=self._keeper)
+            self._controller = Controller(self._database, self._settings, connection, keeper=self._keeper)
         else:
-            self._controller.use(cluster)
+            self._controller.use(connection)
 
     def _work(self, controller: Controller | None) -> str:
         if controller is None:

@@ -16,8 +16,8 @@ from service.loops.keeping import load_kept, tell_kept
 from service.loops.launching import Launching
 from service.loops.line import line, pool_sizes
 from service.loops.live import Live, Pair
+from service.loops.planner_view import remembered_nodes
 from service.loops.ports import Launcher, Supply
-from service.loops.seeing import remembered_nodes
 from service.loops.tick import Tick
 from service.policies_in_force import policies_in_force
 from service.queue import lifecycle

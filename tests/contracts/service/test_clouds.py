@@ -1,4 +1,4 @@
-"""The controller's hands in each cloud: the real providers before this machine and before the emulator."""
+"""The controller's access to each cloud: the real providers before this machine and before the emulator."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from cluster.node.agent.heartbeats import SILENT_S, AgentStatus, Heartbeat, list
 from cluster.provider import NodeRequest, ProviderError, Unanswered
 from cluster.ray.membership import RayMembership
 from service.clouds.azure_place import CloudUnusable
-from service.clouds.clouds import LOOK_S, SPARING_LOOK_S, Cloud, cloud_of
-from service.loops.look import Hands, Unseen, look
+from service.clouds.clouds import OBSERVATION_INTERVAL_S, SPARING_INTERVAL_S, Cloud, cloud_of
+from service.loops.observation import ClusterAccess, ObservationFailed, observe_cluster
 from service.settings import Settings
 from tests.contracts.cluster.azure_rig import A100, CPU_SIZE, AzureRig, settings
 from tests.service_fakes import FakeCluster
@@ -158,9 +158,9 @@ def test_an_identity_that_azure_refuses_is_told_in_a_sentence(
     write_place(tmp_path, rig.server.url)
     rig.fault("token", status=400, code="invalid_request", message="Identity not found", times=9)
     cloud = opened(cloud="azure-emulated")
-    hands = Hands(cloud.provider, FakeCluster(), cloud.supply, FakeCluster())
-    with pytest.raises(Unseen, match="identity and its roles") as caught:
-        look(hands)
+    access = ClusterAccess(cloud.provider, FakeCluster(), cloud.supply, FakeCluster())
+    with pytest.raises(ObservationFailed, match="identity and its roles") as caught:
+        observe_cluster(access)
     assert "\n" not in str(caught.value)
 
 
@@ -169,15 +169,15 @@ def test_a_cloud_that_lets_hardly_anybody_ask_is_looked_at_less_often(
 ) -> None:
     write_place(tmp_path, rig.server.url)
     cloud = opened(cloud="azure-emulated")
-    assert cloud.look_s() == LOOK_S
+    assert cloud.observation_interval_s() == OBSERVATION_INTERVAL_S
     rig.knobs(reads_left=1)
     cloud.provider.list()
-    assert cloud.look_s() == SPARING_LOOK_S
+    assert cloud.observation_interval_s() == SPARING_INTERVAL_S
 
 
 def test_an_agent_is_found_silent_in_time_also_where_the_cloud_is_looked_at_less_often() -> None:
     # One turn comes a little late each time.
-    beats, pause_s, passed_s = {"node_a": Heartbeat(at=7.0)}, SPARING_LOOK_S + LOOK_S, 0.0
+    beats, pause_s, passed_s = {"node_a": Heartbeat(at=7.0)}, SPARING_INTERVAL_S + OBSERVATION_INTERVAL_S, 0.0
     heard: dict[str, AgentStatus] = listen({}, beats, pause_s)
     while not heard["node_a"].is_silent:
         heard, passed_s = listen(heard, beats, pause_s), passed_s + pause_s

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from remora.states import DrillState, NodeState
 from remora.views import Drill, NodeEvent, Page, Problem
 from service.api.app import create_app
-from service.controller.connecting import Cluster
+from service.controller.connecting import ClusterConnection
 from service.loops.drill import drill as drill_loop
 from service.loops.tick import Tick
 from service.queue.drills import QUIET_S
@@ -170,7 +170,9 @@ def test_what_cannot_be_told_or_taken_is_refused_with_a_sentence(world: World, c
     assert world.cluster.machines[node_id].is_running
 
     drill = ask(client, f"nodes/{node_id}", silent=True)
-    world.controller.use(Cluster(world.launcher, world.cluster, world.cluster, world.supply, world.cluster))
+    world.controller.use(
+        ClusterConnection(world.launcher, world.cluster, world.cluster, world.supply, world.cluster)
+    )
     world.tick()
     assert now(client, drill).message == "the machines here cannot be taken for a rehearsal"
 

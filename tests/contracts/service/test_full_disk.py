@@ -188,11 +188,11 @@ def test_the_controllers_process_says_it_once_and_keeps_its_lease_when_there_is_
     running = world.submit()
     world.tick(8)
     world.controller.resign()
-    process = Process(world.settings, service.database, lambda *_: world.hands())
+    process = Process(world.settings, service.database, lambda *_: world.connect())
     process._keep()
     held = process.lease
     assert held is not None
-    process._go_on_with(world.hands())
+    process._go_on_with(world.connect())
     room.end(service)
     service.submit_until_refused()
     world.launcher.driver_of(running).tell("log", rank=0, stream="stdout", text="x" * (4 << 20))

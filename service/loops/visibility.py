@@ -1,4 +1,4 @@
-"""Tell operators when the cluster cannot be seen, and when it can be again: nothing is bought or returned between."""
+"""Records events when the cluster cannot be observed, and when it can again; between them no node is bought or returned."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from service.store import cloud
 from service.store.policies import append_cluster_event
 
 
-def note_unseen(tick: Tick, reason: str) -> None:
-    """The provider or Ray does not say what there is; told once, whichever controller sees it.  Raises Fenced."""
+def record_cluster_hidden(tick: Tick, reason: str) -> None:
+    """The provider or Ray does not answer; one event is written, also when controllers change.  Raises Fenced."""
     if tick.load(cloud.get).unseen_since is not None:
         return
     message = f"the cluster cannot be seen, and nothing is bought or returned until it can: {reason}"
@@ -24,8 +24,8 @@ def note_unseen(tick: Tick, reason: str) -> None:
     tick.apply(work)
 
 
-def note_seen(tick: Tick, unseen_since: float) -> None:
-    """They say it again.  Raises Fenced."""
+def record_cluster_visible(tick: Tick, unseen_since: float) -> None:
+    """The provider and Ray answer again.  Raises Fenced."""
     lasted_s = max(0.0, tick.now - unseen_since)
     event = NewEvent(
         at=tick.now,
