@@ -26,7 +26,7 @@ from service.queue.demand import placement_in, workers_of_jobs
 from service.queue.hurry import jobs_off_spot, start_up_s
 from service.queue.limits import budget_of
 from service.queue.quotas import Quotas, quotas_of
-from service.queue.rooms import Room
+from service.queue.ready_nodes import ReadyNode
 from service.queue.rows import JobRow
 from service.store import jobs as store
 from service.store import ledger, spending
@@ -39,7 +39,7 @@ class _Snapshot:
     #: Jobs that wait again and have spent what they may cost.
     spent: list[JobRow]
     claims: list[Claim]
-    rooms: list[Room]
+    ready: list[ReadyNode]
     pools: list[PoolSize]
     quotas: Quotas | None
     #: Jobs that do not start on spot, by id.
@@ -81,7 +81,7 @@ def _decide(
     admission = admit(
         snapshot.queue,
         snapshot.claims,
-        snapshot.rooms,
+        snapshot.ready,
         pools,
         quotas=quotas,
         off_spot=snapshot.off_spot,
@@ -121,8 +121,8 @@ def _load(
         Claim(job.sizes, job.worker_resources, placement_in(job, one), job.id, at.get(job.id, {}))
         for job, one in live
     ]
-    rooms = [
-        Room(
+    ready = [
+        ReadyNode(
             node.id,
             node.pool,
             node.resources,
@@ -137,7 +137,7 @@ def _load(
     out = unreleased | {job.id for job in spent}
     queue = [job for job in queue if job.id not in out]
     off_spot = jobs_off_spot(queue, nodes, pools, now, takes_s)
-    return _Snapshot(queue, spent, claims, rooms, pools, quotas, off_spot, kept)
+    return _Snapshot(queue, spent, claims, ready, pools, quotas, off_spot, kept)
 
 
 def _quotas(connection: sa.Connection, policies: Policies, live: Sequence[Pair], now: float) -> Quotas | None:

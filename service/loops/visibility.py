@@ -1,4 +1,4 @@
-"""Records events when the cluster cannot be observed, and when it can again; between them no node is bought or returned."""
+"""Records when the cluster cannot be observed, and when it can again; between them no node is bought or returned."""
 
 from __future__ import annotations
 

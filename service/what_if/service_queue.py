@@ -21,7 +21,7 @@ from service.queue.hurry import stays_off_spot
 from service.queue.ordering import QueueKey, in_order, queue_key
 from service.queue.pools import complete_pools
 from service.queue.quotas import quotas_of
-from service.queue.rooms import Room
+from service.queue.ready_nodes import ReadyNode
 from service.queue.rows import JobRow
 from service.queue.shares import has_shares, shares_of
 
@@ -97,7 +97,7 @@ class ServiceQueue:
         decided = admit(
             rows,
             (),
-            [Room(*room) for room in rooms],
+            [ReadyNode(*room) for room in rooms],
             self._pools,
             quotas=quotas_of(self._policies, held, spent or {}) if self.has_quotas else None,
             off_spot=off_spot,

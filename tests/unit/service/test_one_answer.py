@@ -28,7 +28,7 @@ from service.queue.admission import Admission, Claim, admit, held_up
 from service.queue.demand import demand_of, node_view, placement_in, workers_by_node, workers_of_jobs
 from service.queue.keeping import kept_for
 from service.queue.pools import complete_pools
-from service.queue.rooms import Room
+from service.queue.ready_nodes import ReadyNode
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from service.settings import Settings
 from tests.service_fakes import job_row
@@ -113,13 +113,13 @@ class World:
             Claim(job.sizes, job.worker_resources, placement_in(job, one), job.id, at.get(job.id, {}))
             for job, one in running
         ]
-        rooms = [
-            Room(
+        ready = [
+            ReadyNode(
                 one.id, one.pool, one.resources, *zone_and_capacity(one.offering), one.fabric, one.bought_for
             )
             for one in self.nodes
         ]
-        return admit(self.waiting, claims, rooms, pools, kept=self.kept())
+        return admit(self.waiting, claims, ready, pools, kept=self.kept())
 
     def kept(self) -> dict[str, str]:
         """For which job each node is kept, as drivers are told."""
