@@ -49,7 +49,7 @@ class TestTheChoice:
         assert apart.starts == ()
         assert apart.waits[0].message == (
             "waits for nodes: it needs 3 workers of 1 GPU in one fabric domain and the 4 ready nodes with InfiniBand "
-            "have node for 2"
+            "have room for 2"
         )
         together = decide([wide], [*domain("a", 2), *domain("b", 3)])
         assert (together.starts, together.fabrics) == ((wide.id,), {wide.id: "b"})
@@ -89,7 +89,7 @@ class TestTheChoice:
         decision = decide([first, second, third], [*domain("a", 2), *domain("b", 3)])
         assert decision.fabrics == {first.id: "a", second.id: "b"}
         assert decision.waits[0].message == (
-            "is next: it needs 2 workers of 1 GPU in one fabric domain and other jobs leave node for 1"
+            "is next: it needs 2 workers of 1 GPU in one fabric domain and other jobs leave room for 1"
         )
 
     def test_who_asks_for_nothing_runs_anywhere_and_is_bound_to_nothing(self) -> None:
@@ -163,7 +163,7 @@ class TestWhoIsToldThatThereIsNone:
         two = [PoolSize(name, 3, GPU, with_fabric=(FAST,)) for name in ("p", "q")]
         (wait,) = admit([job(least=4, most=4)], [], [], two).waits
         assert wait.message == (
-            "it needs 4 workers of 1 GPU in one fabric domain and the complete pools have node for 3: "
+            "it needs 4 workers of 1 GPU in one fabric domain and the complete pools have room for 3: "
             "lower `workers.min` or `resources`, or add nodes"
         )
         assert not admit([job(least=3, most=3)], [], [], two).waits[0].is_hopeless
