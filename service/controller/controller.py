@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 from service.clouds.azure_place import CloudUnusable
 from service.controller.cloud_loop import CloudLoop
 from service.controller.connecting import ClusterConnection, connect, ray_address
-from service.controller.lease_keeper import LeaseKeeper
+from service.controller.lease_holder import LeaseHolder
 from service.journal import write_log
 from service.loops.account import account
 from service.loops.dispatch import dispatch
@@ -54,12 +54,12 @@ RETRY_S = 1.0
 END_S = 3.0
 
 
-def keeper_of(
+def lease_holder_of(
     database: Database, settings: Settings, monotonic: Callable[[], float] = time.monotonic
-) -> LeaseKeeper:
+) -> LeaseHolder:
     """What keeps the lease for one controller, under a name that no other has."""
     owner = f"{socket.gethostname()[:20]}:{os.getpid()}:{new_id('ctl', CLOCK())[-8:]}"
-    return LeaseKeeper(database, LEASE, owner, settings.lease_s, monotonic)
+    return LeaseHolder(database, LEASE, owner, settings.lease_s, monotonic)
 
 
 class Controller:
@@ -74,7 +74,7 @@ class Controller:
         settings: Settings,
         connection: ClusterConnection,
         monotonic: Callable[[], float] = time.monotonic,
-        keeper: LeaseKeeper | None = None,
+        holder: LeaseHolder | None = None,
     ) -> None:
         self._database = database
         self._settings = settings
@@ -84,19 +84,19 @@ class Controller:
         self.listing = Listing(monotonic)
         #: Held while the dispatch loop or the scale loop decides who gets which node.
         self._deciding = threading.Lock()
-        self.keeper = keeper or keeper_of(database, settings, monotonic)
+        self.holder = holder or lease_holder_of(database, settings, monotonic)
 
     @property
     def lease(self) -> Lease | None:
         """The lease, while this controller acts."""
-        return self.keeper.held()
+        return self.holder.held()
 
     def tick(self, now: float) -> bool:
         """Renew the lease and run every loop once at the given time; False when another controller holds the lease.
 
         Raises DBAPIError when the database does not answer.
         """
-        if self.keeper.step(now) is None:
+        if self.holder.step(now) is None:
             return False
 
         def clock() -> float:
@@ -153,7 +153,7 @@ class Controller:
             self._settings,
             lease,
             clock(),
-            is_held=lambda: self.keeper.is_held(lease),
+            is_held=lambda: self.holder.is_held(lease),
             deciding=self._deciding,
         )
 
@@ -163,7 +163,7 @@ class Controller:
             loop()
         except Fenced as error:
             log.warning("work of the %s loop was dropped: %s", name, error)
-            self.keeper.doubt(lease)
+            self.holder.suspend(lease)
             return False
         except Exception as error:
             if isinstance(error, DBAPIError) and concerns_everybody(error):
@@ -191,7 +191,7 @@ class Controller:
 
     def resign(self) -> None:
         """Give the lease up, so that another controller takes it at once; no tick may be under way."""
-        self.keeper.resign()
+        self.holder.resign()
 
 
 class Repeated:
@@ -239,8 +239,8 @@ class Process:
         self._connect = connect
         self._address: str | None = None
         self._controller: Controller | None = None
-        self._keeper = keeper_of(database, settings)
-        self._lease_thread = Repeated("lease", self._keep, self._keeper.hurry)
+        self._holder = lease_holder_of(database, settings)
+        self._lease_thread = Repeated("lease", self._keep, self._holder.wake)
         self._cloud_thread = Repeated("cloud", self._ask_cloud, threading.Event())
         #: What the threads said last that keeps them from their work, by their names.
         self._complaints: dict[str, str] = {}
@@ -251,19 +251,19 @@ class Process:
     @property
     def lease(self) -> Lease | None:
         """The lease, while this process acts."""
-        return self._keeper.held()
+        return self._holder.held()
 
     def run(self) -> None:
         """Work until `stopping` is set."""
         # The lease is watched from the beginning, and taken once there is something to act upon.
-        self._keeper.rest()
+        self._holder.report_idle()
         self._lease_thread.start()
         self._cloud_thread.start()
         while not self.stopping.is_set():
             began = time.monotonic()
             said = self._tick()
             if self._address is None:
-                self._keeper.rest()
+                self._holder.report_idle()
             self._complain("work", said)
             pause = RETRY_S if said else max(0.0, self._settings.tick_s - (time.monotonic() - began))
             self.stopping.wait(pause)
@@ -298,14 +298,14 @@ class Process:
     def _go_on_with(self, connection: ClusterConnection) -> None:
         # One controller for the whole process: with another owner's name it would wait for its own lease.
         if self._controller is None:
-            self._controller = Controller(self._database, self._settings, connection, keeper=self._keeper)
+            self._controller = Controller(self._database, self._settings, connection, holder=self._holder)
         else:
             self._controller.use(connection)
 
     def _work(self, controller: Controller | None) -> str:
         if controller is None:
             raise AssertionError("unreachable: an address is known only together with a controller")
-        self._keeper.worked()
+        self._holder.report_progress()
         try:
             controller.work()
         except DBAPIError as error:
@@ -331,12 +331,12 @@ class Process:
         """One step of the thread that renews the lease; seconds until the next one."""
         said, lease = "", None
         try:
-            lease = self._keeper.step(CLOCK())
+            lease = self._holder.step(CLOCK())
         except DBAPIError as error:
             said = f"{why_failed(error)}; trying again"
         self._complain("lease", said)
         # Who waits looks more often, so that a lease that was given up is taken at once.
-        return self._keeper.pause_s if lease is not None else min(self._keeper.pause_s, self._settings.tick_s)
+        return self._holder.pause_s if lease is not None else min(self._holder.pause_s, self._settings.tick_s)
 
     def _end(self) -> None:
         # The lease goes last, when nothing is done under it any more.
@@ -348,7 +348,7 @@ class Process:
         if self.is_stuck:
             return
         try:
-            self._keeper.resign()
+            self._holder.resign()
         except DBAPIError as error:
             log.warning("%s; the lease runs out", why_failed(error))
         if self._controller is not None:

@@ -12,22 +12,22 @@ from cluster.policies.policies import Policies
 from cluster.scheduling.fitting import as_shown
 from cluster.scheduling.quotas import counts_money
 from remora.states import JobState, NodeState
-from service.loops.keeping import load_kept, tell_kept
+from service.loops.kept_nodes import load_kept_nodes, send_kept_nodes
 from service.loops.launching import Launching
-from service.loops.line import line, pool_sizes
 from service.loops.live import Live, Pair
 from service.loops.planner_view import remembered_nodes
 from service.loops.ports import Launcher, Supply
+from service.loops.queue_order import jobs_in_order, pool_sizes
 from service.loops.tick import Tick
 from service.policies_in_force import policies_in_force
 from service.queue import lifecycle
 from service.queue.admission import Admission, Claim, PoolSize, Wait, admit
 from service.queue.demand import placement_in, workers_of_jobs
-from service.queue.hurry import jobs_off_spot, start_up_s
 from service.queue.limits import budget_of
 from service.queue.quotas import Quotas, quotas_of
 from service.queue.ready_nodes import ReadyNode
 from service.queue.rows import JobRow
+from service.queue.urgency import jobs_off_spot, start_up_s
 from service.store import jobs as store
 from service.store import ledger, spending
 from service.store.ids import new_id
@@ -60,7 +60,7 @@ def dispatch(
     with tick.deciding:
         started, kept = _decide(tick, live, supply, why_short or {})
     # 4. Act: first on groups that could grow onto what the new ones start on.
-    tell_kept(tick, live, launcher, kept)
+    send_kept_nodes(tick, live, launcher, kept)
     # `track` hears whether the drivers have their plans.
     launching.launch(tick, live, launcher, started)
 
@@ -109,9 +109,9 @@ def _load(
     nodes = remembered_nodes(connection, policies, now)
     pools = pool_sizes(policies, as_shown(offerings, nodes), now)
     takes_s = start_up_s(nodes)
-    queue = line(connection, policies, pools, live, now, takes_s)
+    queue = jobs_in_order(connection, policies, pools, live, now, takes_s)
     quotas = _quotas(connection, policies, live, now) if queue else None
-    kept = load_kept(connection, nodes, queue, live, pools, quotas, now, takes_s)
+    kept = load_kept_nodes(connection, nodes, queue, live, pools, quotas, now, takes_s)
     if not queue:
         return _Snapshot([], [], [], [], pools, None, frozenset(), kept)
     # Something of an ended attempt may still run: its job does not start again before that is over.

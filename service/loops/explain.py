@@ -13,8 +13,8 @@ from cluster.scheduling.actions import Wait
 from remora.states import JobState
 from service.loops.tick import Tick
 from service.queue import lifecycle
+from service.queue.plan_reasons import is_news, renewed, shortened
 from service.queue.rows import AttemptRow, JobRow
-from service.queue.waits import is_news, renewed, shortened
 from service.store import jobs as job_store
 from service.store import waits as store
 

@@ -14,13 +14,13 @@ from cluster.scheduling.health import remembered_s
 from cluster.scheduling.quotas import counts_money
 from cluster.scheduling.view import START_UP_S, ClusterView, JobDemand, NodeView
 from remora.states import NodeState
-from service.loops.line import line, pool_sizes
 from service.loops.ports import Member, Supply
+from service.loops.queue_order import jobs_in_order, pool_sizes
 from service.loops.tick import Tick
 from service.queue.demand import demand_of, node_view
-from service.queue.hurry import start_up_s
 from service.queue.limits import budget_of
 from service.queue.rows import AttemptRow, JobRow, NodeRow
+from service.queue.urgency import start_up_s
 from service.store import jobs as job_store
 from service.store import ledger, spending
 from service.store import nodes as node_store
@@ -72,7 +72,7 @@ def load_workload(
     # The same pools as in `dispatch`: with others, projects with shares would have another order there.
     pools = pool_sizes(policies, as_shown(supply.offerings(), nodes), now)
     takes_s = start_up_s(nodes)
-    queue = line(connection, policies, pools, running, now, takes_s)
+    queue = jobs_in_order(connection, policies, pools, running, now, takes_s)
     return replace(_load(connection, queue, running, now), start_up_s=takes_s)
 
 

@@ -27,8 +27,8 @@ from cluster.scheduling.refusals import after_refusal, made_good, taken_back
 from cluster.scheduling.view import ENDED, ClusterView, NodeView
 from remora.states import NodeState
 from service.clouds.fixed_pool import kept_full
+from service.loops.budget_pause import apply_budget_pause
 from service.loops.explain import explain
-from service.loops.hold import hold
 from service.loops.observation import ClusterAccess, ClusterObservation
 from service.loops.planner_view import (
     REFUSALS_S,
@@ -110,7 +110,9 @@ def _decide(tick: Tick, access: ClusterAccess, seen: ClusterObservation) -> tupl
     actions = plan(view, policies, tick.now)
     _record_budget_step(tick, view, policies)
     if access.follows_policies:
-        hold(tick, money_of(view, policies, {offering.id: offering for offering in view.offerings}))
+        apply_budget_pause(
+            tick, money_of(view, policies, {offering.id: offering for offering in view.offerings})
+        )
     requests, vetoed = _write_down(tick, policies, view, actions, rows, machines)
     # 4. Record why the rest is not done.
     waits = [*(action for action in actions if isinstance(action, Wait)), *vetoed]

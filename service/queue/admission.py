@@ -162,7 +162,7 @@ def admit(
     return Admission(tuple(starts), tuple(waits), fabrics, frozenset(on_demand))
 
 
-def held_up(
+def blocked_owners(
     queue: Iterable[JobRow], owners: Collection[str], pools: Sequence[PoolSize], quotas: Quotas | None
 ) -> frozenset[str]:
     """Those of the owners, by id, that could not start now on any node; `queue` is in queue order.

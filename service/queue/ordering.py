@@ -31,7 +31,7 @@ def queue_key(job: JobRow, *, is_urgent: bool = False) -> QueueKey:
 def in_order(jobs: Iterable[JobRow], now: float, urgent: Container[str] = ()) -> list[JobRow]:
     """The jobs that may start now, next one first; those that back off until later are left out.
 
-    `urgent` are those whose deadline is near, by id (`service.queue.hurry`).
+    `urgent` are those whose deadline is near, by id (`service.queue.urgency`).
     """
     ready = (job for job in jobs if job.not_before <= now)
     return sorted(ready, key=lambda job: queue_key(job, is_urgent=job.id in urgent))

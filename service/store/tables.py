@@ -397,7 +397,7 @@ budget_days = sa.Table(
     sa.Column("figures", sa.Text, nullable=False, server_default=""),
 )
 
-# What the newest plan does not do for pools and nodes, and why: `service.queue.waits`.
+# What the newest plan does not do for pools and nodes, and why: `service.queue.plan_reasons`.
 waits = sa.Table(
     "waits",
     metadata,

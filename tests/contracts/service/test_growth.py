@@ -109,7 +109,7 @@ class TestATick:
             stopping = len(sent_in_a_tick(world))
             assert {world.attempts(job_id)[0].stop_reason for job_id in job_ids} == {EndReason.CANCELLED}
             world.now += 11.0
-            world.controller.keeper.step(world.now)
+            world.controller.holder.step(world.now)
             killing = len(sent_in_a_tick(world))
             assert {world.job(job_id).state for job_id in job_ids} == {JobState.CANCELLED}
             counts.append((starting, launched, stopping, killing))

@@ -231,7 +231,7 @@ def test_who_gets_which_node_is_decided_by_one_loop_at_a_time(
         return plan(*arguments)
 
     monkeypatch.setattr(scale, "plan", plan_slowly)
-    world.controller.keeper.step(world.now)
+    world.controller.holder.step(world.now)
     loops = [threading.Thread(target=loop) for loop in (world.controller.ask_cloud, world.controller.work)]
     loops[0].start()
     assert decides.wait(30)

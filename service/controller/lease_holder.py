@@ -27,13 +27,13 @@ STALLED_S = 60.0
 
 
 @dataclass(frozen=True)
-class _Hold:
+class _HeldLease:
     lease: Lease
     #: Until when, by the monotonic clock, if it is not renewed.
     until: float
 
 
-class LeaseKeeper:
+class LeaseHolder:
     """One process's right to act; `step` and `resign` are called by one thread at a time, all else by any."""
 
     def __init__(
@@ -52,11 +52,11 @@ class LeaseKeeper:
         self._watch = LeaseWatch()
         #: The newest lease that this process took and has not lost; it may have lapsed.
         self._taken: Lease | None = None
-        self._hold: _Hold | None = None
+        self._held: _HeldLease | None = None
         self._worked_at: float | None = None
-        self._changing = threading.Lock()
+        self._lock = threading.Lock()
         #: Set when `step` should not wait for its time.
-        self.hurry = threading.Event()
+        self.wake = threading.Event()
 
     @property
     def pause_s(self) -> float:
@@ -65,29 +65,29 @@ class LeaseKeeper:
 
     def held(self) -> Lease | None:
         """The lease, while this process may act under it."""
-        hold = self._hold
-        return hold.lease if hold is not None and self._monotonic() < hold.until else None
+        held_lease = self._held
+        return held_lease.lease if held_lease is not None and self._monotonic() < held_lease.until else None
 
     def is_held(self, lease: Lease) -> bool:
         """True while this process may act under that lease."""
         return self.held() == lease
 
-    def worked(self) -> None:
-        """The work goes on; where neither this nor `rest` is ever called, nobody asks whether it does."""
+    def report_progress(self) -> None:
+        """The work goes on; where neither this nor `report_idle` is ever called, nobody asks whether it does."""
         was_resting, self._worked_at = self._worked_at == -math.inf, self._monotonic()
         if was_resting:
-            self.hurry.set()
+            self.wake.set()
 
-    def rest(self) -> None:
-        """Nothing can be done under the lease: until `worked` is called it is watched, but not renewed or taken."""
+    def report_idle(self) -> None:
+        """Nothing can be done under the lease: until `report_progress` is called it is watched, but not renewed or taken."""
         self._worked_at = -math.inf
 
-    def doubt(self, lease: Lease) -> None:
+    def suspend(self, lease: Lease) -> None:
         """A write under it was refused: nothing is done under it until it was renewed."""
-        with self._changing:
-            if self._hold is not None and self._hold.lease == lease:
-                self._hold = None
-        self.hurry.set()
+        with self._lock:
+            if self._held is not None and self._held.lease == lease:
+                self._held = None
+        self.wake.set()
 
     def step(self, now: float) -> Lease | None:
         """Renew the lease, take it when its owner is silent, or look on; the lease where this process holds it.
@@ -117,7 +117,7 @@ class LeaseKeeper:
     def resign(self) -> None:
         """Let another one in at once; nothing may be done under the lease any more."""
         taken = self._taken
-        self._taken = self._hold = None
+        self._taken = self._held = None
         if taken is not None:
             self._database.transact(lambda connection: leases.give_up(connection, taken))
 
@@ -125,8 +125,8 @@ class LeaseKeeper:
         """False while the work stands still, and then the lease is not held any more."""
         if self._worked_at is None or now - self._worked_at < STALLED_S:
             return True
-        with self._changing:
-            held, self._hold = self._hold, None
+        with self._lock:
+            held, self._held = self._held, None
         if held is not None:
             log.warning("nothing can be done under the lease, so it is not renewed")
         return False
@@ -135,12 +135,12 @@ class LeaseKeeper:
         if self._taken != lease:
             log.info("this controller acts now, token %d", lease.token)
         self._taken = lease
-        with self._changing:
-            self._hold = _Hold(lease, began + self._lease_s)
+        with self._lock:
+            self._held = _HeldLease(lease, began + self._lease_s)
         return lease
 
     def _lose(self) -> None:
         log.warning("another controller acts now; this one stands by")
         self._taken = None
-        with self._changing:
-            self._hold = None
+        with self._lock:
+            self._held = None

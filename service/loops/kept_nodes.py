@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from service.loops.live import Live, Pair
 from service.loops.ports import Launcher
 from service.loops.tick import Tick
-from service.queue.admission import PoolSize, held_up
+from service.queue.admission import PoolSize, blocked_owners
 from service.queue.demand import workers_by_node
-from service.queue.keeping import kept_for, owners_of
+from service.queue.node_owners import kept_for, owners_of
 from service.queue.quotas import Quotas
 from service.queue.rows import JobRow, NodeRow
 from service.store import jobs as store
@@ -20,7 +20,7 @@ from service.store import jobs as store
 log = logging.getLogger(__name__)
 
 
-def load_kept(
+def load_kept_nodes(
     connection: sa.Connection,
     nodes: Sequence[NodeRow],
     queue: Sequence[JobRow],
@@ -39,12 +39,12 @@ def load_kept(
     others = owners - {job.id for job, _ in running}
     # Those that back off, or of which something may still run, may not start yet.
     waiting = store.queued_among(connection, others) if others else []
-    refused = held_up(queue, owners, pools, quotas)
+    refused = blocked_owners(queue, owners, pools, quotas)
     waiting = [job for job in waiting if job.id not in refused]
     return kept_for(nodes, busy, waiting, running, now, start_up_s)
 
 
-def tell_kept(tick: Tick, live: Live, launcher: Launcher, kept: Mapping[str, str]) -> None:
+def send_kept_nodes(tick: Tick, live: Live, launcher: Launcher, kept: Mapping[str, str]) -> None:
     """Let drivers know for which jobs nodes are kept: all of it those of attempts that may grow.  Raises Fenced.
 
     What has one possible size starts where its own nodes are, and does not grow.

@@ -15,25 +15,25 @@ from cluster.scheduling.money import Money
 from remora.states import JobState
 from service.loops.tick import Tick
 from service.queue import lifecycle
-from service.queue.pauses import says_of
+from service.queue.pauses import pause_message
+from service.queue.plan_reasons import is_news
 from service.queue.rows import JobRow
-from service.queue.waits import is_news
 from service.store import jobs as store
 
 #: Jobs that are changed in one tick; the others follow with the next ones.
-AT_ONCE = 200
+BATCH = 200
 
 
-def hold(tick: Tick, money: Money) -> None:
+def apply_budget_pause(tick: Tick, money: Money) -> None:
     """Bring all jobs without an attempt to where the budget has them.  Raises Fenced."""
     paused = tick.load(store.paused_jobs)
     if not money.reached(BudgetStep.PAUSE):
         _change(tick, list(paused), JobState.PAUSED, lambda job: lifecycle.resume(job, tick.now))
         return
-    says = says_of(money)
+    says = pause_message(money)
     news = [job_id for job_id, told in paused.items() if is_news(told, says)]
     _change(tick, news, JobState.PAUSED, lambda job: lifecycle.tell_paused(job, says))
-    waiting = tick.load(partial(store.queued_again, limit=AT_ONCE))
+    waiting = tick.load(partial(store.queued_again, limit=BATCH))
     _change(tick, waiting, JobState.QUEUED, lambda job: lifecycle.pause(job, says, tick.now))
 
 
@@ -45,7 +45,7 @@ def _change(
         return
 
     def work(connection: sa.Connection) -> None:
-        locked = store.lock_jobs(connection, job_ids[:AT_ONCE])
+        locked = store.lock_jobs(connection, job_ids[:BATCH])
         changes = [store.Change(job, decide(job)) for job in locked.values() if job.state is state]
         store.save_all(connection, changes)
 

@@ -45,8 +45,8 @@ def jobs_off_spot(
     start_up_s: float,
 ) -> frozenset[str]:
     """Those that do not start on spot now, by id."""
-    hurried = [job for job in waiting if deadline_of(job.spec) is not None]
-    if not hurried:
+    with_deadline = [job for job in waiting if deadline_of(job.spec) is not None]
+    if not with_deadline:
         return frozenset()
     coming = {
         node.bought_for
@@ -55,7 +55,7 @@ def jobs_off_spot(
     }
     return frozenset(
         job.id
-        for job in hurried
+        for job in with_deadline
         if stays_off_spot(demand_of(job, None, None, now), pools, now, start_up_s, coming)
     )
 
