@@ -14,8 +14,8 @@ from remora.views import Health
 from service.api.context import Context, context_of
 from service.api.parameters import Parameters
 from service.store import leases
+from service.store.failures import SENTENCES, failure_of
 from service.store.totals import totals
-from service.store.troubles import SENTENCES, trouble_of
 
 router = APIRouter()
 
@@ -37,7 +37,7 @@ async def readyz(request: Request, _: Annotated[Parameters, Query()]) -> Respons
     try:
         age = await _controller_age_s(context)
     except DBAPIError as error:
-        status = SENTENCES.get(trouble_of(error), "the database does not answer")
+        status = SENTENCES.get(failure_of(error), "the database does not answer")
     else:
         alive = age is not None and age < 3 * context.settings.lease_s
         status = "ready" if alive else "no controller is at work: jobs are accepted and wait"

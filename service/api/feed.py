@@ -15,8 +15,8 @@ from functools import partial
 from sqlalchemy.exc import DBAPIError
 
 from service.store.database import Database
+from service.store.failures import why_failed
 from service.store.telemetry import Position, positions
-from service.store.troubles import why_failed
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 python -m service.controller [--home DIR] [--log-format plain|json]
 
-Three threads share the work, so that nothing waits for what is slower than itself: one keeps the lease, one runs the
-loops that ask the cloud, and the main one all others.
+Three threads share the work, so that slow calls do not delay other loops: one renews the lease, one runs the loops that
+ask the cloud, and the main thread runs all others.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from service.startup import read_settings
 from service.steady_clock import CLOCK
 from service.store.database import Database
 from service.store.errors import Fenced, StoreError
+from service.store.failures import is_database_wide, why_failed
 from service.store.ids import new_id
 from service.store.leases import Lease
 from service.store.migrate import migrate
-from service.store.troubles import concerns_everybody, why_failed
 
 log = logging.getLogger(__name__)
 
 LEASE = "controller"
-#: Seconds between two tries to reach what is not there yet.
+#: Seconds between two attempts to connect.
 RETRY_S = 1.0
-#: Seconds that a thread gets to come back from what it waits for at the end of the process.
+#: Seconds that a thread may take to return from a call at the end of the process.
 END_S = 3.0
 
 
 def lease_holder_of(
     database: Database, settings: Settings, monotonic: Callable[[], float] = time.monotonic
 ) -> LeaseHolder:
-    """What keeps the lease for one controller, under a name that no other has."""
+    """The lease holder of one controller, under a unique owner name."""
     owner = f"{socket.gethostname()[:20]}:{os.getpid()}:{new_id('ctl', CLOCK())[-8:]}"
     return LeaseHolder(database, LEASE, owner, settings.lease_s, monotonic)
 
@@ -82,7 +82,7 @@ class Controller:
         self._cloud = CloudLoop(connection, monotonic)
         self._launching = Launching(monotonic)
         self.listing = Listing(monotonic)
-        #: Held while the dispatch loop or the scale loop decides who gets which node.
+        #: Held while the dispatch loop or the scale loop decides which jobs get which nodes.
         self._deciding = threading.Lock()
         self.holder = holder or lease_holder_of(database, settings, monotonic)
 
@@ -166,7 +166,7 @@ class Controller:
             self.holder.suspend(lease)
             return False
         except Exception as error:
-            if isinstance(error, DBAPIError) and concerns_everybody(error):
+            if isinstance(error, DBAPIError) and is_database_wide(error):
                 # The database: nothing else would succeed now.
                 raise
             log.exception("the %s loop failed, it is tried again", name)
@@ -242,10 +242,10 @@ class Process:
         self._holder = lease_holder_of(database, settings)
         self._lease_thread = Repeated("lease", self._keep, self._holder.wake)
         self._cloud_thread = Repeated("cloud", self._ask_cloud, threading.Event())
-        #: What the threads said last that keeps them from their work, by their names.
+        #: The newest problem of each thread, by its name; empty: none.
         self._complaints: dict[str, str] = {}
         self.stopping = threading.Event()
-        #: At its end a thread still waited for something outside: only the end of the process ends that.
+        #: At its end a thread was still in a call to the cloud or Ray: only the end of the process ends that call.
         self.is_stuck = False
 
     @property
@@ -255,7 +255,7 @@ class Process:
 
     def run(self) -> None:
         """Work until `stopping` is set."""
-        # The lease is watched from the beginning, and taken once there is something to act upon.
+        # The lease is watched from the beginning, and taken once there is a connection.
         self._holder.report_idle()
         self._lease_thread.start()
         self._cloud_thread.start()
@@ -296,7 +296,7 @@ class Process:
         return self._work(self._controller)
 
     def _go_on_with(self, connection: ClusterConnection) -> None:
-        # One controller for the whole process: with another owner's name it would wait for its own lease.
+        # One controller for the whole process: under another owner name it would wait for its own lease.
         if self._controller is None:
             self._controller = Controller(self._database, self._settings, connection, holder=self._holder)
         else:
@@ -335,11 +335,11 @@ class Process:
         except DBAPIError as error:
             said = f"{why_failed(error)}; trying again"
         self._complain("lease", said)
-        # Who waits looks more often, so that a lease that was given up is taken at once.
+        # A process that waits checks more often, so that a lease that was given up is taken at once.
         return self._holder.pause_s if lease is not None else min(self._holder.pause_s, self._settings.tick_s)
 
     def _end(self) -> None:
-        # The lease goes last, when nothing is done under it any more.
+        # The lease is given up last, when nothing is done under it any more.
         if not self._cloud_thread.stop(END_S):
             log.warning("the cloud does not answer: this process ends without it, and its lease runs out")
             self.is_stuck = True
@@ -388,7 +388,7 @@ def main(words: list[str]) -> int:
     signal.signal(signal.SIGINT, stop)
     process.run()
     if process.is_stuck:
-        # The interpreter would wait for threads that ask the cloud, however long it takes.
+        # The interpreter would wait for threads that ask the cloud, without a limit.
         logging.shutdown()
         os._exit(0)
     database.close()

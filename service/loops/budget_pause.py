@@ -1,6 +1,6 @@
-"""Pause jobs while the cluster's budget is spent, and let them go on when it has room again.
+"""Pauses jobs without an attempt while the cluster's budget is spent, and resumes them when it is available again.
 
-Jobs that run are stopped by `track`, when their nodes have gone; here are those that have no attempt.
+Running jobs are stopped by `track` once their nodes have gone.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from service.queue.plan_reasons import is_news
 from service.queue.rows import JobRow
 from service.store import jobs as store
 
-#: Jobs that are changed in one tick; the others follow with the next ones.
+#: Jobs that are changed in one tick; the others follow in the next ticks.
 BATCH = 200
 
 
 def apply_budget_pause(tick: Tick, money: Money) -> None:
-    """Bring all jobs without an attempt to where the budget has them.  Raises Fenced."""
+    """Pause or resume jobs without an attempt, as the budget says.  Raises Fenced."""
     paused = tick.load(store.paused_jobs)
     if not money.reached(BudgetStep.PAUSE):
         _change(tick, list(paused), JobState.PAUSED, lambda job: lifecycle.resume(job, tick.now))
@@ -40,7 +40,7 @@ def apply_budget_pause(tick: Tick, money: Money) -> None:
 def _change(
     tick: Tick, job_ids: Sequence[str], state: JobState, decide: Callable[[JobRow], lifecycle.Decision]
 ) -> None:
-    """Write what is decided about the first of the jobs, those of them that are still in this state."""
+    """Write the decisions about the first `BATCH` of the jobs, if they are still in this state."""
     if not job_ids:
         return
 

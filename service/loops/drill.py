@@ -1,7 +1,7 @@
-"""Carry out the preemptions that somebody wants to rehearse, and measure what they cost.
+"""Carries out drills (rehearsed preemptions), and measures what they cost.
 
-The wish stands in a row before anything is done, and every act may be repeated: a controller that dies at any line
-leaves a drill that the next one goes on with.
+A row records the request before anything is done, and every action may be repeated: a controller that dies at any line
+leaves a drill that the next one continues.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def drill(tick: Tick, rehearsal: Rehearsal | None) -> None:
-    """Bring every drill that is not over one step on.  Raises Fenced."""
+    """Advance every open drill by one step.  Raises Fenced."""
     for row in tick.load(store.open_drills):
         if row.state is DrillState.REQUESTED:
             row = _strike(tick, row, rehearsal)
@@ -35,7 +35,7 @@ def drill(tick: Tick, rehearsal: Rehearsal | None) -> None:
 
 
 def _is_clouds(row: DrillRow, rehearsal: Rehearsal) -> bool:
-    """True when the cloud itself takes the nodes, once it has given its notice."""
+    """True when the cloud itself takes the nodes, after a notice of its own."""
     return row.deadline_at is not None and rehearsal.own_notice_s is not None
 
 
@@ -70,7 +70,7 @@ def _act(tick: Tick, row: DrillRow, rehearsal: Rehearsal) -> DrillRow:
 
 
 def _notify(tick: Tick, row: DrillRow, rehearsal: Rehearsal, deadline_at: float) -> DrillRow:
-    """Tell every node; those that cannot be told are left alone."""
+    """Send a notice to every node; those that cannot get one leave the drill."""
     refusals: dict[str, str] = {}
     for node_id in row.node_ids:
         try:
@@ -93,8 +93,8 @@ def _take(tick: Tick, row: DrillRow, rehearsal: Rehearsal) -> DrillRow:
 
 
 def _measure(tick: Tick, row: DrillRow, *, is_clouds: bool) -> None:
-    left = tick.load(lambda connection: store.traces(connection, row.jobs))
-    measured = [decide.measure(row, known, new) for known, new in zip(row.jobs, left, strict=True)]
+    updates = tick.load(lambda connection: store.job_updates(connection, row.jobs))
+    measured = [decide.measure(row, known, new) for known, new in zip(row.jobs, updates, strict=True)]
     after = replace(row, jobs=measured)
     if is_clouds and after.taken_at is None:
         seen = tick.load(lambda connection: store.taken_nodes(connection, row))

@@ -1,4 +1,4 @@
-"""Which nodes are kept for which job in this tick, and that the drivers of the others hear of it."""
+"""Loads which nodes are kept for which job, and sends that to drivers, whose groups then do not grow onto them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def load_kept_nodes(
     now: float,
     start_up_s: float,
 ) -> Mapping[str, str]:
-    """The job that each node is kept for, by node id; `queue` are the jobs whose turns are counted, next one first."""
+    """The job that each node is kept for, by node id; `queue` are the jobs to decide about, next one first."""
     busy = workers_by_node(nodes, [attempt for _, attempt in live])
     owners = owners_of(nodes, busy)
     if not owners:
@@ -45,9 +45,9 @@ def load_kept_nodes(
 
 
 def send_kept_nodes(tick: Tick, live: Live, launcher: Launcher, kept: Mapping[str, str]) -> None:
-    """Let drivers know for which jobs nodes are kept: all of it those of attempts that may grow.  Raises Fenced.
+    """Send drivers which nodes are kept for which jobs; drivers of groups that may grow get all of it.  Raises Fenced.
 
-    What has one possible size starts where its own nodes are, and does not grow.
+    A group of one possible size starts on its own nodes and does not grow, so its driver gets only those.
     """
     tick.check()
     own: dict[str, dict[str, str]] = {}

@@ -12,7 +12,7 @@ from functools import partial
 
 from service.loops.tick import Tick
 from service.queue import records
-from service.queue.records import Listed
+from service.queue.records import CheckpointListRecord
 from service.queue.rows import AttemptRow, JobRow
 from service.store import checkpoints
 from service.stores import UnknownStore, url_of
@@ -33,7 +33,7 @@ _PAUSE_S, _MAX_PAUSE_S = 1.0, 300.0
 class _Reading:
     """How far it is with the storage of one attempt's job."""
 
-    under_way: Future[Listed] | None = None
+    under_way: Future[CheckpointListRecord] | None = None
     pause_s: float = _PAUSE_S
     again_at: float = 0.0
 
@@ -44,14 +44,14 @@ class Listing:
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
-        read: Callable[[str, str], Listed] | None = None,
+        read: Callable[[str, str], CheckpointListRecord] | None = None,
     ) -> None:
         """`clock` is monotonic; `read` gets a job's id and the URL of its storage."""
         self._clock = clock
         self._read = read or read_list
         self._readings: dict[str, _Reading] = {}
 
-    def ask(self, attempt_id: str, job_id: str, url: str) -> Listed | None:
+    def ask(self, attempt_id: str, job_id: str, url: str) -> CheckpointListRecord | None:
         """What the job has in the storage, after this attempt; None: it is not known yet, ask again."""
         reading = self._readings.setdefault(attempt_id, _Reading())
         if reading.under_way is None:
@@ -83,8 +83,8 @@ class Listing:
     def _under_way(self) -> int:
         return sum(one.under_way is not None and not one.under_way.done() for one in self._readings.values())
 
-    def _begin(self, job_id: str, url: str) -> Future[Listed]:
-        future: Future[Listed] = Future()
+    def _begin(self, job_id: str, url: str) -> Future[CheckpointListRecord]:
+        future: Future[CheckpointListRecord] = Future()
 
         def read() -> None:
             try:
@@ -99,12 +99,12 @@ class Listing:
         return future
 
 
-def read_list(job_id: str, url: str) -> Listed:
+def read_list(job_id: str, url: str) -> CheckpointListRecord:
     """The job's checkpoints in a storage.  Raises StorageError, and ValueError for what no driver could have told."""
     catalog = Catalog(Storage(url), job_id)
     body = [description(one, catalog.location(one)) for one in catalog.listed()]
     said = records.read(Record(seq=1, at=0.0, kind="checkpoints", body={"checkpoints": body}))
-    if not isinstance(said, Listed):
+    if not isinstance(said, CheckpointListRecord):
         raise ValueError(f"what it says of them cannot be stored: {said}"[:500])  # noqa: TRY004
     return said
 
@@ -112,7 +112,7 @@ def read_list(job_id: str, url: str) -> Listed:
 def settle(tick: Tick, listing: Listing, ended: Iterable[tuple[JobRow, AttemptRow]]) -> None:
     """Make lists agree with storages after attempts of which nothing runs any more.  Raises Fenced."""
     # 1. Who is to be read; nobody waits.
-    found: dict[str, Listed | None] = {}
+    found: dict[str, CheckpointListRecord | None] = {}
     asked: set[str] = set()
     for job, attempt in ended:
         if job.attempt != attempt.attempt or job.pruned_at is not None:

@@ -14,8 +14,8 @@ from service.queue import lifecycle
 from service.queue.rows import AttemptRow, JobRow
 from service.store import jobs as store
 from service.store.errors import Fenced
+from service.store.failures import is_database_wide
 from service.store.ingest import ingest_all
-from service.store.troubles import concerns_everybody
 from trainers.plan import Record
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class Live:
             self._pairs = None
             raise
         except Exception as error:
-            if isinstance(error, DBAPIError) and concerns_everybody(error):
+            if isinstance(error, DBAPIError) and is_database_wide(error):
                 self._pairs = None
                 raise
             if len(attempt_ids) == 1:

@@ -187,7 +187,7 @@ def _record_observation(
 ) -> NodeRow:
     """The row after the observation; `jobs` are the workers on it."""
     member = members.get(row.id)
-    seen = lifecycle.SeenNode(is_provided=row.id in machines)
+    seen = lifecycle.NodeObservation(is_provided=row.id in machines)
     if member is not None:
         seen = replace(
             seen,
@@ -411,7 +411,7 @@ def _record_outcome(tick: Tick, row: NodeRow, refusal: ProviderError | None) -> 
     """Record the outcome of a request for a machine."""
     if refusal is None:
         log.info("node %s starts", row.id)
-        _save(tick, row, lifecycle.observe_node(row, lifecycle.SeenNode(is_provided=True), tick.now))
+        _save(tick, row, lifecycle.observe_node(row, lifecycle.NodeObservation(is_provided=True), tick.now))
     elif isinstance(refusal, Throttled):
         log.info("node %s is asked for again later: %s", row.id, refusal)
         was_asked = isinstance(refusal, Unanswered)

@@ -18,7 +18,7 @@ from cluster.scheduling.words import clock
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import retry
 from service.queue.limits import budget_of
-from service.queue.records import Progress
+from service.queue.records import ProgressRecord
 from service.queue.rows import AttemptRow, JobRow, NewEvent, NodeRow
 
 StateT = TypeVar("StateT", JobState, AttemptState, NodeState)
@@ -200,7 +200,7 @@ def start_attempt(
     return Decision(admitted, attempt, events)
 
 
-def observe(job: JobRow, attempt: AttemptRow, said: Progress, at: float) -> Decision:
+def observe(job: JobRow, attempt: AttemptRow, said: ProgressRecord, at: float) -> Decision:
     """The driver told how far the attempt is; what it does not mention stays as it was."""
     attempt, events = _observe_state(attempt, said, at)
     if attempt.state is AttemptState.RUNNING and job.state is JobState.ADMITTED:
@@ -226,7 +226,9 @@ def observe(job: JobRow, attempt: AttemptRow, said: Progress, at: float) -> Deci
     return Decision(job, attempt, events)
 
 
-def _observe_state(attempt: AttemptRow, said: Progress, at: float) -> tuple[AttemptRow, tuple[NewEvent, ...]]:
+def _observe_state(
+    attempt: AttemptRow, said: ProgressRecord, at: float
+) -> tuple[AttemptRow, tuple[NewEvent, ...]]:
     # A driver that was told to stop may still report the group it had: draining ends only in `ended`.
     if said.state is None or said.state is attempt.state or attempt.state is AttemptState.DRAINING:
         return attempt, ()
@@ -243,7 +245,7 @@ def _observe_state(attempt: AttemptRow, said: Progress, at: float) -> tuple[Atte
     return attempt, (_event(attempt, at, "attempt.draining", "the driver is ending its workers"),)
 
 
-def _observe_totals(job: JobRow, attempt: AttemptRow, said: Progress) -> tuple[JobRow, AttemptRow]:
+def _observe_totals(job: JobRow, attempt: AttemptRow, said: ProgressRecord) -> tuple[JobRow, AttemptRow]:
     # The driver's counters are totals of the attempt; the job adds what is new in them.
     if said.repeated_steps is not None and said.repeated_steps > attempt.repeated_steps:
         more = said.repeated_steps - attempt.repeated_steps
@@ -576,7 +578,7 @@ def end_node(node: NodeRow, now: float) -> NodeDecision:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeenNode:
+class NodeObservation:
     """What the provider and Ray say about a node."""
 
     #: The provider lists it.
@@ -595,7 +597,7 @@ class SeenNode:
     resources: Mapping[str, float] = field(default_factory=dict)
 
 
-def observe_node(node: NodeRow, seen: SeenNode, now: float) -> NodeDecision:
+def observe_node(node: NodeRow, seen: NodeObservation, now: float) -> NodeDecision:
     """The node goes on as far as what is seen carries it; that it has to go is the planner's decision."""
     decision = NodeDecision(node)
     while (following := _observe_once(decision.node, seen, now)) is not None:
@@ -607,7 +609,7 @@ def observe_node(node: NodeRow, seen: SeenNode, now: float) -> NodeDecision:
     return decision
 
 
-def _observe_once(node: NodeRow, seen: SeenNode, now: float) -> NodeDecision | None:
+def _observe_once(node: NodeRow, seen: NodeObservation, now: float) -> NodeDecision | None:
     match node.state:
         case NodeState.REQUESTED if seen.is_provided:
             return move_node(node, NodeState.LAUNCHED, "its machine starts", now)
@@ -640,7 +642,7 @@ def _observe_once(node: NodeRow, seen: SeenNode, now: float) -> NodeDecision | N
     return None
 
 
-def _drained_until(seen: SeenNode, now: float) -> float | None:
+def _drained_until(seen: NodeObservation, now: float) -> float | None:
     """When a node that others drained has to be gone; None: Ray drains it for as long as something runs on it.
 
     It is kept, because Ray may forget the drain, as of a raylet that was started anew: then Ray is told again.

@@ -1,4 +1,4 @@
-"""Whose turn it is: higher priority first, then jobs whose deadline is near, then who came first."""
+"""The order of the queue: higher priority first, then jobs whose deadline is near, then the oldest."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Container, Iterable
 
 from service.queue.rows import JobRow
 
-#: A turn: the smallest one is next.
+#: Sort key of the queue: the job with the smallest key is next.
 QueueKey = tuple[int, bool, float, str]
-#: What a job's message says while others have their turn before it; how many, `placed` adds when it is read.
+#: The message of a job while others are ahead of it; `placed` adds how many when it is read.
 WAITS_FOR_TURN = "waits for its turn"
-#: How the message of the job begins whose turn is next, and for which there are not nodes enough.
+#: How the message of the next job begins while there are not enough nodes for it.
 WAITS_FOR_NODES = "waits for nodes:"
 
 
 def placed(message: str | None, ahead: int | None, *, in_project: bool) -> str | None:
-    """The message of a job with its place in the line, by the jobs that are ahead of it; None: that is not known."""
+    """The message of a job with its place in the queue, by the jobs that are ahead of it; None: that is not known."""
     if message != WAITS_FOR_TURN or not ahead:
         return message
     jobs = "1 job" if ahead == 1 else f"{ahead} jobs"

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from remora.states import AttemptState
 from service.queue import lifecycle
 from service.queue.lifecycle import Decision
-from service.queue.records import Listed, ListedCheckpoint
+from service.queue.records import CheckpointListRecord, ListedCheckpoint
 from service.queue.rows import AttemptRow, JobRow, NewEvent
 from service.store import jobs
 from service.store.rows import in_parts, to_rows, upsert
@@ -44,7 +44,7 @@ def newest_steps(connection: sa.Connection, job_ids: Sequence[str]) -> dict[str,
 
 
 def replace_lists(
-    connection: sa.Connection, lists: Mapping[str, tuple[AttemptRow, Listed]], now: float
+    connection: sa.Connection, lists: Mapping[str, tuple[AttemptRow, CheckpointListRecord]], now: float
 ) -> dict[str, list[NewEvent]]:
     """Make the lists of these jobs, by id, what their storages have; returns what to tell of what was different."""
     told: dict[str, list[NewEvent]] = {job_id: [] for job_id in lists}
@@ -92,7 +92,7 @@ def _found(attempt: AttemptRow, one: ListedCheckpoint, now: float) -> NewEvent:
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedAttempts:
     """Attempts that have ended, and with which somebody is not done."""
 
     #: Something of them may still run.
@@ -101,7 +101,7 @@ class Ended:
     unlisted: list[tuple[JobRow, AttemptRow]]
 
 
-def ended_attempts(connection: sa.Connection, most_unlisted: int) -> Ended:
+def ended_attempts(connection: sa.Connection, most_unlisted: int) -> EndedAttempts:
     """Those attempts, in one question while none of them is unlisted."""
     unreleased = sa.select(attempts).where(UNRELEASED_ATTEMPTS, attempts.c.state == AttemptState.ENDED)
     newest = attempts.c.id.desc()
@@ -112,13 +112,13 @@ def ended_attempts(connection: sa.Connection, most_unlisted: int) -> Ended:
     for ids in in_parts(sorted({one.job_id for one in listless})):
         rows = connection.execute(sa.select(jobs_table).where(jobs_table.c.id.in_(ids)))
         by_id.update({job.id: job for job in to_rows(JobRow, rows)})
-    return Ended(
+    return EndedAttempts(
         unreleased=[one for one in found if one.released_at is None],
         unlisted=[(by_id[one.job_id], one) for one in listless],
     )
 
 
-def settle(connection: sa.Connection, found: Mapping[str, Listed | None], now: float) -> None:
+def settle(connection: sa.Connection, found: Mapping[str, CheckpointListRecord | None], now: float) -> None:
     """Make lists what was found in the storages after attempts, by their ids, had ended; in one go for all of them.
 
     Nothing is changed for an attempt when None was found, when a newer one exists, whose driver tells the list, or when

@@ -37,7 +37,7 @@ class _Batch:
     #: By step: the row of a checkpoint, or None when it was removed.
     checkpoints: dict[int, dict[str, Any] | None] = field(default_factory=dict)
     #: All that there were before those, when the driver told that.
-    listed: records.Listed | None = None
+    listed: records.CheckpointListRecord | None = None
     #: The job's outputs when they changed.
     outputs: dict[str, Any] | None = None
     #: False when the driver could not bring that list up to date.
@@ -127,7 +127,7 @@ def _take(batch: _Batch, record: Record) -> None:
     at = float(record.at) if math.isfinite(record.at) else batch.now
     said = records.read(record)
     match said:
-        case records.Printed():
+        case records.LogRecord():
             common = {
                 "at": at,
                 "attempt": batch.attempt.attempt,
@@ -135,23 +135,23 @@ def _take(batch: _Batch, record: Record) -> None:
                 "stream": said.stream,
             }
             batch.lines += [{**common, "text": line} for line in said.text.split("\n")]
-        case records.Measured():
+        case records.MetricRecord():
             _measure(batch, said, at)
-        case records.Committed() | records.Removed():
+        case records.CheckpointRecord() | records.CheckpointDeletedRecord():
             _checkpoint(batch, said, at)
-        case records.Listed():
+        case records.CheckpointListRecord():
             batch.listed = said
             batch.checkpoints.clear()
             for one in said.checkpoints:
                 batch.decide(lifecycle.observe_checkpoint(batch.job, batch.attempt, one.step))
-        case records.Collected():
+        case records.OutputRecord():
             batch.outputs = {**said.model_dump(), "attempt": batch.attempt.attempt, "job_id": batch.job.id}
             batch.decide(lifecycle.observe_outputs(batch.job, batch.attempt))
-        case records.Happened():
+        case records.EventRecord():
             batch.tell(at, said.kind, said.message, said.data)
-        case records.Progress():
+        case records.ProgressRecord():
             batch.decide(lifecycle.observe(batch.job, batch.attempt, said, _since(batch, at)))
-        case records.Ended():
+        case records.AttemptEndRecord():
             batch.outputs_are_complete = said.outputs_are_complete
             message = said.message or said.end_reason.value
             batch.decide(
@@ -165,11 +165,11 @@ def _take(batch: _Batch, record: Record) -> None:
                     open_lost_s=said.open_lost_s,
                 )
             )
-        case records.Unreadable():
+        case records.InvalidRecord():
             batch.tell(at, "record.refused", f"a record could not be read: {said.why}", {"kind": said.kind})
 
 
-def _measure(batch: _Batch, said: records.Measured, at: float) -> None:
+def _measure(batch: _Batch, said: records.MetricRecord, at: float) -> None:
     batch.points[said.step] = {
         "at": at,
         "attempt": batch.attempt.attempt,
@@ -184,8 +184,10 @@ def _since(batch: _Batch, at: float) -> float:
     return max(batch.attempt.created_at, min(at, batch.now))
 
 
-def _checkpoint(batch: _Batch, said: records.Committed | records.Removed, at: float) -> None:
-    if isinstance(said, records.Removed):
+def _checkpoint(
+    batch: _Batch, said: records.CheckpointRecord | records.CheckpointDeletedRecord, at: float
+) -> None:
+    if isinstance(said, records.CheckpointDeletedRecord):
         batch.checkpoints[said.step] = None
         was = "was removed" if said.reason == "retention" else "cannot be used, and is not listed any more"
         message = f"the checkpoint of step {said.step} {was}"

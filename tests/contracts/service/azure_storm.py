@@ -24,7 +24,7 @@ from service.clouds.fixed_pool import fixed_pool
 from service.controller.connecting import ClusterConnection
 from service.controller.controller import Controller
 from service.queue import lifecycle
-from service.queue.policy_versions import PolicyWish, follow
+from service.queue.policy_versions import PolicyRequest, next_version
 from service.settings import Settings
 from service.store import jobs, policies
 from service.store.database import Database
@@ -137,8 +137,8 @@ class Storm:
 
         def work(connection: sa.Connection) -> None:
             newest = policies.newest_policies(connection) or fixed_pool(self.settings)
-            wish = PolicyWish(document=document, digest=digest_of(document), based_on=newest.version)
-            policies.insert_policies(connection, follow(newest, wish, self.rig.clock()))
+            request = PolicyRequest(document=document, digest=digest_of(document), based_on=newest.version)
+            policies.insert_policies(connection, next_version(newest, request, self.rig.clock()))
 
         self.database.transact(work)
 

@@ -23,7 +23,7 @@ from service.clouds.fixed_pool import fixed_pool
 from service.loops.launching import LAUNCH_TIMEOUT_S, Launching
 from service.loops.tick import Tick
 from service.queue import lifecycle
-from service.queue.policy_versions import PolicyWish, follow
+from service.queue.policy_versions import PolicyRequest, next_version
 from service.queue.rows import NodeRow
 from service.settings import Settings
 from service.store import jobs, nodes, policies, telemetry
@@ -822,8 +822,8 @@ class TestPolicies:
 
         def work(connection: sa.Connection) -> None:
             newest = policies.newest_policies(connection) or first
-            wish = PolicyWish(document=document, digest=digest_of(document), based_on=newest.version)
-            policies.insert_policies(connection, follow(newest, wish, world.now))
+            request = PolicyRequest(document=document, digest=digest_of(document), based_on=newest.version)
+            policies.insert_policies(connection, next_version(newest, request, world.now))
 
         world.database.transact(work)
 

@@ -19,7 +19,7 @@ from service.queue.admission import Claim, PoolSize, admit
 from service.queue.ordering import in_order
 from service.queue.pools import complete_pools
 from service.queue.ready_nodes import ReadyNode, place
-from service.queue.records import MAX_ADDRESSES, Progress, Unreadable, clean_json, clean_text, read
+from service.queue.records import MAX_ADDRESSES, InvalidRecord, ProgressRecord, clean_json, clean_text, read
 from service.queue.rows import AttemptRow, JobRow
 from tests.service_fakes import job_row
 from trainers.plan import Record
@@ -407,7 +407,7 @@ class TestRecords:
     )
     def test_whatever_a_driver_tells_is_read_or_refused(self, kind: str, body: dict[str, object]) -> None:
         said = read(Record(seq=1, at=1.0, kind=kind, body=body))  # type: ignore[arg-type]
-        if isinstance(said, Unreadable):
+        if isinstance(said, InvalidRecord):
             assert said.why
         said.model_dump_json()
 
@@ -426,8 +426,8 @@ class TestRecords:
     )
     def test_workers_are_read_by_the_address_of_their_node(self, workers: object, read_as: object) -> None:
         said = read(Record(seq=1, at=1.0, kind="progress", body={"workers": workers}))
-        assert isinstance(said, Progress | Unreadable)
-        assert (said.workers if isinstance(said, Progress) else "refused") == read_as
+        assert isinstance(said, ProgressRecord | InvalidRecord)
+        assert (said.workers if isinstance(said, ProgressRecord) else "refused") == read_as
 
     @settings(derandomize=True)
     @given(st.text(st.characters(), max_size=20))
