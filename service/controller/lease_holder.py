@@ -90,7 +90,7 @@ class LeaseHolder:
         self.wake.set()
 
     def step(self, now: float) -> Lease | None:
-        """Renew the lease, take it when its owner no longer renews it, or watch it; returns it where this process holds it.
+        """Renew the lease, take it when its owner does not renew it, or watch it; returns it if this process holds it.
 
         `now` is seconds since 1970 and only written down.  Raises DBAPIError when the database does not answer; the
         lease is then held for as long as it lasts.

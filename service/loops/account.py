@@ -1,4 +1,4 @@
-"""Keep the ledger: which job uses which part of which node, from when to when."""
+"""Keeps the ledger: which job uses which part of which node, from when to when."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.store import ledger, nodes
 
 
 def account(tick: Tick, live: Live) -> None:
-    """Write down what jobs began to use, and what they use no more.  Raises Fenced."""
+    """Record what jobs have begun to use, and what they use no more.  Raises Fenced."""
     pairs = live.pairs()
     new = tick.load(lambda connection: _changes(connection, pairs, tick.now))
     if new != Entries():

@@ -15,7 +15,6 @@ from cluster.scheduling.money import Money
 from remora.states import JobState
 from service.loops.tick import Tick
 from service.queue import lifecycle
-from service.queue.pauses import pause_message
 from service.queue.plan_reasons import is_news
 from service.queue.rows import JobRow
 from service.store import jobs as store
@@ -50,3 +49,11 @@ def _change(
         store.save_all(connection, changes)
 
     tick.apply(work)
+
+
+def pause_message(money: Money) -> str:
+    """The message of a paused job: the budget, what is spent of it, and when the pause ends."""
+    return (
+        f"the cluster's budget has reached its last step: {money.words}; it waits {money.ends}, and then goes on"
+        " by itself from its newest checkpoint"
+    )

@@ -36,7 +36,7 @@ from service.store.ids import new_id
 @dataclass(frozen=True)
 class _Snapshot:
     queue: list[JobRow]
-    #: Jobs that wait again and have spent what they may cost.
+    #: Jobs that wait again and have spent their budget.
     spent: list[JobRow]
     claims: list[Claim]
     ready: list[ReadyNode]
@@ -59,16 +59,16 @@ def dispatch(
     """Admit what fits and launch it; `why_short` says by job id why the planner gets no nodes.  Raises Fenced."""
     with tick.deciding:
         started, kept = _decide(tick, live, supply, why_short or {})
-    # 4. Act: first on groups that could grow onto what the new ones start on.
+    # 4. Act: first on groups that could grow onto nodes on which the new ones start.
     send_kept_nodes(tick, live, launcher, kept)
-    # `track` hears whether the drivers have their plans.
+    # `track` learns whether the drivers have their plans.
     launching.launch(tick, live, launcher, started)
 
 
 def _decide(
     tick: Tick, live: Live, supply: Supply, why_short: Mapping[str, str]
 ) -> tuple[Sequence[Pair], Mapping[str, str]]:
-    """Admit what fits, and write that down; what was started, and the job that each node is kept for."""
+    """Admit and record what fits; returns what was started, and the job that each node is kept for."""
     # 1. Load.
     running, offerings = live.pairs(), supply.offerings()
     snapshot = tick.load(lambda connection: _load(connection, tick, running, offerings))
@@ -95,7 +95,7 @@ def _decide(
 
 
 def _explained(wait: Wait, why_short: Mapping[str, str]) -> Wait:
-    """What the planner says is added where it is nodes that the job waits for."""
+    """Adds the planner's reason to the message of a job that waits for nodes."""
     why = why_short.get(wait.job_id)
     if why is None or wait.reason != "waiting_for_nodes" or wait.is_hopeless:
         return wait
@@ -114,7 +114,7 @@ def _load(
     kept = load_kept_nodes(connection, nodes, queue, live, pools, quotas, now, takes_s)
     if not queue:
         return _Snapshot([], [], [], [], pools, None, frozenset(), kept)
-    # Something of an ended attempt may still run: its job does not start again before that is over.
+    # Processes of an ended attempt may still run: its job does not start again before they have ended.
     unreleased = {attempt.job_id for attempt in store.unreleased_attempts(connection)}
     at = workers_of_jobs(nodes, [attempt for _, attempt in live])
     claims = [
@@ -146,7 +146,7 @@ def _quotas(connection: sa.Connection, policies: Policies, live: Sequence[Pair],
 
 
 def _have_spent(connection: sa.Connection, queue: Sequence[JobRow], now: float) -> list[JobRow]:
-    """Those that have a budget, trained before, and have nothing left."""
+    """Those that have trained before and have spent all of their budget."""
     budgets = {job.id: budget for job in queue if job.attempt and (budget := budget_of(job.spec)) is not None}
     spent = ledger.spent(connection, budgets, now)
     return [job for job in queue if job.id in budgets and spent[job.id] >= budgets[job.id]]

@@ -1,4 +1,4 @@
-"""Write down why a plan does not do more: for pools, for nodes, and for running jobs that could use more workers.
+"""Stores why a plan does not do more: for pools, for nodes, and for running jobs that could use more workers.
 
 Nothing is written while the reasons stay the same.
 """
@@ -20,7 +20,7 @@ from service.store import waits as store
 
 
 def explain(tick: Tick, waits: Sequence[Wait], running: Sequence[tuple[JobRow, AttemptRow]]) -> None:
-    """Remember what a plan said of everything but the jobs that wait, who are told by `dispatch`.  Raises Fenced."""
+    """Store the reasons of a plan, except those of waiting jobs, which `dispatch` stores.  Raises Fenced."""
     before = tick.load(store.all_waits)
     after = renewed(before, waits, tick.now)
     why = {wait.job_id: shortened(wait.reason) for wait in waits if wait.job_id is not None}

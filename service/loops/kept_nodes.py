@@ -60,5 +60,5 @@ def send_kept_nodes(tick: Tick, live: Live, launcher: Launcher, kept: Mapping[st
         try:
             launcher.keep(attempt.id, concerns, tick.lease.token)
         except Exception as error:
-            log.warning("drivers cannot be told for which jobs nodes are kept: %s", error)
+            log.warning("drivers did not get the list of kept nodes: %s", error)
             return

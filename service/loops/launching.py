@@ -1,4 +1,4 @@
-"""From an attempt's row to its running driver."""
+"""Starts the driver of an attempt from its row."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from trainers.plan import AttemptPlan, DriverGone
 
 log = logging.getLogger(__name__)
 
-#: Seconds after which a driver that has not said that it has its plan is given up.  Many that start at once share the
-#: processors of the head, and giving up those that are nearly there would only make the others wait again.
+#: Seconds after which a driver that has not reported that it has its plan is given up.  Many that start at once share
+#: the processors of the head, and giving up those that are nearly ready would only start the wait again.
 LAUNCH_TIMEOUT_S = 300.0
 
 
@@ -81,7 +81,7 @@ def _paths(spec: JobSpec, *, is_file: bool) -> dict[str, str]:
 
 
 class Launching:
-    """Starts drivers until each has said that it has its plan, and remembers since when this controller has tried."""
+    """Starts drivers until each reports that it has its plan, and knows since when this controller has tried."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -90,7 +90,7 @@ class Launching:
     def launch(self, tick: Tick, live: Live, launcher: Launcher, pairs: Iterable[Pair]) -> None:
         """Bring the drivers of attempts whose rows exist nearer to their plans, and write down which have theirs.
 
-        Waits for nobody, and is called at every tick until an attempt has `launched_at`: a controller may die anywhere
+        Does not wait, and is called at every tick until an attempt has `launched_at`: a controller may die anywhere
         here, and the next one does the same again.  Raises Fenced.
         """
         launched: list[str] = []
@@ -126,6 +126,6 @@ class Launching:
         return answer
 
     def forget_others(self, attempt_ids: Iterable[str]) -> None:
-        """Only these attempts may still have to be launched."""
+        """Drop all other attempts; only these may still have to be launched."""
         kept = set(attempt_ids)
         self._since = {one: since for one, since in self._since.items() if one in kept}

@@ -1,4 +1,4 @@
-"""What checkpoints a job has in its storage, read in threads, so that no loop waits for a storage."""
+"""Reads which checkpoints a job has in its storage, in threads, so that no loop waits for a storage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainers.storage import Storage
 
 log = logging.getLogger(__name__)
 
-#: Readings under way at the same time, and attempts that are looked at in one tick.
+#: Parallel reads, and attempts that one tick takes up.
 _AT_ONCE, MOST = 4, 100
 #: Seconds before a storage that failed is read again: at first, and at most.
 _PAUSE_S, _MAX_PAUSE_S = 1.0, 300.0
@@ -31,7 +31,7 @@ _PAUSE_S, _MAX_PAUSE_S = 1.0, 300.0
 
 @dataclass
 class _Reading:
-    """How far it is with the storage of one attempt's job."""
+    """The read of the storage of one attempt's job."""
 
     under_way: Future[CheckpointListRecord] | None = None
     pause_s: float = _PAUSE_S
@@ -39,7 +39,7 @@ class _Reading:
 
 
 class Listing:
-    """Reads lists of checkpoints; of one thread, but for the readings themselves."""
+    """Reads lists of checkpoints; used by one thread, which starts others for the reads."""
 
     def __init__(
         self,
@@ -70,12 +70,12 @@ class Listing:
         return None
 
     def forget_others(self, attempt_ids: Iterable[str]) -> None:
-        """Nobody asks any more after other attempts."""
+        """Drop the reads of all other attempts."""
         kept = set(attempt_ids)
         self._readings = {one: reading for one, reading in self._readings.items() if one in kept}
 
     def wait(self, timeout_s: float) -> None:
-        """Until the readings that are under way have come to their ends."""
+        """Wait until the reads under way have ended."""
         for reading in self._readings.values():
             if reading.under_way is not None:
                 reading.under_way.exception(timeout_s)
@@ -100,7 +100,7 @@ class Listing:
 
 
 def read_list(job_id: str, url: str) -> CheckpointListRecord:
-    """The job's checkpoints in a storage.  Raises StorageError, and ValueError for what no driver could have told."""
+    """The job's checkpoints in a storage.  Raises StorageError, and ValueError for a list that cannot be stored."""
     catalog = Catalog(Storage(url), job_id)
     body = [description(one, catalog.location(one)) for one in catalog.listed()]
     said = records.read(Record(seq=1, at=0.0, kind="checkpoints", body={"checkpoints": body}))
@@ -111,7 +111,7 @@ def read_list(job_id: str, url: str) -> CheckpointListRecord:
 
 def settle(tick: Tick, listing: Listing, ended: Iterable[tuple[JobRow, AttemptRow]]) -> None:
     """Make lists agree with storages after attempts of which nothing runs any more.  Raises Fenced."""
-    # 1. Who is to be read; nobody waits.
+    # 1. Start the reads; none is waited for.
     found: dict[str, CheckpointListRecord | None] = {}
     asked: set[str] = set()
     for job, attempt in ended:
@@ -128,6 +128,6 @@ def settle(tick: Tick, listing: Listing, ended: Iterable[tuple[JobRow, AttemptRo
         if (listed := listing.ask(attempt.id, job.id, url)) is not None:
             found[attempt.id] = listed
     listing.forget_others(asked - found.keys())
-    # 2. What is known is written; a controller that dies before reads it again.
+    # 2. Write the lists that were read; a controller that dies before this reads them again.
     if found:
         tick.apply(partial(checkpoints.settle, found=found, now=tick.now))

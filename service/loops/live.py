@@ -1,4 +1,4 @@
-"""The attempts that live, loaded once in a tick, and everything that the tick writes about them."""
+"""The attempts that have not ended, loaded once per tick, and all that the tick writes about them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainers.plan import Record
 
 log = logging.getLogger(__name__)
 
-#: Rows in one transaction, so that those who submit jobs meanwhile wait for none that lasts for long.
+#: Rows in one transaction, so that submissions do not wait for a long one.
 MOST_ROWS = 5000
 
 Pair = tuple[JobRow, AttemptRow]
@@ -28,8 +28,8 @@ Write = Callable[[sa.Connection, Sequence[str]], store.Changed]
 
 
 class Live:
-    """Of one tick, and for one thread.  Nobody else writes attempts under the lease, so what this tick wrote is how
-    they are; what others write of their jobs meanwhile, as that one is to be cancelled, the next tick sees.
+    """For one tick and one thread.  No other thread writes attempts under the lease, so they are as this tick wrote
+    them; what the API writes of their jobs meanwhile, for example a cancellation, is seen by the next tick.
 
     All of it raises Fenced.
     """
@@ -50,14 +50,16 @@ class Live:
         if self._pairs is not None:
             self._pairs.update({attempt.id: (job, attempt) for job, attempt in pairs})
 
-    def take_in(self, told: Mapping[str, Sequence[Record]]) -> None:
-        """Store what drivers told, by the ids of their attempts."""
+    def take_in(self, records: Mapping[str, Sequence[Record]]) -> None:
+        """Store records of drivers, by the ids of their attempts."""
         now = self._tick.now
-        for part in _parts(told):
-            self._write(part, lambda connection, ids: ingest_all(connection, {i: told[i] for i in ids}, now))
+        for part in _parts(records):
+            self._write(
+                part, lambda connection, ids: ingest_all(connection, {i: records[i] for i in ids}, now)
+            )
 
     def change(self, decisions: Mapping[str, store.Decide]) -> None:
-        """Decide about these attempts, as they are by then, and store it."""
+        """Store decisions about these attempts; each is made on the locked rows."""
         self._write(
             list(decisions),
             lambda connection, ids: store.change_attempts(connection, {i: decisions[i] for i in ids}),
@@ -73,7 +75,7 @@ class Live:
         self.change(dict.fromkeys(attempt_ids, decide))
 
     def end(self, ends: Mapping[str, tuple[EndReason, str]]) -> None:
-        """End attempts whose drivers do not say it by themselves; nothing happens to one that has ended."""
+        """End attempts whose drivers do not report it; attempts that have ended stay as they are."""
         self.change({attempt_id: self._ending(*why) for attempt_id, why in ends.items()})
 
     def _ending(self, reason: EndReason, message: str) -> store.Decide:
@@ -86,7 +88,7 @@ class Live:
         return decide
 
     def _write(self, attempt_ids: Sequence[str], work: Write) -> None:
-        """In one transaction; when the database refuses it, one for each, so that one's fault is nobody else's."""
+        """Write in one transaction; when that fails, in one per attempt: one attempt's fault affects no other."""
         if not attempt_ids:
             return
         try:
@@ -118,11 +120,11 @@ class Live:
                 self._pairs[attempt_id] = pair
 
 
-def _parts(told: Mapping[str, Sequence[Record]]) -> list[list[str]]:
-    """The attempts in parts of not too many rows; one that told more is a part of its own."""
+def _parts(records: Mapping[str, Sequence[Record]]) -> list[list[str]]:
+    """The attempts in parts of at most `MOST_ROWS` rows; one with more rows is a part of its own."""
     parts: list[list[str]] = []
     room = 0
-    for attempt_id, new in told.items():
+    for attempt_id, new in records.items():
         rows = sum(_rows_of(record) for record in new)
         if not parts or rows > room:
             parts.append([])
@@ -133,5 +135,5 @@ def _parts(told: Mapping[str, Sequence[Record]]) -> list[list[str]]:
 
 
 def _rows_of(record: Record) -> int:
-    """A log's text is a row for each of its lines; whether it is a text at all is found when it is stored."""
+    """A log's text makes a row for each line; whether it is a text at all is checked when it is stored."""
     return str(record.body.get("text", "")).count("\n") + 1 if record.kind == "log" else 1

@@ -1,4 +1,4 @@
-"""Write down what quotas the cloud says there are, for who looks back: an event at first, and when they change."""
+"""Records the quotas of the cloud in an event: at first, and whenever they change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def note_quotas(tick: Tick, policies: Policies, supply: Supply) -> None:
-    """Tell of the quotas that nodes of the policies use, unless nothing has changed since.  Raises Fenced."""
+    """Write an event with the quotas that nodes of the policies use, if they have changed.  Raises Fenced."""
     limits = supply.quota_limits()
     sizes = {size for pool in policies.pools.values() for size in pool.sizes}
     used = {one.quota.lower() for one in supply.offerings() if one.size in sizes}

@@ -1,4 +1,4 @@
-"""Delete what is old: a small step at a time, and only now and then while there is nothing."""
+"""Deletes old rows and bundles: one small step per tick while there is something, else once in `EVERY_S`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from trainers.storage import Storage, StorageError
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks while nothing is old.
+#: Seconds between two steps while nothing is old.
 EVERY_S = 60.0
 #: Bundles that one step deletes.
 BUNDLES = 10
 
 
 class Retention:
-    """For the thread that asks the cloud: the storage may be as slow as one."""
+    """Used in the thread that asks the cloud, as the storage may be as slow as a cloud."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._looked_at = -math.inf
 
     def step(self, tick: Tick) -> None:
-        """One step, when it is time for one.  Raises Fenced."""
+        """Delete one step's worth, when a step is due.  Raises Fenced."""
         kept, now = tick.settings, self._monotonic()
         limits = limits_of(kept.retention_days, kept.retention_jobs, kept.retention_rows)
         if limits is None or now - self._looked_at < EVERY_S:
@@ -42,7 +42,7 @@ class Retention:
         self._looked_at = -math.inf if has_more else now
 
     def _forget_bundles(self, tick: Tick, before: float) -> bool:
-        """Delete the files of bundles that nobody used since; True when there may be more."""
+        """Delete the files of bundles that were not used since `before`; True when there may be more."""
         going = tick.apply(partial(bundles.choose, before=before, now=tick.now, most=BUNDLES))
         if not going:
             return False

@@ -298,7 +298,7 @@ def _drain_discarded(tick: Tick, drains: Drains, rows: Iterable[NodeRow], member
         is_given_up = row.state is NodeState.TERMINATING or row.state in ENDED
         if not is_given_up or member is None or not member.is_alive or member.is_draining:
             continue
-        log.info("node %s is a member although it was given up, and is told to take no work", row.id)
+        log.info("node %s is a member although it was given up, and is drained", row.id)
         _send_drain(tick, drains, row.id, f"it was given up: {row.message}", tick.now)
 
 

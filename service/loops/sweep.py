@@ -1,4 +1,4 @@
-"""Tidy up: make sure that ended attempts run no more, and end waits that lasted too long."""
+"""The sweep loop: make sure that ended attempts run no more, and end waits that lasted too long."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANSWER_LIFETIME_S = 7 * 24 * 3600.0
 
 
 def sweep(tick: Tick, live: Live, launcher: Launcher, listing: Listing) -> None:
-    """Do what nothing else waits for.  Raises Fenced."""
+    """Do the clean-up that no other loop waits for.  Raises Fenced."""
     # 1. Load.
     oldest = tick.now - ANSWER_LIFETIME_S
     ended, overdue, has_old_answers = tick.load(
@@ -35,7 +35,7 @@ def sweep(tick: Tick, live: Live, launcher: Launcher, listing: Listing) -> None:
     # 2. Ended attempts: first nothing of them runs, then their jobs may start again.
     over = [attempt.id for attempt in ended.unreleased if _is_over(tick, launcher, attempt)]
     live.change(dict.fromkeys(over, _releasing(tick.now)))
-    # 3. Those of which nothing runs: what they committed and deleted, and nobody heard of.
+    # 3. Attempts of which nothing runs: checkpoints that they committed or deleted without a record.
     settle(tick, listing, ended.unlisted)
     # 4. Waits that lasted too long.
     for job in overdue:

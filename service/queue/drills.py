@@ -75,7 +75,7 @@ def follow_cloud(
 ) -> DrillRow:
     """Go on waiting for a cloud that gives its notice when it likes and takes the nodes by itself.
 
-    Until a node or a job has had the notice the account begins again at every tick, so that seconds count from the notice.
+    Until a node or a job has had the notice the account begins again at every tick: seconds count from the notice.
     """
     if all(node.is_gone for node in seen):
         unheard = [node.id for node in seen if not node.has_heard]

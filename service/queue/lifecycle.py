@@ -1,7 +1,7 @@
-"""The only place where a state changes.
+"""The state machines of jobs, attempts and nodes: the only place where a state changes (pure).
 
-The three tables say which changes exist and which observation causes each; every function returns the changed rows
-together with the events that tell of the change, and the store writes both in one transaction.
+The three tables say which transitions exist and which observation causes each; every function returns the changed rows
+with the events of the change, and the store writes both in one transaction.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ NODE_EDGES: Mapping[tuple[NodeState, NodeState], str] = {
 }
 
 
-#: Why a paused job is paused, as a stable word; and what people are told until the budget's figures are looked up.
+#: Why a paused job is paused, as a stable word; and its message until the budget's figures are known.
 WAITING_FOR_BUDGET = "waiting_for_budget"
 _PAUSED = (
     "the cluster's budget has reached its last step; it goes on by itself when the budget has room again"
@@ -110,12 +110,12 @@ _PAUSED = (
 
 
 class TransitionError(Exception):
-    """A change that no table allows was asked for; the store's transaction is rolled back."""
+    """A transition was requested that no table allows; the store's transaction is rolled back."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of a job and of its attempt, and what to tell about it."""
+    """A job and its attempt after a decision, with the events of it."""
 
     job: JobRow
     attempt: AttemptRow | None
@@ -124,7 +124,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class NodeDecision:
-    """What becomes of a node, and what to tell about it."""
+    """A node after a decision, with the events of it."""
 
     node: NodeRow
     events: tuple[NewEvent, ...] = ()
@@ -159,7 +159,7 @@ def submit(job: JobRow) -> Decision:
 
 
 def wait(job: JobRow, reason: str, message: str, now: float) -> Decision:
-    """A queued job goes on waiting for a reason that its owner shall see; a new reason is told as an event."""
+    """A queued job goes on waiting for this reason; a new reason makes an event."""
     if job.state is not JobState.QUEUED:
         raise TransitionError(f"a job that is {job.state.value} does not wait")
     events: tuple[NewEvent, ...] = ()
@@ -201,7 +201,7 @@ def start_attempt(
 
 
 def observe(job: JobRow, attempt: AttemptRow, said: ProgressRecord, at: float) -> Decision:
-    """The driver told how far the attempt is; what it does not mention stays as it was."""
+    """The driver reported the state of the attempt; what it does not mention stays as it was."""
     attempt, events = _observe_state(attempt, said, at)
     if attempt.state is AttemptState.RUNNING and job.state is JobState.ADMITTED:
         job = replace(_job_to(job, JobState.RUNNING), started_at=job.started_at or at)
@@ -229,7 +229,7 @@ def observe(job: JobRow, attempt: AttemptRow, said: ProgressRecord, at: float) -
 def _observe_state(
     attempt: AttemptRow, said: ProgressRecord, at: float
 ) -> tuple[AttemptRow, tuple[NewEvent, ...]]:
-    # A driver that was told to stop may still report the group it had: draining ends only in `ended`.
+    # A driver that was asked to stop may still report the group it had: draining ends only in `ended`.
     if said.state is None or said.state is attempt.state or attempt.state is AttemptState.DRAINING:
         return attempt, ()
     before = attempt.state
@@ -343,7 +343,7 @@ def end_spent(job: JobRow, now: float) -> Decision:
 
 
 def why_stopped(job: JobRow, reason: EndReason) -> str:
-    """What people are told about an attempt that was asked to stop."""
+    """The message of an attempt that was asked to stop."""
     if reason is EndReason.RUN_TIME_EXCEEDED:
         return f"it trained longer than limits.run_time ({job.run_time_s:g} s)"
     if reason is EndReason.BUDGET_SPENT:
@@ -368,9 +368,9 @@ def end_attempt(
 ) -> Decision:
     """The attempt is over: it ends, and its job succeeds, fails, is cancelled, or waits for another attempt.
 
-    `by_driver` says that its driver told of the end, `open_lost_s` what a loss has cost it that no new step followed.
+    `by_driver` says that its driver reported the end, `open_lost_s` what a loss cost that no new step followed.
     """
-    # Children that we told to stop die in many ways; the cause is that we told them to.
+    # Processes that were asked to stop end in many ways; the cause is the request.
     if attempt.stop_reason is not None and end_reason is not EndReason.COMPLETED:
         end_reason = attempt.stop_reason
         message = why_stopped(job, end_reason)
@@ -512,7 +512,7 @@ def _with_events(decision: Decision, first: tuple[NewEvent, ...]) -> Decision:
 
 
 def request_node(node: NodeRow) -> NodeDecision:
-    """A node is wished for; its row exists before the provider is asked."""
+    """A node is requested; its row exists before the provider is asked."""
     event = NewEvent(at=node.created_at, kind="node.requested", message=node.message or "it is wished for")
     return NodeDecision(node, (event,))
 
@@ -563,7 +563,7 @@ def drain_node(node: NodeRow, message: str, deadline_at: float, now: float) -> N
 
 
 def tell_budget(job: JobRow, message: str, step: BudgetStep | None, now: float) -> Decision:
-    """The owner hears how the cluster's budget touches the job."""
+    """An event tells the owner how the cluster's budget affects the job."""
     event = NewEvent(
         at=now, kind="job.budget", message=message, data={"step": None if step is None else step.value}
     )
@@ -589,9 +589,9 @@ class NodeObservation:
     is_draining: bool = False
     #: While draining: when it has to be gone, where Ray says so.
     deadline_at: float | None = None
-    #: Why it drains or has left, where somebody says so.
+    #: Why it drains or has left, where its agent says so.
     leaves: str | None = None
-    #: What is heard of its agent; None where none was ever heard.
+    #: The newest heartbeat of its agent; None where it never sent one.
     agent: AgentStatus | None = None
     address: str | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
@@ -604,7 +604,7 @@ def observe_node(node: NodeRow, seen: NodeObservation, now: float) -> NodeDecisi
         decision = NodeDecision(following.node, decision.events + following.events)
     is_sick = seen.agent is not None and seen.agent.beat.is_sick
     if is_sick and decision.node.sick_since is None and decision.node.state in JOINED:
-        # Its agent drains it for that, and tells why.
+        # Its agent drains it for that, and reports why.
         decision = replace(decision, node=replace(decision.node, sick_since=now))
     return decision
 
@@ -645,7 +645,7 @@ def _observe_once(node: NodeRow, seen: NodeObservation, now: float) -> NodeDecis
 def _drained_until(seen: NodeObservation, now: float) -> float | None:
     """When a node that others drained has to be gone; None: Ray drains it for as long as something runs on it.
 
-    It is kept, because Ray may forget the drain, as of a raylet that was started anew: then Ray is told again.
+    It is stored, because Ray may forget the drain, as of a raylet that was started again: then the drain is sent again.
     """
     if seen.is_alive and not seen.is_draining:
         return now + DRAIN_S
@@ -653,7 +653,7 @@ def _drained_until(seen: NodeObservation, now: float) -> float | None:
 
 
 def _observe_agent(node: NodeRow, agent: AgentStatus, now: float) -> NodeDecision | None:
-    """That a node's agent has fallen silent, or deaf to its cloud, or is well again, is told once; so is what it says.
+    """An agent that falls silent, gets no answers of its cloud, or recovers makes one event; so does what it reports.
 
     It is no reason to drain or to end the node: the machine works, and only the notice of its end is lost, which would
     cost the work less than leaving the machine for nothing.
@@ -668,14 +668,14 @@ def _observe_agent(node: NodeRow, agent: AgentStatus, now: float) -> NodeDecisio
         )
         silent = replace(node, agent_silent_since=agent.beat.at, message=message)
         return NodeDecision(silent, (NewEvent(at=now, kind="node.agent_silent", message=message),))
-    # Compared with what was written down: a controller that has just started has heard nobody for long.
+    # Compared with the row: a controller that has just started has no heartbeats yet.
     is_new = node.agent_silent_since is not None and agent.beat.at != node.agent_silent_since
     if is_new and not agent.is_silent and not agent.is_deaf:
         heard = replace(node, agent_silent_since=None, message=None)
         return NodeDecision(
             heard, (NewEvent(at=now, kind="node.agent_heard", message="its agent is heard again"),)
         )
-    # A node that is ready has no other message, so this one says what was told already, also to the next controller.
+    # A ready node has no other message, so this one says which event was written already, also by another controller.
     if node.agent_silent_since is None and node.message != agent.beat.says:
         told = replace(node, message=agent.beat.says)
         if agent.beat.says is None:

@@ -25,13 +25,13 @@ def renewed(before: Sequence[WaitRow], waits: Iterable[Wait], now: float) -> lis
 
     Where only amounts of money changed the old text stays, so that nothing is written while a budget is spent.
     """
-    told: defaultdict[tuple[WaitKind, str], list[WaitRow]] = defaultdict(list)
+    by_owner: defaultdict[tuple[WaitKind, str], list[WaitRow]] = defaultdict(list)
     for row in before:
-        told[row.kind, row.about].append(row)
+        by_owner[row.kind, row.about].append(row)
     rows: list[WaitRow] = []
     for (kind, about), reasons in _by_owner(waits).items():
         for place, reason in enumerate(reasons[:MOST_OF_EACH]):
-            known = _known(reason, told[kind, about])
+            known = _known(reason, by_owner[kind, about])
             since = now if known is None else known.since
             if known is not None and not is_news(known.reason, reason):
                 reason = known.reason
@@ -55,10 +55,10 @@ def _by_owner(waits: Iterable[Wait]) -> Mapping[tuple[WaitKind, str], list[str]]
     return pools | nodes
 
 
-def _known(reason: str, told: Sequence[WaitRow]) -> WaitRow | None:
+def _known(reason: str, known: Sequence[WaitRow]) -> WaitRow | None:
     """The row with the same reason: with equal text, else equal but for its numbers."""
-    same = [row for row in told if row.reason == reason]
-    alike = [row for row in told if _NUMBERS.sub("", row.reason) == _NUMBERS.sub("", reason)]
+    same = [row for row in known if row.reason == reason]
+    alike = [row for row in known if _NUMBERS.sub("", row.reason) == _NUMBERS.sub("", reason)]
     return next(iter([*same, *alike]), None)
 
 
@@ -67,8 +67,8 @@ def shortened(reason: str) -> str:
     return reason if len(reason) <= LONGEST else f"{reason[: LONGEST - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
-def is_news(told: str | None, reason: str | None) -> bool:
+def is_news(before: str | None, reason: str | None) -> bool:
     """Whether more than amounts of money changed."""
-    if told is None or reason is None:
-        return told is not reason
-    return _AMOUNTS.sub("", told) != _AMOUNTS.sub("", reason)
+    if before is None or reason is None:
+        return before is not reason
+    return _AMOUNTS.sub("", before) != _AMOUNTS.sub("", reason)

@@ -18,7 +18,7 @@ class PolicyRow:
     #: The version whose document it has, when it is a rollback.
     restores: int | None = None
     created_at: float
-    #: As the client told it.
+    #: As the client sent it.
     author: str = ""
     comment: str = ""
     #: `sha256:...` of the document.

@@ -46,8 +46,8 @@ def newest_steps(connection: sa.Connection, job_ids: Sequence[str]) -> dict[str,
 def replace_lists(
     connection: sa.Connection, lists: Mapping[str, tuple[AttemptRow, CheckpointListRecord]], now: float
 ) -> dict[str, list[NewEvent]]:
-    """Make the lists of these jobs, by id, what their storages have; returns what to tell of what was different."""
-    told: dict[str, list[NewEvent]] = {job_id: [] for job_id in lists}
+    """Make the lists of these jobs, by id, what their storages have; returns events about differences, by job id."""
+    news: dict[str, list[NewEvent]] = {job_id: [] for job_id in lists}
     known: dict[str, dict[int, str]] = {job_id: {} for job_id in lists}
     for ids in in_parts(list(lists)):
         columns = checkpoints.c.job_id, checkpoints.c.step, checkpoints.c.location
@@ -59,16 +59,16 @@ def replace_lists(
         there = {one.step: one for one in listed.checkpoints}
         for step in sorted(known[job_id].keys() - there.keys()):
             gone.append((job_id, step))
-            told[job_id].append(_missing(attempt, step, now))
+            news[job_id].append(_missing(attempt, step, now))
         for step, one in sorted(there.items()):
             if known[job_id].get(step) != one.location:
                 # The plan reckons from it what a move would lose.
                 committed_at = min(one.committed_at, now)
                 added.append({"job_id": job_id, **one.model_dump(), "committed_at": committed_at})
-                told[job_id].append(_found(attempt, one, now))
+                news[job_id].append(_found(attempt, one, now))
     remove(connection, gone)
     add(connection, added)
-    return told
+    return news
 
 
 def _missing(attempt: AttemptRow, step: int, now: float) -> NewEvent:
@@ -93,11 +93,11 @@ def _found(attempt: AttemptRow, one: ListedCheckpoint, now: float) -> NewEvent:
 
 @dataclass(frozen=True)
 class EndedAttempts:
-    """Attempts that have ended, and with which somebody is not done."""
+    """Attempts that have ended and are not settled yet."""
 
-    #: Something of them may still run.
+    #: Processes of them may still run.
     unreleased: list[AttemptRow]
-    #: Nothing does, and nobody has compared list and storage since; newest first, with their jobs.
+    #: No process runs, and list and storage were not compared since; newest first, with their jobs.
     unlisted: list[tuple[JobRow, AttemptRow]]
 
 
@@ -119,11 +119,11 @@ def ended_attempts(connection: sa.Connection, most_unlisted: int) -> EndedAttemp
 
 
 def settle(connection: sa.Connection, found: Mapping[str, CheckpointListRecord | None], now: float) -> None:
-    """Make lists what was found in the storages after attempts, by their ids, had ended; in one go for all of them.
+    """Make lists what was found in the storages after attempts, by their ids, had ended; in one transaction for all.
 
-    Nothing is changed for an attempt when None was found, when a newer one exists, whose driver tells the list, or when
-    retention has emptied the job meanwhile.  Of several attempts of one job the newest is settled, and the others the
-    next time.
+    Nothing is changed for an attempt when None was found, when a newer one exists, whose driver reports the list, or
+    when retention has emptied the job meanwhile.  Of several attempts of one job the newest is settled, and the others
+    the next time.
     """
     pairs: dict[str, tuple[JobRow, AttemptRow]] = {}
     for job, attempt in jobs.lock_attempts(connection, found).values():
@@ -135,12 +135,12 @@ def settle(connection: sa.Connection, found: Mapping[str, CheckpointListRecord |
         for job, attempt in pairs.values()
         if (listed := found[attempt.id]) is not None and _counts(job, attempt)
     }
-    told = replace_lists(connection, lists, now)
+    news = replace_lists(connection, lists, now)
     newest = newest_steps(connection, list(lists))
     changes = []
     for job, attempt in pairs.values():
         after = replace(job, checkpoint_step=newest.get(job.id)) if job.id in lists else job
-        events = tuple(told.get(job.id, ()))
+        events = tuple(news.get(job.id, ()))
         changes.append(jobs.Change(job, Decision(after, lifecycle.listed(attempt, now), events), attempt))
     jobs.save_all(connection, changes)
 

@@ -20,7 +20,7 @@ CHUNK = 1000
 
 
 def insert_drill(connection: sa.Connection, drill: DrillRow) -> None:
-    """Store the wish."""
+    """Store a requested drill."""
     connection.execute(sa.insert(drills).values(drill_columns(drill)))
 
 
