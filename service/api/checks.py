@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from service.api.problems import ApiProblem
-from service.collector import without_collections
+from service.garbage_collection import without_collections
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.problems import ApiProblem
 from service.api.telemetry import Telemetry
-from service.journal import request_id
+from service.process_log import request_id
 
 log = logging.getLogger(__name__)
 

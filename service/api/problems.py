@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Match
 
 from remora.errors import MAX_PROBLEMS
 from remora.views import FieldProblem, Problem
-from service.journal import request_id
+from service.process_log import request_id
 from service.store.failures import SENTENCES, DatabaseFailure, failure_of, why_failed
 from trainers.storage import FULL, StorageError, StorageFull
 

@@ -21,20 +21,20 @@ from types import FrameType
 
 from sqlalchemy.exc import DBAPIError
 
-from service.clouds.azure_place import CloudUnusable
+from service.clouds.azure_settings import CloudUnusable
 from service.controller.cloud_loop import CloudLoop
 from service.controller.connecting import ClusterConnection, connect, ray_address
 from service.controller.lease_holder import LeaseHolder
-from service.journal import write_log
 from service.loops.account import account
 from service.loops.dispatch import dispatch
 from service.loops.launching import Launching
 from service.loops.listing import Listing
-from service.loops.live import Live
+from service.loops.live_attempts import LiveAttempts
 from service.loops.sweep import sweep
 from service.loops.tick import Tick
 from service.loops.track import track
 from service.private_home import make_private
+from service.process_log import write_log
 from service.settings import Settings
 from service.startup import read_settings
 from service.steady_clock import CLOCK
@@ -110,7 +110,7 @@ class Controller:
         if lease is None:
             return False
         connection, tick = self._connection, self._begin_tick(lease, clock)
-        launcher, live = connection.launcher, Live(tick)
+        launcher, live = connection.launcher, LiveAttempts(tick)
         loops: tuple[tuple[str, Callable[[], None]], ...] = (
             # 1. Records of the drivers; they may free nodes.
             ("track", lambda: track(tick, live, self._launching, launcher)),

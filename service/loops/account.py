@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from service.loops.live import Live, Pair
+from service.loops.live_attempts import JobAttempt, LiveAttempts
 from service.loops.tick import Tick
 from service.queue.ledger import Entries, entries
 from service.store import ledger, nodes
 
 
-def account(tick: Tick, live: Live) -> None:
+def account(tick: Tick, live: LiveAttempts) -> None:
     """Record what jobs have begun to use, and what they use no more.  Raises Fenced."""
     pairs = live.pairs()
     new = tick.load(lambda connection: _changes(connection, pairs, tick.now))
@@ -20,7 +20,7 @@ def account(tick: Tick, live: Live) -> None:
         tick.apply(lambda connection: ledger.write(connection, new))
 
 
-def _changes(connection: sa.Connection, live: Sequence[Pair], now: float) -> Entries:
+def _changes(connection: sa.Connection, live: Sequence[JobAttempt], now: float) -> Entries:
     known = ledger.open_uses(connection)
     if not known and not any(attempt.workers for _, attempt in live):
         return Entries()

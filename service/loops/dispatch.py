@@ -14,7 +14,7 @@ from cluster.scheduling.quotas import counts_money
 from remora.states import JobState, NodeState
 from service.loops.kept_nodes import load_kept_nodes, send_kept_nodes
 from service.loops.launching import Launching
-from service.loops.live import Live, Pair
+from service.loops.live_attempts import JobAttempt, LiveAttempts
 from service.loops.planner_view import remembered_nodes
 from service.loops.ports import Launcher, Supply
 from service.loops.queue_order import jobs_in_order, pool_sizes
@@ -50,7 +50,7 @@ class _Snapshot:
 
 def dispatch(
     tick: Tick,
-    live: Live,
+    live: LiveAttempts,
     launching: Launching,
     launcher: Launcher,
     supply: Supply,
@@ -66,8 +66,8 @@ def dispatch(
 
 
 def _decide(
-    tick: Tick, live: Live, supply: Supply, why_short: Mapping[str, str]
-) -> tuple[Sequence[Pair], Mapping[str, str]]:
+    tick: Tick, live: LiveAttempts, supply: Supply, why_short: Mapping[str, str]
+) -> tuple[Sequence[JobAttempt], Mapping[str, str]]:
     """Admit and record what fits; returns what was started, and the job that each node is kept for."""
     # 1. Load.
     running, offerings = live.pairs(), supply.offerings()
@@ -103,7 +103,7 @@ def _explained(wait: Wait, why_short: Mapping[str, str]) -> Wait:
 
 
 def _load(
-    connection: sa.Connection, tick: Tick, live: Sequence[Pair], offerings: Sequence[Offering]
+    connection: sa.Connection, tick: Tick, live: Sequence[JobAttempt], offerings: Sequence[Offering]
 ) -> _Snapshot:
     now, policies = tick.now, policies_in_force(connection, tick.settings)
     nodes = remembered_nodes(connection, policies, now)
@@ -140,7 +140,9 @@ def _load(
     return _Snapshot(queue, spent, claims, ready, pools, quotas, off_spot, kept)
 
 
-def _quotas(connection: sa.Connection, policies: Policies, live: Sequence[Pair], now: float) -> Quotas | None:
+def _quotas(
+    connection: sa.Connection, policies: Policies, live: Sequence[JobAttempt], now: float
+) -> Quotas | None:
     _, by_project = spending.spent(connection, now) if counts_money(policies) else (None, {})
     return quotas_of(policies, [(job, attempt.world_size) for job, attempt in live], by_project, now)
 
@@ -161,12 +163,12 @@ def _end_spent(tick: Tick, job: JobRow) -> None:
     tick.apply(work)
 
 
-def _start(tick: Tick, admission: Admission) -> list[Pair]:
+def _start(tick: Tick, admission: Admission) -> list[JobAttempt]:
     """The attempts that were made."""
     if not admission.starts:
         return []
 
-    def work(connection: sa.Connection) -> list[Pair]:
+    def work(connection: sa.Connection) -> list[JobAttempt]:
         locked = store.lock_jobs(connection, admission.starts)
         waiting = [
             job

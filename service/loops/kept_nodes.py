@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
-from service.loops.live import Live, Pair
+from service.loops.live_attempts import JobAttempt, LiveAttempts
 from service.loops.ports import Launcher
 from service.loops.tick import Tick
 from service.queue.admission import PoolSize, blocked_owners
@@ -24,7 +24,7 @@ def load_kept_nodes(
     connection: sa.Connection,
     nodes: Sequence[NodeRow],
     queue: Sequence[JobRow],
-    live: Sequence[Pair],
+    live: Sequence[JobAttempt],
     pools: Sequence[PoolSize],
     quotas: Quotas | None,
     now: float,
@@ -44,7 +44,7 @@ def load_kept_nodes(
     return kept_for(nodes, busy, waiting, running, now, start_up_s)
 
 
-def send_kept_nodes(tick: Tick, live: Live, launcher: Launcher, kept: Mapping[str, str]) -> None:
+def send_kept_nodes(tick: Tick, live: LiveAttempts, launcher: Launcher, kept: Mapping[str, str]) -> None:
     """Send drivers which nodes are kept for which jobs; drivers of groups that may grow get all of it.  Raises Fenced.
 
     A group of one possible size starts on its own nodes and does not grow, so its driver gets only those.

@@ -10,7 +10,7 @@ from cluster.policies.placement import LASTING
 from remora.errors import SpecError
 from remora.spec.spec import JobSpec
 from remora.states import EndReason
-from service.loops.live import Live, Pair
+from service.loops.live_attempts import JobAttempt, LiveAttempts
 from service.loops.ports import Launcher
 from service.loops.tick import Tick
 from service.queue.demand import placement_in
@@ -87,7 +87,7 @@ class Launching:
         self._clock = clock
         self._since: dict[str, float] = {}
 
-    def launch(self, tick: Tick, live: Live, launcher: Launcher, pairs: Iterable[Pair]) -> None:
+    def launch(self, tick: Tick, live: LiveAttempts, launcher: Launcher, pairs: Iterable[JobAttempt]) -> None:
         """Bring the drivers of attempts whose rows exist nearer to their plans, and write down which have theirs.
 
         Does not wait, and is called at every tick until an attempt has `launched_at`: a controller may die anywhere

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from remora.states import JobState
 from service.loops.listing import MOST, Listing, settle
-from service.loops.live import Live
+from service.loops.live_attempts import LiveAttempts
 from service.loops.ports import Launcher
 from service.loops.tick import Tick
 from service.queue import lifecycle
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 ANSWER_LIFETIME_S = 7 * 24 * 3600.0
 
 
-def sweep(tick: Tick, live: Live, launcher: Launcher, listing: Listing) -> None:
+def sweep(tick: Tick, live: LiveAttempts, launcher: Launcher, listing: Listing) -> None:
     """Do the clean-up that no other loop waits for.  Raises Fenced."""
     # 1. Load.
     oldest = tick.now - ANSWER_LIFETIME_S

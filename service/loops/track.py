@@ -9,7 +9,7 @@ from enum import Enum
 from cluster.policies.policies import BudgetStep
 from remora.states import AttemptState, EndReason
 from service.loops.launching import Launching
-from service.loops.live import Live
+from service.loops.live_attempts import LiveAttempts
 from service.loops.ports import Launcher
 from service.loops.tick import Tick
 from service.queue import lifecycle
@@ -31,7 +31,7 @@ EVICTION_GRACE_S = 300.0
 _START_S = 60.0
 
 
-def track(tick: Tick, live: Live, launching: Launching, launcher: Launcher) -> None:
+def track(tick: Tick, live: LiveAttempts, launching: Launching, launcher: Launcher) -> None:
     """Update every live attempt from what its driver reports.  Raises Fenced."""
     # 1. Launch drivers that have not reported that they have their plan; the controller that started them may be dead.
     wanted = [
@@ -42,13 +42,15 @@ def track(tick: Tick, live: Live, launching: Launching, launcher: Launcher) -> N
     # 2. Poll the drivers, and store all answers together.
     answers = _poll(launcher, [attempt for _, attempt in live.pairs() if attempt.launched_at is not None])
     gone = {one: said for one, said in answers.items() if isinstance(said, DriverGone)}
-    live.take_in({one: said for one, said in answers.items() if said and not isinstance(said, DriverGone)})
+    live.store_records(
+        {one: said for one, said in answers.items() if said and not isinstance(said, DriverGone)}
+    )
     live.end({one: (said.reason, said.message) for one, said in gone.items()})
     # 3. Stop what must stop; what was just stored may have ended it already.
     _stop_all(tick, live, launcher)
 
 
-def _stop_all(tick: Tick, live: Live, launcher: Launcher) -> None:
+def _stop_all(tick: Tick, live: LiveAttempts, launcher: Launcher) -> None:
     pairs = live.pairs()
     spent, without_domain = (
         _spent(tick, [job for job, _ in pairs]),

@@ -1,4 +1,4 @@
-"""The queue's decisions about jobs of a trace: the functions that the service itself asks."""
+"""The queue's decisions about jobs of a trace, by the functions that the service itself calls."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class ServiceQueue:
         off_spot: Container[str] = (),
         kept: Mapping[str, str] = MappingProxyType({}),
     ) -> Mapping[str, str | None]:
-        """As `service.queue.admission` decides; the rooms hold what is free, so that nobody has a claim on them."""
+        """As `service.queue.admission` decides; `rooms` hold free resources only, so that there are no claims."""
         rows = [self._row(job) for job in waiting]
         held = [(self._row(job), workers) for job, workers in running]
         decided = admit(

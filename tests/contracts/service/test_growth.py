@@ -166,9 +166,9 @@ class TestOneAttemptsFault:
     def test_more_than_one_transaction_takes_loses_nothing(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from service.loops import live
+        from service.loops import live_attempts
 
-        monkeypatch.setattr(live, "MOST_ROWS", 4)
+        monkeypatch.setattr(live_attempts, "MOST_ROWS", 4)
         job_ids = run_jobs(world, FEW)
         for _ in range(3):
             report(world, job_ids, 1)

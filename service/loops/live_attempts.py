@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 #: Rows in one transaction, so that submissions do not wait for a long one.
 MOST_ROWS = 5000
 
-Pair = tuple[JobRow, AttemptRow]
+JobAttempt = tuple[JobRow, AttemptRow]
 Write = Callable[[sa.Connection, Sequence[str]], store.Changed]
 
 
-class Live:
+class LiveAttempts:
     """For one tick and one thread.  No other thread writes attempts under the lease, so they are as this tick wrote
     them; what the API writes of their jobs meanwhile, for example a cancellation, is seen by the next tick.
 
@@ -36,21 +36,21 @@ class Live:
 
     def __init__(self, tick: Tick) -> None:
         self._tick = tick
-        self._pairs: dict[str, Pair] | None = None
+        self._pairs: dict[str, JobAttempt] | None = None
 
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[JobAttempt]:
         """Attempts that have not ended, oldest first, with their jobs."""
         if self._pairs is None:
             found = self._tick.load(store.live_attempts)
             self._pairs = {attempt.id: (job, attempt) for job, attempt in found}
         return list(self._pairs.values())
 
-    def add(self, pairs: Iterable[Pair]) -> None:
+    def add(self, pairs: Iterable[JobAttempt]) -> None:
         """These attempts were just made."""
         if self._pairs is not None:
             self._pairs.update({attempt.id: (job, attempt) for job, attempt in pairs})
 
-    def take_in(self, records: Mapping[str, Sequence[Record]]) -> None:
+    def store_records(self, records: Mapping[str, Sequence[Record]]) -> None:
         """Store records of drivers, by the ids of their attempts."""
         now = self._tick.now
         for part in _parts(records):
@@ -110,7 +110,7 @@ class Live:
             log.error("attempt %s cannot be brought on, it is tried again", attempt_id, exc_info=why)
         self._note(changed.pairs)
 
-    def _note(self, pairs: Mapping[str, Pair]) -> None:
+    def _note(self, pairs: Mapping[str, JobAttempt]) -> None:
         if self._pairs is None:
             return
         for attempt_id, pair in pairs.items():

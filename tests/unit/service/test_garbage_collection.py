@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from service.collector import without_collections
+from service.garbage_collection import without_collections
 
 
 def test_it_comes_back_after_the_last_one() -> None:
