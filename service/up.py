@@ -36,7 +36,7 @@ from service.embedded.upkeep import Part, PartView
 from service.private_home import make_private
 from service.settings import Settings
 
-#: Seconds between two looks at the parts.
+#: Seconds between two checks of the parts.
 TICK_S = 0.2
 
 

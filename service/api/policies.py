@@ -222,7 +222,7 @@ async def _store(context: Context, request: PolicyRequest) -> PolicyDecision:
         try:
             return await context.database.write(work)
         except IntegrityError:
-            # Somebody else stored that version at the same moment: now it is there to be seen.
+            # Another request stored that version at the same moment: now it can be read.
             return await context.database.write(work)
     except PolicyVersionConflict as error:
         hint = f"look at version {error.newest.version}, and make the change to that one"

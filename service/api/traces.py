@@ -1,4 +1,4 @@
-"""What happened here, as a trace."""
+"""Exports the history of the service as a trace."""
 
 from __future__ import annotations
 

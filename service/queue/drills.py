@@ -136,7 +136,7 @@ def _before(job: JobRow) -> DrilledJob:
 def measure(drill: DrillRow, known: DrilledJob, new: JobUpdate) -> DrilledJob:
     """What the drill has cost the job so far, from what is known and what it left since then."""
     struck_at = drill.struck_at or 0.0
-    # A cloud's notice comes between two looks: what it did may be older than the look that the account begins with.
+    # A cloud's notice comes between two ticks: its effects may be older than the tick with which the account begins.
     asked_at = min(struck_at, drill.noticed_at or struck_at)
     moments: list[MetricPoint | Event] = sorted([*new.points, *new.events], key=lambda one: one.at)
     for moment in moments:

@@ -107,7 +107,7 @@ class Database:
         try:
             if self.is_sqlite:
                 _make_private(self.url)
-                # BEGIN IMMEDIATE: a transaction that will write takes its place in the line at once.
+                # BEGIN IMMEDIATE: a transaction that will write waits for the write lock at once.
                 self._writing = _sqlite_engine(self.url, "BEGIN IMMEDIATE", 1)
                 self._reading = _sqlite_engine(self.url, "BEGIN", 4)
             else:
