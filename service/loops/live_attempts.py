@@ -123,14 +123,14 @@ class LiveAttempts:
 def _parts(records: Mapping[str, Sequence[Record]]) -> list[list[str]]:
     """The attempts in parts of at most `MOST_ROWS` rows; one with more rows is a part of its own."""
     parts: list[list[str]] = []
-    room = 0
+    left = 0
     for attempt_id, new in records.items():
         rows = sum(_rows_of(record) for record in new)
-        if not parts or rows > room:
+        if not parts or rows > left:
             parts.append([])
-            room = MOST_ROWS
+            left = MOST_ROWS
         parts[-1].append(attempt_id)
-        room -= rows
+        left -= rows
     return parts
 
 

@@ -76,21 +76,23 @@ class _Requests:
     rows: Rows
 
 
-def scale(tick: Tick, access: ClusterAccess, seen: ClusterObservation) -> Mapping[str, str]:
+def scale(tick: Tick, access: ClusterAccess, observation: ClusterObservation) -> Mapping[str, str]:
     """Carry out a plan; returns by job id why jobs do not have all the nodes that they could use.  Raises Fenced."""
     known = tick.load(cloud.get)
     if known.unseen_since is not None:
         record_cluster_visible(tick, known.unseen_since)
     with tick.deciding:
-        requests, waits = _decide(tick, access, seen)
+        requests, waits = _decide(tick, access, observation)
     # 5. Send the requests: rows record all of them, whether an answer comes late or never.
-    _send_requests(tick, access, seen.members, requests)
+    _send_requests(tick, access, observation.members, requests)
     return {wait.job_id: wait.reason for wait in waits if wait.job_id}
 
 
-def _decide(tick: Tick, access: ClusterAccess, seen: ClusterObservation) -> tuple[_Requests, list[Wait]]:
+def _decide(
+    tick: Tick, access: ClusterAccess, observation: ClusterObservation
+) -> tuple[_Requests, list[Wait]]:
     """Plan, and write the plan to rows; returns the requests to send, and why more is not done."""
-    machines, members = seen.machines, seen.members
+    machines, members = observation.machines, observation.members
     # 1. Load rows, after the observation: a machine that was observed has its row by now.
     policies, rows, workload = tick.load(lambda connection: _load(connection, tick, access))
     # 2. Record what was observed.
@@ -187,10 +189,10 @@ def _record_observation(
 ) -> NodeRow:
     """The row after the observation; `jobs` are the workers on it."""
     member = members.get(row.id)
-    seen = lifecycle.NodeObservation(is_provided=row.id in machines)
+    observed = lifecycle.NodeObservation(is_provided=row.id in machines)
     if member is not None:
-        seen = replace(
-            seen,
+        observed = replace(
+            observed,
             is_alive=member.is_alive,
             is_draining=member.is_draining,
             deadline_at=member.deadline_at,
@@ -199,7 +201,7 @@ def _record_observation(
             address=member.address,
             resources=member.resources,
         )
-    decision = lifecycle.observe_node(row, seen, tick.now)
+    decision = lifecycle.observe_node(row, observed, tick.now)
     is_in_use = bool(jobs) or (member is not None and member.is_in_use)
     since = idle_since(decision.node, is_in_use, tick.now)
     decision = replace(decision, node=replace(decision.node, idle_since=since))

@@ -200,9 +200,9 @@ def start_attempt(
     return Decision(admitted, attempt, events)
 
 
-def observe(job: JobRow, attempt: AttemptRow, said: ProgressRecord, at: float) -> Decision:
+def observe(job: JobRow, attempt: AttemptRow, progress: ProgressRecord, at: float) -> Decision:
     """The driver reported the state of the attempt; what it does not mention stays as it was."""
-    attempt, events = _observe_state(attempt, said, at)
+    attempt, events = _observe_state(attempt, progress, at)
     if attempt.state is AttemptState.RUNNING and job.state is JobState.ADMITTED:
         job = replace(_job_to(job, JobState.RUNNING), started_at=job.started_at or at)
         events += (_event(attempt, at, "job.running", "training started"),)
@@ -210,50 +210,50 @@ def observe(job: JobRow, attempt: AttemptRow, said: ProgressRecord, at: float) -
         job = replace(job, reason=None, message=None)
     elif attempt.state is AttemptState.STARTING and job.state is JobState.RUNNING:
         job = replace(job, reason="regrouping", message="a new worker group is being gathered")
-    if said.resumed_from_step is not None:
-        attempt = replace(attempt, resumed_from_step=said.resumed_from_step)
-    if said.world_size is not None:
-        short_since = None if said.world_size >= job.sizes.max else attempt.short_since or at
-        attempt = replace(attempt, world_size=said.world_size, short_since=short_since)
-        job = replace(job, world_size=said.world_size)
-    if said.workers is not None:
-        attempt = replace(attempt, workers=said.workers)
-    if said.total_steps is not None:
-        job = replace(job, total_steps=said.total_steps)
-    job, attempt = _observe_totals(job, attempt, said)
-    if said.step is not None:
-        return _with_events(observe_step(job, attempt, said.step, at, is_done_now=False), events)
+    if progress.resumed_from_step is not None:
+        attempt = replace(attempt, resumed_from_step=progress.resumed_from_step)
+    if progress.world_size is not None:
+        short_since = None if progress.world_size >= job.sizes.max else attempt.short_since or at
+        attempt = replace(attempt, world_size=progress.world_size, short_since=short_since)
+        job = replace(job, world_size=progress.world_size)
+    if progress.workers is not None:
+        attempt = replace(attempt, workers=progress.workers)
+    if progress.total_steps is not None:
+        job = replace(job, total_steps=progress.total_steps)
+    job, attempt = _observe_totals(job, attempt, progress)
+    if progress.step is not None:
+        return _with_events(observe_step(job, attempt, progress.step, at, is_done_now=False), events)
     return Decision(job, attempt, events)
 
 
 def _observe_state(
-    attempt: AttemptRow, said: ProgressRecord, at: float
+    attempt: AttemptRow, progress: ProgressRecord, at: float
 ) -> tuple[AttemptRow, tuple[NewEvent, ...]]:
     # A driver that was asked to stop may still report the group it had: draining ends only in `ended`.
-    if said.state is None or said.state is attempt.state or attempt.state is AttemptState.DRAINING:
+    if progress.state is None or progress.state is attempt.state or attempt.state is AttemptState.DRAINING:
         return attempt, ()
     before = attempt.state
-    attempt = _attempt_to(attempt, said.state)
-    size = said.world_size or 0
-    if said.state is AttemptState.RUNNING:
+    attempt = _attempt_to(attempt, progress.state)
+    size = progress.world_size or 0
+    if progress.state is AttemptState.RUNNING:
         attempt = replace(attempt, started_at=attempt.started_at or at)
         return attempt, (
             _event(attempt, at, "attempt.started", f"a worker group of {size} trains", world_size=size),
         )
-    if said.state is AttemptState.STARTING and before is AttemptState.RUNNING:
+    if progress.state is AttemptState.STARTING and before is AttemptState.RUNNING:
         return attempt, (_event(attempt, at, "attempt.regrouping", "a new worker group is being gathered"),)
     return attempt, (_event(attempt, at, "attempt.draining", "the driver is ending its workers"),)
 
 
-def _observe_totals(job: JobRow, attempt: AttemptRow, said: ProgressRecord) -> tuple[JobRow, AttemptRow]:
+def _observe_totals(job: JobRow, attempt: AttemptRow, progress: ProgressRecord) -> tuple[JobRow, AttemptRow]:
     # The driver's counters are totals of the attempt; the job adds what is new in them.
-    if said.repeated_steps is not None and said.repeated_steps > attempt.repeated_steps:
-        more = said.repeated_steps - attempt.repeated_steps
+    if progress.repeated_steps is not None and progress.repeated_steps > attempt.repeated_steps:
+        more = progress.repeated_steps - attempt.repeated_steps
         job = replace(job, repeated_steps=job.repeated_steps + more)
-        attempt = replace(attempt, repeated_steps=said.repeated_steps)
-    if said.lost_s is not None and said.lost_s > attempt.lost_s:
-        job = replace(job, lost_s=job.lost_s + said.lost_s - attempt.lost_s)
-        attempt = replace(attempt, lost_s=said.lost_s)
+        attempt = replace(attempt, repeated_steps=progress.repeated_steps)
+    if progress.lost_s is not None and progress.lost_s > attempt.lost_s:
+        job = replace(job, lost_s=job.lost_s + progress.lost_s - attempt.lost_s)
+        attempt = replace(attempt, lost_s=progress.lost_s)
     return job, attempt
 
 
@@ -597,63 +597,65 @@ class NodeObservation:
     resources: Mapping[str, float] = field(default_factory=dict)
 
 
-def observe_node(node: NodeRow, seen: NodeObservation, now: float) -> NodeDecision:
-    """The node goes on as far as what is seen carries it; that it has to go is the planner's decision."""
+def observe_node(node: NodeRow, observed: NodeObservation, now: float) -> NodeDecision:
+    """The node moves to the states that the observation shows; that it has to go is the planner's decision."""
     decision = NodeDecision(node)
-    while (following := _observe_once(decision.node, seen, now)) is not None:
+    while (following := _observe_once(decision.node, observed, now)) is not None:
         decision = NodeDecision(following.node, decision.events + following.events)
-    is_sick = seen.agent is not None and seen.agent.beat.is_sick
+    is_sick = observed.agent is not None and observed.agent.beat.is_sick
     if is_sick and decision.node.sick_since is None and decision.node.state in JOINED:
         # Its agent drains it for that, and reports why.
         decision = replace(decision, node=replace(decision.node, sick_since=now))
     return decision
 
 
-def _observe_once(node: NodeRow, seen: NodeObservation, now: float) -> NodeDecision | None:
+def _observe_once(node: NodeRow, observed: NodeObservation, now: float) -> NodeDecision | None:
     match node.state:
-        case NodeState.REQUESTED if seen.is_provided:
+        case NodeState.REQUESTED if observed.is_provided:
             return move_node(node, NodeState.LAUNCHED, "its machine starts", now)
-        case NodeState.LAUNCHED if seen.is_alive:
-            joined = replace(node, address=seen.address, resources=dict(seen.resources) or node.resources)
+        case NodeState.LAUNCHED if observed.is_alive:
+            joined = replace(
+                node, address=observed.address, resources=dict(observed.resources) or node.resources
+            )
             return move_node(joined, NodeState.JOINED, "it joined the Ray cluster", now)
-        case NodeState.JOINED | NodeState.READY if seen.is_alive and seen.is_draining:
-            why = f"{seen.leaves}: it" if seen.leaves else "it"
+        case NodeState.JOINED | NodeState.READY if observed.is_alive and observed.is_draining:
+            why = f"{observed.leaves}: it" if observed.leaves else "it"
             until = (
                 ""
-                if seen.deadline_at is None
-                else f", and what works on it has until {clock(seen.deadline_at)}"
+                if observed.deadline_at is None
+                else f", and what works on it has until {clock(observed.deadline_at)}"
             )
             says = f"{why} is being drained and takes no new work{until}"
             return move_node(node, NodeState.DRAINING, says, now)
-        case NodeState.JOINED | NodeState.READY if seen.leaves and not seen.is_alive:
+        case NodeState.JOINED | NodeState.READY if observed.leaves and not observed.is_alive:
             # A drain ends as soon as nothing runs on the node, which may be before anybody has looked.
-            why = f"{seen.leaves}: it was drained and has left the Ray cluster"
+            why = f"{observed.leaves}: it was drained and has left the Ray cluster"
             return move_node(node, NodeState.DRAINING, why, now)
-        case NodeState.JOINED if seen.is_alive:
+        case NodeState.JOINED if observed.is_alive:
             return move_node(node, NodeState.READY, "it may be given work", now)
-        case NodeState.READY if seen.is_alive and seen.agent is not None:
-            return _observe_agent(node, seen.agent, now)
+        case NodeState.READY if observed.is_alive and observed.agent is not None:
+            return _observe_agent(node, observed.agent, now)
         case NodeState.DRAINING if (
-            node.deadline_at is None and (due_at := _drained_until(seen, now)) is not None
+            node.deadline_at is None and (due_at := _drained_until(observed, now)) is not None
         ):
             return NodeDecision(replace(node, deadline_at=due_at))
-        case NodeState.TERMINATING if not seen.is_provided:
+        case NodeState.TERMINATING if not observed.is_provided:
             return end_node(node, now)
     return None
 
 
-def _drained_until(seen: NodeObservation, now: float) -> float | None:
+def _drained_until(observed: NodeObservation, now: float) -> float | None:
     """When a node that others drained has to be gone; None: Ray drains it for as long as something runs on it.
 
     It is stored, because Ray may forget the drain, as of a raylet that was started again: then the drain is sent again.
     """
-    if seen.is_alive and not seen.is_draining:
+    if observed.is_alive and not observed.is_draining:
         return now + DRAIN_S
-    return seen.deadline_at
+    return observed.deadline_at
 
 
 def _observe_agent(node: NodeRow, agent: AgentStatus, now: float) -> NodeDecision | None:
-    """An agent that falls silent, gets no answers of its cloud, or recovers makes one event; so does what it reports.
+    """An agent that falls silent, gets no answers from its cloud, or recovers makes one event; so does what it reports.
 
     It is no reason to drain or to end the node: the machine works, and only the notice of its end is lost, which would
     cost the work less than leaving the machine for nothing.

@@ -300,7 +300,7 @@ def overdue_jobs(connection: sa.Connection, now: float) -> list[JobRow]:
 def jobs_ahead(
     connection: sa.Connection, job_ids: Sequence[str], now: float, *, in_projects: bool
 ) -> dict[str, int]:
-    """How many waiting jobs have their turn before each of these waiting jobs; of its own project with `in_projects`.
+    """How many waiting jobs are ahead of each of these waiting jobs; of its own project with `in_projects`.
 
     Jobs that block no other do not count: those that wait for a quota, and those that no pool could ever hold.
     """
