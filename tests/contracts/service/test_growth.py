@@ -1,4 +1,4 @@
-"""What a turn of the controller sends to the database does not grow with the jobs, on SQLite and on PostgreSQL."""
+"""What a tick of the controller sends to the database does not grow with the jobs, on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All workers of a job that asks for InfiniBand go to one fabric domain, and it is told where there is none."""
+"""All workers of a job that asks for InfiniBand go to one fabric domain; its message says when there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The garbage collector is away while somebody builds, and comes back when the last one has built."""
+"""The garbage collector pauses while a thread builds, and runs again when the last one has built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered of a plan's reasons, and since when they have held."""
+"""Which reasons of a plan are stored, and since when they have held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions of the policies follow one another: each says what it was made to, and what came of it is told once."""
+"""Versions of the policies follow one another: each says what it is based on, and makes one event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A project that has used up what operators let it have keeps its own jobs waiting, and nobody else's."""
+"""A project that has used up its quota keeps its own jobs waiting, and no other project's."""
 
 from __future__ import annotations
 

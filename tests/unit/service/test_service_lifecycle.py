@@ -1,4 +1,4 @@
-"""The life cycle allows exactly what its tables say, and tells everything it does."""
+"""The life cycle allows exactly what its tables say, and every change makes an event."""
 
 from __future__ import annotations
 

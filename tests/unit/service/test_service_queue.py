@@ -1,4 +1,4 @@
-"""Whose turn it is, what fits, and what follows a failure."""
+"""The order of the queue, what fits, and what follows a failure."""
 
 from __future__ import annotations
 
