@@ -1,1 +1,1 @@
-"""The service: the door, the queue, the store and the loops that act."""
+"""The service: the HTTP API, the queue, the database, and the controller's loops."""

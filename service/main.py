@@ -24,8 +24,8 @@ from fastapi import FastAPI
 from service.api.app import create_app
 from service.api.connections import GuardedProtocol
 from service.api.gate import is_loopback
-from service.journal import write_log
 from service.private_home import make_private
+from service.process_log import write_log
 from service.settings import Settings
 from service.startup import read_settings
 from service.store.database import Database

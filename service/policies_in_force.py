@@ -1,4 +1,4 @@
-"""The policies in force: read by the controller at every tick, and by the API where it tells limits."""
+"""The policies in force: read by the controller at every tick, and by the API where it shows limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cluster.policies.documents import read_stored
 from cluster.policies.policies import Policies
 from cluster.policies.problems import PoliciesRefused
 from service.clouds.fixed_pool import fixed_pool
-from service.collector import without_collections
+from service.garbage_collection import without_collections
 from service.queue.policy_versions import PolicyRow
 from service.settings import Settings
 from service.store import policies as store

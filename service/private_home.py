@@ -1,4 +1,4 @@
-"""The home of a service is its own user's: jobs, logs and the cluster's secret are nobody else's."""
+"""Makes the home of a service readable by its own user only: jobs, logs and the cluster's secret are private."""
 
 from __future__ import annotations
 

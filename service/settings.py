@@ -100,7 +100,7 @@ class Settings(BaseSettings):
     #: Bytes of a job's outputs in one version.
     max_output_bytes: int = Field(default=2**40, gt=0)
 
-    #: Days that jobs, nodes and what they told are kept after their end, and bundles after their last use; 0: for ever.
+    #: Days that jobs, nodes and their records are kept after their end, and bundles after their last use; 0: for ever.
     retention_days: float = Field(default=30.0, ge=0)
     #: Ended jobs that are kept at most, the newest ones.
     retention_jobs: int = Field(default=10_000, ge=0)

@@ -1,10 +1,10 @@
 """The time of day for a service that runs for months: it never jumps, and is right again after a while.
 
-What the service stores are seconds since 1970, and from two of them it learns for how long something waits, trains or
-stands idle.  Where somebody sets the machine's clock an hour forth, a job would have trained for an hour too long, and
-every node been idle for an hour.  So time goes on here as a clock does that nobody can set, and comes near to the
-machine's clock at no more than a tenth of its speed, as NTP does with small differences: whatever happens to the
-machine's clock, a length of time is wrong by a tenth at most, and the time of day is right after ten times the jump.
+The service stores seconds since 1970, and computes from two of them how long something waits, trains or is idle.  If
+the machine's clock were set an hour forward, a job would have trained for an hour too long, and every node would have
+been idle for an hour.  So this clock follows a monotonic clock that cannot be set, and approaches the machine's clock
+at no more than a tenth of its speed, as NTP does with small differences: whatever happens to the machine's clock, a
+length of time is wrong by a tenth at most, and the time of day is right after ten times the jump.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RATE = 0.1
 
 
 def since_boot() -> float:
-    """Seconds since this machine started, those among them in which it was suspended; nobody can set that."""
+    """Seconds since this machine started, those among them in which it was suspended; it cannot be set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -1,7 +1,7 @@
 """The embedded service in one command: `python -m service.up` starts a Ray head, the API and the controller.
 
 The head and the nodes live in sessions of their own and survive this process, so that training goes on when the
-service is killed; the API and the controller die with it.  Whoever comes next on the same home adopts what lives.
+service is killed; the API and the controller die with it.  The next service on the same home adopts what still runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from service.embedded.upkeep import Part, PartView
 from service.private_home import make_private
 from service.settings import Settings
 
-#: Seconds between two looks at the parts.
+#: Seconds between two checks of the parts.
 TICK_S = 0.2
 
 
@@ -63,10 +63,10 @@ class Up:
         self._policies: int | None = None
 
     def run(self) -> None:
-        """Keep all parts running until told to stop.  Raises CannotStart when one of them cannot be made to work."""
+        """Keep all parts running until a signal.  Raises CannotStart when one of them cannot be made to work."""
         while not self.stop.is_set():
             if not self._lock.is_held:
-                # Nobody could find this service any more, not even to end it.
+                # No command could find this service any more, not even to end it.
                 raise CannotStart(
                     f"{self._settings.home} was removed while the service ran in it, so it ends"
                 )
@@ -94,7 +94,7 @@ class Up:
             ready = alive and (before.is_ready or source.is_ready())
             after = upkeep.observe(before, is_alive=alive, is_ready=ready, now=time.monotonic())
             self._views[part] = after
-            # The controller is heard of through its nodes.
+            # The controller is known through its nodes.
             if after.is_ready and not before.is_ready and (part is not Part.CONTROLLER or after.failures):
                 self._say(
                     f"{part:<10} ready after {time.monotonic() - self._began_at:.1f} s: {source.where()}"

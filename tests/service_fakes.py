@@ -15,7 +15,7 @@ from cluster.provider import NodeRequest, ProvidedNode, ProviderError
 from remora.spec.spec import JobSpec
 from remora.states import EndReason
 from service.clouds.fixed_pool import local_offerings
-from service.controller.connecting import Cluster
+from service.controller.connecting import ClusterConnection
 from service.controller.controller import Controller
 from service.queue import lifecycle
 from service.queue.rows import AttemptRow, JobRow, NodeRow
@@ -48,7 +48,7 @@ def job_row(now: float = 1000.0, **fields: Any) -> JobRow:
 
 
 def hold_lease(connection: sa.Connection, owner: str = "test") -> leases.Lease:
-    """The lease of the controllers for that owner, whoever has it; who has it already keeps its token."""
+    """The lease of the controllers for that owner, taken from any other; an owner that has it keeps its token."""
     row = leases.get(connection, "controller")
     if row is not None and row.owner == owner:
         lease = leases.Lease("controller", owner, row.token)
@@ -82,7 +82,7 @@ class FakeDriver:
     stop_reason: EndReason | None = None
     #: False: it goes on after `stop`.
     obeys: bool = True
-    #: What it heard of kept nodes, one after the other.
+    #: The lists of kept nodes that it was sent, in order.
     heard: list[dict[str, str]] = field(default_factory=list)
 
     def tell(self, kind: str, /, at: float = 1001.0, **body: Any) -> None:
@@ -103,9 +103,9 @@ class FakeLauncher:
         self.failing: dict[str, Exception] = {}
         #: True: new drivers live, and nothing that they are sent reaches them.
         self.loses_plans = False
-        #: True: drivers are asked to die, and do not hear it.
+        #: True: drivers do not react when they are killed.
         self.loses_kills = False
-        #: True: drivers are asked to stop, and do not hear it.
+        #: True: drivers do not react to requests to stop.
         self.loses_stops = False
         #: True: drivers that have their plan do not say so.
         self.is_mute = False
@@ -212,9 +212,9 @@ class FakeCluster:
         self.draining: set[str] = set()
         #: Nodes of which Ray has given something away.
         self.in_use: set[str] = set()
-        #: Ray gives them away right before it hears of the next drain.
+        #: Ray gives them away right before it gets the next drain.
         self.taken_before_drain: set[str] = set()
-        #: What is heard of agents; who is missing has none.
+        #: Heartbeats of agents; nodes that are missing have none.
         self.agents: dict[str, AgentStatus] = {}
         #: Raised by the next `create`, one each.
         self.refusals: list[ProviderError] = []
@@ -222,7 +222,7 @@ class FakeCluster:
         #: Raised by `observe` until removed: Ray does not say which members there are.
         self.ray_error: Exception | None = None
         self.looks = 0
-        #: Deadlines of the nodes that were told that they go.
+        #: Deadlines of the nodes that got a notice.
         self.notices: dict[str, float] = {}
         #: Deadlines of the nodes that the controller had drained.
         self.drains: dict[str, float] = {}
@@ -348,32 +348,32 @@ class World:
         self.supply = FakeSupply(local_offerings(settings))
         #: True: nodes are bought as jobs need them and drained when they are not wanted any more.
         self.buys = False
-        #: Seconds between two looks at the cloud.
-        self.look_s = 0.0
+        #: Seconds between two observations of the cloud.
+        self.observation_interval_s = 0.0
         self.now = 1000.0
-        #: Seconds by which somebody has set the clock, of which `now` is the time; monotonic clocks go on as they do.
+        #: Seconds by which the clock was set, of which `now` is the time; monotonic clocks go on as they do.
         self.set_by_s = 0.0
         self.controller = self.new_controller()
 
     def new_controller(self) -> Controller:
         """One more controller on the same database and the same cluster."""
-        return Controller(self.database, self.settings, self.hands(), lambda: self.now - self.set_by_s)
+        return Controller(self.database, self.settings, self.connect(), lambda: self.now - self.set_by_s)
 
     def set_clock(self, by_s: float) -> None:
-        """Somebody sets the clock of this machine."""
+        """The clock of this machine is set."""
         self.set_by_s += by_s
         self.now += by_s
 
     def succeed(self) -> Controller:
         """Another controller, which takes over because the one before is silent from now on."""
         self.controller = self.new_controller()
-        assert not self.controller.tick(self.now), "it has to be sure that nobody else acts"
+        assert not self.controller.tick(self.now), "it has to be sure that no other controller acts"
         self.now += self.settings.lease_s
         return self.controller
 
-    def hands(self) -> Cluster:
+    def connect(self) -> ClusterConnection:
         """A new connection to the same cluster."""
-        return Cluster(
+        return ClusterConnection(
             self.launcher,
             self.cluster,
             self.cluster,
@@ -381,11 +381,11 @@ class World:
             rehearsal=self.cluster,
             drains=self.cluster,
             follows_policies=self.buys,
-            look_s=lambda: self.look_s,
+            observation_interval_s=lambda: self.observation_interval_s,
         )
 
     def tick(self, count: int = 1) -> None:
-        """Let the first controller do so many turns, a quarter of a second apart."""
+        """Let the first controller run `count` ticks, a quarter of a second apart."""
         for _ in range(count):
             self.now += 0.25
             assert self.controller.tick(self.now)
@@ -395,7 +395,7 @@ class World:
         for number in range(200):
             self.tick()
             yield number
-        raise AssertionError(f"200 turns passed without: {what}")
+        raise AssertionError(f"200 ticks passed without: {what}")
 
     def submit(self, **fields: Any) -> str:
         """Store a new job; its id."""

@@ -1,1 +1,1 @@
-"""The door: parse, ask the queue, write the store, answer."""
+"""The HTTP API: parse a request, ask the queue, write to the database, answer."""

@@ -50,7 +50,7 @@ async def read_object(
 ) -> T:
     """What `check` makes of the body, a JSON object of at most `limit` bytes and some `values`.
 
-    Both parsing and `check` are done by `checks`, so a large body keeps nobody waiting.
+    Both parsing and `check` are done by `checks`, so a large body does not delay other requests.
     Raises ApiProblem 400, 413, 415 or 422, and what `check` raises.
     """
     body = await read_json(request, limit)
@@ -58,7 +58,7 @@ async def read_object(
 
 
 def parse_object(body: bytes, values: int) -> dict[str, Any]:
-    """A JSON object, never parsed when it has more than so many values.  Raises ApiProblem 400 or 422."""
+    """A JSON object, never parsed when it has too many values.  Raises ApiProblem 400 or 422."""
     if has_more_values(body, values):
         raise ApiProblem(422, "invalid_spec", f"the body has more than {values} values")
     try:

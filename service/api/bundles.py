@@ -87,7 +87,7 @@ async def put_bundle(request: Request, digest: str, _: Annotated[Parameters, Que
     context = context_of(request)
     if await _exists(context, digest):
         return JSONResponse({"digest": digest}, 200)
-    # Its row is first: from now on nobody deletes a file of that name.
+    # Its row is first: from now on no file of that name is deleted.
     if not await context.database.write(lambda connection: use(connection, digest, context.clock())):
         raise ApiProblem(
             503,

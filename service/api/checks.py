@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from service.api.problems import ApiProblem
-from service.collector import without_collections
+from service.garbage_collection import without_collections
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class Checks:
         self._waiting = 0
 
     async def run(self, work: Callable[[], T], size: int | None) -> T:
-        """What `work` returns or raises, for input of so many bytes; None when it takes long for a short one, too.
+        """What `work` returns or raises, for input of this size in bytes; None when it takes long for a short one, too.
 
         Raises ApiProblem 503 `busy` when too many wait already.  `work` takes a time that its input's size bounds.
         """

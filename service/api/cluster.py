@@ -1,4 +1,4 @@
-"""Whether the service is well."""
+"""The health of the service."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from remora.views import Health
 from service.api.context import Context, context_of
 from service.api.parameters import Parameters
 from service.store import leases
+from service.store.failures import SENTENCES, failure_of
 from service.store.totals import totals
-from service.store.troubles import SENTENCES, trouble_of
 
 router = APIRouter()
 
@@ -37,7 +37,7 @@ async def readyz(request: Request, _: Annotated[Parameters, Query()]) -> Respons
     try:
         age = await _controller_age_s(context)
     except DBAPIError as error:
-        status = SENTENCES.get(trouble_of(error), "the database does not answer")
+        status = SENTENCES.get(failure_of(error), "the database does not answer")
     else:
         alive = age is not None and age < 3 * context.settings.lease_s
         status = "ready" if alive else "no controller is at work: jobs are accepted and wait"
@@ -57,10 +57,10 @@ async def metrics(request: Request, _: Annotated[Parameters, Query()]) -> Respon
 
 
 async def _controller_age_s(context: Context) -> float | None:
-    """Seconds since the controller's lease was renewed; None when nobody ever held it."""
+    """Seconds since the controller's lease was renewed; None when no process ever held it."""
     row = await context.database.read(lambda connection: leases.get(connection, CONTROLLER))
     if row is None:
         return None
-    # Who looks for the first time has only the clocks to go by, its own and that of the owner.
+    # At the first request there is only the wall clock to compare, its own with that of the owner.
     by_the_clocks_s = max(0.0, context.clock() - row.renewed_at)
     return context.lease.unchanged_s(row, time.monotonic(), before_s=by_the_clocks_s)

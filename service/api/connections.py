@@ -1,7 +1,7 @@
-"""Connections of clients that are slow, silent, or many: limits in time, bytes and number below the application.
+"""Limits for slow, silent or many clients: time, bytes and number of connections, below the application.
 
 uvicorn by itself waits for headers and bodies without end, takes as many connections as come, takes headers of any
-size, and keeps an answer that nobody reads.
+size, and keeps an answer that no client reads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the routes share, kept in `app.state.remora`."""
+"""Shared objects of the routes, kept in `app.state.remora`."""
 
 from __future__ import annotations
 

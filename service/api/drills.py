@@ -1,4 +1,4 @@
-"""Rehearse a preemption: the wish is stored, the controller carries it out and measures."""
+"""Drills (rehearsed preemptions): the request is stored, the controller carries it out and measures."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def show_drill(request: Request, drill_id: str, _: Annotated[Parameters, Q
 
 
 async def _request(request: Request, chosen: Callable[[sa.Connection], list[str]], none: str) -> Response:
-    """Store the wish for the nodes that `chosen` finds; `none` says that it found none."""
+    """Store a drill of the nodes that `chosen` finds; `none` is the message when it finds none."""
     context = context_of(request)
     order = await read_object(request, MAX_ORDER_BYTES, MAX_ORDER_VALUES, context.checks, _order)
     now = context.clock()
@@ -96,7 +96,7 @@ async def _request(request: Request, chosen: Callable[[sa.Connection], list[str]
             raise ApiProblem(409, "node_not_ready", none, hint="`remora nodes` shows which are")
         others = store.open_drills(connection)
         if others:
-            # Two at once could not be told apart in what they cost.
+            # The costs of two drills at once could not be separated.
             raise ApiProblem(409, "drill_under_way", f"the drill {others[0].id} is not over yet")
         row = DrillRow(id=new_id("drill", now), node_ids=node_ids, requested_at=now, notice_s=order.notice_s)
         store.insert_drill(connection, row)

@@ -1,6 +1,7 @@
-"""Tells followers that a job has news: one query for all followed jobs, however many clients follow them.
+"""Notifies streams that a job has news: one query for all followed jobs, independent of the number of clients.
 
-The controller is another process, so news are found by looking, several times a second while somebody follows.
+The controller is another process, so news are found by polling the database, several times a second while a client
+follows a job.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from functools import partial
 from sqlalchemy.exc import DBAPIError
 
 from service.store.database import Database
+from service.store.failures import why_failed
 from service.store.telemetry import Position, positions
-from service.store.troubles import why_failed
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.2
+POLL_S = 0.2
 
 
 class Feed:
-    """Knows where the followed jobs stand; `run` keeps it up to date until `close`."""
+    """The newest position of each followed job; `run` updates it until `close`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -37,7 +38,7 @@ class Feed:
 
     @contextmanager
     def follow(self, job_id: str) -> Iterator[None]:
-        """Look at this job while the block runs."""
+        """Poll this job while the block runs."""
         self._followed[job_id] += 1
         self._wanted.set()
         try:
@@ -82,7 +83,7 @@ class Feed:
                 async with self._news:
                     self._positions.update(found)
                     self._news.notify_all()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     def close(self) -> None:
         """End all streams; called when the process is asked to stop."""

@@ -1,4 +1,4 @@
-"""What every request passes first: an id, a check of who is addressed, a count, and a net for our own mistakes.
+"""The middleware of every request: its id, a check of its Host and Origin, counters, and a handler for uncaught errors.
 
 Plain ASGI, because Starlette's `BaseHTTPMiddleware` doubles the cost of a request and breaks streams.
 """
@@ -17,13 +17,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.problems import ApiProblem
 from service.api.telemetry import Telemetry
-from service.journal import request_id
+from service.process_log import request_id
 
 log = logging.getLogger(__name__)
 
 #: Bytes of a request's parameters; the longest one is a cursor of 4000 characters.
 MAX_QUERY_BYTES = 8 * 1024
-#: Headers that decide who is addressed and who asks: with two of them, it depends on who reads.
+#: Headers that name the addressed host and the origin: if one comes twice, programs disagree about its value.
 _ONCE = ("host", "origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -82,7 +82,7 @@ class Gate:
 
 
 def _refusal(method: str, headers: Sequence[tuple[str, str]]) -> ApiProblem | None:
-    """Nobody is authenticated yet, so a web page must not reach the service through a visitor's browser.
+    """Requests are not authenticated yet, so a web page must not reach the service through a visitor's browser.
 
     A page of the service itself has the origin that the request is addressed to, to the letter: another port of this
     machine is another origin, and may be anybody's.

@@ -158,7 +158,7 @@ def _submit(connection: sa.Connection, new: _Submission, max_active_jobs: int) -
     refusal = intake.check(store.count_active(connection), max_active_jobs)
     if refusal is not None:
         raise ApiProblem(429, refusal.code, refusal.message, hint=refusal.hint, headers={"Retry-After": "10"})
-    # Together with the job: whoever deletes bundles sees both, or comes first, and the client uploads it again.
+    # Together with the job: the deletion of bundles sees both, or comes first, and the client uploads it again.
     if new.spec.bundle is not None and not bundles.use(connection, new.spec.bundle, new.now):
         raise _no_bundle(new.spec.bundle)
     row = store.insert_job(connection, lifecycle.submit(_row(new.spec, new.now)))
@@ -229,11 +229,11 @@ async def show(request: Request, job_id: str, _: Annotated[Parameters, Query()])
 def _placing(
     connection: sa.Connection, context: Context, waiting: Sequence[str], now: float
 ) -> Callable[[JobRow], JobRow]:
-    """Gives those of the jobs that wait for their turn their places in the line, which are counted now."""
+    """Sets the places in the queue of those of the jobs that wait for their turn; they are counted now."""
     if not waiting:
         return lambda row: row
     policies = policies_in_force(connection, context.settings)
-    # Where projects take turns, who is ahead in other projects says nothing.
+    # Where projects have shares, jobs ahead in other projects say nothing about a job's place.
     in_projects = has_shares(policies) or has_quotas(policies)
     ahead = store.jobs_ahead(connection, waiting, now, in_projects=in_projects)
     return lambda row: replace(row, message=placed(row.message, ahead.get(row.id), in_project=in_projects))

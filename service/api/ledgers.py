@@ -1,4 +1,4 @@
-"""What jobs cost, and who pays for the whole cluster."""
+"""Ledgers: what jobs cost, and how the cost of the whole cluster is charged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What jobs leave behind: outputs, and the models made of them."""
+"""Outputs of jobs, and the models made of them."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ async def create_plan(request: Request, _: Annotated[Parameters, Query()]) -> Re
     context = context_of(request)
     body = await read_json(request, context.settings.max_trace_bytes)
     view = await context.replays.start(body)
-    if await request.is_disconnected():  # nobody learns its id, and it would stand in everybody's way
+    if await request.is_disconnected():  # no client knows its id, and it would block all others
         await context.replays.cancel(view.id)
     headers = {"Location": f"/v1/plans/{view.id}"}
     return Response(view.model_dump_json(), 202, headers, media_type="application/json")

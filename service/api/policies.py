@@ -29,7 +29,13 @@ from service.api.parameters import (
 )
 from service.api.problems import ApiProblem
 from service.clouds.fixed_pool import fixed_pool, known
-from service.queue.policy_versions import PoliciesMoved, PolicyDecision, PolicyRow, PolicyWish, follow
+from service.queue.policy_versions import (
+    PolicyDecision,
+    PolicyRequest,
+    PolicyRow,
+    PolicyVersionConflict,
+    next_version,
+)
 from service.store import policies as store
 
 router = APIRouter(prefix="/v1")
@@ -93,7 +99,7 @@ async def apply_policies(request: Request, _: Annotated[Parameters, Query()]) ->
         document = change.document or ""
     # To look which site rules are installed takes longer than most documents.
     policies = await context.checks.run(lambda: _written(_checked(context, document)), None)
-    wish = PolicyWish(
+    requested = PolicyRequest(
         document=document,
         digest=digest_of(document),
         based_on=change.based_on,
@@ -101,7 +107,7 @@ async def apply_policies(request: Request, _: Annotated[Parameters, Query()]) ->
         author=change.author,
         comment=change.comment,
     )
-    decision = await _store(context, wish)
+    decision = await _store(context, requested)
     # Not by the checks, which may have no room: the document is in force.
     view = await asyncio.to_thread(_policy, decision.row, policies)
     headers = {"Location": f"/v1/policies/{decision.row.version}"}
@@ -204,11 +210,11 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")[:1000]
 
 
-async def _store(context: Context, wish: PolicyWish) -> PolicyDecision:
+async def _store(context: Context, request: PolicyRequest) -> PolicyDecision:
     first, now = fixed_pool(context.settings), context.clock()
 
     def work(connection: sa.Connection) -> PolicyDecision:
-        decision = follow(store.newest_policies(connection) or first, wish, now)
+        decision = next_version(store.newest_policies(connection) or first, request, now)
         store.insert_policies(connection, decision)
         return decision
 
@@ -216,9 +222,9 @@ async def _store(context: Context, wish: PolicyWish) -> PolicyDecision:
         try:
             return await context.database.write(work)
         except IntegrityError:
-            # Somebody else stored that version at the same moment: now it is there to be seen.
+            # Another request stored that version at the same moment: now it can be read.
             return await context.database.write(work)
-    except PoliciesMoved as error:
+    except PolicyVersionConflict as error:
         hint = f"look at version {error.newest.version}, and make the change to that one"
         raise ApiProblem(409, "policies_changed", str(error), hint=hint) from None
 

@@ -57,7 +57,7 @@ async def list_pools(request: Request, _: Annotated[Parameters, Query()]) -> Pag
 
 @router.post("/{pool}/reopen", operation_id="reopen_pool", response_model=Pool)
 async def reopen_pool(request: Request, pool: str, _: Annotated[Parameters, Query()]) -> Pool:
-    """Take back what has closed offerings to a pool: it asks for them again at the controller's next turn."""
+    """Take back what has closed offerings to a pool: it asks for them again at the controller's next tick."""
     context = context_of(request)
     settings, now = context.settings, context.clock()
 

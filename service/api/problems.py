@@ -15,8 +15,8 @@ from starlette.routing import BaseRoute, Match
 
 from remora.errors import MAX_PROBLEMS
 from remora.views import FieldProblem, Problem
-from service.journal import request_id
-from service.store.troubles import SENTENCES, Trouble, trouble_of, why_failed
+from service.process_log import request_id
+from service.store.failures import SENTENCES, DatabaseFailure, failure_of, why_failed
 from trainers.storage import FULL, StorageError, StorageFull
 
 log = logging.getLogger(__name__)
@@ -174,14 +174,14 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
 
 
 def _of_database(error: DBAPIError) -> ApiProblem:
-    trouble = trouble_of(error)
-    detail = SENTENCES.get(trouble, "the database does not answer")
-    match trouble:
-        case Trouble.FULL:
+    failure = failure_of(error)
+    detail = SENTENCES.get(failure, "the database does not answer")
+    match failure:
+        case DatabaseFailure.FULL:
             return _unavailable("database_full", detail, 507)
-        case Trouble.READ_ONLY:
+        case DatabaseFailure.READ_ONLY:
             return _unavailable("database_read_only", detail)
-        case Trouble.BROKEN_DISK | Trouble.DAMAGED:
+        case DatabaseFailure.BROKEN_DISK | DatabaseFailure.DAMAGED:
             return _unavailable("database_failed", detail)
         case _:
             return _unavailable("database_unavailable", detail)

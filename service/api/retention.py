@@ -1,4 +1,4 @@
-"""Delete what is old at once, instead of when the controller comes to it."""
+"""Deletes old rows at the request of an operator, before the controller would."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.store.retention import ROWS, Limits, limits_of, prune
 
 router = APIRouter()
 
-#: Seconds that one request deletes for; who wants more asks again.
+#: Seconds that one request deletes for; a client that wants more asks again.
 LASTS_S = 2.0
 
 

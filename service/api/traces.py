@@ -1,4 +1,4 @@
-"""What happened here, as a trace."""
+"""Exports the history of the service as a trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.api.context import context_of
 from service.api.pages import as_json
 from service.api.parameters import Parameters
 from service.clouds.fixed_pool import known, local_offerings
-from service.collector import without_collections
+from service.garbage_collection import without_collections
 from service.settings import Settings
 from service.store.history import history_since
 from service.what_if.recorded import History, recorded

@@ -1,1 +1,1 @@
-"""The cloud that the controller makes nodes in, by the settings."""
+"""The cloud in which the controller creates nodes, by the settings."""

@@ -1,4 +1,4 @@
-"""The policies of a service whose operators have applied none: a fixed pool of local nodes, or one of Azure."""
+"""Default policies while operators have applied none: a fixed pool of local nodes, or one pool of Azure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import CapacityRule, Policies
 from cluster.scheduling.installed_rules import rule_names
 from cluster.scheduling.limits import limits_of
-from service.clouds.azure_place import CloudUnusable, place_in_azure
+from service.clouds.azure_settings import CloudUnusable, read_azure_settings
 from service.queue.policy_versions import PolicyRow
 from service.settings import Settings
 
-#: Nodes that one machine can be asked for.
+#: Local nodes that a policy may ask for at most.
 MOST_LOCAL_NODES = 64
 #: The size whose nodes are processes of this machine.
 LOCAL = "local"
@@ -64,7 +64,7 @@ def fixed_pool(settings: Settings) -> PolicyRow:
 
 
 def local_offerings(settings: Settings) -> tuple[Offering, ...]:
-    """What can be bought on this machine."""
+    """The offerings of this machine."""
     resources = {"CPU": float(settings.node_cpus)}
     if settings.node_gpus:
         resources["GPU"] = float(settings.node_gpus)
@@ -75,7 +75,7 @@ def local_offerings(settings: Settings) -> tuple[Offering, ...]:
 
 
 def kept_full(policies: Policies, now: float) -> Policies:
-    """The policies as this machine follows them: nodes cost nothing, so each pool is kept at its present maximum."""
+    """The policies as applied to local nodes: they cost nothing, so each pool is kept at its present maximum."""
     same = {
         "sizes": (LOCAL,),
         "zones": ("any",),
@@ -101,7 +101,7 @@ class LocalSupply:
         self._offerings = local_offerings(settings)
 
     def offerings(self) -> tuple[Offering, ...]:
-        """What can be bought on this machine."""
+        """The offerings of this machine."""
         return self._offerings
 
     def quota_left(self) -> Mapping[str, int]:
@@ -114,14 +114,14 @@ class LocalSupply:
 
 
 def known(settings: Settings) -> Known:
-    """What the service can hold a policy document against."""
+    """The catalogue and rules that a policy document is checked against."""
     if settings.cloud == "local":
         return Known(
             catalogue=local_offerings(settings), most_nodes={LOCAL: MOST_LOCAL_NODES}, rules=rule_names()
         )
     try:
-        catalogue = azure_offerings(place_in_azure(settings).region)
+        catalogue = azure_offerings(read_azure_settings(settings).region)
     except CloudUnusable:
-        # The controller says what is wrong with the place; sizes are not held against it meanwhile.
+        # The controller reports what is wrong with the settings; sizes are not checked meanwhile.
         catalogue = None
     return Known(catalogue=catalogue, rules=rule_names())

@@ -1,7 +1,6 @@
-"""The loops that ask a cloud, for a thread of their own: a cloud that takes its time holds up nothing else.
+"""The loops that ask the cloud; they run in a thread of their own, so that a slow cloud delays no other loop.
 
-What it learns for the others it hands over as values that never change.  Nodes, drills, and what is remembered of the
-cloud are written by these loops alone.
+Results for other threads are immutable values.  Only these loops write nodes, drills and the state of the cloud.
 """
 
 from __future__ import annotations
@@ -13,117 +12,117 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cluster.provider import ProviderError
-from service.controller.connecting import Cluster
+from service.controller.connecting import ClusterConnection
 from service.loops.drill import drill
-from service.loops.look import Hands, Unseen, look
+from service.loops.observation import ClusterAccess, ObservationFailed, observe_cluster
 from service.loops.retention import Retention
 from service.loops.scale import scale
-from service.loops.sight import note_unseen
-from service.loops.turn import Turn
+from service.loops.tick import Tick
+from service.loops.visibility import record_cluster_hidden
 
 log = logging.getLogger(__name__)
 
-#: Seconds for which Ray has to be silent, and looks in a row that it has to leave without an answer, before the
-#: connection is made anew: where a cloud is looked at seldom, one lost answer is no reason for it.
+#: Seconds without an answer of Ray, and failed observations in a row, after which the controller connects again: where
+#: a cloud is observed seldom, one lost answer is no reason for that.
 RECONNECT_S = 15.0
-SILENT_LOOKS = 2
+RAY_FAILURES = 2
 
 
 @dataclass(frozen=True)
-class Sight:
-    """Whether the cluster can be seen through these hands."""
+class ObservationState:
+    """Whether the cluster can be observed through this connection."""
 
-    cluster: Cluster
+    connection: ClusterConnection
     #: Since when it cannot, by the monotonic clock; None while it can.
     unseen_since: float | None = None
-    #: Looks in a row at which it was Ray that did not say, not the cloud.
-    silent_looks: int = 0
+    #: Observations in a row that failed because of Ray, not because of the cloud.
+    ray_failures: int = 0
 
 
 class CloudLoop:
-    """Rehearses preemptions, scales, and deletes what is old.
+    """Runs drills, scales the cluster, and deletes old rows and files.
 
-    One thread calls `drill`, `scale`, `retain` and `close_left`, any thread the rest.
+    One thread calls `drill`, `scale`, `retain` and `close_replaced`, any thread the rest.
     """
 
-    def __init__(self, cluster: Cluster, monotonic: Callable[[], float]) -> None:
+    def __init__(self, connection: ClusterConnection, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        #: The hands that are used now, and those that wait for being closed once nothing is asked through them.
-        self._cluster = cluster
-        self._left: deque[Cluster] = deque()
-        self._looked_at = -math.inf
-        self._sight = Sight(cluster)
+        #: The connection in use, and replaced ones that are closed once no call through them is under way.
+        self._connection = connection
+        self._replaced: deque[ClusterConnection] = deque()
+        self._observed_at = -math.inf
+        self._state = ObservationState(connection)
         self._retention = Retention(monotonic)
-        #: Why jobs have not all the nodes that they could use, by job id, as the last plan said.
+        #: Why jobs do not have all the nodes that they could use, by job id, as the newest plan said.
         self.why_short: Mapping[str, str] = {}
 
-    def use(self, cluster: Cluster) -> None:
-        """Go on with other hands from the next turn on, and look at once then."""
-        if cluster is not self._cluster:
-            self._left.append(self._cluster)
-        self._cluster = cluster
-        self._sight = Sight(cluster)
-        self._looked_at = -math.inf
+    def use(self, connection: ClusterConnection) -> None:
+        """Use another connection from the next tick on, and observe the cluster at once in that tick."""
+        if connection is not self._connection:
+            self._replaced.append(self._connection)
+        self._connection = connection
+        self._state = ObservationState(connection)
+        self._observed_at = -math.inf
 
-    def drill(self, turn: Turn) -> None:
-        """Bring rehearsed preemptions one step on.  Raises Fenced."""
-        drill(turn, self._cluster.rehearsal)
+    def drill(self, tick: Tick) -> None:
+        """Bring each drill one step on.  Raises Fenced."""
+        drill(tick, self._connection.rehearsal)
 
-    def retain(self, turn: Turn) -> None:
-        """Delete some of what is old; here, because the storage may be as slow as a cloud.  Raises Fenced."""
-        self._retention.turn(turn)
+    def retain(self, tick: Tick) -> None:
+        """Delete some old rows and files; in this thread, as the storage may be as slow as a cloud.  Raises Fenced."""
+        self._retention.step(tick)
 
-    def scale(self, new_turn: Callable[[], Turn]) -> None:
-        """Look, unless it was looked just now, and do what the planner says; its turn begins after the look.
+    def scale(self, new_tick: Callable[[], Tick]) -> None:
+        """Observe the cluster, unless that was done just now, and carry out a plan; its tick begins after that.
 
         Raises Fenced.
         """
-        cluster, now = self._cluster, self._monotonic()
-        if now - self._looked_at < cluster.look_s():
+        connection, now = self._connection, self._monotonic()
+        if now - self._observed_at < connection.observation_interval_s():
             return
-        self._looked_at = now
-        hands = Hands(
-            cluster.provider,
-            cluster.membership,
-            cluster.supply,
-            cluster.drains,
-            cluster.follows_policies,
+        self._observed_at = now
+        access = ClusterAccess(
+            connection.provider,
+            connection.membership,
+            connection.supply,
+            connection.drains,
+            connection.follows_policies,
         )
         try:
-            seen = look(hands)
-        except Unseen as error:
-            self._note_unseen(cluster, error, now)
-            note_unseen(new_turn(), str(error))
+            observation = observe_cluster(access)
+        except ObservationFailed as error:
+            self._note_failure(connection, error, now)
+            record_cluster_hidden(new_tick(), str(error))
             return
-        self.why_short = scale(new_turn(), hands, seen)
-        if cluster is self._cluster:
-            self._sight = Sight(cluster)
+        self.why_short = scale(new_tick(), access, observation)
+        if connection is self._connection:
+            self._state = ObservationState(connection)
 
     def has_lost_ray(self, now: float) -> bool:
-        """Ray has been silent for so long, by the monotonic clock, that another connection may help."""
-        sight = self._sight
-        if sight.unseen_since is None or sight.silent_looks < SILENT_LOOKS:
+        """Ray has not answered for `RECONNECT_S`, by the monotonic clock, so that a new connection may help."""
+        state = self._state
+        if state.unseen_since is None or state.ray_failures < RAY_FAILURES:
             return False
-        return now - sight.unseen_since > RECONNECT_S
+        return now - state.unseen_since > RECONNECT_S
 
-    def close_left(self) -> None:
-        """End the connections of the hands that were let go; for the thread that asks through them."""
-        while self._left:
-            self._left.popleft().close()
+    def close_replaced(self) -> None:
+        """Close replaced connections; for the thread that calls through them."""
+        while self._replaced:
+            self._replaced.popleft().close()
 
     def close(self) -> None:
-        """End the connections of all hands; no turn may follow."""
-        self.close_left()
-        self._cluster.close()
+        """Close all connections; no tick may follow."""
+        self.close_replaced()
+        self._connection.close()
 
-    def _note_unseen(self, cluster: Cluster, error: Unseen, now: float) -> None:
-        sight = self._sight
-        if cluster is not sight.cluster:
-            # It was asked through hands that were let go meanwhile.
+    def _note_failure(self, connection: ClusterConnection, error: ObservationFailed, now: float) -> None:
+        state = self._state
+        if connection is not state.connection:
+            # This connection was replaced meanwhile.
             return
-        if sight.unseen_since is None:
+        if state.unseen_since is None:
             log.warning("the cluster cannot be seen, nothing is scaled: %s", error)
         is_ray_silent = not isinstance(error.__cause__, ProviderError)
-        silent_looks = sight.silent_looks + 1 if is_ray_silent else 0
-        since = now if sight.unseen_since is None else sight.unseen_since
-        self._sight = Sight(cluster, since, silent_looks)
+        ray_failures = state.ray_failures + 1 if is_ray_silent else 0
+        since = now if state.unseen_since is None else state.unseen_since
+        self._state = ObservationState(connection, since, ray_failures)

@@ -1,4 +1,4 @@
-"""How the controller comes to its cluster: where the Ray head is, and what acts there and in the cloud."""
+"""Connects the controller to its Ray cluster and its cloud."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from service.steady_clock import CLOCK
 
 
 def _nothing() -> None:
-    """What has to be ended where nothing is open."""
+    """The default of `close` and `leave_ray` where nothing is open."""
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """The hands of the controller."""
+class ClusterConnection:
+    """Everything that the controller calls in the Ray cluster and in the cloud."""
 
     launcher: Launcher
     provider: Provider
@@ -26,20 +26,20 @@ class Cluster:
     supply: Supply
     #: Tells Ray to give nodes no more work.
     drains: Drains
-    #: Takes nodes for a rehearsal; None where that is not possible.
+    #: Takes nodes for a drill; None where that is not possible.
     rehearsal: Rehearsal | None = None
     #: Nodes are bought and returned as the policies say; False: every pool is kept full.
     follows_policies: bool = False
-    #: Seconds between two looks at the cloud at least, now: clouds count how often they are asked.
-    look_s: Callable[[], float] = lambda: 0.0
-    #: Ends the connections that it has of its own; nothing may be asked through them any more.
+    #: Seconds between two observations of the cloud at least, now: clouds count requests.
+    observation_interval_s: Callable[[], float] = lambda: 0.0
+    #: Closes its own connections; no call may be made through them afterwards.
     close: Callable[[], None] = _nothing
-    #: Ray is not asked by `membership`, `drains` and `rehearsal` from now on; waits for a question under way.
+    #: `membership`, `drains` and `rehearsal` do not call Ray from now on; waits for a call under way.
     leave_ray: Callable[[], None] = _nothing
 
 
 def ray_address(settings: Settings) -> str | None:
-    """Where the Ray head is, or None while nobody has said it."""
+    """Address of the Ray head (`host:port`), or None while it is not known."""
     if settings.ray_address:
         return settings.ray_address
     try:
@@ -48,8 +48,8 @@ def ray_address(settings: Settings) -> str | None:
         return None
 
 
-def connect(settings: Settings, address: str) -> Cluster:
-    """Connect this process to the Ray cluster and give it hands; the cloud is not asked anything yet.
+def connect(settings: Settings, address: str) -> ClusterConnection:
+    """Connect this process to the Ray cluster; no request is sent to the cloud yet.
 
     Raises what Ray raises, and CloudUnusable.
     """
@@ -62,7 +62,7 @@ def connect(settings: Settings, address: str) -> Cluster:
     from trainers.launch import RayLauncher
 
     membership = RayMembership()
-    # Before Ray: what keeps the cloud from being used is told without a connection that nobody needs.
+    # Before Ray: settings that the cloud cannot use are reported without a connection to Ray.
     cloud = cloud_of(settings, address, membership)
     try:
         if ray.is_initialized():
@@ -71,7 +71,7 @@ def connect(settings: Settings, address: str) -> Cluster:
     except BaseException:
         cloud.close()
         raise
-    return Cluster(
+    return ClusterConnection(
         RayLauncher(ready_drivers=settings.ready_drivers, forks=bool(settings.forked_modules)),
         cloud.provider,
         TimedMembership(membership, CLOCK),
@@ -79,7 +79,7 @@ def connect(settings: Settings, address: str) -> Cluster:
         rehearsal=None if cloud.rehearsal is None else TimedRehearsal(cloud.rehearsal, CLOCK),
         drains=TimedDrains(RayDrains(membership), CLOCK),
         follows_policies=cloud.follows_policies,
-        look_s=cloud.look_s,
+        observation_interval_s=cloud.observation_interval_s,
         close=cloud.close,
         leave_ray=membership.leave,
     )

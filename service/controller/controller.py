@@ -2,8 +2,8 @@
 
 python -m service.controller [--home DIR] [--log-format plain|json]
 
-Three threads share the work, so that nothing waits for what is slower than itself: one keeps the lease, one runs the
-loops that ask the cloud, and the main one all others.
+Three threads share the work, so that slow calls do not delay other loops: one renews the lease, one runs the loops that
+ask the cloud, and the main thread runs all others.
 """
 
 from __future__ import annotations
@@ -21,82 +21,82 @@ from types import FrameType
 
 from sqlalchemy.exc import DBAPIError
 
-from service.clouds.azure_place import CloudUnusable
+from service.clouds.azure_settings import CloudUnusable
 from service.controller.cloud_loop import CloudLoop
-from service.controller.connecting import Cluster, connect, ray_address
-from service.controller.lease_keeper import LeaseKeeper
-from service.journal import write_log
+from service.controller.connecting import ClusterConnection, connect, ray_address
+from service.controller.lease_holder import LeaseHolder
 from service.loops.account import account
 from service.loops.dispatch import dispatch
 from service.loops.launching import Launching
 from service.loops.listing import Listing
-from service.loops.live import Live
+from service.loops.live_attempts import LiveAttempts
 from service.loops.sweep import sweep
+from service.loops.tick import Tick
 from service.loops.track import track
-from service.loops.turn import Turn
 from service.private_home import make_private
+from service.process_log import write_log
 from service.settings import Settings
 from service.startup import read_settings
 from service.steady_clock import CLOCK
 from service.store.database import Database
 from service.store.errors import Fenced, StoreError
+from service.store.failures import is_database_wide, why_failed
 from service.store.ids import new_id
 from service.store.leases import Lease
 from service.store.migrate import migrate
-from service.store.troubles import concerns_everybody, why_failed
 
 log = logging.getLogger(__name__)
 
 LEASE = "controller"
-#: Seconds between two tries to reach what is not there yet.
+#: Seconds between two attempts to connect.
 RETRY_S = 1.0
-#: Seconds that a thread gets to come back from what it waits for at the end of the process.
+#: Seconds that a thread may take to return from a call at the end of the process.
 END_S = 3.0
 
 
-def keeper_of(
+def lease_holder_of(
     database: Database, settings: Settings, monotonic: Callable[[], float] = time.monotonic
-) -> LeaseKeeper:
-    """What keeps the lease for one controller, under a name that no other has."""
+) -> LeaseHolder:
+    """The lease holder of one controller, under a unique owner name."""
     owner = f"{socket.gethostname()[:20]}:{os.getpid()}:{new_id('ctl', CLOCK())[-8:]}"
-    return LeaseKeeper(database, LEASE, owner, settings.lease_s, monotonic)
+    return LeaseHolder(database, LEASE, owner, settings.lease_s, monotonic)
 
 
 class Controller:
-    """Runs the loops for whoever holds the lease; any number of them may run, one of them acts.
+    """Runs the loops while this process holds the lease; any number of controllers may run, one of them acts.
 
-    `keep`, `work` and `ask_cloud` are for a thread each; `tick` does one turn of all in the thread that calls it.
+    `work` and `ask_cloud` run in one thread each; `tick` runs all loops once in the thread that calls it.
     """
 
     def __init__(
         self,
         database: Database,
         settings: Settings,
-        cluster: Cluster,
+        connection: ClusterConnection,
         monotonic: Callable[[], float] = time.monotonic,
-        keeper: LeaseKeeper | None = None,
+        holder: LeaseHolder | None = None,
     ) -> None:
         self._database = database
         self._settings = settings
-        self._cluster = cluster
-        self._cloud = CloudLoop(cluster, monotonic)
+        self._connection = connection
+        self._cloud = CloudLoop(connection, monotonic)
         self._launching = Launching(monotonic)
         self.listing = Listing(monotonic)
-        #: Held while the dispatch loop or the scale loop decides who gets which node.
+        #: Held while the dispatch loop or the scale loop decides which jobs get which nodes.
         self._deciding = threading.Lock()
-        self.keeper = keeper or keeper_of(database, settings, monotonic)
+        self.holder = holder or lease_holder_of(database, settings, monotonic)
 
     @property
     def lease(self) -> Lease | None:
         """The lease, while this controller acts."""
-        return self.keeper.held()
+        return self.holder.held()
 
     def tick(self, now: float) -> bool:
-        """Renew the lease and do one turn of every loop at the given time; False when another controller acts.
+        """Renew the lease and run every loop once at the given time; False when another controller holds the lease.
 
         Raises DBAPIError when the database does not answer.
         """
-        if self.keeper.step(now) is None:
+        if self.holder.step(now) is None:
             return False
 
         def clock() -> float:
@@ -105,53 +105,55 @@ class Controller:
         return self.ask_cloud(clock) and self.work(clock)
 
     def work(self, clock: Callable[[], float] = CLOCK) -> bool:
-        """One turn of the loops that users wait for; False when another controller acts.  Raises DBAPIError."""
+        """Run once the loops that users wait for; False when another controller holds the lease.  Raises DBAPIError."""
         lease = self.lease
         if lease is None:
             return False
-        cluster, turn = self._cluster, self._turn(lease, clock)
-        launcher, live = cluster.launcher, Live(turn)
+        connection, tick = self._connection, self._begin_tick(lease, clock)
+        launcher, live = connection.launcher, LiveAttempts(tick)
         loops: tuple[tuple[str, Callable[[], None]], ...] = (
-            # 1. What the attempts tell; it may free nodes.
-            ("track", lambda: track(turn, live, self._launching, launcher)),
-            # 2. What jobs use of nodes, by what was just told.
-            ("account", lambda: account(turn, live)),
-            # 3. What has ended makes room.
-            ("sweep", lambda: sweep(turn, live, launcher, self.listing)),
-            # 4. Jobs whose turn it is.
+            # 1. Records of the drivers; they may free nodes.
+            ("track", lambda: track(tick, live, self._launching, launcher)),
+            # 2. What jobs use of nodes, by these records.
+            ("account", lambda: account(tick, live)),
+            # 3. Ended attempts free their nodes.
+            ("sweep", lambda: sweep(tick, live, launcher, self.listing)),
+            # 4. Jobs that start next.
             (
                 "dispatch",
                 lambda: dispatch(
-                    turn, live, self._launching, launcher, cluster.supply, self._cloud.why_short
+                    tick, live, self._launching, launcher, connection.supply, self._cloud.why_short
                 ),
             ),
-            # 5. What makes the next start faster.
+            # 5. Preparations that make the next start faster.
             ("prepare", lambda: launcher.prepare(lease.token)),
         )
         return all(self._run(lease, name, loop) for name, loop in loops)
 
     def ask_cloud(self, clock: Callable[[], float] = CLOCK) -> bool:
-        """One turn of the loops that ask the cloud; False when another controller acts.  Raises DBAPIError."""
-        self._cloud.close_left()
+        """Run once the loops that ask the cloud; False when another controller holds the lease.  Raises DBAPIError."""
+        self._cloud.close_replaced()
         lease = self.lease
         if lease is None:
             return False
-        # 1. Preemptions to rehearse; first, because their seconds count from the time of the turn.
-        is_mine = self._run(lease, "drill", lambda: self._cloud.drill(self._turn(lease, clock)))
-        # 2. Nodes as wished for.
+        # 1. Drills first, because their seconds count from the time of the tick.
+        is_mine = self._run(lease, "drill", lambda: self._cloud.drill(self._begin_tick(lease, clock)))
+        # 2. Nodes, as the planner decides.
         is_mine = is_mine and self._run(
-            lease, "scale", lambda: self._cloud.scale(lambda: self._turn(lease, clock))
+            lease, "scale", lambda: self._cloud.scale(lambda: self._begin_tick(lease, clock))
         )
-        # 3. What is old makes room.
-        return is_mine and self._run(lease, "retention", lambda: self._cloud.retain(self._turn(lease, clock)))
+        # 3. Deletion of old rows and files.
+        return is_mine and self._run(
+            lease, "retention", lambda: self._cloud.retain(self._begin_tick(lease, clock))
+        )
 
-    def _turn(self, lease: Lease, clock: Callable[[], float]) -> Turn:
-        return Turn(
+    def _begin_tick(self, lease: Lease, clock: Callable[[], float]) -> Tick:
+        return Tick(
             self._database,
             self._settings,
             lease,
             clock(),
-            is_held=lambda: self.keeper.is_held(lease),
+            is_held=lambda: self.holder.is_held(lease),
             deciding=self._deciding,
         )
 
@@ -161,43 +163,43 @@ class Controller:
             loop()
         except Fenced as error:
             log.warning("work of the %s loop was dropped: %s", name, error)
-            self.keeper.doubt(lease)
+            self.holder.suspend(lease)
             return False
         except Exception as error:
-            if isinstance(error, DBAPIError) and concerns_everybody(error):
+            if isinstance(error, DBAPIError) and is_database_wide(error):
                 # The database: nothing else would succeed now.
                 raise
             log.exception("the %s loop failed, it is tried again", name)
         return True
 
     def has_lost_ray(self, now: float) -> bool:
-        """Ray has been silent for so long, by the monotonic clock, that another connection may help."""
+        """Ray has not answered for so long, by the monotonic clock, that a new connection may help."""
         return self._cloud.has_lost_ray(now)
 
-    def use(self, cluster: Cluster) -> None:
-        """Go on with other hands, after a new connection, and look at once."""
-        self._cluster = cluster
-        self._cloud.use(cluster)
+    def use(self, connection: ClusterConnection) -> None:
+        """Use another connection, and observe the cluster at once."""
+        self._connection = connection
+        self._cloud.use(connection)
 
     def leave_ray(self) -> None:
-        """The connection to Ray ends: the loops that ask the cloud ask Ray nothing before they have other hands."""
-        self._cluster.leave_ray()
+        """The connection to Ray ends: the loops that ask the cloud do not call Ray until there is a new connection."""
+        self._connection.leave_ray()
 
     def close(self) -> None:
-        """End the connections of the hands; no turn may follow."""
+        """Close all connections to Ray and the cloud; no tick may follow."""
         self._cloud.close()
 
     def resign(self) -> None:
-        """Let another controller in at once; no turn may be under way."""
-        self.keeper.resign()
+        """Give the lease up, so that another controller takes it at once; no tick may be under way."""
+        self.holder.resign()
 
 
 class Repeated:
-    """Something that is done over and over in a thread of its own, until `stop` is called."""
+    """Calls a function repeatedly in a thread of its own, until `stop` is called."""
 
-    def __init__(self, name: str, turn: Callable[[], float], wake: threading.Event) -> None:
-        """`turn` returns the seconds until the next one; `wake` makes that time end."""
-        self._turn = turn
+    def __init__(self, name: str, step: Callable[[], float], wake: threading.Event) -> None:
+        """`step` returns the seconds until its next call; setting `wake` ends that pause."""
+        self._step = step
         self._wake = wake
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -207,7 +209,7 @@ class Repeated:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Do it no more; True when it came to its end within so many seconds."""
+        """Call it no more; True when the thread ended within `timeout_s` seconds."""
         self._is_over = True
         self._wake.set()
         if self._thread.is_alive():
@@ -218,9 +220,9 @@ class Repeated:
         while not self._is_over:
             pause_s = RETRY_S
             try:
-                pause_s = self._turn()
+                pause_s = self._step()
             except Exception:
-                log.exception("a turn of %s failed, it is tried again", self._thread.name)
+                log.exception("the %s thread failed, it is tried again", self._thread.name)
             if not self._is_over:
                 self._wake.wait(pause_s)
                 self._wake.clear()
@@ -230,38 +232,38 @@ class Process:
     """The threads around a controller: connects, reconnects when the head moved, and ends on a signal."""
 
     def __init__(
-        self, settings: Settings, database: Database, connect: Callable[[Settings, str], Cluster]
+        self, settings: Settings, database: Database, connect: Callable[[Settings, str], ClusterConnection]
     ) -> None:
         self._settings = settings
         self._database = database
         self._connect = connect
         self._address: str | None = None
         self._controller: Controller | None = None
-        self._keeper = keeper_of(database, settings)
-        self._lease_thread = Repeated("lease", self._keep, self._keeper.hurry)
+        self._holder = lease_holder_of(database, settings)
+        self._lease_thread = Repeated("lease", self._keep, self._holder.wake)
         self._cloud_thread = Repeated("cloud", self._ask_cloud, threading.Event())
-        #: What the threads said last that keeps them from their work, by their names.
+        #: The newest problem of each thread, by its name; empty: none.
         self._complaints: dict[str, str] = {}
         self.stopping = threading.Event()
-        #: At its end a thread still waited for something outside: only the end of the process ends that.
+        #: At its end a thread was still in a call to the cloud or Ray: only the end of the process ends that call.
         self.is_stuck = False
 
     @property
     def lease(self) -> Lease | None:
         """The lease, while this process acts."""
-        return self._keeper.held()
+        return self._holder.held()
 
     def run(self) -> None:
         """Work until `stopping` is set."""
-        # The lease is watched from the beginning, and taken once there is something to act upon.
-        self._keeper.rest()
+        # The lease is watched from the beginning, and taken once there is a connection.
+        self._holder.report_idle()
         self._lease_thread.start()
         self._cloud_thread.start()
         while not self.stopping.is_set():
             began = time.monotonic()
-            said = self._turn()
+            said = self._tick()
             if self._address is None:
-                self._keeper.rest()
+                self._holder.report_idle()
             self._complain("work", said)
             pause = RETRY_S if said else max(0.0, self._settings.tick_s - (time.monotonic() - began))
             self.stopping.wait(pause)
@@ -272,8 +274,8 @@ class Process:
             log.warning(said)
         self._complaints[who] = said
 
-    def _turn(self) -> str:
-        """One turn of the main thread; what keeps it from being one, or an empty text."""
+    def _tick(self) -> str:
+        """One tick of the main thread; why it could not be done, or an empty text."""
         address = ray_address(self._settings)
         if address is None:
             return f"no Ray head is known: waiting for {self._settings.home / 'ray.address'} or REMORA_RAY_ADDRESS"
@@ -282,7 +284,7 @@ class Process:
             if self._controller is not None:
                 self._controller.leave_ray()
             try:
-                cluster = self._connect(self._settings, address)
+                connection = self._connect(self._settings, address)
             except CloudUnusable as error:
                 return f"no node can be made, trying again: {error}"
             except Exception as error:
@@ -290,20 +292,20 @@ class Process:
                 return f"the Ray head at {address} cannot be reached, trying again: {reason}"
             log.info("connected to the Ray head at %s", address)
             self._address = address
-            self._go_on_with(cluster)
+            self._go_on_with(connection)
         return self._work(self._controller)
 
-    def _go_on_with(self, cluster: Cluster) -> None:
-        # One controller for the whole process: with another owner's name it would wait for its own lease.
+    def _go_on_with(self, connection: ClusterConnection) -> None:
+        # One controller for the whole process: under another owner name it would wait for its own lease.
         if self._controller is None:
-            self._controller = Controller(self._database, self._settings, cluster, keeper=self._keeper)
+            self._controller = Controller(self._database, self._settings, connection, holder=self._holder)
         else:
-            self._controller.use(cluster)
+            self._controller.use(connection)
 
     def _work(self, controller: Controller | None) -> str:
         if controller is None:
             raise AssertionError("unreachable: an address is known only together with a controller")
-        self._keeper.worked()
+        self._holder.report_progress()
         try:
             controller.work()
         except DBAPIError as error:
@@ -315,7 +317,7 @@ class Process:
         return ""
 
     def _ask_cloud(self) -> float:
-        """One turn of the thread that asks the cloud; seconds until the next one."""
+        """One tick of the thread that asks the cloud; seconds until the next one."""
         began, said = time.monotonic(), ""
         try:
             if self._controller is not None:
@@ -326,18 +328,18 @@ class Process:
         return RETRY_S if said else max(0.0, self._settings.tick_s - (time.monotonic() - began))
 
     def _keep(self) -> float:
-        """One turn of the thread that keeps the lease; seconds until the next one."""
+        """One step of the thread that renews the lease; seconds until the next one."""
         said, lease = "", None
         try:
-            lease = self._keeper.step(CLOCK())
+            lease = self._holder.step(CLOCK())
         except DBAPIError as error:
             said = f"{why_failed(error)}; trying again"
         self._complain("lease", said)
-        # Who waits looks more often, so that a lease that was given up is taken at once.
-        return self._keeper.pause_s if lease is not None else min(self._keeper.pause_s, self._settings.tick_s)
+        # A process that waits checks more often, so that a lease that was given up is taken at once.
+        return self._holder.pause_s if lease is not None else min(self._holder.pause_s, self._settings.tick_s)
 
     def _end(self) -> None:
-        # The lease goes last, when nothing is done under it any more.
+        # The lease is given up last, when nothing is done under it any more.
         if not self._cloud_thread.stop(END_S):
             log.warning("the cloud does not answer: this process ends without it, and its lease runs out")
             self.is_stuck = True
@@ -346,7 +348,7 @@ class Process:
         if self.is_stuck:
             return
         try:
-            self._keeper.resign()
+            self._holder.resign()
         except DBAPIError as error:
             log.warning("%s; the lease runs out", why_failed(error))
         if self._controller is not None:
@@ -386,7 +388,7 @@ def main(words: list[str]) -> int:
     signal.signal(signal.SIGINT, stop)
     process.run()
     if process.is_stuck:
-        # The interpreter would wait for threads that ask the cloud, however long it takes.
+        # The interpreter would wait for threads that ask the cloud, without a limit.
         logging.shutdown()
         os._exit(0)
     database.close()

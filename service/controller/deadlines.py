@@ -1,7 +1,7 @@
-"""Deadlines on their way between the service and the machines: each side says them by a clock of its own.
+"""Converts deadlines between the clock of the service and the clock of the machine.
 
-The service reckons with `service.steady_clock`, Ray and the drivers with the clock of the machine.  They differ after
-somebody has set that one, for some hours.
+The service uses `service.steady_clock`, Ray and the drivers the clock of the machine.  They differ for some hours after
+that one was set.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The emulated Azure as a part of the embedded service."""
+"""The emulated Azure as a process of the embedded service."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cluster.azure.settings import AzureSettings
-from service.clouds.azure_place import INSTALL_AZURE
+from service.clouds.azure_settings import INSTALL_AZURE
 from service.embedded.parts import ServicePart, end_nodes, get
 from service.embedded.upkeep import Part
 from service.settings import Settings
@@ -16,7 +16,7 @@ _PACKAGES = ("aiohttp", "azure.identity", "azure.keyvault.secrets", "azure.mgmt.
 
 
 class EmulatorPart(ServicePart):
-    """Serves an Azure whose machines are nodes of the local cluster; they end with it, and so does all it knows."""
+    """Serves an Azure whose machines are nodes of the local cluster; machines and their state end with it."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, Part.EMULATOR, "cluster.azure.emulator", port=0)
@@ -27,9 +27,9 @@ class EmulatorPart(ServicePart):
         return f"http://127.0.0.1:{self._port}"
 
     def start(self, ray_address: str) -> None:
-        """Start it anew; machines of one that was killed are in nobody's books any more and end first."""
+        """Start it; machines of an emulator that was killed are known to no process any more, and are ended first."""
         end_nodes(self._settings.home)
-        write_place(self._settings.azure, emulated_place(self.url))
+        write_azure_settings(self._settings.azure, emulated_azure_settings(self.url))
         super().start(ray_address)
 
     def is_ready(self) -> bool:
@@ -44,8 +44,8 @@ class EmulatorPart(ServicePart):
         return ["--port", str(self._port), "--home", str(self._settings.home)]
 
 
-def emulated_place(endpoint: str) -> AzureSettings:
-    """Where nodes stand in the Azure that the emulator at `endpoint` plays; other ids are names only."""
+def emulated_azure_settings(endpoint: str) -> AzureSettings:
+    """Settings for nodes in the Azure that the emulator at `endpoint` serves; other ids are names only."""
     # Not above: it brings a web server, which a service without an emulator does not need here.
     from cluster.azure.emulator.server import GROUP, REGION, SUBSCRIPTION
 
@@ -65,10 +65,10 @@ def emulated_place(endpoint: str) -> AzureSettings:
     )
 
 
-def write_place(path: Path, place: AzureSettings) -> None:
-    """Write the file that `service.clouds.azure_place` reads, at once or not at all."""
+def write_azure_settings(path: Path, azure: AzureSettings) -> None:
+    """Write the file that `service.clouds.azure_settings` reads, atomically."""
     draft = path.with_suffix(".draft")
-    draft.write_text(place.model_dump_json(indent=2) + "\n")
+    draft.write_text(azure.model_dump_json(indent=2) + "\n")
     draft.replace(path)
 
 

@@ -1,4 +1,4 @@
-"""The parts of the embedded service as processes: start, look at and end them."""
+"""The processes of the embedded service: start, watch and end them."""
 
 from __future__ import annotations
 

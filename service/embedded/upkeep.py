@@ -1,4 +1,4 @@
-"""Which parts of the embedded service to start, end or give up: a pure decision over what is seen of them."""
+"""Decides which processes of the embedded service to start, end or give up, from their observed state (pure)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from enum import StrEnum
 FIRST_PAUSE_S = 0.5
 #: The longest of these pauses.
 LONGEST_PAUSE_S = 30.0
-#: A part that ran for so long was fine; its next end counts as its first.
+#: Seconds after which a running part counts as healthy; its next end counts as its first.
 STEADY_S = 30.0
-#: A part that never worked is given up after so many ends in a row.
+#: Ends in a row after which a part that never worked is given up.
 TRIES = 4
-#: A head that cannot be reached for so long is ended and started anew.
+#: Seconds without a connection after which the head is ended and started again.
 HEAD_TIMEOUT_S = 60.0
 
 

@@ -1,1 +1,1 @@
-"""Hands: scale, dispatch, track, sweep; each is load, decide, apply."""
+"""The controller's loops (scale, dispatch, track, sweep): each loads rows, decides, and applies the decision."""

@@ -1,4 +1,4 @@
-"""Keep the ledger: which job uses which part of which node, from when to when."""
+"""Keeps the ledger: which job uses which part of which node, from when to when."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from service.loops.live import Live, Pair
-from service.loops.turn import Turn
+from service.loops.live_attempts import JobAttempt, LiveAttempts
+from service.loops.tick import Tick
 from service.queue.ledger import Entries, entries
 from service.store import ledger, nodes
 
 
-def account(turn: Turn, live: Live) -> None:
-    """Write down what jobs began to use, and what they use no more.  Raises Fenced."""
+def account(tick: Tick, live: LiveAttempts) -> None:
+    """Record what jobs have begun to use, and what they use no more.  Raises Fenced."""
     pairs = live.pairs()
-    new = turn.load(lambda connection: _changes(connection, pairs, turn.now))
+    new = tick.load(lambda connection: _changes(connection, pairs, tick.now))
     if new != Entries():
-        turn.apply(lambda connection: ledger.write(connection, new))
+        tick.apply(lambda connection: ledger.write(connection, new))
 
 
-def _changes(connection: sa.Connection, live: Sequence[Pair], now: float) -> Entries:
+def _changes(connection: sa.Connection, live: Sequence[JobAttempt], now: float) -> Entries:
     known = ledger.open_uses(connection)
     if not known and not any(attempt.workers for _, attempt in live):
         return Entries()

@@ -1,4 +1,4 @@
-"""Write down why a plan does not do more: for pools, for nodes, and for running jobs that could use more workers.
+"""Stores why a plan does not do more: for pools, for nodes, and for running jobs that could use more workers.
 
 Nothing is written while the reasons stay the same.
 """
@@ -11,18 +11,18 @@ import sqlalchemy as sa
 
 from cluster.scheduling.actions import Wait
 from remora.states import JobState
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 from service.queue import lifecycle
+from service.queue.plan_reasons import is_news, renewed, shortened
 from service.queue.rows import AttemptRow, JobRow
-from service.queue.waits import is_news, renewed, shortened
 from service.store import jobs as job_store
 from service.store import waits as store
 
 
-def explain(turn: Turn, waits: Sequence[Wait], running: Sequence[tuple[JobRow, AttemptRow]]) -> None:
-    """Remember what a plan said of everything but the jobs that wait, who are told by `dispatch`.  Raises Fenced."""
-    before = turn.load(store.all_waits)
-    after = renewed(before, waits, turn.now)
+def explain(tick: Tick, waits: Sequence[Wait], running: Sequence[tuple[JobRow, AttemptRow]]) -> None:
+    """Store the reasons of a plan, except those of waiting jobs, which `dispatch` stores.  Raises Fenced."""
+    before = tick.load(store.all_waits)
+    after = renewed(before, waits, tick.now)
     why = {wait.job_id: shortened(wait.reason) for wait in waits if wait.job_id is not None}
     news = [
         job.id
@@ -42,4 +42,4 @@ def explain(turn: Turn, waits: Sequence[Wait], running: Sequence[tuple[JobRow, A
         ]
         job_store.save_all(connection, changes)
 
-    turn.apply(work)
+    tick.apply(work)

@@ -1,4 +1,4 @@
-"""From an attempt's row to its running driver."""
+"""Starts the driver of an attempt from its row."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cluster.policies.placement import LASTING
 from remora.errors import SpecError
 from remora.spec.spec import JobSpec
 from remora.states import EndReason
-from service.loops.live import Live, Pair
+from service.loops.live_attempts import JobAttempt, LiveAttempts
 from service.loops.ports import Launcher
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 from service.queue.demand import placement_in
 from service.queue.rows import AttemptRow, JobRow
 from service.settings import Settings
@@ -22,8 +22,8 @@ from trainers.plan import AttemptPlan, DriverGone
 
 log = logging.getLogger(__name__)
 
-#: Seconds after which a driver that has not said that it has its plan is given up.  Many that start at once share the
-#: processors of the head, and giving up those that are nearly there would only make the others wait again.
+#: Seconds after which a driver that has not reported that it has its plan is given up.  Many that start at once share
+#: the processors of the head, and giving up those that are nearly ready would only start the wait again.
 LAUNCH_TIMEOUT_S = 300.0
 
 
@@ -81,22 +81,22 @@ def _paths(spec: JobSpec, *, is_file: bool) -> dict[str, str]:
 
 
 class Launching:
-    """Starts drivers until each has said that it has its plan, and remembers since when this controller has tried."""
+    """Starts drivers until each reports that it has its plan, and knows since when this controller has tried."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since: dict[str, float] = {}
 
-    def launch(self, turn: Turn, live: Live, launcher: Launcher, pairs: Iterable[Pair]) -> None:
+    def launch(self, tick: Tick, live: LiveAttempts, launcher: Launcher, pairs: Iterable[JobAttempt]) -> None:
         """Bring the drivers of attempts whose rows exist nearer to their plans, and write down which have theirs.
 
-        Waits for nobody, and is called at every turn until an attempt has `launched_at`: a controller may die anywhere
+        Does not wait, and is called at every tick until an attempt has `launched_at`: a controller may die anywhere
         here, and the next one does the same again.  Raises Fenced.
         """
         launched: list[str] = []
         ends: dict[str, tuple[EndReason, str]] = {}
         for job, attempt in pairs:
-            answer = self._start(turn, launcher, job, attempt)
+            answer = self._start(tick, launcher, job, attempt)
             if isinstance(answer, DriverGone):
                 ends[attempt.id] = (answer.reason, answer.message)
             elif answer:
@@ -105,11 +105,11 @@ class Launching:
         live.launched(launched)
         live.end(ends)
 
-    def _start(self, turn: Turn, launcher: Launcher, job: JobRow, attempt: AttemptRow) -> bool | DriverGone:
+    def _start(self, tick: Tick, launcher: Launcher, job: JobRow, attempt: AttemptRow) -> bool | DriverGone:
         """Whether its driver has its plan; it is gone also where it can have none."""
         since = self._since.setdefault(attempt.id, self._clock())
         try:
-            plan = attempt_plan(job, attempt, turn.settings)
+            plan = attempt_plan(job, attempt, tick.settings)
         except SpecError as error:
             return DriverGone(EndReason.START_FAILED, f"this version does not accept the job: {error}")
         except UnknownStore as error:
@@ -126,6 +126,6 @@ class Launching:
         return answer
 
     def forget_others(self, attempt_ids: Iterable[str]) -> None:
-        """Only these attempts may still have to be launched."""
+        """Drop all other attempts; only these may still have to be launched."""
         kept = set(attempt_ids)
         self._since = {one: since for one, since in self._since.items() if one in kept}

@@ -1,4 +1,4 @@
-"""What checkpoints a job has in its storage, read in threads, so that no loop waits for a storage."""
+"""Reads which checkpoints a job has in its storage, in threads, so that no loop waits for a storage."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 from service.queue import records
-from service.queue.records import Listed
+from service.queue.records import CheckpointListRecord
 from service.queue.rows import AttemptRow, JobRow
 from service.store import checkpoints
 from service.stores import UnknownStore, url_of
@@ -23,7 +23,7 @@ from trainers.storage import Storage
 
 log = logging.getLogger(__name__)
 
-#: Readings under way at the same time, and attempts that are looked at in one turn.
+#: Parallel reads, and attempts that one tick takes up.
 _AT_ONCE, MOST = 4, 100
 #: Seconds before a storage that failed is read again: at first, and at most.
 _PAUSE_S, _MAX_PAUSE_S = 1.0, 300.0
@@ -31,27 +31,27 @@ _PAUSE_S, _MAX_PAUSE_S = 1.0, 300.0
 
 @dataclass
 class _Reading:
-    """How far it is with the storage of one attempt's job."""
+    """The read of the storage of one attempt's job."""
 
-    under_way: Future[Listed] | None = None
+    under_way: Future[CheckpointListRecord] | None = None
     pause_s: float = _PAUSE_S
     again_at: float = 0.0
 
 
 class Listing:
-    """Reads lists of checkpoints; of one thread, but for the readings themselves."""
+    """Reads lists of checkpoints; used by one thread, which starts others for the reads."""
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
-        read: Callable[[str, str], Listed] | None = None,
+        read: Callable[[str, str], CheckpointListRecord] | None = None,
     ) -> None:
         """`clock` is monotonic; `read` gets a job's id and the URL of its storage."""
         self._clock = clock
         self._read = read or read_list
         self._readings: dict[str, _Reading] = {}
 
-    def ask(self, attempt_id: str, job_id: str, url: str) -> Listed | None:
+    def ask(self, attempt_id: str, job_id: str, url: str) -> CheckpointListRecord | None:
         """What the job has in the storage, after this attempt; None: it is not known yet, ask again."""
         reading = self._readings.setdefault(attempt_id, _Reading())
         if reading.under_way is None:
@@ -70,12 +70,12 @@ class Listing:
         return None
 
     def forget_others(self, attempt_ids: Iterable[str]) -> None:
-        """Nobody asks any more after other attempts."""
+        """Drop the reads of all other attempts."""
         kept = set(attempt_ids)
         self._readings = {one: reading for one, reading in self._readings.items() if one in kept}
 
     def wait(self, timeout_s: float) -> None:
-        """Until the readings that are under way have come to their ends."""
+        """Wait until the reads under way have ended."""
         for reading in self._readings.values():
             if reading.under_way is not None:
                 reading.under_way.exception(timeout_s)
@@ -83,8 +83,8 @@ class Listing:
     def _under_way(self) -> int:
         return sum(one.under_way is not None and not one.under_way.done() for one in self._readings.values())
 
-    def _begin(self, job_id: str, url: str) -> Future[Listed]:
-        future: Future[Listed] = Future()
+    def _begin(self, job_id: str, url: str) -> Future[CheckpointListRecord]:
+        future: Future[CheckpointListRecord] = Future()
 
         def read() -> None:
             try:
@@ -99,27 +99,27 @@ class Listing:
         return future
 
 
-def read_list(job_id: str, url: str) -> Listed:
-    """The job's checkpoints in a storage.  Raises StorageError, and ValueError for what no driver could have told."""
+def read_list(job_id: str, url: str) -> CheckpointListRecord:
+    """The job's checkpoints in a storage.  Raises StorageError, and ValueError for a list that cannot be stored."""
     catalog = Catalog(Storage(url), job_id)
     body = [description(one, catalog.location(one)) for one in catalog.listed()]
     said = records.read(Record(seq=1, at=0.0, kind="checkpoints", body={"checkpoints": body}))
-    if not isinstance(said, Listed):
+    if not isinstance(said, CheckpointListRecord):
         raise ValueError(f"what it says of them cannot be stored: {said}"[:500])  # noqa: TRY004
     return said
 
 
-def settle(turn: Turn, listing: Listing, ended: Iterable[tuple[JobRow, AttemptRow]]) -> None:
+def settle(tick: Tick, listing: Listing, ended: Iterable[tuple[JobRow, AttemptRow]]) -> None:
     """Make lists agree with storages after attempts of which nothing runs any more.  Raises Fenced."""
-    # 1. Who is to be read; nobody waits.
-    found: dict[str, Listed | None] = {}
+    # 1. Start the reads; none is waited for.
+    found: dict[str, CheckpointListRecord | None] = {}
     asked: set[str] = set()
     for job, attempt in ended:
         if job.attempt != attempt.attempt or job.pruned_at is not None:
             found[attempt.id] = None
             continue
         try:
-            url = url_of(turn.settings, (job.spec.get("checkpoint") or {}).get("store"))
+            url = url_of(tick.settings, (job.spec.get("checkpoint") or {}).get("store"))
         except UnknownStore as error:
             log.warning("the checkpoints of %s stay listed as they are: %s", job.id, error)
             found[attempt.id] = None
@@ -128,6 +128,6 @@ def settle(turn: Turn, listing: Listing, ended: Iterable[tuple[JobRow, AttemptRo
         if (listed := listing.ask(attempt.id, job.id, url)) is not None:
             found[attempt.id] = listed
     listing.forget_others(asked - found.keys())
-    # 2. What is known is written; a controller that dies before reads it again.
+    # 2. Write the lists that were read; a controller that dies before this reads them again.
     if found:
-        turn.apply(partial(checkpoints.settle, found=found, now=turn.now))
+        tick.apply(partial(checkpoints.settle, found=found, now=tick.now))

@@ -1,6 +1,6 @@
-"""What the loops need from others; an interface is its promises.
+"""The interfaces that the loops call, as protocols; the docstrings are their contracts.
 
-`trainers.launch` and `cluster.ray.membership` fulfil these by their shape, the tests' fakes as well.
+`trainers.launch`, `cluster.ray.membership` and the tests' fakes implement them structurally.
 """
 
 from __future__ import annotations
@@ -15,51 +15,51 @@ from trainers.plan import AttemptPlan, DriverGone, Record
 
 
 class Launcher(Protocol):
-    """Starts the drivers of attempts, hears from them, and ends them.
+    """Starts, polls and ends the drivers of attempts.
 
     Every method may raise when the cluster cannot be reached; the loops ask again at the next tick.
     """
 
     def start(self, plan: AttemptPlan) -> bool | DriverGone:
-        """Have the driver started, and say whether it has the plan; waits for nobody, so it is called until it has.
+        """Start the driver, and return whether it has the plan; does not wait, so it is called until it returns True.
 
-        Idempotent by `plan.attempt_id`, whoever calls: at most one driver of an attempt ever has a plan.  `DriverGone`
-        says that this attempt will have no driver.
+        Idempotent by `plan.attempt_id`, also from several controllers: at most one driver of an attempt ever has a
+        plan.  `DriverGone` says that this attempt will have no driver.
         """
         ...
 
     def prepare(self, token: int) -> None:
-        """Use a quiet moment to make the next starts faster; called at every tick under the lease with that token."""
+        """Prepare the next starts, so that they are faster; called at every tick under the lease with that token."""
         ...
 
     def poll(
         self, attempt_ids: list[str], after: dict[str, int]
     ) -> Mapping[str, Sequence[Record] | DriverGone]:
-        """What each driver has told after record `after[attempt_id]`, or that the driver is dead.
+        """The records of each driver after record `after[attempt_id]`, or that the driver is dead.
 
-        Asking acknowledges: a driver may forget everything up to `after[attempt_id]`.  A driver that does not answer
+        A poll acknowledges: a driver may forget everything up to `after[attempt_id]`.  A driver that does not answer
         in time is left out; one that has no plan is gone.
         """
         ...
 
     def keep(self, attempt_id: str, nodes: Mapping[str, str], token: int) -> bool:
-        """Let the driver know for which job nodes are kept, by their ids: groups of other jobs do not grow onto them.
+        """Send the driver for which job nodes are kept, by node id: groups of other jobs do not grow onto them.
 
-        Called at every turn, and waits for nobody: a driver is sent what is news to it until it has taken it.  `token`
-        is that of the lease: what a later controller says counts, whatever comes last.  True: it has taken it.
+        Called at every tick, and does not wait: changes are sent again until the driver has accepted them.  `token` is
+        that of the lease: the call of a later controller counts, in whatever order calls arrive.  True: accepted.
         """
         ...
 
     def stop(self, attempt_id: str, reason: EndReason) -> None:
-        """Ask the driver to end the attempt; called until it tells an `ended` record."""
+        """Ask the driver to end the attempt; called until it reports an `ended` record."""
         ...
 
     def kill(self, attempt_id: str) -> bool:
-        """Make sure that nothing of the attempt runs; fine when nothing does.  Called until it is True."""
+        """Make sure that nothing of the attempt runs.  Idempotent; called until it returns True."""
         ...
 
     def close(self, attempt_id: str, *, job_id: str, storage_url: str) -> bool:
-        """Make sure that no driver begins the attempt which has not begun it yet; called until it is True."""
+        """Make sure that no driver begins the attempt any more; called until it returns True."""
         ...
 
 
@@ -83,7 +83,7 @@ class Member(Protocol):
 
     @property
     def is_in_use(self) -> bool:
-        """Ray has given some of its resources away, be it to workers that nobody has told of yet."""
+        """Ray has assigned some of its resources, also to workers that no driver has reported yet."""
         ...
 
     @property
@@ -103,7 +103,7 @@ class Member(Protocol):
 
     @property
     def agent(self) -> AgentStatus | None:
-        """What is heard of its agent; None where none was ever heard."""
+        """The newest heartbeat of its agent; None where it never sent one."""
         ...
 
 
@@ -116,7 +116,7 @@ class Membership(Protocol):
 
 
 class Supply(Protocol):
-    """What nodes can be bought as; all answer at once, from what was asked for before."""
+    """Offerings and quotas; all methods return at once, from data that was fetched before."""
 
     def offerings(self) -> tuple[Offering, ...]:
         """Everything that is sold here."""
@@ -127,7 +127,7 @@ class Supply(Protocol):
         ...
 
     def quota_limits(self) -> Mapping[str, int]:
-        """Units of each quota in all, whoever uses them, by its name in lower case; empty while they are not known."""
+        """Units of each quota, used or not, by its name in lower case; empty while they are not known."""
         ...
 
 
@@ -146,7 +146,7 @@ class Rehearsal(Protocol):
     def own_notice_s(self) -> float | None:
         """Seconds of notice where the cloud gives its own, some time after `notify`, and then takes the node itself.
 
-        None: a notice is as long as it is wished for, and `take` ends the node.
+        None: a notice is as long as requested, and `take` ends the node.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Delete what is old: a small step at a time, and only now and then while there is nothing."""
+"""Deletes old rows and bundles: one small step per tick while there is something, else once in `EVERY_S`."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 from service.store import bundles
 from service.store.retention import ROWS, limits_of, prune
 from trainers.storage import Storage, StorageError
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks while nothing is old.
+#: Seconds between two steps while nothing is old.
 EVERY_S = 60.0
 #: Bundles that one step deletes.
 BUNDLES = 10
 
 
 class Retention:
-    """For the thread that asks the cloud: the storage may be as slow as one."""
+    """Used in the thread that asks the cloud, as the storage may be as slow as a cloud."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._looked_at = -math.inf
 
-    def turn(self, turn: Turn) -> None:
-        """One step, when it is time for one.  Raises Fenced."""
-        kept, now = turn.settings, self._monotonic()
+    def step(self, tick: Tick) -> None:
+        """Delete one step's worth, when a step is due.  Raises Fenced."""
+        kept, now = tick.settings, self._monotonic()
         limits = limits_of(kept.retention_days, kept.retention_jobs, kept.retention_rows)
         if limits is None or now - self._looked_at < EVERY_S:
             return
-        step = turn.apply(partial(prune, limits=limits, now=turn.now, most=ROWS))
+        step = tick.apply(partial(prune, limits=limits, now=tick.now, most=ROWS))
         if step.rows or step.jobs or step.nodes:
             log.info(
                 "deleted what was old: %d jobs, %d nodes, %d rows of theirs", step.jobs, step.nodes, step.rows
             )
-        has_more = self._forget_bundles(turn, turn.now - limits.age_s) or step.has_more
+        has_more = self._forget_bundles(tick, tick.now - limits.age_s) or step.has_more
         self._looked_at = -math.inf if has_more else now
 
-    def _forget_bundles(self, turn: Turn, before: float) -> bool:
-        """Delete the files of bundles that nobody used since; True when there may be more."""
-        going = turn.apply(partial(bundles.choose, before=before, now=turn.now, most=BUNDLES))
+    def _forget_bundles(self, tick: Tick, before: float) -> bool:
+        """Delete the files of bundles that were not used since `before`; True when there may be more."""
+        going = tick.apply(partial(bundles.choose, before=before, now=tick.now, most=BUNDLES))
         if not going:
             return False
-        storage = Storage(turn.settings.storage)
+        storage = Storage(tick.settings.storage)
         for digest in going:
             try:
-                turn.check()
+                tick.check()
                 storage.delete(bundles.bundle_name(digest))
             except StorageError as error:
                 log.warning("the bundle %s cannot be deleted, it is tried again: %s", digest, error)
                 return False
-            turn.apply(partial(bundles.forget, digest=digest))
+            tick.apply(partial(bundles.forget, digest=digest))
         return len(going) == BUNDLES

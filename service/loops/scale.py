@@ -1,8 +1,8 @@
-"""Keep the cluster as the policies want it: plan by what was seen, write the plan down, and ask for it.
+"""The scale loop: plan by rows and an observation of the cluster, write the plan to rows, and carry it out.
 
 A node's row exists before its machine and ends after it, so a crash at any line leaves something that the next tick
-finds: a row without a machine is created or ended, a machine without a row is deleted, a drain that Ray has not heard
-of is told again.
+finds: a row without a machine is created or ended, a machine without a row is deleted, a drain that Ray does not know
+is sent again.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from cluster.scheduling.refusals import after_refusal, made_good, taken_back
 from cluster.scheduling.view import ENDED, ClusterView, NodeView
 from remora.states import NodeState
 from service.clouds.fixed_pool import kept_full
+from service.loops.budget_pause import apply_budget_pause
 from service.loops.explain import explain
-from service.loops.hold import hold
-from service.loops.look import Hands, Seen
-from service.loops.ports import Drains, Supply
-from service.loops.quotas import note_quotas
-from service.loops.seeing import (
+from service.loops.observation import ClusterAccess, ClusterObservation
+from service.loops.planner_view import (
     REFUSALS_S,
-    Load,
     Machines,
     Members,
-    bought_view,
-    free_view,
-    load_jobs,
-    load_running,
+    Workload,
+    load_running_workload,
+    load_workload,
+    observed_node,
+    priced_view,
     remembered_nodes,
-    seen_node,
+    unpriced_view,
 )
-from service.loops.sight import note_seen
-from service.loops.site_rules import let_through
-from service.loops.turn import Turn
+from service.loops.ports import Drains, Supply
+from service.loops.quotas import note_quotas
+from service.loops.site_rules import vetted_launches
+from service.loops.tick import Tick
+from service.loops.visibility import record_cluster_visible
 from service.policies_in_force import policies_in_force
 from service.queue import lifecycle
 from service.queue.demand import idle_since, workers_by_node
@@ -58,17 +58,17 @@ from service.store.ids import new_id
 
 log = logging.getLogger(__name__)
 
-#: Machines that a cloud is asked for at the same time.
-AT_ONCE = 16
+#: Requests for machines, or for their deletion, that run in parallel.
+PARALLEL_REQUESTS = 16
 
 Rows = Mapping[str, NodeRow]
-Asked = TypeVar("Asked")
-Answer = TypeVar("Answer")
+RequestT = TypeVar("RequestT")
+AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(frozen=True)
-class _Asks:
-    """What is to be asked of the cloud and of Ray; all of it stands in rows."""
+class _Requests:
+    """What the cloud and Ray are asked for; rows record all of it."""
 
     draining: Sequence[NodeRow]
     ended: Sequence[str]
@@ -76,69 +76,75 @@ class _Asks:
     rows: Rows
 
 
-def scale(turn: Turn, hands: Hands, seen: Seen) -> Mapping[str, str]:
-    """Do what the planner says; why jobs have not all the nodes that they could use, by job id.  Raises Fenced."""
-    known = turn.load(cloud.get)
+def scale(tick: Tick, access: ClusterAccess, observation: ClusterObservation) -> Mapping[str, str]:
+    """Carry out a plan; returns by job id why jobs do not have all the nodes that they could use.  Raises Fenced."""
+    known = tick.load(cloud.get)
     if known.unseen_since is not None:
-        note_seen(turn, known.unseen_since)
-    with turn.deciding:
-        asks, waits = _decide(turn, hands, seen)
-    # 5. Ask for it: all that is asked for stands in rows, whenever an answer comes, or none.
-    _ask(turn, hands, seen.members, asks)
+        record_cluster_visible(tick, known.unseen_since)
+    with tick.deciding:
+        requests, waits = _decide(tick, access, observation)
+    # 5. Send the requests: rows record all of them, whether an answer comes late or never.
+    _send_requests(tick, access, observation.members, requests)
     return {wait.job_id: wait.reason for wait in waits if wait.job_id}
 
 
-def _decide(turn: Turn, hands: Hands, seen: Seen) -> tuple[_Asks, list[Wait]]:
-    """Plan, and write the plan down; what is to be asked for, and why more is not done."""
-    machines, members = seen.machines, seen.members
-    # 1. Load, after looking: a machine that was seen has its row by now.
-    policies, rows, load = turn.load(lambda connection: _load(connection, turn, hands))
-    # 2. Write down what was seen.
-    jobs_on = workers_by_node(rows, [attempt for _, attempt in load.running])
-    rows = [_observe(turn, row, machines, members, jobs_on.get(row.id, {})) for row in rows]
-    _learn_refusals(turn, machines.values())
-    # 3. Decide, and hear the operators' own rules.
-    nodes = [seen_node(row, jobs_on.get(row.id, {}), machines, members) for row in rows]
-    if hands.follows_policies:
-        _take_back(turn, policies, hands.supply, nodes)
-        note_quotas(turn, policies, hands.supply)
-        paused_until = turn.load(cloud.get).paused_until
-        view = bought_view(turn, policies, hands.supply, load, nodes, paused_until)
+def _decide(
+    tick: Tick, access: ClusterAccess, observation: ClusterObservation
+) -> tuple[_Requests, list[Wait]]:
+    """Plan, and write the plan to rows; returns the requests to send, and why more is not done."""
+    machines, members = observation.machines, observation.members
+    # 1. Load rows, after the observation: a machine that was observed has its row by now.
+    policies, rows, workload = tick.load(lambda connection: _load(connection, tick, access))
+    # 2. Record what was observed.
+    jobs_on = workers_by_node(rows, [attempt for _, attempt in workload.running])
+    rows = [_record_observation(tick, row, machines, members, jobs_on.get(row.id, {})) for row in rows]
+    _record_late_refusals(tick, machines.values())
+    # 3. Decide, and apply the operators' own rules.
+    nodes = [observed_node(row, jobs_on.get(row.id, {}), machines, members) for row in rows]
+    if access.follows_policies:
+        _record_reopened(tick, policies, access.supply, nodes)
+        note_quotas(tick, policies, access.supply)
+        paused_until = tick.load(cloud.get).paused_until
+        view = priced_view(tick, policies, access.supply, workload, nodes, paused_until)
     else:
-        policies = kept_full(policies, turn.now)
-        view = free_view(hands.supply, load, nodes, turn.now)
-    actions = plan(view, policies, turn.now)
-    _keep_step(turn, view, policies)
-    if hands.follows_policies:
-        hold(turn, money_of(view, policies, {offering.id: offering for offering in view.offerings}))
-    asks, vetoed = _write_down(turn, policies, view, actions, rows, machines)
-    # 4. Say why the rest is not done.
+        policies = kept_full(policies, tick.now)
+        view = unpriced_view(access.supply, workload, nodes, tick.now)
+    actions = plan(view, policies, tick.now)
+    _record_budget_step(tick, view, policies)
+    if access.follows_policies:
+        apply_budget_pause(
+            tick, money_of(view, policies, {offering.id: offering for offering in view.offerings})
+        )
+    requests, vetoed = _write_down(tick, policies, view, actions, rows, machines)
+    # 4. Record why the rest is not done.
     waits = [*(action for action in actions if isinstance(action, Wait)), *vetoed]
-    explain(turn, waits, load.running)
-    return asks, waits
+    explain(tick, waits, workload.running)
+    return requests, waits
 
 
-def _load(connection: sa.Connection, turn: Turn, hands: Hands) -> tuple[Policies, list[NodeRow], Load]:
-    """The jobs that count are among it: those that wait are no reason for a node where nodes cost nothing."""
-    policies = policies_in_force(connection, turn.settings)
-    rows = remembered_nodes(connection, policies, turn.now)
-    if hands.follows_policies:
-        return policies, rows, load_jobs(connection, policies, hands.supply, rows, turn.now)
-    return policies, rows, load_running(connection, turn.now)
+def _load(
+    connection: sa.Connection, tick: Tick, access: ClusterAccess
+) -> tuple[Policies, list[NodeRow], Workload]:
+    """Policies, nodes and jobs; without the queue where nodes cost nothing, because pools are kept full there."""
+    policies = policies_in_force(connection, tick.settings)
+    rows = remembered_nodes(connection, policies, tick.now)
+    if access.follows_policies:
+        return policies, rows, load_workload(connection, policies, access.supply, rows, tick.now)
+    return policies, rows, load_running_workload(connection, tick.now)
 
 
 def _write_down(
-    turn: Turn,
+    tick: Tick,
     policies: Policies,
     view: ClusterView,
     actions: Plan,
     rows: Sequence[NodeRow],
     machines: Machines,
-) -> tuple[_Asks, list[Wait]]:
-    """Everything that is to be asked for, in rows; and why launches are not made after all."""
+) -> tuple[_Requests, list[Wait]]:
+    """Record in rows all that will be requested; returns the requests, and why launches are not made after all."""
     by_id = {row.id: row for row in rows}
     offerings = {offering.id: offering for offering in view.offerings}
-    ended = _orphans(turn, machines, by_id)
+    ended = _orphans(tick, machines, by_id)
     ending = {action.node_id for action in actions if isinstance(action, Terminate)}
     wanted = [
         _request(row, offerings.get(row.offering))
@@ -149,44 +155,44 @@ def _write_down(
     for action in actions:
         match action:
             case Terminate():
-                _terminate(turn, by_id[action.node_id], action, machines)
+                _terminate(tick, by_id[action.node_id], action, machines)
                 ended.extend({action.node_id} & machines.keys())
             case Drain():
-                draining.append(_begin_drain(turn, by_id[action.node_id], action))
+                draining.append(_begin_drain(tick, by_id[action.node_id], action))
             case Notice():
-                _tell(turn, action)
-    wished = [action for action in actions if isinstance(action, Launch)]
-    through, vetoed = let_through(turn, policies, view, wished)
-    for launch in through:
-        row = _insert(turn, launch, offerings[launch.offering])
+                _notify_owner(tick, action)
+    launches = [action for action in actions if isinstance(action, Launch)]
+    allowed, vetoed = vetted_launches(tick, policies, view, launches)
+    for launch in allowed:
+        row = _insert(tick, launch, offerings[launch.offering])
         by_id[row.id] = row
         wanted.append(_request(row, offerings[launch.offering], launch.labels))
-    return _Asks(draining, ended, wanted, by_id), vetoed
+    return _Requests(draining, ended, wanted, by_id), vetoed
 
 
-def _ask(turn: Turn, hands: Hands, members: Members, asks: _Asks) -> None:
-    """Tell Ray of drains, and ask the cloud for deletions and machines; it may take its time."""
-    _drain(turn, hands.drains, asks.draining, members)
-    if hands.follows_policies:
-        # A process of this machine is gone once it was deleted.
-        _turn_away(turn, hands.drains, asks.rows.values(), members)
-    at_once = AT_ONCE if hands.follows_policies else 1
-    _at_once("delete", partial(_delete, turn, hands.provider), asks.ended, at_once)
-    answers = _at_once("create", partial(_create, turn, hands.provider), asks.wanted, at_once)
-    _hold_back(turn, answers)
-    for request, refusal in zip(asks.wanted, answers, strict=True):
-        _settle(turn, asks.rows[request.node_id], refusal)
+def _send_requests(tick: Tick, access: ClusterAccess, members: Members, requests: _Requests) -> None:
+    """Send drains to Ray, and deletions and launches to the cloud; returns when all are answered."""
+    _drain(tick, access.drains, requests.draining, members)
+    if access.follows_policies:
+        # Local nodes end at once when they are deleted, so they need no drain.
+        _drain_discarded(tick, access.drains, requests.rows.values(), members)
+    in_parallel = PARALLEL_REQUESTS if access.follows_policies else 1
+    _in_parallel("delete", partial(_delete, tick, access.provider), requests.ended, in_parallel)
+    answers = _in_parallel("create", partial(_create, tick, access.provider), requests.wanted, in_parallel)
+    _record_throttling(tick, answers)
+    for request, refusal in zip(requests.wanted, answers, strict=True):
+        _record_outcome(tick, requests.rows[request.node_id], refusal)
 
 
-def _observe(
-    turn: Turn, row: NodeRow, machines: Machines, members: Members, jobs: Mapping[str, int]
+def _record_observation(
+    tick: Tick, row: NodeRow, machines: Machines, members: Members, jobs: Mapping[str, int]
 ) -> NodeRow:
-    """The row after what was seen; `jobs` are the workers on it."""
+    """The row after the observation; `jobs` are the workers on it."""
     member = members.get(row.id)
-    seen = lifecycle.SeenNode(is_provided=row.id in machines)
+    observed = lifecycle.NodeObservation(is_provided=row.id in machines)
     if member is not None:
-        seen = replace(
-            seen,
+        observed = replace(
+            observed,
             is_alive=member.is_alive,
             is_draining=member.is_draining,
             deadline_at=member.deadline_at,
@@ -195,152 +201,152 @@ def _observe(
             address=member.address,
             resources=member.resources,
         )
-    decision = lifecycle.observe_node(row, seen, turn.now)
+    decision = lifecycle.observe_node(row, observed, tick.now)
     is_in_use = bool(jobs) or (member is not None and member.is_in_use)
-    since = idle_since(decision.node, is_in_use, turn.now)
+    since = idle_since(decision.node, is_in_use, tick.now)
     decision = replace(decision, node=replace(decision.node, idle_since=since))
-    return _save(turn, row, decision) if decision.node != row else row
+    return _save(tick, row, decision) if decision.node != row else row
 
 
-def _save(turn: Turn, before: NodeRow, decision: lifecycle.NodeDecision) -> NodeRow:
+def _save(tick: Tick, before: NodeRow, decision: lifecycle.NodeDecision) -> NodeRow:
     def work(connection: sa.Connection) -> NodeRow:
         return store.save_node(connection, before, decision)
 
-    return turn.apply(work)
+    return tick.apply(work)
 
 
-def _learn_refusals(turn: Turn, machines: Iterable[ProvidedNode]) -> None:
-    """What the cloud said only after it had accepted a machine."""
-    _refused(turn, [machine.refusal for machine in machines if machine.refusal is not None])
+def _record_late_refusals(tick: Tick, machines: Iterable[ProvidedNode]) -> None:
+    """Record refusals that came only after the cloud had accepted a machine."""
+    _record_refusals(tick, [machine.refusal for machine in machines if machine.refusal is not None])
 
 
-def _refused(turn: Turn, errors: Iterable[ProviderError]) -> None:
-    """Remember which offerings need not be asked for, and until when."""
-    said = {offering: error for error in errors if _closes(error, turn.now) for offering in error.closes}
+def _record_refusals(tick: Tick, errors: Iterable[ProviderError]) -> None:
+    """Record which offerings are not requested for now, and until when."""
+    said = {offering: error for error in errors if _closes(error, tick.now) for offering in error.closes}
     if not said:
         return
 
     def work(connection: sa.Connection) -> None:
-        found = spending.known_refusals(connection, turn.now - REFUSALS_S)
+        found = spending.known_refusals(connection, tick.now - REFUSALS_S)
         known = {one.offering: one for one in found}
         after = [
-            after_refusal(known.get(offering), offering, error.until, str(error), turn.now)
+            after_refusal(known.get(offering), offering, error.until, str(error), tick.now)
             for offering, error in said.items()
         ]
         spending.refuse(connection, [one for one in after if one != known.get(one.offering)])
 
-    turn.apply(work)
+    tick.apply(work)
 
 
-def _take_back(turn: Turn, policies: Policies, supply: Supply, nodes: Sequence[NodeView]) -> None:
-    """Write down which refusals an operator took back since, and which rows of them a newer node has ended."""
-    known = turn.load(lambda connection: spending.known_refusals(connection, turn.now - REFUSALS_S))
+def _record_reopened(tick: Tick, policies: Policies, supply: Supply, nodes: Sequence[NodeView]) -> None:
+    """Record which refusals an operator took back, and which series of refusals a newer node has ended."""
+    known = tick.load(lambda connection: spending.known_refusals(connection, tick.now - REFUSALS_S))
     if not known:
         return
     sizes = {one.id: one.size for one in supply.offerings()}
-    after = taken_back(known, policies, turn.load(spending.reopenings), sizes)
+    after = taken_back(known, policies, tick.load(spending.reopenings), sizes)
     changed = [one for one, before in zip(made_good(after, nodes), known, strict=True) if one != before]
     if changed:
-        turn.apply(lambda connection: spending.refuse(connection, changed))
+        tick.apply(lambda connection: spending.refuse(connection, changed))
 
 
 def _closes(error: ProviderError | None, now: float) -> bool:
-    """It says which offerings need not be asked for, so that something else is asked for at the next tick."""
+    """The error closes offerings for a while, so that other offerings are requested at the next tick."""
     return error is not None and bool(error.closes) and error.until > now
 
 
-def _orphans(turn: Turn, machines: Machines, rows: Rows) -> list[str]:
-    """Machines whose row ended long ago or never was: whoever holds the lease, nobody wants them."""
+def _orphans(tick: Tick, machines: Machines, rows: Rows) -> list[str]:
+    """Machines whose row has ended or never existed: no controller wants them."""
     orphans: list[str] = []
     for node_id in machines.keys() - rows.keys():
-        known = turn.load(partial(store.get_node, node_id=node_id))
+        known = tick.load(partial(store.get_node, node_id=node_id))
         if known is None or known.ended_at is not None:
             log.warning("machine %s has no living row and is deleted", node_id)
             orphans.append(node_id)
     return orphans
 
 
-def _delete(turn: Turn, provider: Provider, node_id: str) -> None:
-    turn.check()
+def _delete(tick: Tick, provider: Provider, node_id: str) -> None:
+    tick.check()
     try:
         provider.delete(node_id)
     except ProviderError as error:
         log.warning("node %s cannot be deleted, it is tried again: %s", node_id, error)
 
 
-def _begin_drain(turn: Turn, row: NodeRow, action: Drain) -> NodeRow:
-    row = _save(turn, row, lifecycle.drain_node(row, action.reason, action.deadline_at, turn.now))
+def _begin_drain(tick: Tick, row: NodeRow, action: Drain) -> NodeRow:
+    row = _save(tick, row, lifecycle.drain_node(row, action.reason, action.deadline_at, tick.now))
     log.info("node %s is drained: %s", row.id, action.reason)
     return row
 
 
-def _drain(turn: Turn, drains: Drains, draining: Iterable[NodeRow], members: Members) -> None:
-    """Tell Ray of every drain that it has not heard of."""
+def _drain(tick: Tick, drains: Drains, draining: Iterable[NodeRow], members: Members) -> None:
+    """Send Ray every drain that it does not know."""
     for row in draining:
         member = members.get(row.id)
         if row.deadline_at is None or member is None or not member.is_alive or member.is_draining:
             continue
-        _tell_ray(turn, drains, row.id, row.message or "it is to be returned", row.deadline_at)
+        _send_drain(tick, drains, row.id, row.message or "it is to be returned", row.deadline_at)
 
 
-def _turn_away(turn: Turn, drains: Drains, rows: Iterable[NodeRow], members: Members) -> None:
-    """Nodes that were given up, and are members while their machines still run, are told to take no work.
+def _drain_discarded(tick: Tick, drains: Drains, rows: Iterable[NodeRow], members: Members) -> None:
+    """Drain nodes that were given up and are members of the Ray cluster while their machines still run.
 
     A cloud takes minutes to delete a machine, and one that could not reach the head may join within them: Ray would
-    give it work that ends with the machine, and which the pool's limits do not know of.
+    give it work that ends with the machine, and that the pool's limits do not count.
     """
     for row in rows:
         member = members.get(row.id)
         is_given_up = row.state is NodeState.TERMINATING or row.state in ENDED
         if not is_given_up or member is None or not member.is_alive or member.is_draining:
             continue
-        log.info("node %s is a member although it was given up, and is told to take no work", row.id)
-        _tell_ray(turn, drains, row.id, f"it was given up: {row.message}", turn.now)
+        log.info("node %s is a member although it was given up, and is drained", row.id)
+        _send_drain(tick, drains, row.id, f"it was given up: {row.message}", tick.now)
 
 
-def _tell_ray(turn: Turn, drains: Drains, node_id: str, reason: str, deadline_at: float) -> None:
-    turn.check()
+def _send_drain(tick: Tick, drains: Drains, node_id: str, reason: str, deadline_at: float) -> None:
+    tick.check()
     try:
         drains.drain(node_id, reason, deadline_at)
-    except Exception as error:  # whatever Ray raises; it is told again at the next tick
+    except Exception as error:  # whatever Ray raises; it is sent again at the next tick
         log.warning("node %s cannot be drained, it is tried again: %s", node_id, error)
 
 
-def _keep_step(turn: Turn, view: ClusterView, policies: Policies) -> None:
-    """Remember how far the budget was reached, which less money on its way than now does not undo."""
+def _record_budget_step(tick: Tick, view: ClusterView, policies: Policies) -> None:
+    """Record the budget step that was reached; it stays reached when forecast spending falls again."""
     step = step_reached(view, policies)
     if step is not None and step is not view.budget_step:
-        turn.apply(lambda connection: spending.reach(connection, step, policies.budget.figures, turn.now))
+        tick.apply(lambda connection: spending.reach(connection, step, policies.budget.figures, tick.now))
 
 
-def _tell(turn: Turn, notice: Notice) -> None:
+def _notify_owner(tick: Tick, notice: Notice) -> None:
     def work(connection: sa.Connection) -> None:
         job = job_store.lock_job(connection, notice.job_id)
         if job is not None and not job.state.is_terminal and job.budget_step != notice.step:
-            job_store.save(connection, job, lifecycle.tell_budget(job, notice.message, notice.step, turn.now))
+            job_store.save(connection, job, lifecycle.tell_budget(job, notice.message, notice.step, tick.now))
 
-    turn.apply(work)
+    tick.apply(work)
 
 
-def _terminate(turn: Turn, row: NodeRow, action: Terminate, machines: Machines) -> None:
-    """Write down that it goes; its machine is deleted after that."""
+def _terminate(tick: Tick, row: NodeRow, action: Terminate, machines: Machines) -> None:
+    """Record that the node is terminated; its machine is deleted after that."""
     machine = machines.get(row.id)
     if row.ended_at is None and row.state is not NodeState.TERMINATING:
         said = f": {machine.message}" if machine is not None and machine.message else ""
-        # A pool is not slowed down by what the cloud has none of: the next offering is asked for at once.
-        was_refused = machine is not None and _closes(machine.refusal, turn.now)
+        # A refusal does not slow the pool down: the next offering is requested at once.
+        was_refused = machine is not None and _closes(machine.refusal, tick.now)
         is_failure = action.is_failure and not was_refused
         said = action.reason + said
-        ended = lifecycle.terminate_node(row, said, is_failure, turn.now, is_cut_off=action.is_cut_off)
-        row = _save(turn, row, ended)
+        ended = lifecycle.terminate_node(row, said, is_failure, tick.now, is_cut_off=action.is_cut_off)
+        row = _save(tick, row, ended)
         log.info("node %s is terminated: %s", row.id, row.message)
 
 
-def _insert(turn: Turn, action: Launch, offering: Offering) -> NodeRow:
+def _insert(tick: Tick, action: Launch, offering: Offering) -> NodeRow:
     row = NodeRow(
-        id=new_id("node", turn.now),
+        id=new_id("node", tick.now),
         pool=action.pool,
-        created_at=turn.now,
+        created_at=tick.now,
         resources=dict(action.resources),
         message=action.reason,
         offering=action.offering,
@@ -352,7 +358,7 @@ def _insert(turn: Turn, action: Launch, offering: Offering) -> NodeRow:
     def work(connection: sa.Connection) -> NodeRow:
         return store.insert_node(connection, lifecycle.request_node(row))
 
-    return turn.apply(work)
+    return tick.apply(work)
 
 
 def _request(row: NodeRow, offering: Offering | None, labels: Mapping[str, str] | None = None) -> NodeRequest:
@@ -371,9 +377,9 @@ def _request(row: NodeRow, offering: Offering | None, labels: Mapping[str, str] 
     )
 
 
-def _create(turn: Turn, provider: Provider, request: NodeRequest) -> ProviderError | None:
-    """Ask for a machine; what it was refused with."""
-    turn.check()
+def _create(tick: Tick, provider: Provider, request: NodeRequest) -> ProviderError | None:
+    """Request a machine; returns the error when it was refused."""
+    tick.check()
     try:
         provider.create(request)
     except ProviderError as error:
@@ -381,41 +387,41 @@ def _create(turn: Turn, provider: Provider, request: NodeRequest) -> ProviderErr
     return None
 
 
-def _at_once(
-    name: str, ask: Callable[[Asked], Answer], everything: Sequence[Asked], at_once: int
-) -> list[Answer]:
-    """Ask the provider for each, so many at once, as a cloud takes seconds for each answer; the answers in order."""
-    if at_once == 1 or len(everything) <= 1:
+def _in_parallel(
+    name: str, ask: Callable[[RequestT], AnswerT], everything: Sequence[RequestT], in_parallel: int
+) -> list[AnswerT]:
+    """Call `ask` for each, `in_parallel` at a time, as a cloud takes seconds to answer; the answers in order."""
+    if in_parallel == 1 or len(everything) <= 1:
         return [ask(one) for one in everything]
-    with ThreadPoolExecutor(min(at_once, len(everything)), thread_name_prefix=name) as threads:
+    with ThreadPoolExecutor(min(in_parallel, len(everything)), thread_name_prefix=name) as threads:
         return list(threads.map(ask, everything))
 
 
-def _hold_back(turn: Turn, answers: Iterable[ProviderError | None]) -> None:
-    """Remember until when the cloud does not want to be asked, so that what it was not asked for has not failed."""
+def _record_throttling(tick: Tick, answers: Iterable[ProviderError | None]) -> None:
+    """Record until when the cloud throttles requests, so that what was not requested does not count as failed."""
     pauses = [
         answer.retry_after_s
         for answer in answers
         if isinstance(answer, Throttled) and not isinstance(answer, Unanswered)
     ]
     if pauses:
-        until = turn.now + max(pauses)
-        turn.apply(lambda connection: cloud.pause(connection, until))
+        until = tick.now + max(pauses)
+        tick.apply(lambda connection: cloud.pause(connection, until))
 
 
-def _settle(turn: Turn, row: NodeRow, refusal: ProviderError | None) -> None:
-    """Write down what became of the wish for a machine."""
+def _record_outcome(tick: Tick, row: NodeRow, refusal: ProviderError | None) -> None:
+    """Record the outcome of a request for a machine."""
     if refusal is None:
         log.info("node %s starts", row.id)
-        _save(turn, row, lifecycle.observe_node(row, lifecycle.SeenNode(is_provided=True), turn.now))
+        _save(tick, row, lifecycle.observe_node(row, lifecycle.NodeObservation(is_provided=True), tick.now))
     elif isinstance(refusal, Throttled):
         log.info("node %s is asked for again later: %s", row.id, refusal)
         was_asked = isinstance(refusal, Unanswered)
-        delayed = lifecycle.delay_node(row, str(refusal), turn.now, was_asked=was_asked)
+        delayed = lifecycle.delay_node(row, str(refusal), tick.now, was_asked=was_asked)
         if delayed.node != row:
-            _save(turn, row, delayed)
+            _save(tick, row, delayed)
     else:
         log.warning("node %s was refused: %s", row.id, refusal)
-        _refused(turn, [refusal])
-        is_failure = not _closes(refusal, turn.now)
-        _save(turn, row, lifecycle.terminate_node(row, str(refusal), is_failure, turn.now))
+        _record_refusals(tick, [refusal])
+        is_failure = not _closes(refusal, tick.now)
+        _save(tick, row, lifecycle.terminate_node(row, str(refusal), is_failure, tick.now))

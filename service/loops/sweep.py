@@ -1,4 +1,4 @@
-"""Tidy up: make sure that ended attempts run no more, and end waits that lasted too long."""
+"""The sweep loop: make sure that ended attempts run no more, and end waits that lasted too long."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sqlalchemy as sa
 
 from remora.states import JobState
 from service.loops.listing import MOST, Listing, settle
-from service.loops.live import Live
+from service.loops.live_attempts import LiveAttempts
 from service.loops.ports import Launcher
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 from service.queue import lifecycle
 from service.queue.rows import AttemptRow, JobRow
 from service.store import answers, checkpoints, jobs
@@ -21,33 +21,33 @@ log = logging.getLogger(__name__)
 ANSWER_LIFETIME_S = 7 * 24 * 3600.0
 
 
-def sweep(turn: Turn, live: Live, launcher: Launcher, listing: Listing) -> None:
-    """Do what nothing else waits for.  Raises Fenced."""
+def sweep(tick: Tick, live: LiveAttempts, launcher: Launcher, listing: Listing) -> None:
+    """Do the clean-up that no other loop waits for.  Raises Fenced."""
     # 1. Load.
-    oldest = turn.now - ANSWER_LIFETIME_S
-    ended, overdue, has_old_answers = turn.load(
+    oldest = tick.now - ANSWER_LIFETIME_S
+    ended, overdue, has_old_answers = tick.load(
         lambda connection: (
             checkpoints.ended_attempts(connection, MOST),
-            jobs.overdue_jobs(connection, turn.now),
+            jobs.overdue_jobs(connection, tick.now),
             answers.has_answers(connection, oldest),
         )
     )
     # 2. Ended attempts: first nothing of them runs, then their jobs may start again.
-    over = [attempt.id for attempt in ended.unreleased if _is_over(turn, launcher, attempt)]
-    live.change(dict.fromkeys(over, _releasing(turn.now)))
-    # 3. Those of which nothing runs: what they committed and deleted, and nobody heard of.
-    settle(turn, listing, ended.unlisted)
+    over = [attempt.id for attempt in ended.unreleased if _is_over(tick, launcher, attempt)]
+    live.change(dict.fromkeys(over, _releasing(tick.now)))
+    # 3. Attempts of which nothing runs: checkpoints that they committed or deleted without a record.
+    settle(tick, listing, ended.unlisted)
     # 4. Waits that lasted too long.
     for job in overdue:
-        _give_up(turn, job)
+        _give_up(tick, job)
     # 5. Old answers.
     if has_old_answers:
-        turn.apply(lambda connection: answers.forget_answers(connection, oldest))
+        tick.apply(lambda connection: answers.forget_answers(connection, oldest))
 
 
-def _is_over(turn: Turn, launcher: Launcher, attempt: AttemptRow) -> bool:
+def _is_over(tick: Tick, launcher: Launcher, attempt: AttemptRow) -> bool:
     """Nothing of the ended attempt runs any more."""
-    storage = turn.settings.storage
+    storage = tick.settings.storage
     try:
         # In this order: a driver that began before the attempt was closed is there to be killed.
         if attempt.launched_at is None and not launcher.close(
@@ -69,10 +69,10 @@ def _releasing(now: float) -> jobs.Decide:
     return decide
 
 
-def _give_up(turn: Turn, job: JobRow) -> None:
+def _give_up(tick: Tick, job: JobRow) -> None:
     def work(connection: sa.Connection) -> None:
         current = jobs.lock_job(connection, job.id)
         if current is not None and current.state is JobState.QUEUED and current.attempt == 0:
-            jobs.save(connection, current, lifecycle.give_up_waiting(current, turn.now))
+            jobs.save(connection, current, lifecycle.give_up_waiting(current, tick.now))
 
-    turn.apply(work)
+    tick.apply(work)

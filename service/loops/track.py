@@ -1,4 +1,4 @@
-"""Follow the attempts that live: hear what their drivers tell, and stop those that must stop."""
+"""The track loop: store the records of drivers of live attempts, and stop attempts that must stop."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from enum import Enum
 from cluster.policies.policies import BudgetStep
 from remora.states import AttemptState, EndReason
 from service.loops.launching import Launching
-from service.loops.live import Live
+from service.loops.live_attempts import LiveAttempts
 from service.loops.ports import Launcher
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 from service.queue import lifecycle
 from service.queue.domains import is_lost
 from service.queue.limits import budget_of
@@ -23,45 +23,50 @@ from trainers.plan import DriverGone, Record
 
 log = logging.getLogger(__name__)
 
-#: Seconds between the wish that an attempt ends and its being killed.
+#: Seconds between the request that an attempt stops and its being killed.
 STOP_GRACE_S = 10.0
-#: The same for one that has no workers any more, and may still be storing their last checkpoint: nobody waits for it.
+#: The same for an attempt without workers, which may still be storing their last checkpoint.
 EVICTION_GRACE_S = 300.0
-#: Seconds after which an attempt that never had workers is taken for one whose nodes go.
+#: Seconds after which an attempt that never had workers counts as one whose nodes have gone.
 _START_S = 60.0
 
 
-def track(turn: Turn, live: Live, launching: Launching, launcher: Launcher) -> None:
-    """Take in what is new about every attempt that lives.  Raises Fenced."""
-    # 1. Launch: a driver has not said that it has its plan, and the controller that started it may be dead.
+def track(tick: Tick, live: LiveAttempts, launching: Launching, launcher: Launcher) -> None:
+    """Update every live attempt from what its driver reports.  Raises Fenced."""
+    # 1. Launch drivers that have not reported that they have their plan; the controller that started them may be dead.
     wanted = [
         pair for pair in live.pairs() if pair[1].launched_at is None and pair[0].cancel_requested_at is None
     ]
-    launching.launch(turn, live, launcher, wanted)
+    launching.launch(tick, live, launcher, wanted)
     launching.forget_others(attempt.id for _, attempt in live.pairs())
-    # 2. Ask, and store the answers, all of them together.
+    # 2. Poll the drivers, and store all answers together.
     answers = _poll(launcher, [attempt for _, attempt in live.pairs() if attempt.launched_at is not None])
     gone = {one: said for one, said in answers.items() if isinstance(said, DriverGone)}
-    live.take_in({one: said for one, said in answers.items() if said and not isinstance(said, DriverGone)})
+    live.store_records(
+        {one: said for one, said in answers.items() if said and not isinstance(said, DriverGone)}
+    )
     live.end({one: (said.reason, said.message) for one, said in gone.items()})
     # 3. Stop what must stop; what was just stored may have ended it already.
-    _stop_all(turn, live, launcher)
+    _stop_all(tick, live, launcher)
 
 
-def _stop_all(turn: Turn, live: Live, launcher: Launcher) -> None:
+def _stop_all(tick: Tick, live: LiveAttempts, launcher: Launcher) -> None:
     pairs = live.pairs()
-    spent, cast_out = _spent(turn, [job for job, _ in pairs]), _cast_out(turn, [one for _, one in pairs])
+    spent, without_domain = (
+        _spent(tick, [job for job, _ in pairs]),
+        _without_domain(tick, [one for _, one in pairs]),
+    )
     asked: dict[str, store.Decide] = {}
     ends: dict[str, tuple[EndReason, str]] = {}
     for job, attempt in pairs:
-        reason = _must_stop(job, attempt, spent.get(job.id, 0.0), turn.now)
-        if reason is None and attempt.id in cast_out:
+        reason = _must_stop(job, attempt, spent.get(job.id, 0.0), tick.now)
+        if reason is None and attempt.id in without_domain:
             reason = EndReason.NODE_LOST
         if reason is None:
             continue
-        outcome = _stop(turn, launcher, attempt, reason)
+        outcome = _stop(tick, launcher, attempt, reason)
         if outcome is _Stopping.ASKED:
-            asked[attempt.id] = _asking(reason, turn.now)
+            asked[attempt.id] = _stop_request(reason, tick.now)
         elif outcome is _Stopping.OVER:
             ends[attempt.id] = (reason, lifecycle.why_stopped(job, reason))
     live.change(asked)
@@ -80,16 +85,16 @@ def _poll(launcher: Launcher, attempts: list[AttemptRow]) -> Mapping[str, Sequen
     return {attempt_id: answers[attempt_id] for attempt_id in after if attempt_id in answers}
 
 
-def _spent(turn: Turn, jobs: Sequence[JobRow]) -> Mapping[str, float]:
-    """USD that those of the jobs have spent that have a budget."""
+def _spent(tick: Tick, jobs: Sequence[JobRow]) -> Mapping[str, float]:
+    """USD spent by those of the jobs that have a budget."""
     limited = [job.id for job in jobs if budget_of(job.spec) is not None]
-    return turn.load(lambda connection: ledger.spent(connection, limited, turn.now)) if limited else {}
+    return tick.load(lambda connection: ledger.spent(connection, limited, tick.now)) if limited else {}
 
 
-def _cast_out(turn: Turn, attempts: Sequence[AttemptRow]) -> set[str]:
-    """Attempts whose fabric domain is lost: they could never have workers again, and another attempt could."""
+def _without_domain(tick: Tick, attempts: Sequence[AttemptRow]) -> set[str]:
+    """Attempts whose fabric domain is lost: they can have no workers any more, while another attempt could."""
     bound = [one for one in attempts if one.fabric is not None]
-    nodes = turn.load(lambda connection: node_store.current_nodes(connection, turn.now)) if bound else []
+    nodes = tick.load(lambda connection: node_store.current_nodes(connection, tick.now)) if bound else []
     return {one.id for one in bound if is_lost(one, nodes)}
 
 
@@ -110,28 +115,28 @@ def _must_stop(job: JobRow, attempt: AttemptRow, spent: float, now: float) -> En
 
 
 def _has_no_workers(attempt: AttemptRow, now: float) -> bool:
-    """Its nodes have gone, and it waits for others; while it has workers, they make a checkpoint of their state."""
+    """Its nodes have gone, and it waits for others; while it has workers, they store a checkpoint."""
     has_begun = attempt.started_at is not None or now - attempt.created_at > _START_S
     return attempt.state is AttemptState.STARTING and has_begun
 
 
 class _Stopping(Enum):
-    """How far it is with an attempt that must stop."""
+    """State of the stop of an attempt."""
 
     ASKED = 1
     UNDER_WAY = 2
     OVER = 3
 
 
-def _stop(turn: Turn, launcher: Launcher, attempt: AttemptRow, reason: EndReason) -> _Stopping:
+def _stop(tick: Tick, launcher: Launcher, attempt: AttemptRow, reason: EndReason) -> _Stopping:
     if attempt.launched_at is None:
         return _Stopping.OVER
     is_asked = attempt.stop_requested_at is not None
     grace_s = EVICTION_GRACE_S if reason is EndReason.EVICTED else STOP_GRACE_S
-    overdue = attempt.stop_requested_at is not None and turn.now - attempt.stop_requested_at > grace_s
+    overdue = attempt.stop_requested_at is not None and tick.now - attempt.stop_requested_at > grace_s
     try:
         if not overdue:
-            # Also when that was written down already: who sent it may have died before it was gone.
+            # Also when it is recorded already: the controller may have died between the record and the request.
             launcher.stop(attempt.id, reason)
         else:
             log.warning("attempt %s did not end within %g s and is killed", attempt.id, grace_s)
@@ -145,7 +150,7 @@ def _stop(turn: Turn, launcher: Launcher, attempt: AttemptRow, reason: EndReason
     return _Stopping.OVER if overdue else _Stopping.UNDER_WAY
 
 
-def _asking(reason: EndReason, now: float) -> store.Decide:
+def _stop_request(reason: EndReason, now: float) -> store.Decide:
     def decide(job: JobRow, attempt: AttemptRow) -> lifecycle.Decision | None:
         if attempt.ended_at is not None:
             return None

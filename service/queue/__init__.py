@@ -1,1 +1,1 @@
-"""Thought, all pure: intake, life cycle, ordering, admission, retry."""
+"""Pure decisions: intake, life cycle, queue order, admission, quotas, retry."""

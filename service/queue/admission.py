@@ -1,9 +1,9 @@
-"""Which waiting jobs start now, and what the others are told.
+"""Decides which waiting jobs start now, and why the others wait (pure).
 
-A job starts when its smallest worker group fits on what is free.  What an attempt may grow to is kept for it, because
-elastic groups grow into free nodes and are not shrunk for others.  Turns are strict: nobody overtakes a job that could
-start once nodes come or others end, so that large jobs are not starved; a job that can never fit stops nobody, and one
-that its project's quota keeps from starting stops nobody either.
+A job starts when its smallest worker group fits on free resources.  What an attempt may grow to is kept for it, because
+elastic groups grow into free nodes and are not shrunk for others.  The queue order is strict: no job overtakes one that
+could start once nodes come or others end, so that large jobs are not starved.  A job that can never fit, or whose
+project's quota keeps it from starting, does not block the jobs behind it.
 
 A job that asks for InfiniBand is bound to one fabric domain when it starts, and grows nowhere else.
 """
@@ -20,10 +20,10 @@ from cluster.policies.policies import CapacityRule
 from cluster.scheduling.fitting import most_workers, slots
 from remora.spec.worker_sizes import WorkerSizes
 from service.queue.demand import placement_of
-from service.queue.domains import Seats, seats_in_a_domain
+from service.queue.domains import Allocation, allocate_in_domain
 from service.queue.ordering import WAITS_FOR_NODES, WAITS_FOR_TURN
 from service.queue.quotas import Counting, Quotas
-from service.queue.rooms import Resources, Room, place_group, without
+from service.queue.ready_nodes import ReadyNode, Resources, place_group, without
 from service.queue.rows import JobRow
 
 
@@ -55,7 +55,7 @@ class PoolSize:
     with_fabric: tuple[Offering, ...] = ()
 
     def may_hold(self, job: Placement) -> bool:
-        """Some of its nodes are such as the job accepts."""
+        """The job accepts some of its nodes."""
         if job.needs_fabric:
             return bool(self.joined_for(job))
         return (
@@ -69,19 +69,19 @@ class PoolSize:
         return [one for one in self.with_fabric if job.allows(self.name, one.zone, one.capacity)]
 
 
-#: Where a job's room is not looked for.
-_NOWHERE = Seats(0, [])
+#: Of a job for which no placement is looked for.
+_NO_ALLOCATION = Allocation(0, [])
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A job that does not start now, with what its owner is told."""
+    """A job that does not start now, and why."""
 
     job_id: str
     #: `waiting_for_nodes`, `waiting_for_turn` or `waiting_for_quota`.
     reason: str
     message: str
-    #: Its message says all: no pool, or no quota, could ever hold it.
+    #: No pool, or no quota, could ever hold it.
     is_hopeless: bool = False
 
 
@@ -100,7 +100,7 @@ class Admission:
 def admit(
     queue: Sequence[JobRow],
     claims: Iterable[Claim],
-    rooms: Sequence[Room],
+    nodes: Sequence[ReadyNode],
     pools: Sequence[PoolSize],
     *,
     quotas: Quotas | None = None,
@@ -108,33 +108,33 @@ def admit(
     kept: Mapping[str, str] = MappingProxyType({}),
     tells_jobs: bool = True,
 ) -> Admission:
-    """Decide about `queue`, which is in order of turns and holds only jobs that may start now.
+    """Decide about `queue`, which is in queue order and holds only jobs that may start now.
 
     Those in `off_spot` start on nodes that the cloud does not take back, by id: their deadline is near.
     `kept` says by node id for which job a node is kept (`cluster.scheduling.keeping`): no other claim grows onto it.
-    With `tells_jobs` false nobody is going to read why the others wait, so that it is left out.
+    With `tells_jobs` false the reasons why the others wait are left out, as no one reads them.
     """
-    free = _beside(claims, rooms, kept)
+    free = _free_beside(claims, nodes, kept)
     starts: list[str] = []
     fabrics: dict[str, str] = {}
     on_demand: set[str] = set()
     waits: list[Wait] = []
-    counting = Counting(quotas, (room.bought_for for room in rooms))
+    counting = Counting(quotas, (node.bought_for for node in nodes))
     ahead = 0
     for job in queue:
         placement = placement_of(job.spec)
         safe = replace(placement, capacity=CapacityRule.ON_DEMAND) if job.id in off_spot else placement
-        allowed = _allowed(rooms, safe)
-        # Behind a job that waits nothing starts, and whether there is room now matters only where no pool has any.
+        allowed = _allowed(nodes, safe)
+        # Behind a job that waits nothing starts, so that whether it fits now matters only where no pool can hold it.
         never = _never(job, placement, pools) if ahead else None
-        seats, has_room = _NOWHERE, False
+        allocation, fits = _NO_ALLOCATION, False
         if not ahead or never is not None:
-            seats = _seats_beside(kept, job, placement, rooms, free, allowed)
-            has_room = seats.workers >= job.sizes.min
+            allocation = _allocate_beside_kept(kept, job, placement, nodes, free, allowed)
+            fits = allocation.workers >= job.sizes.min
         # Nodes that are there may be larger than what is bought now.
-        if not ahead and not has_room:
+        if not ahead and not fits:
             never = _never(job, placement, pools)
-        if not has_room and never is not None:
+        if not fits and never is not None:
             waits.append(Wait(job.id, "waiting_for_nodes", never, is_hopeless=True))
             continue
         if (never := counting.never(job)) is not None:
@@ -143,31 +143,31 @@ def admit(
         if (refusal := counting.refusal(job)) is not None:
             waits.append(Wait(job.id, "waiting_for_quota", refusal))
             continue
-        if ahead == 0 and has_room:
+        if ahead == 0 and fits:
             starts.append(job.id)
             if safe is not placement:
                 on_demand.add(job.id)
-            if seats.fabric is not None:
-                fabrics[job.id] = seats.fabric
+            if allocation.fabric is not None:
+                fabrics[job.id] = allocation.fabric
             counting.start(job)
-            free = seats.after
+            free = allocation.free_after
             continue
         if (why := counting.why_no_nodes(job)) is not None:
             waits.append(Wait(job.id, "waiting_for_quota", why))
             continue
         if not tells_jobs:
-            break  # nobody starts behind a job that waits
-        waits.append(_wait(job, safe, ahead, rooms, allowed, seats.workers))
+            break  # no job starts behind one that waits
+        waits.append(_wait(job, safe, ahead, nodes, allowed, allocation.workers))
         ahead += 1
     return Admission(tuple(starts), tuple(waits), fabrics, frozenset(on_demand))
 
 
-def held_up(
+def blocked_owners(
     queue: Iterable[JobRow], owners: Collection[str], pools: Sequence[PoolSize], quotas: Quotas | None
 ) -> frozenset[str]:
-    """Those of the owners, by id, that no node would let start now; `queue` is in order of turns.
+    """Those of the owners, by id, that could not start now on any node; `queue` is in queue order.
 
-    Nothing could ever hold them, or their project's quota keeps them from starting, as far as nobody starts before.
+    No pool could ever hold them, or their project's quota keeps them from starting, if no other job starts before.
     Owners are jobs that nodes were bought for.
     """
     counting = Counting(quotas, owners)
@@ -180,10 +180,12 @@ def held_up(
     return frozenset(found)
 
 
-def _beside(claims: Iterable[Claim], rooms: Sequence[Room], kept: Mapping[str, str]) -> list[Resources]:
-    """What is free on each node beside the claims: their workers where they are, then what they may grow to."""
-    free: list[Resources] = [room.resources for room in rooms]
-    index = {room.node_id: at for at, room in enumerate(rooms)}
+def _free_beside(
+    claims: Iterable[Claim], nodes: Sequence[ReadyNode], kept: Mapping[str, str]
+) -> list[Resources]:
+    """What is free on each node beside the claims: first their workers, then what they may grow to."""
+    free: list[Resources] = [node.resources for node in nodes]
+    index = {node.node_id: at for at, node in enumerate(nodes)}
     growing: list[tuple[Claim, int]] = []
     # Workers where they are, before what the groups may grow to.
     for claim in claims:
@@ -192,8 +194,8 @@ def _beside(claims: Iterable[Claim], rooms: Sequence[Room], kept: Mapping[str, s
             free[at] = without(free[at], count, claim.resources)
         growing.append((claim, sum(here.values())))
     for claim, held in growing:
-        held, allowed = min(held, claim.sizes.max), _allowed(rooms, claim.placement)
-        others = _not_kept(kept, claim.job_id, rooms, allowed)
+        held, allowed = min(held, claim.sizes.max), _allowed(nodes, claim.placement)
+        others = _available_to(kept, claim.job_id, nodes, allowed)
         found, after = place_group(free, claim.sizes, claim.resources, others, held)
         if held + found < claim.sizes.min and others is not allowed:
             # It starts, and takes what it finds.
@@ -202,77 +204,77 @@ def _beside(claims: Iterable[Claim], rooms: Sequence[Room], kept: Mapping[str, s
     return free
 
 
-def _not_kept(
-    kept: Mapping[str, str], job_id: str, rooms: Sequence[Room], allowed: Sequence[bool] | None
+def _available_to(
+    kept: Mapping[str, str], job_id: str, nodes: Sequence[ReadyNode], allowed: Sequence[bool] | None
 ) -> Sequence[bool] | None:
-    """Those of the allowed nodes that are kept for no other job."""
+    """The allowed nodes without those that are kept for other jobs."""
     if not kept:
         return allowed
-    mine = [kept.get(room.node_id, job_id) == job_id for room in rooms]
+    mine = [kept.get(node.node_id, job_id) == job_id for node in nodes]
     return mine if allowed is None else [one and other for one, other in zip(mine, allowed, strict=True)]
 
 
-def _seats_beside(
+def _allocate_beside_kept(
     kept: Mapping[str, str],
     job: JobRow,
     placement: Placement,
-    rooms: Sequence[Room],
+    nodes: Sequence[ReadyNode],
     free: list[Resources],
     allowed: Sequence[bool] | None,
-) -> Seats:
-    """Room for a worker group of the job: also on what is kept for others only where there is none elsewhere.
+) -> Allocation:
+    """Place a worker group of the job; on nodes that are kept for others only where it does not fit elsewhere.
 
-    Two jobs that wait for what is kept for one another would never start.
+    Else two jobs that wait for nodes that are kept for each other would never start.
     """
-    others = _not_kept(kept, job.id, rooms, allowed)
-    seats = _seats(job, job.sizes, placement, rooms, free, others)
-    if seats.workers >= job.sizes.min or others is allowed:
-        return seats
-    return _seats(job, job.sizes, placement, rooms, free, allowed)
+    others = _available_to(kept, job.id, nodes, allowed)
+    allocation = _allocate(job, job.sizes, placement, nodes, free, others)
+    if allocation.workers >= job.sizes.min or others is allowed:
+        return allocation
+    return _allocate(job, job.sizes, placement, nodes, free, allowed)
 
 
-def _allowed(rooms: Sequence[Room], placement: Placement) -> list[bool] | None:
-    """Which nodes are such as the placement asks for; None where it asks for nothing."""
+def _allowed(nodes: Sequence[ReadyNode], placement: Placement) -> list[bool] | None:
+    """Which nodes the placement allows; None where it allows all."""
     if placement.is_anywhere:
         return None
     return [
-        placement.allows(room.pool, room.zone, room.capacity) and placement.reaches(room.fabric)
-        for room in rooms
+        placement.allows(node.pool, node.zone, node.capacity) and placement.reaches(node.fabric)
+        for node in nodes
     ]
 
 
-def _seats(
+def _allocate(
     job: JobRow,
     sizes: WorkerSizes,
     placement: Placement,
-    rooms: Sequence[Room],
+    nodes: Sequence[ReadyNode],
     free: list[Resources],
     allowed: Sequence[bool] | None,
-) -> Seats:
-    """Room for a worker group of the job of one of these sizes."""
+) -> Allocation:
+    """Place a worker group of the job of one of these sizes."""
     if allowed is None or not placement.needs_fabric:
-        return Seats(*place_group(free, sizes, job.worker_resources, allowed))
+        return Allocation(*place_group(free, sizes, job.worker_resources, allowed))
     places = [at for at, is_allowed in enumerate(allowed) if is_allowed]
-    return seats_in_a_domain(job, sizes, rooms, free, places)
+    return allocate_in_domain(job, sizes, nodes, free, places)
 
 
 def _wait(
     job: JobRow,
     placement: Placement,
     ahead: int,
-    rooms: Sequence[Room],
+    nodes: Sequence[ReadyNode],
     allowed: Sequence[bool] | None,
     found: int,
 ) -> Wait:
     if ahead:
-        # How many are ahead changes with every start: it is counted when somebody reads it.
+        # How many are ahead changes with every start: it is counted when the message is read.
         return Wait(job.id, "waiting_for_turn", WAITS_FOR_TURN)
-    everything = [room.resources for room in rooms]
+    everything = [node.resources for node in nodes]
     together = _together(placement)
     least = WorkerSizes(job.sizes.min, job.sizes.min)
-    possible = _seats(job, least, placement, rooms, everything, allowed).workers
+    possible = _allocate(job, least, placement, nodes, everything, allowed).workers
     if possible < least.min:
-        count = len(rooms) if allowed is None else sum(allowed)
+        count = len(nodes) if allowed is None else sum(allowed)
         ready = " ".join(word for word in (f"the {count} ready nodes", placement.in_words()) if word)
         message = f"{WAITS_FOR_NODES} it needs {_group(job)}{together} and {ready} have room for {possible}"
         return Wait(job.id, "waiting_for_nodes", message)
@@ -305,7 +307,7 @@ def _never(job: JobRow, placement: Placement, pools: Sequence[PoolSize]) -> str 
 
 
 def _most(worker: Resources, placement: Placement, pools: Sequence[PoolSize]) -> int:
-    """Workers for which the pools have room when they are complete and empty."""
+    """Workers that fit in the pools when they are complete and empty."""
     if not placement.needs_fabric:
         return sum(_most_in(pool, worker, placement) for pool in pools if pool.may_hold(placement))
     # A fabric domain lies in one pool.
@@ -320,7 +322,7 @@ def _most_in(pool: PoolSize, worker: Resources, placement: Placement) -> int:
 
 
 def _nowhere(placement: Placement, pools: Sequence[PoolSize]) -> str | None:
-    """Why no pool has such nodes as the job accepts, whatever their resources, or None."""
+    """Why no pool has nodes that the job accepts, whatever their resources, or None."""
     if placement.is_anywhere or any(pool.may_hold(placement) for pool in pools):
         return None
     names = ", ".join(pool.name for pool in pools) or "none"

@@ -1,8 +1,8 @@
-"""Who pays for what the cloud bills: every paid second of a node goes to a job, a project or the cluster (pure).
+"""Charges what the cloud bills: every paid second of a node goes to a job, a project or the cluster (pure).
 
 A node is paid for from when its machine was first there until it has ended.  What workers hold of it is their job's
-cost.  Until it is ready, the job that it was bought for pays, and afterwards that job's project pays for what nobody
-holds; what a pool has by itself, and a machine that never became a node, is the cluster's cost.
+cost.  Until it is ready, the job that it was bought for pays, and afterwards that job's project pays for idle
+parts; what a pool has by itself, and a machine that never became a node, is the cluster's cost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Purpose(StrEnum):
     WORK = "work"
     #: Its machine boots and joins.
     START_UP = "start_up"
-    #: It is ready, and nobody holds it or a part of it.
+    #: It is ready, and no job holds it or a part of it.
     IDLE = "idle"
     #: Its machine never became a node.
     FAILED = "failed"

@@ -1,4 +1,4 @@
-"""What the planner is told of jobs and of nodes, made from their rows (pure)."""
+"""Converts rows of jobs and nodes into what the planner works with: `JobDemand` and `NodeView` (pure)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remora.states import NodeState
 from service.queue.limits import budget_of, deadline_of, repeats_s, work_left_s
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 
-#: Seconds that a worker group stands still when its workers change; a start from a checkpoint takes about so long.
+#: Seconds without progress when the workers of a group change; a start from a checkpoint takes about as long.
 RESUME_S = 10.0
 
 
@@ -112,7 +112,7 @@ def idle_since(node: NodeRow, is_in_use: bool, now: float) -> float | None:
 
 
 def node_view(node: NodeRow, jobs: Mapping[str, int]) -> NodeView:
-    """What the row says of a node; what the provider and Ray say is put into it by whoever asked them."""
+    """What the row says of a node; the caller adds what the provider and Ray say."""
     return NodeView(
         id=node.id,
         pool=node.pool,

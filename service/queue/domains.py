@@ -1,4 +1,4 @@
-"""Which fabric domain a job's workers go to, where all of them have to be in one (pure)."""
+"""Chooses the fabric domain of a job whose workers all have to be in one (pure)."""
 
 from __future__ import annotations
 
@@ -9,74 +9,79 @@ from dataclasses import dataclass
 from cluster.scheduling.view import LEAVING
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
-from service.queue.rooms import Resources, Room, place, place_group
+from service.queue.ready_nodes import ReadyNode, Resources, place, place_group
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 
-#: More workers than any domain has room for.
+#: More workers than fit in any domain.
 _ALL = 2**40
 
 
 @dataclass(frozen=True)
-class Seats:
-    """Room for workers of a job."""
+class Allocation:
+    """Where workers of a job would be placed."""
 
+    #: How many workers fit.
     workers: int
     #: What is free on every node afterwards.
-    after: list[Resources]
-    #: The fabric domain that they are in; None: in none, or none has room for one of them.
+    free_after: list[Resources]
+    #: Their fabric domain; None: they are in none, or no domain fits one of them.
     fabric: str | None = None
 
 
-def seats_in_a_domain(
+def allocate_in_domain(
     job: JobRow,
     sizes: WorkerSizes,
-    rooms: Sequence[Room],
+    nodes: Sequence[ReadyNode],
     free: Sequence[Resources],
     allowed: Collection[int],
-) -> Seats:
-    """Room for a worker group of the job of one of these sizes in one fabric domain; `allowed` are places in `rooms`.
+) -> Allocation:
+    """Place a worker group of one of these sizes in one fabric domain; `allowed` are indices of `nodes`.
 
-    Of the domains that hold its smallest group: those with nodes that were bought for it, then those with room for
-    most of its workers, then the one of which least is left over, so that large domains stay whole.
+    Of the domains that fit its smallest group: first those with nodes that were bought for it, then those that fit most
+    of its workers, then the one that has least left over, so that large domains stay whole.
     """
     looked = [
-        (*_look(job, sizes, rooms, free, places), name, places)
-        for name, places in _domains(rooms, allowed).items()
+        (*_rate(job, sizes, nodes, free, places), name, places)
+        for name, places in _domains(nodes, allowed).items()
     ]
     if not looked:
-        return Seats(0, list(free))
+        return Allocation(0, list(free))
     _, found, there, name, places = min(looked, key=lambda one: (one[0], one[3]))
     after = list(free)
     for at, left in zip(places, there, strict=True):
         after[at] = left
-    return Seats(found, after, name if found else None)
+    return Allocation(found, after, name if found else None)
 
 
-def _domains(rooms: Sequence[Room], allowed: Collection[int]) -> Mapping[str, list[int]]:
-    """Places of nodes by their domain."""
+def _domains(nodes: Sequence[ReadyNode], allowed: Collection[int]) -> Mapping[str, list[int]]:
+    """Indices of nodes by their domain."""
     found: defaultdict[str, list[int]] = defaultdict(list)
     for at in allowed:
-        name = rooms[at].fabric
+        name = nodes[at].fabric
         if name is not None:
             found[name].append(at)
     return found
 
 
-def _look(
-    job: JobRow, sizes: WorkerSizes, rooms: Sequence[Room], free: Sequence[Resources], places: Sequence[int]
+def _rate(
+    job: JobRow,
+    sizes: WorkerSizes,
+    nodes: Sequence[ReadyNode],
+    free: Sequence[Resources],
+    places: Sequence[int],
 ) -> tuple[tuple[bool, bool, int, int], int, list[Resources]]:
-    """How good the domain at these places is (the least is the best), its workers, and what is free there then."""
+    """How good the domain of these nodes is (least is best), how many workers fit, and what is free there then."""
     found, after = place_group([free[at] for at in places], sizes, job.worker_resources)
     over, _ = place(after, _ALL, job.worker_resources)
     is_enough = found >= sizes.min
-    is_own = any(rooms[at].bought_for == job.id for at in places)
+    is_own = any(nodes[at].bought_for == job.id for at in places)
     return (not is_enough, is_enough and not is_own, -found, over), found, after
 
 
 def is_lost(attempt: AttemptRow, nodes: Iterable[NodeRow]) -> bool:
-    """The attempt is bound to a fabric domain that has nothing for it any more.
+    """The attempt is bound to a fabric domain in which it cannot have workers any more.
 
-    No node of it stays or comes, and none of the attempt's workers is on one that still goes.
+    No node of it stays or is starting, and none of the attempt's workers is on one that is draining.
     """
     if attempt.fabric is None:
         return False

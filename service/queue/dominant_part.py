@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 
 def dominant_part(whole: Mapping[str, float], worker: Mapping[str, float], workers: int) -> float | None:
-    """Part of `whole` that so many workers of these resources hold; None where it has nothing that they use."""
+    """Part of `whole` that `workers` workers of these resources hold; None where it has nothing that they use."""
     parts = [
         workers * amount / whole[name]
         for name, amount in worker.items()

@@ -1,7 +1,7 @@
-"""What a rehearsed preemption cost each job: a pure reading of what the job left behind.
+"""What a drill (a rehearsed preemption) cost each job, from the job's metric points and events (pure).
 
-A drill remembers how far every running job was when it began.  From then on the job's points and events say the rest,
-so that a controller that dies in the middle loses nothing: the next one reads the same.
+A drill records how far every running job was when it began; points and events since then say the rest, so that a
+controller that dies in the middle loses nothing: the next one reads the same rows.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from remora.views import Event, MetricPoint
 from service.queue.rows import DrilledJob, DrillRow, JobRow
 
 #: Seconds after the nodes' end in which a job that was on them must have shown it.  Ray gives a silent node up after
-#: some ten seconds; whoever is still undisturbed then was elsewhere.
+#: some ten seconds; a job without a loss by then was on other nodes.
 QUIET_S = 20.0
-#: Seconds after the nodes' end after which nobody waits for a job's full size any more.
+#: Seconds after the nodes' end for which a drill waits for a job to have its full size again.
 PATIENCE_S = 600.0
-#: Seconds after the wish in which a cloud that takes nodes by itself must have given notice.  Azure documents that a
+#: Seconds after the request in which a cloud that takes nodes by itself must have given notice.  Azure documents that a
 #: simulated eviction comes within 30 minutes, and the notice may take some minutes more to be seen here.
 NOTICE_PATIENCE_S = 2100.0
 
@@ -28,8 +28,8 @@ _LOST_ENDS = frozenset({EndReason.NODE_LOST, EndReason.DRIVER_LOST, EndReason.SU
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traces:
-    """What is new of a job: its row now, points of steps above `DrilledJob.step`, events above `event_seq`."""
+class JobUpdate:
+    """News of a job: its row now, points of steps above `DrilledJob.step`, events above `event_seq`."""
 
     job: JobRow
     points: Sequence[MetricPoint] = field(default=())
@@ -51,7 +51,7 @@ def strike(
 ) -> DrillRow:
     """The drill begins now; `running` are the jobs that may be on its nodes.
 
-    A cloud with `own_notice_s` gives that one, whatever was wished for, and the drill says so.
+    A cloud with `own_notice_s` gives that notice, whatever was requested, and the drill says so.
     """
     wished_s, message = drill.notice_s, drill.message
     if wished_s is not None and own_notice_s is not None and wished_s != own_notice_s:
@@ -75,7 +75,7 @@ def follow_cloud(
 ) -> DrillRow:
     """Go on waiting for a cloud that gives its notice when it likes and takes the nodes by itself.
 
-    Until a node or a job has heard of it the account begins anew at every look, so that seconds count from the notice.
+    Until a node or a job has had the notice the account begins again at every tick: seconds count from the notice.
     """
     if all(node.is_gone for node in seen):
         unheard = [node.id for node in seen if not node.has_heard]
@@ -106,7 +106,7 @@ def refuse(drill: DrillRow, message: str, now: float) -> DrillRow:
 
 
 def notified(drill: DrillRow, refusals: Mapping[str, str], now: float) -> DrillRow:
-    """Its nodes were told, but those in `refusals` (a sentence for each), which it leaves alone."""
+    """Its nodes got the notice, except those in `refusals` (a sentence for each), which leave the drill."""
     told = [node_id for node_id in drill.node_ids if node_id not in refusals]
     refused = "; ".join(refusals.values())
     if not told:
@@ -133,10 +133,10 @@ def _before(job: JobRow) -> DrilledJob:
     )
 
 
-def measure(drill: DrillRow, known: DrilledJob, new: Traces) -> DrilledJob:
+def measure(drill: DrillRow, known: DrilledJob, new: JobUpdate) -> DrilledJob:
     """What the drill has cost the job so far, from what is known and what it left since then."""
     struck_at = drill.struck_at or 0.0
-    # A cloud's notice comes between two looks: what it did may be older than the look that the account begins with.
+    # A cloud's notice comes between two ticks: its effects may be older than the tick with which the account begins.
     asked_at = min(struck_at, drill.noticed_at or struck_at)
     moments: list[MetricPoint | Event] = sorted([*new.points, *new.events], key=lambda one: one.at)
     for moment in moments:
@@ -160,7 +160,7 @@ def _step(known: DrilledJob, point: MetricPoint, struck_at: float) -> DrilledJob
     """A step was done for the first time."""
     known = replace(known, step=point.step)
     if point.at <= struck_at:
-        return known  # done before the strike, told after it
+        return known  # done before the strike, reported after it
     since_s = point.at - struck_at
     known = replace(
         known,
@@ -177,23 +177,23 @@ def _happened(known: DrilledJob, event: Event, struck_at: float) -> DrilledJob:
         return _sized(_lost(known), 0, event.at - struck_at)
     if event.kind == "node.lost":
         return _smaller(_lost(known))
-    if event.kind == "worker_group.drain":  # a notice takes nobody away yet
+    if event.kind == "worker_group.drain":  # a notice ends no worker yet
         return replace(known, was_hit=True)
     size = event.data.get("world_size")
     if event.kind not in _GROUPS or not isinstance(size, int):
         return known
-    if known.step is None:  # a script that tells no steps
+    if known.step is None:  # a script that reports no steps
         return replace(_sized(known, size, event.at - struck_at), newest_at=event.at)
     return known if size >= known.workers_before else _sized(known, size, event.at - struck_at)
 
 
 def _lost(known: DrilledJob) -> DrilledJob:
-    """Steps that ended while nobody knew of the loss are not what comes after it."""
+    """Steps that ended before the loss was noticed do not count as steps after it."""
     return replace(known, was_hit=True, next_step_s=None)
 
 
 def _sized(known: DrilledJob, workers: int, since_s: float) -> DrilledJob:
-    """So many workers work, `since_s` after the strike."""
+    """`workers` workers train, `since_s` seconds after the strike."""
     if workers < known.workers_before:
         return replace(_smaller(known), workers_least=min(known.workers_least, workers))
     if known.full_after_s is not None:
@@ -206,7 +206,7 @@ def _smaller(known: DrilledJob) -> DrilledJob:
 
 
 def is_over(drill: DrillRow, now: float) -> bool:
-    """True when nothing more can be learned: every job that was hit is whole again, or has ended."""
+    """True when nothing more can be measured: every job that was hit has its full size again, or has ended."""
     if drill.taken_at is None:
         return now - (drill.deadline_at or drill.struck_at or now) > PATIENCE_S
     since_s = now - drill.taken_at

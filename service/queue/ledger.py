@@ -22,7 +22,7 @@ class UseRow:
     pool: str
     #: `Offering.id` of the node; empty when that is not known.
     offering: str
-    #: Dominant part of the node that the workers hold, 0 to 1; idle parts are nobody's cost.
+    #: Dominant part of the node that the workers hold, 0 to 1; idle parts are no job's cost.
     part: float
     #: USD for an hour of the whole node.
     price_per_hour: float
@@ -81,7 +81,7 @@ def _parts(
 ) -> list[float]:
     """Which part of the node each job holds, in their order; 1 in all at most.
 
-    One job may hold most of the GPUs and another one most of the CPUs: nobody pays for more than there is.
+    One job may hold most of the GPUs and another one most of the CPUs: together they never pay for more than one node.
     """
     found = [
         dominant_part(node.resources, jobs[job_id][0].worker_resources, n) for job_id, n in jobs_on.items()

@@ -1,7 +1,7 @@
-"""The only place where a state changes.
+"""The state machines of jobs, attempts and nodes: the only place where a state changes (pure).
 
-The three tables say which changes exist and which observation causes each; every function returns the changed rows
-together with the events that tell of the change, and the store writes both in one transaction.
+The three tables say which transitions exist and which observation causes each; every function returns the changed rows
+with the events of the change, and the store writes both in one transaction.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cluster.scheduling.words import clock
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import retry
 from service.queue.limits import budget_of
-from service.queue.records import Progress
+from service.queue.records import ProgressRecord
 from service.queue.rows import AttemptRow, JobRow, NewEvent, NodeRow
 
 StateT = TypeVar("StateT", JobState, AttemptState, NodeState)
@@ -102,7 +102,7 @@ NODE_EDGES: Mapping[tuple[NodeState, NodeState], str] = {
 }
 
 
-#: Why a paused job is paused, as a stable word; and what people are told until the budget's figures are looked up.
+#: Why a paused job is paused, as a stable word; and its message until the budget's figures are known.
 WAITING_FOR_BUDGET = "waiting_for_budget"
 _PAUSED = (
     "the cluster's budget has reached its last step; it goes on by itself when the budget has room again"
@@ -110,12 +110,12 @@ _PAUSED = (
 
 
 class TransitionError(Exception):
-    """A change that no table allows was asked for; the store's transaction is rolled back."""
+    """A transition was requested that no table allows; the store's transaction is rolled back."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of a job and of its attempt, and what to tell about it."""
+    """A job and its attempt after a decision, with the events of it."""
 
     job: JobRow
     attempt: AttemptRow | None
@@ -124,7 +124,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class NodeDecision:
-    """What becomes of a node, and what to tell about it."""
+    """A node after a decision, with the events of it."""
 
     node: NodeRow
     events: tuple[NewEvent, ...] = ()
@@ -159,7 +159,7 @@ def submit(job: JobRow) -> Decision:
 
 
 def wait(job: JobRow, reason: str, message: str, now: float) -> Decision:
-    """A queued job goes on waiting for a reason that its owner shall see; a new reason is told as an event."""
+    """A queued job goes on waiting for this reason; a new reason makes an event."""
     if job.state is not JobState.QUEUED:
         raise TransitionError(f"a job that is {job.state.value} does not wait")
     events: tuple[NewEvent, ...] = ()
@@ -200,9 +200,9 @@ def start_attempt(
     return Decision(admitted, attempt, events)
 
 
-def observe(job: JobRow, attempt: AttemptRow, said: Progress, at: float) -> Decision:
-    """The driver told how far the attempt is; what it does not mention stays as it was."""
-    attempt, events = _observe_state(attempt, said, at)
+def observe(job: JobRow, attempt: AttemptRow, progress: ProgressRecord, at: float) -> Decision:
+    """The driver reported the state of the attempt; what it does not mention stays as it was."""
+    attempt, events = _observe_state(attempt, progress, at)
     if attempt.state is AttemptState.RUNNING and job.state is JobState.ADMITTED:
         job = replace(_job_to(job, JobState.RUNNING), started_at=job.started_at or at)
         events += (_event(attempt, at, "job.running", "training started"),)
@@ -210,48 +210,50 @@ def observe(job: JobRow, attempt: AttemptRow, said: Progress, at: float) -> Deci
         job = replace(job, reason=None, message=None)
     elif attempt.state is AttemptState.STARTING and job.state is JobState.RUNNING:
         job = replace(job, reason="regrouping", message="a new worker group is being gathered")
-    if said.resumed_from_step is not None:
-        attempt = replace(attempt, resumed_from_step=said.resumed_from_step)
-    if said.world_size is not None:
-        short_since = None if said.world_size >= job.sizes.max else attempt.short_since or at
-        attempt = replace(attempt, world_size=said.world_size, short_since=short_since)
-        job = replace(job, world_size=said.world_size)
-    if said.workers is not None:
-        attempt = replace(attempt, workers=said.workers)
-    if said.total_steps is not None:
-        job = replace(job, total_steps=said.total_steps)
-    job, attempt = _observe_totals(job, attempt, said)
-    if said.step is not None:
-        return _with_events(observe_step(job, attempt, said.step, at, is_done_now=False), events)
+    if progress.resumed_from_step is not None:
+        attempt = replace(attempt, resumed_from_step=progress.resumed_from_step)
+    if progress.world_size is not None:
+        short_since = None if progress.world_size >= job.sizes.max else attempt.short_since or at
+        attempt = replace(attempt, world_size=progress.world_size, short_since=short_since)
+        job = replace(job, world_size=progress.world_size)
+    if progress.workers is not None:
+        attempt = replace(attempt, workers=progress.workers)
+    if progress.total_steps is not None:
+        job = replace(job, total_steps=progress.total_steps)
+    job, attempt = _observe_totals(job, attempt, progress)
+    if progress.step is not None:
+        return _with_events(observe_step(job, attempt, progress.step, at, is_done_now=False), events)
     return Decision(job, attempt, events)
 
 
-def _observe_state(attempt: AttemptRow, said: Progress, at: float) -> tuple[AttemptRow, tuple[NewEvent, ...]]:
-    # A driver that was told to stop may still report the group it had: draining ends only in `ended`.
-    if said.state is None or said.state is attempt.state or attempt.state is AttemptState.DRAINING:
+def _observe_state(
+    attempt: AttemptRow, progress: ProgressRecord, at: float
+) -> tuple[AttemptRow, tuple[NewEvent, ...]]:
+    # A driver that was asked to stop may still report the group it had: draining ends only in `ended`.
+    if progress.state is None or progress.state is attempt.state or attempt.state is AttemptState.DRAINING:
         return attempt, ()
     before = attempt.state
-    attempt = _attempt_to(attempt, said.state)
-    size = said.world_size or 0
-    if said.state is AttemptState.RUNNING:
+    attempt = _attempt_to(attempt, progress.state)
+    size = progress.world_size or 0
+    if progress.state is AttemptState.RUNNING:
         attempt = replace(attempt, started_at=attempt.started_at or at)
         return attempt, (
             _event(attempt, at, "attempt.started", f"a worker group of {size} trains", world_size=size),
         )
-    if said.state is AttemptState.STARTING and before is AttemptState.RUNNING:
+    if progress.state is AttemptState.STARTING and before is AttemptState.RUNNING:
         return attempt, (_event(attempt, at, "attempt.regrouping", "a new worker group is being gathered"),)
     return attempt, (_event(attempt, at, "attempt.draining", "the driver is ending its workers"),)
 
 
-def _observe_totals(job: JobRow, attempt: AttemptRow, said: Progress) -> tuple[JobRow, AttemptRow]:
+def _observe_totals(job: JobRow, attempt: AttemptRow, progress: ProgressRecord) -> tuple[JobRow, AttemptRow]:
     # The driver's counters are totals of the attempt; the job adds what is new in them.
-    if said.repeated_steps is not None and said.repeated_steps > attempt.repeated_steps:
-        more = said.repeated_steps - attempt.repeated_steps
+    if progress.repeated_steps is not None and progress.repeated_steps > attempt.repeated_steps:
+        more = progress.repeated_steps - attempt.repeated_steps
         job = replace(job, repeated_steps=job.repeated_steps + more)
-        attempt = replace(attempt, repeated_steps=said.repeated_steps)
-    if said.lost_s is not None and said.lost_s > attempt.lost_s:
-        job = replace(job, lost_s=job.lost_s + said.lost_s - attempt.lost_s)
-        attempt = replace(attempt, lost_s=said.lost_s)
+        attempt = replace(attempt, repeated_steps=progress.repeated_steps)
+    if progress.lost_s is not None and progress.lost_s > attempt.lost_s:
+        job = replace(job, lost_s=job.lost_s + progress.lost_s - attempt.lost_s)
+        attempt = replace(attempt, lost_s=progress.lost_s)
     return job, attempt
 
 
@@ -341,7 +343,7 @@ def end_spent(job: JobRow, now: float) -> Decision:
 
 
 def why_stopped(job: JobRow, reason: EndReason) -> str:
-    """What people are told about an attempt that was asked to stop."""
+    """The message of an attempt that was asked to stop."""
     if reason is EndReason.RUN_TIME_EXCEEDED:
         return f"it trained longer than limits.run_time ({job.run_time_s:g} s)"
     if reason is EndReason.BUDGET_SPENT:
@@ -366,9 +368,9 @@ def end_attempt(
 ) -> Decision:
     """The attempt is over: it ends, and its job succeeds, fails, is cancelled, or waits for another attempt.
 
-    `by_driver` says that its driver told of the end, `open_lost_s` what a loss has cost it that no new step followed.
+    `by_driver` says that its driver reported the end, `open_lost_s` what a loss cost that no new step followed.
     """
-    # Children that we told to stop die in many ways; the cause is that we told them to.
+    # Processes that were asked to stop end in many ways; the cause is the request.
     if attempt.stop_reason is not None and end_reason is not EndReason.COMPLETED:
         end_reason = attempt.stop_reason
         message = why_stopped(job, end_reason)
@@ -510,7 +512,7 @@ def _with_events(decision: Decision, first: tuple[NewEvent, ...]) -> Decision:
 
 
 def request_node(node: NodeRow) -> NodeDecision:
-    """A node is wished for; its row exists before the provider is asked."""
+    """A node is requested; its row exists before the provider is asked."""
     event = NewEvent(at=node.created_at, kind="node.requested", message=node.message or "it is wished for")
     return NodeDecision(node, (event,))
 
@@ -561,7 +563,7 @@ def drain_node(node: NodeRow, message: str, deadline_at: float, now: float) -> N
 
 
 def tell_budget(job: JobRow, message: str, step: BudgetStep | None, now: float) -> Decision:
-    """The owner hears how the cluster's budget touches the job."""
+    """An event tells the owner how the cluster's budget affects the job."""
     event = NewEvent(
         at=now, kind="job.budget", message=message, data={"step": None if step is None else step.value}
     )
@@ -576,7 +578,7 @@ def end_node(node: NodeRow, now: float) -> NodeDecision:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeenNode:
+class NodeObservation:
     """What the provider and Ray say about a node."""
 
     #: The provider lists it.
@@ -587,71 +589,73 @@ class SeenNode:
     is_draining: bool = False
     #: While draining: when it has to be gone, where Ray says so.
     deadline_at: float | None = None
-    #: Why it drains or has left, where somebody says so.
+    #: Why it drains or has left, where its agent says so.
     leaves: str | None = None
-    #: What is heard of its agent; None where none was ever heard.
+    #: The newest heartbeat of its agent; None where it never sent one.
     agent: AgentStatus | None = None
     address: str | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
 
 
-def observe_node(node: NodeRow, seen: SeenNode, now: float) -> NodeDecision:
-    """The node goes on as far as what is seen carries it; that it has to go is the planner's decision."""
+def observe_node(node: NodeRow, observed: NodeObservation, now: float) -> NodeDecision:
+    """The node moves to the states that the observation shows; that it has to go is the planner's decision."""
     decision = NodeDecision(node)
-    while (following := _observe_once(decision.node, seen, now)) is not None:
+    while (following := _observe_once(decision.node, observed, now)) is not None:
         decision = NodeDecision(following.node, decision.events + following.events)
-    is_sick = seen.agent is not None and seen.agent.beat.is_sick
+    is_sick = observed.agent is not None and observed.agent.beat.is_sick
     if is_sick and decision.node.sick_since is None and decision.node.state in JOINED:
-        # Its agent drains it for that, and tells why.
+        # Its agent drains it for that, and reports why.
         decision = replace(decision, node=replace(decision.node, sick_since=now))
     return decision
 
 
-def _observe_once(node: NodeRow, seen: SeenNode, now: float) -> NodeDecision | None:
+def _observe_once(node: NodeRow, observed: NodeObservation, now: float) -> NodeDecision | None:
     match node.state:
-        case NodeState.REQUESTED if seen.is_provided:
+        case NodeState.REQUESTED if observed.is_provided:
             return move_node(node, NodeState.LAUNCHED, "its machine starts", now)
-        case NodeState.LAUNCHED if seen.is_alive:
-            joined = replace(node, address=seen.address, resources=dict(seen.resources) or node.resources)
+        case NodeState.LAUNCHED if observed.is_alive:
+            joined = replace(
+                node, address=observed.address, resources=dict(observed.resources) or node.resources
+            )
             return move_node(joined, NodeState.JOINED, "it joined the Ray cluster", now)
-        case NodeState.JOINED | NodeState.READY if seen.is_alive and seen.is_draining:
-            why = f"{seen.leaves}: it" if seen.leaves else "it"
+        case NodeState.JOINED | NodeState.READY if observed.is_alive and observed.is_draining:
+            why = f"{observed.leaves}: it" if observed.leaves else "it"
             until = (
                 ""
-                if seen.deadline_at is None
-                else f", and what works on it has until {clock(seen.deadline_at)}"
+                if observed.deadline_at is None
+                else f", and what works on it has until {clock(observed.deadline_at)}"
             )
             says = f"{why} is being drained and takes no new work{until}"
             return move_node(node, NodeState.DRAINING, says, now)
-        case NodeState.JOINED | NodeState.READY if seen.leaves and not seen.is_alive:
+        case NodeState.JOINED | NodeState.READY if observed.leaves and not observed.is_alive:
             # A drain ends as soon as nothing runs on the node, which may be before anybody has looked.
-            why = f"{seen.leaves}: it was drained and has left the Ray cluster"
+            why = f"{observed.leaves}: it was drained and has left the Ray cluster"
             return move_node(node, NodeState.DRAINING, why, now)
-        case NodeState.JOINED if seen.is_alive:
+        case NodeState.JOINED if observed.is_alive:
             return move_node(node, NodeState.READY, "it may be given work", now)
-        case NodeState.READY if seen.is_alive and seen.agent is not None:
-            return _observe_agent(node, seen.agent, now)
+        case NodeState.READY if observed.is_alive and observed.agent is not None:
+            return _observe_agent(node, observed.agent, now)
         case NodeState.DRAINING if (
-            node.deadline_at is None and (due_at := _drained_until(seen, now)) is not None
+            node.deadline_at is None and (due_at := _drained_until(observed, now)) is not None
         ):
             return NodeDecision(replace(node, deadline_at=due_at))
-        case NodeState.TERMINATING if not seen.is_provided:
+        case NodeState.TERMINATING if not observed.is_provided:
             return end_node(node, now)
     return None
 
 
-def _drained_until(seen: SeenNode, now: float) -> float | None:
+def _drained_until(observed: NodeObservation, now: float) -> float | None:
     """When a node that others drained has to be gone; None: Ray drains it for as long as something runs on it.
 
-    It is kept, because Ray may forget the drain, as of a raylet that was started anew: then Ray is told again.
+    It is stored, because Ray may forget the drain, as of a raylet that was started again: then the drain is sent again.
     """
-    if seen.is_alive and not seen.is_draining:
+    if observed.is_alive and not observed.is_draining:
         return now + DRAIN_S
-    return seen.deadline_at
+    return observed.deadline_at
 
 
 def _observe_agent(node: NodeRow, agent: AgentStatus, now: float) -> NodeDecision | None:
-    """That a node's agent has fallen silent, or deaf to its cloud, or is well again, is told once; so is what it says.
+    """An agent that falls silent, gets no answers from its cloud, or recovers makes one event; so does what it reports.
 
     It is no reason to drain or to end the node: the machine works, and only the notice of its end is lost, which would
     cost the work less than leaving the machine for nothing.
@@ -666,14 +670,14 @@ def _observe_agent(node: NodeRow, agent: AgentStatus, now: float) -> NodeDecisio
         )
         silent = replace(node, agent_silent_since=agent.beat.at, message=message)
         return NodeDecision(silent, (NewEvent(at=now, kind="node.agent_silent", message=message),))
-    # Compared with what was written down: a controller that has just started has heard nobody for long.
+    # Compared with the row: a controller that has just started has no heartbeats yet.
     is_new = node.agent_silent_since is not None and agent.beat.at != node.agent_silent_since
     if is_new and not agent.is_silent and not agent.is_deaf:
         heard = replace(node, agent_silent_since=None, message=None)
         return NodeDecision(
             heard, (NewEvent(at=now, kind="node.agent_heard", message="its agent is heard again"),)
         )
-    # A node that is ready has no other message, so this one says what was told already, also to the next controller.
+    # A ready node has no other message, so this one says which event was written already, also by another controller.
     if node.agent_silent_since is None and node.message != agent.beat.says:
         told = replace(node, message=agent.beat.says)
         if agent.beat.says is None:

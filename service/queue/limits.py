@@ -19,7 +19,7 @@ def deadline_of(spec: Mapping[str, Any]) -> float | None:
 
 
 def repeats_s(spec: Mapping[str, Any]) -> float:
-    """Seconds between two checkpoints that the job is asked for; 0 where nobody fixed them.
+    """Seconds between two checkpoints that the job is asked for; 0 where the job does not fix them.
 
     What has not been saved yet is counted besides, so that it is right also where checkpoints cost more than thought.
     """

@@ -1,4 +1,4 @@
-"""Versions of the operators' policies: which one may follow which (pure)."""
+"""Versions of the operators' policies: which one may next_version which (pure)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PolicyRow:
     #: The version whose document it has, when it is a rollback.
     restores: int | None = None
     created_at: float
-    #: As the client told it.
+    #: As the client sent it.
     author: str = ""
     comment: str = ""
     #: `sha256:...` of the document.
@@ -28,8 +28,8 @@ class PolicyRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyWish:
-    """What somebody wants to be in force."""
+class PolicyRequest:
+    """Policies that a client asks to put in force."""
 
     document: str
     digest: str
@@ -41,14 +41,14 @@ class PolicyWish:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyDecision:
-    """The version that is in force from now on, and what there is to tell; None: it was in force before."""
+    """The version in force from now on, and the event of the change; None: it was in force before."""
 
     row: PolicyRow
     event: NewEvent | None = None
 
 
-class PoliciesMoved(Exception):
-    """Somebody else changed the policies meanwhile."""
+class PolicyVersionConflict(Exception):
+    """Another client changed the policies meanwhile."""
 
     def __init__(self, newest: PolicyRow, based_on: int) -> None:
         self.newest = newest
@@ -57,24 +57,24 @@ class PoliciesMoved(Exception):
         )
 
 
-def follow(newest: PolicyRow, wish: PolicyWish, now: float) -> PolicyDecision:
-    """The version that a wish becomes.  Raises PoliciesMoved when its author had seen another one than the newest.
+def next_version(newest: PolicyRow, request: PolicyRequest, now: float) -> PolicyDecision:
+    """The version that a request becomes.  Raises PolicyVersionConflict when it is based on an older version.
 
-    The document that is in force already makes no version, so that asking twice does no harm.
+    A document that is in force already makes no new version, so that a repeated request changes nothing.
     """
-    if wish.digest == newest.digest:
+    if request.digest == newest.digest:
         return PolicyDecision(row=newest)
-    if wish.based_on != newest.version:
-        raise PoliciesMoved(newest, wish.based_on)
+    if request.based_on != newest.version:
+        raise PolicyVersionConflict(newest, request.based_on)
     row = PolicyRow(
         version=newest.version + 1,
-        based_on=wish.based_on,
-        restores=wish.restores,
+        based_on=request.based_on,
+        restores=request.restores,
         created_at=now,
-        author=wish.author,
-        comment=wish.comment,
-        digest=wish.digest,
-        document=wish.document,
+        author=request.author,
+        comment=request.comment,
+        digest=request.digest,
+        document=request.document,
     )
     return PolicyDecision(row=row, event=_event(row, now))
 

@@ -15,8 +15,8 @@ def complete_pools(
 ) -> list[PoolSize]:
     """How many nodes of which resources each pool has when it is complete; `most_nodes` says how many.
 
-    `resources` of a pool that is sold several sizes are the most of every resource, as shares are counted in them; what
-    has room for a worker is asked of each size by itself.
+    `resources` of a pool with several sizes are the most of every resource, because shares are counted in them; whether
+    a worker fits is decided for each size by itself.
     """
     sizes: list[PoolSize] = []
     for name, pool in policies.pools.items():

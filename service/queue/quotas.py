@@ -1,7 +1,7 @@
-"""Which jobs wait as their project has used up what operators let it have (pure).
+"""Decides which jobs wait because their project has used up its quota (pure).
 
-Such a job holds up nobody but those behind it in its own project: what it waits for is not nodes, and others cannot
-give it.
+Such a job blocks only the jobs behind it in its own project: it does not wait for nodes, and other projects cannot
+free its quota.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from service.queue.rows import JobRow
 
 @dataclass(frozen=True, kw_only=True)
 class Quotas:
-    """What projects may use, and what they do."""
+    """What projects may use, and what they use."""
 
     projects: Mapping[str, ProjectPolicy]
     #: GPUs that the running jobs of each project hold.
@@ -45,9 +45,9 @@ def quotas_of(
     spent: Mapping[str, Spending],
     now: float = 0.0,
 ) -> Quotas | None:
-    """The quotas beside jobs that run with so many workers (0: not known yet); None where no project has one.
+    """The quotas, with what `running` jobs use by their workers (0: not known yet); None where no project has one.
 
-    `now` is told to people, as the time at which money is spent.
+    `now` is the time that messages name as the time at which money is spent.
     """
     if not has_quotas(policies):
         return None
@@ -59,13 +59,13 @@ def quotas_of(
 
 
 class Counting:
-    """Quotas while a queue is decided about, in order of turns; `own` are jobs that ready nodes were bought for."""
+    """Quotas while a queue is decided about, in queue order; `own` are jobs that ready nodes were bought for."""
 
     def __init__(self, quotas: Quotas | None, own: Iterable[str | None] = ()) -> None:
         self._quotas = _NO_QUOTAS if quotas is None else quotas
         self._own = frozenset[str | None]() if quotas is None else frozenset(own)
         self._gpus: defaultdict[str, float] = defaultdict(float, self._quotas.gpus)
-        #: Projects of which a job waits for the quota: nobody of the project overtakes that job.
+        #: Projects of which a job waits for the quota: no job of the project overtakes it.
         self._behind: set[str] = set()
 
     def never(self, job: JobRow) -> str | None:
@@ -81,7 +81,7 @@ class Counting:
         if policy is None:
             return None
         if job.project in self._behind:
-            # Not behind which: that would be news to all of them whenever one starts.
+            # Without the name of that job: it would change the message of all of them whenever one starts.
             return "waits for its turn behind another job of its project"
         allowed, why = allowed_workers(
             job.project,
@@ -92,18 +92,18 @@ class Counting:
         )
         if allowed < job.sizes.min:
             return self._waits(job, why)
-        # What was bought for it is paid for by its project; what stands free elsewhere is paid for by others.
+        # Nodes that were bought for it are paid for by its project; other free nodes are paid for by others.
         return None if job.id in self._own else self.why_no_nodes(job)
 
     def why_no_nodes(self, job: JobRow) -> str | None:
-        """Why nothing is bought for the job that has no room, or None: then it waits for nodes like any other."""
+        """Why nothing is bought for a job that does not fit, or None: then it waits for nodes like any other."""
         policy = self._quotas.projects.get(job.project)
         spent = self._quotas.spent.get(job.project, Spending())
         why = why_no_money(job.project, policy, spent, self._quotas.now)
         return None if why is None else self._waits(job, why)
 
     def start(self, job: JobRow) -> None:
-        """It starts, and counts with all that it may use until its driver has said with how many workers it runs."""
+        """It starts, and counts with all that it may use until its driver has reported its workers."""
         self._gpus[job.project] += gpus_of(job.worker_resources, job.sizes.max)
 
     def _waits(self, job: JobRow, why: str) -> str:

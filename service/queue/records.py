@@ -1,6 +1,6 @@
-"""What drivers tell, checked: a record becomes one of these values, or `Unreadable` with the reason.
+"""Validates records of drivers: each becomes one of these values, or `InvalidRecord` with the reason.
 
-Values come from users' scripts in the end, so every number is bounded and every text can be stored anywhere.
+Values come from users' scripts, so every number is bounded, and every text can be stored in both databases.
 """
 
 from __future__ import annotations
@@ -78,21 +78,21 @@ Count = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Said(BaseModel):
-    """Anything that a driver tells."""
+class RecordBody(BaseModel):
+    """The body of a record of a driver."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Happened(Said):
-    """An event that the attempt saw."""
+class EventRecord(RecordBody):
+    """An event of the attempt."""
 
     kind: Word
     message: Text = ""
     data: Annotated[dict[str, Any], BeforeValidator(clean_json)] = Field(default_factory=dict)
 
 
-class Printed(Said):
+class LogRecord(RecordBody):
     """One or more lines of output, with newlines between them."""
 
     rank: Annotated[int, Field(ge=-1, le=MAX_INTEGER)]
@@ -100,7 +100,7 @@ class Printed(Said):
     text: Text
 
 
-class Measured(Said):
+class MetricRecord(RecordBody):
     """The values of one step."""
 
     step: Count
@@ -108,7 +108,7 @@ class Measured(Said):
     values: Annotated[dict[str, float | None], BeforeValidator(_finite_values)]
 
 
-class Committed(Said):
+class CheckpointRecord(RecordBody):
     """A checkpoint became visible."""
 
     step: Count
@@ -119,27 +119,27 @@ class Committed(Said):
     committed_at: Seconds
 
 
-class ListedCheckpoint(Committed):
-    """One that is there, whoever committed it."""
+class ListedCheckpoint(CheckpointRecord):
+    """A checkpoint in the storage, of any attempt."""
 
     attempt: Count
 
 
-class Listed(Said):
+class CheckpointListRecord(RecordBody):
     """All checkpoints that the job has in its storage."""
 
     checkpoints: Annotated[tuple[ListedCheckpoint, ...], Field(max_length=MAX_CHECKPOINTS)]
 
 
-class Removed(Said):
-    """A checkpoint is not there any more."""
+class CheckpointDeletedRecord(RecordBody):
+    """A checkpoint was deleted."""
 
     step: Count
     deleted: Literal[True]
     reason: Literal["retention", "damaged"] = "retention"
 
 
-class StoredFile(Said):
+class StoredFile(RecordBody):
     """One file of a job's outputs."""
 
     size_bytes: Count
@@ -148,7 +148,7 @@ class StoredFile(Said):
     stored: Text
 
 
-class Collected(Said):
+class OutputRecord(RecordBody):
     """What the job's outputs are now."""
 
     location: Text
@@ -156,8 +156,8 @@ class Collected(Said):
     files: dict[Text, StoredFile]
 
 
-class Progress(Said):
-    """How far the attempt is; None: not mentioned."""
+class ProgressRecord(RecordBody):
+    """The state of the attempt; None: not reported."""
 
     state: AttemptState | None = None
     world_size: Count | None = None
@@ -170,47 +170,47 @@ class Progress(Said):
     resumed_from_step: Count | None = None
 
 
-class Ended(Said):
+class AttemptEndRecord(RecordBody):
     """The attempt is over."""
 
     end_reason: EndReason
     message: Text = ""
     exit_code: Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER)] | None = None
-    #: False when its scripts stored outputs that the job's list does not name.
+    #: False when its scripts stored outputs that are not on the job's list.
     outputs_are_complete: bool = True
     #: Seconds of a loss that no new step followed.
     open_lost_s: Seconds = 0.0
 
 
-class Unreadable(Said):
+class InvalidRecord(RecordBody):
     """A record that breaks its contract."""
 
     kind: str
     why: str
 
 
-_MODELS: dict[str, type[Said]] = {
-    "event": Happened,
-    "log": Printed,
-    "metric": Measured,
-    "checkpoint": Committed,
-    "checkpoints": Listed,
-    "output": Collected,
-    "progress": Progress,
-    "ended": Ended,
+_MODELS: dict[str, type[RecordBody]] = {
+    "event": EventRecord,
+    "log": LogRecord,
+    "metric": MetricRecord,
+    "checkpoint": CheckpointRecord,
+    "checkpoints": CheckpointListRecord,
+    "output": OutputRecord,
+    "progress": ProgressRecord,
+    "ended": AttemptEndRecord,
 }
 
 
-def read(record: Record) -> Said:
-    """What the record says, or `Unreadable`; never raises."""
+def read(record: Record) -> RecordBody:
+    """What the record says, or `InvalidRecord`; never raises."""
     model = _MODELS.get(record.kind)
-    if model is Committed and record.body.get("deleted"):
-        model = Removed
+    if model is CheckpointRecord and record.body.get("deleted"):
+        model = CheckpointDeletedRecord
     if model is None:
-        return Unreadable(kind=str(record.kind)[:100], why="nothing of this kind is known")
+        return InvalidRecord(kind=str(record.kind)[:100], why="nothing of this kind is known")
     try:
         return model.model_validate(record.body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        return Unreadable(kind=record.kind, why=str(clean_text(f"{where}: {first['msg']}"))[:500])
+        return InvalidRecord(kind=record.kind, why=str(clean_text(f"{where}: {first['msg']}"))[:500])

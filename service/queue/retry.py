@@ -1,4 +1,4 @@
-"""What follows an ended attempt: pure, bounded, and the same for every caller."""
+"""Decides what follows an ended attempt: another attempt after a pause, or the end of the job (pure)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def after(
 ) -> Again | Finish:
     """Decide what follows an attempt of `job` that ended for `end_reason`; `message` says it for people.
 
-    `by_driver` says that its driver told of the end; else it was found to be gone, or had never begun.
+    `by_driver` says that its driver reported the end; else the driver was found dead, or had never begun.
     """
     if end_reason is EndReason.COMPLETED:
         return Finish(state=JobState.SUCCEEDED, reason=end_reason.value, message=message)

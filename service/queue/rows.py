@@ -67,7 +67,7 @@ class JobRow:
     cancel_requested_at: float | None = None
     #: Since when a budget keeps it from running; None: none does.
     paused_at: float | None = None
-    #: The last step of the cluster's budget that its owner was told of.
+    #: The last step of the cluster's budget that an event reported to its owner.
     budget_step: BudgetStep | None = None
     #: Why it has fewer workers than it could use while it runs, as the planner said last; None: nothing is in its way.
     why_short: str | None = None
@@ -104,7 +104,7 @@ class AttemptRow:
     fabric: str | None = None
     #: True when all of its workers are on on-demand nodes, as the deadline of its job was near when it began.
     on_demand: bool = False
-    #: Workers by the address of their node, as the driver told last.
+    #: Workers by the address of their node, as the driver reported last.
     workers: dict[str, int] = field(default_factory=dict)
     #: Since when it has had fewer workers than `max_workers`; None while it has all, and once it has ended.
     short_since: float | None = None
@@ -130,7 +130,7 @@ class AttemptRow:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRow:
-    """One machine, from the wish for it to its end."""
+    """One machine, from the request for it to its end."""
 
     id: str
     pool: str
@@ -152,7 +152,7 @@ class NodeRow:
     bought_for: str | None = None
     #: Since when it has been ready and nothing has run on it.
     idle_since: float | None = None
-    #: When it was told to go.
+    #: When its drain or termination began.
     leaving_since: float | None = None
     #: While draining: when it has to be gone.
     deadline_at: float | None = None
@@ -186,7 +186,7 @@ class DrilledJob:
     #: Everything up to this step and this event is in the account.
     step: int | None
     event_seq: int
-    #: It lost a node by the drill, or was told that it will.
+    #: It lost a node by the drill, or got a notice.
     was_hit: bool = False
     #: It had fewer workers for some time.
     was_smaller: bool = False
@@ -216,7 +216,7 @@ class DrillRow:
     message: str | None = None
     struck_at: float | None = None
     deadline_at: float | None = None
-    #: When the nodes had been told, and when they had been taken.
+    #: When the nodes had the notice, and when they had been taken.
     noticed_at: float | None = None
     taken_at: float | None = None
     ended_at: float | None = None

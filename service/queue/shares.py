@@ -1,4 +1,4 @@
-"""Projects take turns by their shares: whose running jobs hold least for its share goes first (pure).
+"""Orders jobs of equal priority by shares: next is the project whose running jobs hold least for its share (pure).
 
 What a job holds is its dominant part (`service/queue/dominant_part.py`) of all that the complete pools may bring.
 """
@@ -14,7 +14,7 @@ from itertools import groupby
 from cluster.policies.policies import Policies
 from service.queue.admission import PoolSize
 from service.queue.dominant_part import dominant_part
-from service.queue.ordering import Turn, turn_key
+from service.queue.ordering import QueueKey, queue_key
 from service.queue.rows import JobRow
 
 Resources = Mapping[str, float]
@@ -32,43 +32,45 @@ class Shares:
     whole: Resources = field(default_factory=dict)
 
     def order(self, jobs: Sequence[JobRow]) -> list[JobRow]:
-        """The jobs, which are in order of turns, with those of equal priority in turns of their projects.
+        """The jobs, given in queue order, with those of equal priority ordered by the shares of their projects.
 
-        A job counts with its smallest group as soon as its turn has come, so that one project's jobs do not come in a
-        row.  Of projects that hold equally much the one whose job came first is next: who holds nothing is never
-        overtaken for good.
+        A job counts with its smallest group as soon as it is placed in the order, so that one project's jobs do not
+        come in a row.  Of projects that hold equally much the one with the oldest job is next: a project that holds
+        nothing is never overtaken for good.
         """
         held = defaultdict(float, self.held)
         ordered: list[JobRow] = []
         for _, level in groupby(jobs, key=lambda job: job.priority):
-            lines: dict[str, deque[JobRow]] = defaultdict(deque)
+            queues: dict[str, deque[JobRow]] = defaultdict(deque)
             for job in level:
-                lines[job.project].append(job)
-            turns = [self._turn(project, line, held) for project, line in lines.items()]
-            heapq.heapify(turns)
-            while turns:
-                *_, project = heapq.heappop(turns)
-                line = lines[project]
-                job = line.popleft()
+                queues[job.project].append(job)
+            heap = [self._heap_key(project, queue, held) for project, queue in queues.items()]
+            heapq.heapify(heap)
+            while heap:
+                *_, project = heapq.heappop(heap)
+                queue = queues[project]
+                job = queue.popleft()
                 ordered.append(job)
                 held[project] += _part(self.whole, job, job.sizes.min)
-                if line:
-                    heapq.heappush(turns, self._turn(project, line, held))
+                if queue:
+                    heapq.heappush(heap, self._heap_key(project, queue, held))
         return ordered
 
-    def _turn(self, project: str, line: deque[JobRow], held: Mapping[str, float]) -> tuple[float, Turn, str]:
-        return held[project] / self.shares.get(project, 1.0), turn_key(line[0]), project
+    def _heap_key(
+        self, project: str, queue: deque[JobRow], held: Mapping[str, float]
+    ) -> tuple[float, QueueKey, str]:
+        return held[project] / self.shares.get(project, 1.0), queue_key(queue[0]), project
 
 
 def has_shares(policies: Policies) -> bool:
-    """Operators gave a share to a project; else priority and age alone decide whose turn it is."""
+    """Operators gave a share to a project; else priority and age alone decide the order."""
     return any("share" in policy.model_fields_set for policy in policies.projects.values())
 
 
 def shares_of(
     policies: Policies, pools: Iterable[PoolSize], running: Iterable[tuple[JobRow, int]]
 ) -> Shares | None:
-    """The shares that operators gave to projects, beside jobs that run with so many workers; None: they gave none."""
+    """The shares of projects, with what `running` jobs hold by their workers; None: operators gave none."""
     if not has_shares(policies):
         return None
     whole: dict[str, float] = defaultdict(float)

@@ -1,1 +1,1 @@
-"""Memory: the only SQL."""
+"""The database: all SQL of the service is here."""

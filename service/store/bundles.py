@@ -1,6 +1,6 @@
 """When the code bundles in the storage were last used.
 
-A bundle is deleted in three steps, so that nobody who uses it meanwhile loses it: its row says that it goes, the file
+A bundle is deleted in three steps, so that no job that uses it meanwhile loses it: its row says that it goes, the file
 is deleted, and the row is deleted.  From the first one on it counts as missing; it can be uploaded after the last one.
 """
 
@@ -30,7 +30,7 @@ def is_going(connection: sa.Connection, digest: str) -> bool:
 
 
 def use(connection: sa.Connection, digest: str, now: float) -> bool:
-    """Somebody uses it now; False when it is being deleted."""
+    """Record that it is used now; False when it is being deleted."""
     row = {"digest": digest, "used_at": now}
     return connection.execute(_use(connection.dialect.name), row).first() is not None
 
@@ -46,7 +46,7 @@ def _use(dialect: str) -> sa.sql.dml.ReturningInsert[tuple[str]]:
 
 
 def choose(connection: sa.Connection, before: float, now: float, most: int) -> list[str]:
-    """Mark up to so many as going that nobody has used since `before` and no job needs that waits or runs.
+    """Mark up to `most` bundles as going that were not used since `before` and that no waiting or running job needs.
 
     Those that were marked before and are there still are among them: their files may be.
     """

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from remora.states import AttemptState
 from service.queue import lifecycle
 from service.queue.lifecycle import Decision
-from service.queue.records import Listed, ListedCheckpoint
+from service.queue.records import CheckpointListRecord, ListedCheckpoint
 from service.queue.rows import AttemptRow, JobRow, NewEvent
 from service.store import jobs
 from service.store.rows import in_parts, to_rows, upsert
@@ -44,10 +44,10 @@ def newest_steps(connection: sa.Connection, job_ids: Sequence[str]) -> dict[str,
 
 
 def replace_lists(
-    connection: sa.Connection, lists: Mapping[str, tuple[AttemptRow, Listed]], now: float
+    connection: sa.Connection, lists: Mapping[str, tuple[AttemptRow, CheckpointListRecord]], now: float
 ) -> dict[str, list[NewEvent]]:
-    """Make the lists of these jobs, by id, what their storages have; returns what to tell of what was different."""
-    told: dict[str, list[NewEvent]] = {job_id: [] for job_id in lists}
+    """Make the lists of these jobs, by id, what their storages have; returns events about differences, by job id."""
+    news: dict[str, list[NewEvent]] = {job_id: [] for job_id in lists}
     known: dict[str, dict[int, str]] = {job_id: {} for job_id in lists}
     for ids in in_parts(list(lists)):
         columns = checkpoints.c.job_id, checkpoints.c.step, checkpoints.c.location
@@ -59,16 +59,16 @@ def replace_lists(
         there = {one.step: one for one in listed.checkpoints}
         for step in sorted(known[job_id].keys() - there.keys()):
             gone.append((job_id, step))
-            told[job_id].append(_missing(attempt, step, now))
+            news[job_id].append(_missing(attempt, step, now))
         for step, one in sorted(there.items()):
             if known[job_id].get(step) != one.location:
                 # The plan reckons from it what a move would lose.
                 committed_at = min(one.committed_at, now)
                 added.append({"job_id": job_id, **one.model_dump(), "committed_at": committed_at})
-                told[job_id].append(_found(attempt, one, now))
+                news[job_id].append(_found(attempt, one, now))
     remove(connection, gone)
     add(connection, added)
-    return told
+    return news
 
 
 def _missing(attempt: AttemptRow, step: int, now: float) -> NewEvent:
@@ -92,16 +92,16 @@ def _found(attempt: AttemptRow, one: ListedCheckpoint, now: float) -> NewEvent:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """Attempts that have ended, and with which somebody is not done."""
+class EndedAttempts:
+    """Attempts that have ended and are not settled yet."""
 
-    #: Something of them may still run.
+    #: Processes of them may still run.
     unreleased: list[AttemptRow]
-    #: Nothing does, and nobody has compared list and storage since; newest first, with their jobs.
+    #: No process runs, and list and storage were not compared since; newest first, with their jobs.
     unlisted: list[tuple[JobRow, AttemptRow]]
 
 
-def ended_attempts(connection: sa.Connection, most_unlisted: int) -> Ended:
+def ended_attempts(connection: sa.Connection, most_unlisted: int) -> EndedAttempts:
     """Those attempts, in one question while none of them is unlisted."""
     unreleased = sa.select(attempts).where(UNRELEASED_ATTEMPTS, attempts.c.state == AttemptState.ENDED)
     newest = attempts.c.id.desc()
@@ -112,18 +112,18 @@ def ended_attempts(connection: sa.Connection, most_unlisted: int) -> Ended:
     for ids in in_parts(sorted({one.job_id for one in listless})):
         rows = connection.execute(sa.select(jobs_table).where(jobs_table.c.id.in_(ids)))
         by_id.update({job.id: job for job in to_rows(JobRow, rows)})
-    return Ended(
+    return EndedAttempts(
         unreleased=[one for one in found if one.released_at is None],
         unlisted=[(by_id[one.job_id], one) for one in listless],
     )
 
 
-def settle(connection: sa.Connection, found: Mapping[str, Listed | None], now: float) -> None:
-    """Make lists what was found in the storages after attempts, by their ids, had ended; in one go for all of them.
+def settle(connection: sa.Connection, found: Mapping[str, CheckpointListRecord | None], now: float) -> None:
+    """Make lists what was found in the storages after attempts, by their ids, had ended; in one transaction for all.
 
-    Nothing is changed for an attempt when None was found, when a newer one exists, whose driver tells the list, or when
-    retention has emptied the job meanwhile.  Of several attempts of one job the newest is settled, and the others the
-    next time.
+    Nothing is changed for an attempt when None was found, when a newer one exists, whose driver reports the list, or
+    when retention has emptied the job meanwhile.  Of several attempts of one job the newest is settled, and the others
+    the next time.
     """
     pairs: dict[str, tuple[JobRow, AttemptRow]] = {}
     for job, attempt in jobs.lock_attempts(connection, found).values():
@@ -135,12 +135,12 @@ def settle(connection: sa.Connection, found: Mapping[str, Listed | None], now: f
         for job, attempt in pairs.values()
         if (listed := found[attempt.id]) is not None and _counts(job, attempt)
     }
-    told = replace_lists(connection, lists, now)
+    news = replace_lists(connection, lists, now)
     newest = newest_steps(connection, list(lists))
     changes = []
     for job, attempt in pairs.values():
         after = replace(job, checkpoint_step=newest.get(job.id)) if job.id in lists else job
-        events = tuple(told.get(job.id, ()))
+        events = tuple(news.get(job.id, ()))
         changes.append(jobs.Change(job, Decision(after, lifecycle.listed(attempt, now), events), attempt))
     jobs.save_all(connection, changes)
 

@@ -1,4 +1,4 @@
-"""What is remembered of the cloud from turn to turn, whichever controller takes it: one row."""
+"""The state of the cloud that controllers keep between ticks: one row."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _THE_ROW = 1
 class CloudRow:
     """Times are seconds since 1970."""
 
-    #: Before this it does not want to be asked for machines.
+    #: Before this time no machines are requested, as the cloud throttles requests.
     paused_until: float = float("-inf")
-    #: Since when it, or Ray, does not say what there is; None: they say it.
+    #: Since when the cloud, or Ray, has not answered; None: both answer.
     unseen_since: float | None = None
 
 
 def get(connection: sa.Connection) -> CloudRow:
-    """What is known; nothing before anything was written."""
+    """The stored state; the defaults before anything was written."""
     row = connection.execute(sa.select(cloud).where(cloud.c.id == _THE_ROW)).first()
     if row is None:
         return CloudRow()
@@ -32,14 +32,14 @@ def get(connection: sa.Connection) -> CloudRow:
 
 
 def pause(connection: sa.Connection, until: float) -> None:
-    """It asked for a pause; one that ends earlier than a known one changes nothing."""
+    """Store that the cloud asked for a pause; one that ends earlier than a known one changes nothing."""
     before = get(connection)
     if until > before.paused_until:
         _save(connection, CloudRow(paused_until=until, unseen_since=before.unseen_since))
 
 
 def see(connection: sa.Connection, unseen_since: float | None) -> None:
-    """Since when it cannot be seen, or that it can be again."""
+    """Store since when it cannot be observed, or None that it can be again."""
     _save(connection, CloudRow(paused_until=get(connection).paused_until, unseen_since=unseen_since))
 
 

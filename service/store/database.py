@@ -43,7 +43,7 @@ def _read_json(text: str | bytes) -> Any:
 
 @lru_cache(maxsize=4096)
 def _parsed(text: str | bytes) -> Any:
-    """The same texts are read at every tick; what is made of them are parts of frozen values, which nobody changes."""
+    """Cached, as the same texts are read at every tick; the results are parts of frozen values and never changed."""
     return json.loads(text)
 
 
@@ -107,7 +107,7 @@ class Database:
         try:
             if self.is_sqlite:
                 _make_private(self.url)
-                # BEGIN IMMEDIATE: a transaction that will write takes its place in the line at once.
+                # BEGIN IMMEDIATE: a transaction that will write waits for the write lock at once.
                 self._writing = _sqlite_engine(self.url, "BEGIN IMMEDIATE", 1)
                 self._reading = _sqlite_engine(self.url, "BEGIN", 4)
             else:
@@ -134,7 +134,7 @@ class Database:
         """Run `work` in one transaction and return what it returns; its exceptions roll everything back.
 
         `work` must bear being run again: conflicts between processes are repeated a few times.  Raises Unsure when
-        the connection to PostgreSQL broke during COMMIT and nobody says whether that was done.
+        the connection to PostgreSQL broke during COMMIT and the server does not say whether it committed.
         """
         if self._writer is not None:
             return self._writer.submit(work).result()

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from cluster.scheduling.view import ENDED
 from remora.states import NodeState
-from service.queue.drills import TakenNode, Traces
+from service.queue.drills import JobUpdate, TakenNode
 from service.queue.rows import DrilledJob, DrillRow, JobRow, NodeRow
 from service.store import telemetry
 from service.store.nodes import get_node, page_of_node_events
@@ -20,7 +20,7 @@ CHUNK = 1000
 
 
 def insert_drill(connection: sa.Connection, drill: DrillRow) -> None:
-    """Store the wish."""
+    """Store a requested drill."""
     connection.execute(sa.insert(drills).values(drill_columns(drill)))
 
 
@@ -72,7 +72,7 @@ def running_jobs(connection: sa.Connection) -> list[JobRow]:
     return to_rows(JobRow, connection.execute(statement))
 
 
-def traces(connection: sa.Connection, known: Sequence[DrilledJob]) -> list[Traces]:
+def job_updates(connection: sa.Connection, known: Sequence[DrilledJob]) -> list[JobUpdate]:
     """What each job left since it was looked at last, in the order of `known`."""
     points = [
         telemetry.page_of_metrics(connection, one.job_id, -1 if one.step is None else one.step, CHUNK)
@@ -83,6 +83,6 @@ def traces(connection: sa.Connection, known: Sequence[DrilledJob]) -> list[Trace
     statement = sa.select(jobs).where(jobs.c.id.in_([one.job_id for one in known]))
     rows = {row.id: row for row in to_rows(JobRow, connection.execute(statement))}
     return [
-        Traces(job=rows[one.job_id], points=at, events=told)
+        JobUpdate(job=rows[one.job_id], points=at, events=told)
         for one, at, told in zip(known, points, events, strict=True)
     ]

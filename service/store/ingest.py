@@ -1,4 +1,4 @@
-"""What drivers tell becomes rows: every record exactly once, of all drivers in one transaction."""
+"""Stores records of drivers as rows: every record exactly once, those of all drivers in one transaction."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class _Batch:
     points: dict[int, dict[str, Any]] = field(default_factory=dict)
     #: By step: the row of a checkpoint, or None when it was removed.
     checkpoints: dict[int, dict[str, Any] | None] = field(default_factory=dict)
-    #: All that there were before those, when the driver told that.
-    listed: records.Listed | None = None
+    #: The complete list before those, when the driver reported it.
+    listed: records.CheckpointListRecord | None = None
     #: The job's outputs when they changed.
     outputs: dict[str, Any] | None = None
     #: False when the driver could not bring that list up to date.
@@ -49,7 +49,7 @@ class _Batch:
         self.attempt = decision.attempt or self.attempt
         self.events.extend(decision.events)
 
-    def tell(self, at: float, kind: str, message: str, data: dict[str, Any]) -> None:
+    def append_event(self, at: float, kind: str, message: str, data: dict[str, Any]) -> None:
         """Append an event of the attempt."""
         self.events.append(
             NewEvent(at=at, kind=kind, message=message, attempt=self.attempt.attempt, data=data)
@@ -68,22 +68,24 @@ def ingest(
     return None if found is None else found[1]
 
 
-def ingest_all(connection: sa.Connection, told: Mapping[str, Sequence[Record]], now: float) -> jobs.Changed:
+def ingest_all(
+    connection: sa.Connection, by_attempt: Mapping[str, Sequence[Record]], now: float
+) -> jobs.Changed:
     """Store records of attempts, by their ids, and let them change those, in as few statements for many as for one.
 
-    Records that are stored already are skipped, and so is everything of an attempt that has ended.  Behind a gap
-    inside what one told nothing of it is taken: it is asked for again.  When it begins behind a gap, the driver has
-    lost what is missing; that is told as an event.  One whose records cannot be taken is left as it was, with all of
-    them, and the others are stored.  The lease is for the caller to guard.
+    Records that are stored already are skipped, and so is everything of an attempt that has ended.  Records behind a
+    gap inside the list are left out: they are polled again.  When the list begins behind a gap, the driver has lost
+    what is missing; an event reports that.  An attempt whose records cannot be stored is left as it was, and the others
+    are stored.  The caller guards the lease.
     """
     changed = jobs.Changed()
     batches: list[_Batch] = []
-    for attempt_id, (job, attempt) in jobs.lock_attempts(connection, told).items():
+    for attempt_id, (job, attempt) in jobs.lock_attempts(connection, by_attempt).items():
         changed.pairs[attempt_id] = (job, attempt)
         if attempt.state is AttemptState.ENDED:
             continue
         try:
-            batches.append(_take_all(job, attempt, told[attempt_id], now))
+            batches.append(_take_all(job, attempt, by_attempt[attempt_id], now))
         except Exception as error:  # its fault alone
             changed.failed[attempt_id] = error
     for batch, job in zip(batches, _store(connection, batches), strict=True):
@@ -118,7 +120,7 @@ def _in_sequence(attempt: AttemptRow, new: Sequence[Record], batch: _Batch) -> l
             break
         if record.seq != last + 1:
             lost = record.seq - last - 1
-            batch.tell(batch.now, "records.lost", f"the driver lost {lost} records", {"count": lost})
+            batch.append_event(batch.now, "records.lost", f"the driver lost {lost} records", {"count": lost})
         taken.append(record)
     return taken
 
@@ -127,7 +129,7 @@ def _take(batch: _Batch, record: Record) -> None:
     at = float(record.at) if math.isfinite(record.at) else batch.now
     said = records.read(record)
     match said:
-        case records.Printed():
+        case records.LogRecord():
             common = {
                 "at": at,
                 "attempt": batch.attempt.attempt,
@@ -135,23 +137,23 @@ def _take(batch: _Batch, record: Record) -> None:
                 "stream": said.stream,
             }
             batch.lines += [{**common, "text": line} for line in said.text.split("\n")]
-        case records.Measured():
+        case records.MetricRecord():
             _measure(batch, said, at)
-        case records.Committed() | records.Removed():
+        case records.CheckpointRecord() | records.CheckpointDeletedRecord():
             _checkpoint(batch, said, at)
-        case records.Listed():
+        case records.CheckpointListRecord():
             batch.listed = said
             batch.checkpoints.clear()
             for one in said.checkpoints:
                 batch.decide(lifecycle.observe_checkpoint(batch.job, batch.attempt, one.step))
-        case records.Collected():
+        case records.OutputRecord():
             batch.outputs = {**said.model_dump(), "attempt": batch.attempt.attempt, "job_id": batch.job.id}
             batch.decide(lifecycle.observe_outputs(batch.job, batch.attempt))
-        case records.Happened():
-            batch.tell(at, said.kind, said.message, said.data)
-        case records.Progress():
+        case records.EventRecord():
+            batch.append_event(at, said.kind, said.message, said.data)
+        case records.ProgressRecord():
             batch.decide(lifecycle.observe(batch.job, batch.attempt, said, _since(batch, at)))
-        case records.Ended():
+        case records.AttemptEndRecord():
             batch.outputs_are_complete = said.outputs_are_complete
             message = said.message or said.end_reason.value
             batch.decide(
@@ -165,11 +167,13 @@ def _take(batch: _Batch, record: Record) -> None:
                     open_lost_s=said.open_lost_s,
                 )
             )
-        case records.Unreadable():
-            batch.tell(at, "record.refused", f"a record could not be read: {said.why}", {"kind": said.kind})
+        case records.InvalidRecord():
+            batch.append_event(
+                at, "record.refused", f"a record could not be read: {said.why}", {"kind": said.kind}
+            )
 
 
-def _measure(batch: _Batch, said: records.Measured, at: float) -> None:
+def _measure(batch: _Batch, said: records.MetricRecord, at: float) -> None:
     batch.points[said.step] = {
         "at": at,
         "attempt": batch.attempt.attempt,
@@ -184,12 +188,14 @@ def _since(batch: _Batch, at: float) -> float:
     return max(batch.attempt.created_at, min(at, batch.now))
 
 
-def _checkpoint(batch: _Batch, said: records.Committed | records.Removed, at: float) -> None:
-    if isinstance(said, records.Removed):
+def _checkpoint(
+    batch: _Batch, said: records.CheckpointRecord | records.CheckpointDeletedRecord, at: float
+) -> None:
+    if isinstance(said, records.CheckpointDeletedRecord):
         batch.checkpoints[said.step] = None
         was = "was removed" if said.reason == "retention" else "cannot be used, and is not listed any more"
         message = f"the checkpoint of step {said.step} {was}"
-        batch.tell(at, "checkpoint.deleted", message, {"step": said.step, "reason": said.reason})
+        batch.append_event(at, "checkpoint.deleted", message, {"step": said.step, "reason": said.reason})
         return
     batch.checkpoints[said.step] = {
         **said.model_dump(exclude={"step"}),
@@ -198,7 +204,7 @@ def _checkpoint(batch: _Batch, said: records.Committed | records.Removed, at: fl
         "committed_at": _since(batch, said.committed_at),
     }
     batch.decide(lifecycle.observe_checkpoint(batch.job, batch.attempt, said.step))
-    batch.tell(
+    batch.append_event(
         at,
         "checkpoint.committed",
         f"the state of step {said.step} is saved",
@@ -253,10 +259,10 @@ def _store_checkpoints(connection: sa.Connection, batches: Sequence[_Batch]) -> 
         events = checkpoints.replace_lists(connection, lists, batches[0].now)
         for batch in batches:
             batch.events += events.get(batch.job.id, [])
-    told = [(batch.job.id, step, row) for batch in batches for step, row in batch.checkpoints.items()]
-    added = [{"job_id": job_id, "step": step, **row} for job_id, step, row in told if row is not None]
+    changes = [(batch.job.id, step, row) for batch in batches for step, row in batch.checkpoints.items()]
+    added = [{"job_id": job_id, "step": step, **row} for job_id, step, row in changes if row is not None]
     checkpoints.add(connection, added)
-    checkpoints.remove(connection, [(job_id, step) for job_id, step, row in told if row is None])
+    checkpoints.remove(connection, [(job_id, step) for job_id, step, row in changes if row is None])
     newest = checkpoints.newest_steps(connection, [batch.job.id for batch in batches])
     for batch in batches:
         batch.job = replace(batch.job, checkpoint_step=newest.get(batch.job.id))

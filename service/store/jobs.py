@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from remora.states import AttemptState, JobState
 from service.queue.lifecycle import Decision
-from service.queue.ordering import WAITS_FOR_NODES, WAITS_FOR_TURN, turn_key
+from service.queue.ordering import WAITS_FOR_NODES, WAITS_FOR_TURN, queue_key
 from service.queue.rows import AttemptRow, JobRow, NewEvent
 from service.store.rows import (
     changing_columns,
@@ -62,7 +62,7 @@ _NEXT = _rows_in_line("ix_jobs_line", f"not_before <= :now ORDER BY {_TURN} LIMI
 _OVERDUE = _rows_in_line(
     "ix_jobs_overdue", "attempt = 0 AND wait_time_s IS NOT NULL AND (created_at + wait_time_s) < :now"
 )
-# How many of those before it wait for their turns too.
+# How many of those ahead of it wait for their turn too.
 _AHEAD = {
     in_projects: _in_line(
         "ix_jobs_line_of_project" if in_projects else "ix_jobs_line",
@@ -141,7 +141,8 @@ class Changed:
 def lock_jobs(connection: sa.Connection, job_ids: Iterable[str]) -> dict[str, JobRow]:
     """Those of the jobs that exist, by id, kept from changing by others until the transaction ends.
 
-    They are locked in the order of their ids, as everybody does who locks several, so that no two wait for each other.
+    They are locked in the order of their ids, as in all code that locks several: no two transactions wait for each
+    other.
     """
     found: dict[str, JobRow] = {}
     for ids in in_parts(sorted(job_ids)):
@@ -273,13 +274,13 @@ def queued_jobs(connection: sa.Connection, now: float, limit: int) -> list[JobRo
 
 
 def queued_jobs_of_each(connection: sa.Connection, now: float, limit: int) -> list[JobRow]:
-    """So many of each project, in that order, so that no project's long line hides another's."""
+    """Up to this number of jobs of each project, in queue order, so that no project's long queue hides another's."""
     first = _FIRST_OF_EACH[connection.dialect.name]
     ids = list(connection.execute(first, {"now": now, "most": limit}).scalars())
     found: list[JobRow] = []
     for part in in_parts(ids):
         found += to_rows(JobRow, connection.execute(sa.select(jobs).where(jobs.c.id.in_(part))))
-    return sorted(found, key=turn_key)
+    return sorted(found, key=queue_key)
 
 
 def queued_among(connection: sa.Connection, job_ids: Iterable[str]) -> list[JobRow]:
@@ -299,9 +300,9 @@ def overdue_jobs(connection: sa.Connection, now: float) -> list[JobRow]:
 def jobs_ahead(
     connection: sa.Connection, job_ids: Sequence[str], now: float, *, in_projects: bool
 ) -> dict[str, int]:
-    """How many waiting jobs have their turn before each of these waiting jobs; of its own project with `in_projects`.
+    """How many waiting jobs are ahead of each of these waiting jobs; of its own project with `in_projects`.
 
-    Jobs that stop nobody do not count: those that wait for a quota, and those that no pool could ever hold.
+    Jobs that block no other do not count: those that wait for a quota, and those that no pool could ever hold.
     """
     wanted = set(job_ids)
     rows = connection.execute(_AHEAD[in_projects][connection.dialect.name], {"now": now})
@@ -322,13 +323,13 @@ def live_attempts(connection: sa.Connection) -> list[tuple[JobRow, AttemptRow]]:
 
 
 def paused_jobs(connection: sa.Connection) -> dict[str, str | None]:
-    """What is told of each job that a budget keeps from running, by its id."""
+    """The message of each job that a budget keeps from running, by its id."""
     statement = sa.select(jobs.c.id, jobs.c.message).where(PAUSED_JOBS).order_by(jobs.c.id)
     return {row.id: row.message for row in connection.execute(statement)}
 
 
 def queued_again(connection: sa.Connection, limit: int) -> list[str]:
-    """Ids of jobs that wait and had begun before, at most so many."""
+    """Ids of jobs that wait and had begun before, at most `limit`."""
     statement = sa.select(jobs.c.id).where(QUEUED_AGAIN).order_by(jobs.c.id).limit(limit)
     return list(connection.execute(statement).scalars())
 

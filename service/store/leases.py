@@ -1,8 +1,8 @@
-"""Exclusive rights for a time.  A token grows with every new owner, so that a former owner can be told from the new.
+"""Leases: exclusive rights for a time.  A token grows with every new owner, so that a former owner can be recognized.
 
-No two clocks are compared: the owner counts its renewals, and who waits for the lease takes it when the row has not
-changed for as long as a lease lasts, by the waiting process's own monotonic clock.  A machine whose clock is wrong, or
-jumps, neither keeps a lease for longer nor loses it.
+No two clocks are compared: the owner counts its renewals, and a process that waits for the lease takes it when the row
+has not changed for as long as a lease lasts, by the waiting process's own monotonic clock.  A machine whose clock is
+wrong, or jumps, neither keeps a lease for longer nor loses it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LeaseRow:
     """A lease as everybody sees it."""
 
     name: str
-    #: Empty: nobody holds it.
+    #: Empty: no process holds it.
     owner: str
     token: int
     #: Grows with every renewal.
@@ -50,7 +50,7 @@ class LeaseRow:
 
     @property
     def is_free(self) -> bool:
-        """Nobody holds it."""
+        """No process holds it."""
         return not self.owner
 
 
@@ -76,13 +76,13 @@ class LeaseWatch:
 
 
 def get(connection: sa.Connection, name: str) -> LeaseRow | None:
-    """The lease; None when nobody ever held it."""
+    """The lease; None when no process ever held it."""
     row = connection.execute(sa.select(leases).where(leases.c.name == name)).first()
     return None if row is None else LeaseRow(**row._mapping)
 
 
 def take(connection: sa.Connection, seen: LeaseRow | None, name: str, owner: str, now: float) -> Lease | None:
-    """Take a lease that is still as it was seen (None: nobody ever held it); None when it has changed meanwhile.
+    """Take a lease that is still as it was seen (None: no process ever held it); None when it has changed meanwhile.
 
     Whether it may be taken is for the caller to know.
     """

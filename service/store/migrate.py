@@ -12,9 +12,9 @@ from sqlalchemy.exc import DBAPIError
 
 from service.store.database import Database
 from service.store.errors import StoreError
-from service.store.troubles import why_failed
+from service.store.failures import why_failed
 
-#: Any number, as long as nobody else takes the same advisory lock.
+#: Any number, as long as no other program takes the same advisory lock.
 _LOCK = 7_265_001
 
 

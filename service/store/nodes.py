@@ -17,7 +17,7 @@ from service.store.tables import LIVE_NODES, node_events, nodes
 
 
 def insert_node(connection: sa.Connection, decision: NodeDecision) -> NodeRow:
-    """Store a node that is wished for."""
+    """Store a requested node."""
     node = replace(decision.node, event_seq=len(decision.events))
     connection.execute(sa.insert(nodes).values(columns(node)))
     _insert_events(connection, decision)
@@ -25,7 +25,7 @@ def insert_node(connection: sa.Connection, decision: NodeDecision) -> NodeRow:
 
 
 def save_node(connection: sa.Connection, before: NodeRow, decision: NodeDecision) -> NodeRow:
-    """Store what was decided about a node.  Raises Fenced when somebody else changed it meanwhile."""
+    """Store what was decided about a node.  Raises Fenced when another transaction changed it meanwhile."""
     node = replace(decision.node, event_seq=before.event_seq + len(decision.events))
     changed = connection.execute(
         sa.update(nodes)
@@ -33,7 +33,7 @@ def save_node(connection: sa.Connection, before: NodeRow, decision: NodeDecision
         .values(columns(node))
     )
     if changed.rowcount != 1:
-        raise Fenced(f"node {before.id} was changed by somebody else")
+        raise Fenced(f"node {before.id} was changed by another transaction")
     _insert_events(connection, decision)
     return node
 

@@ -49,7 +49,7 @@ def page_of_policies(connection: sa.Connection, *, before: int, limit: int) -> l
 
 
 def insert_policies(connection: sa.Connection, decision: PolicyDecision) -> None:
-    """Store a version with its event.  Raises IntegrityError when somebody else stored that version meanwhile."""
+    """Store a version with its event.  Raises IntegrityError when another client stored that version meanwhile."""
     if decision.event is None:
         return
     connection.execute(sa.insert(policies).values(asdict(decision.row)))
@@ -63,13 +63,13 @@ def append_cluster_event(connection: sa.Connection, event: NewEvent) -> None:
 
 
 def has_cluster_event(connection: sa.Connection, kind: str, message: str, *, since: float) -> bool:
-    """True when the same was told since then."""
+    """True when the same event was written since then."""
     same = (cluster_events.c.kind == kind, cluster_events.c.message == message, cluster_events.c.at > since)
     return connection.execute(sa.select(cluster_events.c.seq).where(*same).limit(1)).first() is not None
 
 
 def newest_quotas(connection: sa.Connection) -> dict[str, int]:
-    """Units of each quota of the cloud, as an event told of them last; empty when none did."""
+    """Units of each quota of the cloud, as the newest event reported them; empty when none did."""
     statement = (
         sa.select(cluster_events.c.data)
         .where(cluster_events.c.kind == "quotas.read")

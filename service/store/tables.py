@@ -116,7 +116,7 @@ jobs = sa.Table(
     _partial("ix_jobs_overdue", OVERDUE_AT, where=WAITING_FOR_THEIR_FIRST),
 )
 
-# The line in the order of turns, with all that is asked of those who stand in it: no row is read for that.
+# The queue order, with all columns that are read of waiting jobs: queries of the index read no row.
 _LINE = (jobs.c.priority.desc(), jobs.c.created_at, jobs.c.id, jobs.c.reason, jobs.c.not_before)
 _partial("ix_jobs_line", *_LINE, where=QUEUED_JOBS)
 _partial("ix_jobs_line_of_project", jobs.c.project, *_LINE, where=QUEUED_JOBS)
@@ -312,7 +312,7 @@ cluster_events = sa.Table(
     sa.Index("ix_cluster_events_kind", "kind", "seq"),
 )
 
-# What was counted of everything there ever was, so that nobody has to count again: `service.store.totals`.
+# What was counted of everything there ever was, so that nothing is counted again: `service.store.totals`.
 totals = sa.Table(
     "totals",
     metadata,
@@ -397,7 +397,7 @@ budget_days = sa.Table(
     sa.Column("figures", sa.Text, nullable=False, server_default=""),
 )
 
-# What the newest plan does not do for pools and nodes, and why: `service.queue.waits`.
+# What the newest plan does not do for pools and nodes, and why: `service.queue.plan_reasons`.
 waits = sa.Table(
     "waits",
     metadata,

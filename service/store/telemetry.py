@@ -121,7 +121,7 @@ def few_points(connection: sa.Connection, job_id: str, after_step: int, most: in
 
 
 class _Part:
-    """What is told of several steps in a row."""
+    """The summary of several steps in a row."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -41,7 +41,7 @@ class Fate(StrEnum):
 def run(engine: sa.Engine, work: Work[T]) -> T:
     """Run `work` in a transaction and return what it returns; it has to bear being run again after one that failed.
 
-    Raises Unsure when a connection broke during COMMIT and nobody says whether that was done.
+    Raises Unsure when a connection broke during COMMIT and the server does not say whether it committed.
     """
     for left in range(_TRIES - 1, -1, -1):
         number: str | None = None
@@ -67,7 +67,7 @@ def is_conflict(error: DBAPIError) -> bool:
 
 
 def _number(connection: sa.Connection) -> str | None:
-    """Under which the server remembers this transaction; None when it wrote nothing, or nobody remembers."""
+    """The number of this transaction on the server; None when it wrote nothing, or the database has no numbers."""
     if connection.dialect.name != "postgresql":
         return None
     found = connection.execute(_NUMBER).scalar()
@@ -94,7 +94,7 @@ def _fate(engine: sa.Engine, number: str, error: DBAPIError) -> Fate | None:
     except OperationalError:
         return None
     except DBAPIError:
-        # A standby that took over never heard of it.
+        # A standby that took over does not know it.
         said = None
     if said is None:
         raise _unsure(error) from error

@@ -1,4 +1,4 @@
-"""Why the newest plan waits with something; the controller alone writes it."""
+"""Why the newest plan does not do more for pools and nodes; only the controller writes these rows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _REMOVE = sa.delete(waits).where(
 
 
 def all_waits(connection: sa.Connection) -> list[WaitRow]:
-    """All that is told, in order for each pool and node."""
+    """All reasons, in order for each pool and node."""
     return _rows(connection, sa.select(waits))
 
 
 def waits_of(
     connection: sa.Connection, kind: WaitKind, about: Collection[str] | None = None
 ) -> list[WaitRow]:
-    """What is told of pools or of nodes; with `about` only of these."""
+    """The reasons of pools or of nodes; with `about` only of these."""
     statement = sa.select(waits).where(waits.c.kind == kind)
     if about is not None:
         statement = statement.where(waits.c.about.in_(about))

@@ -1,1 +1,1 @@
-"""What would have been: a trace replayed with the service's own queue and planner."""
+"""What-if: replays of a trace with the service's own queue and planner."""

@@ -58,6 +58,6 @@ def _say(out: TextIO, line: dict[str, Any]) -> None:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except BrokenPipeError:  # who asked has gone
+    except BrokenPipeError:  # the reader has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""Replays of a question's trace under each of its policies, side by side (pure)."""
+"""Replays the trace of a question under each of its policies, and compares them (pure)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from cluster.simulator.time_series import course_of
 from cluster.traces.trace import Trace
 from remora.states import NodeState
 from service.what_if.question import Question
-from service.what_if.turns import ServiceQueue
+from service.what_if.service_queue import ServiceQueue
 
 Progress = Callable[[float], None]
-#: The site rules of these names, which tell before they fail: `cluster.scheduling.installed_rules.load_rules`.
+#: Loads site rules by name; failures are reported to the callback: `cluster.scheduling.installed_rules.load_rules`.
 Load = Callable[[Iterable[str], Told], Sequence[tuple[str, Rule]]]
 
 

@@ -1,4 +1,4 @@
-"""What somebody wants to know: which traces, under which policies (pure)."""
+"""Reads and checks a what-if request: which traces are replayed, under which policies (pure)."""
 
 from __future__ import annotations
 

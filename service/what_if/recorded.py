@@ -1,4 +1,4 @@
-"""What happened here as a trace: jobs and the work that they did, and where the cloud had nothing (pure)."""
+"""Builds a trace from the service's history: jobs, the work that they did, and the cloud's refusals (pure)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class History:
     nodes: Sequence[NodeRow]
     #: When it was asked, seconds since 1970.
     now: float
-    #: Units of the cloud's quotas by their names in lower case, as it told of them last.
+    #: Units of the cloud's quotas by their names in lower case, as the newest event reported them.
     quotas: Mapping[str, int] = field(default_factory=dict)
 
 

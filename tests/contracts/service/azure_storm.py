@@ -21,10 +21,10 @@ from cluster.policies.documents import digest_of
 from remora.spec.spec import JobSpec
 from remora.states import NodeState
 from service.clouds.fixed_pool import fixed_pool
-from service.controller.connecting import Cluster
+from service.controller.connecting import ClusterConnection
 from service.controller.controller import Controller
 from service.queue import lifecycle
-from service.queue.policy_versions import PolicyWish, follow
+from service.queue.policy_versions import PolicyRequest, next_version
 from service.settings import Settings
 from service.store import jobs, policies
 from service.store.database import Database
@@ -35,10 +35,10 @@ from tests.contracts.service.storm_jobs import WORKER, Crew
 from tests.contracts.service.storm_limits import PLENTY
 from tests.contracts.service.storm_lives import (
     Death,
-    Hands,
     Life,
     MortalDatabase,
     MortalLauncher,
+    ProcessAccess,
     Witness,
     watch_pauses,
 )
@@ -116,14 +116,14 @@ class Storm:
         )
         self.supply = AzureSupply(azure, Market(REGION, sources, clock))
         self._looked_at = 0.0
-        hands = Hands(self.rig, self.database, azure, self.ray, self.life, self.witness)
-        cluster = Cluster(
+        access = ProcessAccess(self.rig, self.database, azure, self.ray, self.life, self.witness)
+        cluster = ClusterConnection(
             MortalLauncher(self.launcher, self.life),
-            hands,
-            hands,
+            access,
+            access,
             self.supply,
             rehearsal=AzureRehearsal(azure),
-            drains=hands,
+            drains=access,
             follows_policies=True,
         )
         database: Any = MortalDatabase(self.database, self.life)
@@ -137,8 +137,8 @@ class Storm:
 
         def work(connection: sa.Connection) -> None:
             newest = policies.newest_policies(connection) or fixed_pool(self.settings)
-            wish = PolicyWish(document=document, digest=digest_of(document), based_on=newest.version)
-            policies.insert_policies(connection, follow(newest, wish, self.rig.clock()))
+            request = PolicyRequest(document=document, digest=digest_of(document), based_on=newest.version)
+            policies.insert_policies(connection, next_version(newest, request, self.rig.clock()))
 
         self.database.transact(work)
 

@@ -6,7 +6,7 @@ from cluster.policies.documents import digest_of
 from cluster.policies.offerings import CapacityType, Offering
 from remora.states import JobState, NodeState
 from service.clouds.fixed_pool import fixed_pool
-from service.queue.policy_versions import PolicyWish, follow
+from service.queue.policy_versions import PolicyRequest, next_version
 from service.queue.rows import NodeRow
 from service.settings import Settings
 from service.store import policies, telemetry
@@ -65,8 +65,8 @@ def apply(world: World, document: str) -> None:
 
     def work(connection: object) -> None:
         newest = policies.newest_policies(connection) or fixed_pool(world.settings)  # type: ignore[arg-type]
-        wish = PolicyWish(document=document, digest=digest_of(document), based_on=newest.version)
-        policies.insert_policies(connection, follow(newest, wish, world.now))  # type: ignore[arg-type]
+        request = PolicyRequest(document=document, digest=digest_of(document), based_on=newest.version)
+        policies.insert_policies(connection, next_version(newest, request, world.now))  # type: ignore[arg-type]
 
     world.database.transact(work)
 

@@ -1,4 +1,4 @@
-"""Processes of a controller: each acts through hands of its own, and may die at any of its calls, or stand still there.
+"""Processes of a controller: each has its own access to the cloud, and may die or stop at any call.
 
 What a process must never ask for is noted at the moment when it asks: no book shows it afterwards.
 """
@@ -162,7 +162,7 @@ class MortalLauncher:
         )
 
 
-class Hands:
+class ProcessAccess:
     """Provider, membership and drains as one process has them."""
 
     def __init__(

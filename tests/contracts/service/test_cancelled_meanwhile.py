@@ -11,7 +11,7 @@ import pytest
 from remora.spec.spec import JobSpec
 from remora.states import JobState, NodeState
 from service.loops import dispatch
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 from service.queue.rows import JobRow
 from service.settings import Settings
 from service.store.database import Database
@@ -30,25 +30,25 @@ def world(database: Database, tmp_path: Path) -> World:
 
 
 class Owner:
-    """Cancels a job right before a turn's write of some number, and keeps an eye on what the turn says."""
+    """Cancels a job right before a tick's write of some number, and keeps an eye on what the tick says."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture) -> None:
         self._world, self._log = world, log
-        self._write = Turn.apply
+        self._write = Tick.apply
         self._before: Callable[[], None] = lambda: None
         self._left = 0
         owner = self
 
-        def write(turn: Turn, work: Any) -> Any:
+        def write(tick: Tick, work: Any) -> Any:
             owner._left -= 1
             if owner._left == 0:
                 owner._before()
-            return owner._write(turn, work)
+            return owner._write(tick, work)
 
-        monkeypatch.setattr(Turn, "apply", write)
+        monkeypatch.setattr(Tick, "apply", write)
 
     def cancels_at(self, write: int, job_id: str) -> bool:
-        """One turn, in which the job is cancelled before that write; False when it has not so many writes."""
+        """One tick, in which the job is cancelled before that write; False when it has not so many writes."""
         self._before, self._left = (lambda: self._world.cancel(job_id)), write
         self._log.clear()
         self._world.tick()
@@ -125,10 +125,10 @@ def test_one_that_has_spent_its_budget(
     world.launcher.driver_of(job_id).tell("ended", **ended)
     end_spent, cancelled = dispatch._end_spent, list[str]()
 
-    def cancel_first(turn: Turn, job: JobRow) -> None:
+    def cancel_first(tick: Tick, job: JobRow) -> None:
         world.cancel(job.id)
         cancelled.append(job.id)
-        end_spent(turn, job)
+        end_spent(tick, job)
 
     monkeypatch.setattr(dispatch, "_end_spent", cancel_first)
     for _ in world.ticks_until("its budget is looked at"):

@@ -16,11 +16,11 @@ from remora.states import EndReason, JobState, NodeState
 from remora.views import Checkpoint
 from service.loops.listing import Listing, read_list
 from service.queue import lifecycle
-from service.queue.records import Listed
+from service.queue.records import CheckpointListRecord
 from service.queue.rows import AttemptRow
 from service.settings import Settings
 from service.store import checkpoints, jobs, telemetry
-from service.store.checkpoints import Ended, ended_attempts
+from service.store.checkpoints import EndedAttempts, ended_attempts
 from service.store.database import Database
 from service.store.ids import new_id
 from tests.service_fakes import FakeDriver, World
@@ -166,7 +166,7 @@ def test_a_storage_that_does_not_answer_keeps_nobody_waiting_and_is_asked_again(
     run.commit(10, tells=False)
     answers: list[Exception | None] = [StorageError("away"), StorageError("away"), None]
 
-    def read(job_id: str, url: str) -> Listed:
+    def read(job_id: str, url: str) -> CheckpointListRecord:
         if (error := answers.pop(0)) is not None:
             raise error
         return read_list(job_id, url)
@@ -233,19 +233,19 @@ def test_nobody_is_left_to_be_asked_after(world: World) -> None:
     run = Run(world)
     run.driver.tell("ended", end_reason="completed", message="done", exit_code=0)
     run.settle()
-    assert world.database.query(lambda c: ended_attempts(c, 10)) == Ended([], [])
+    assert world.database.query(lambda c: ended_attempts(c, 10)) == EndedAttempts([], [])
     assert world.controller.listing._readings == {}
 
 
 def test_as_many_statements_for_ten_times_the_jobs(world: World) -> None:
     counts: dict[int, int] = {}
     for count in (2, 20):
-        found: dict[str, Listed | None] = {}
+        found: dict[str, CheckpointListRecord | None] = {}
         for _ in range(count):
             job_id = world.submit()
             pair = world.database.transact(partial(_ended, job_id=job_id, now=world.now))
             listed = [{**_ROW, "step": step, "location": f"{job_id}-{step}"} for step in (10, 20)]
-            found[pair.id] = Listed.model_validate({"checkpoints": listed})
+            found[pair.id] = CheckpointListRecord.model_validate({"checkpoints": listed})
         with statements(world.database) as sent:
             world.database.transact(partial(checkpoints.settle, found=found, now=world.now))
         counts[count] = len(sent)
@@ -259,7 +259,7 @@ _ROW: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _jobs_of(world: World, found: Mapping[str, Listed | None]) -> list[str]:
+def _jobs_of(world: World, found: Mapping[str, CheckpointListRecord | None]) -> list[str]:
     def work(connection: sa.Connection) -> list[str]:
         return [attempt.job_id for _, attempt in jobs.lock_attempts(connection, found).values()]
 

@@ -57,8 +57,8 @@ def test_one_whose_own_clock_is_wrong_is_followed_in_time(world: World, by_s: fl
 
 @BOTH_WAYS
 def test_the_cloud_is_looked_at_as_often_as_before(world: World, by_s: float) -> None:
-    world.look_s = 2.0
-    world.controller.use(world.hands())
+    world.observation_interval_s = 2.0
+    world.controller.use(world.connect())
     world.tick()
     world.set_clock(by_s)
     before = world.cluster.looks

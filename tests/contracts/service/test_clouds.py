@@ -1,4 +1,4 @@
-"""The controller's hands in each cloud: the real providers before this machine and before the emulator."""
+"""The controller's access to each cloud: the real providers before this machine and before the emulator."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from cluster.azure.emulator.retail import FACTOR
 from cluster.node.agent.heartbeats import SILENT_S, AgentStatus, Heartbeat, listen
 from cluster.provider import NodeRequest, ProviderError, Unanswered
 from cluster.ray.membership import RayMembership
-from service.clouds.azure_place import CloudUnusable
-from service.clouds.clouds import LOOK_S, SPARING_LOOK_S, Cloud, cloud_of
-from service.loops.look import Hands, Unseen, look
+from service.clouds.azure_settings import CloudUnusable
+from service.clouds.clouds import OBSERVATION_INTERVAL_S, SPARING_INTERVAL_S, Cloud, cloud_of
+from service.loops.observation import ClusterAccess, ObservationFailed, observe_cluster
 from service.settings import Settings
 from tests.contracts.cluster.azure_rig import A100, CPU_SIZE, AzureRig, settings
 from tests.service_fakes import FakeCluster
@@ -62,7 +62,7 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., Cloud]]:
         cloud.close()
 
 
-def write_place(folder: Path, endpoint: str, name: str = "azure-emulated.json", **more: Any) -> Path:
+def write_azure_settings(folder: Path, endpoint: str, name: str = "azure-emulated.json", **more: Any) -> Path:
     """The file that says where in the emulated Azure the nodes stand."""
     path = folder / name
     path.write_text(settings(endpoint, **more).model_dump_json())
@@ -84,7 +84,7 @@ def test_on_this_machine_there_is_one_thing_to_buy_and_pools_are_kept_full(
 def test_the_emulated_cloud_sells_makes_and_ends_machines(
     rig: AzureRig, opened: Callable[..., Cloud], tmp_path: Path
 ) -> None:
-    write_place(tmp_path, rig.server.url)
+    write_azure_settings(tmp_path, rig.server.url)
     cloud = opened(cloud="azure-emulated")
     assert cloud.follows_policies
     assert ON_DEMAND in {offering.id for offering in cloud.supply.offerings()}
@@ -101,7 +101,7 @@ def test_the_emulated_cloud_sells_makes_and_ends_machines(
 def test_what_azure_says_of_prices_and_quotas_comes_to_be_known_by_itself(
     rig: AzureRig, opened: Callable[..., Cloud], tmp_path: Path
 ) -> None:
-    write_place(tmp_path, rig.server.url)
+    write_azure_settings(tmp_path, rig.server.url)
     rig.knobs(limits={"cores": 10})
     cloud = opened(cloud="azure-emulated")
 
@@ -155,29 +155,29 @@ def test_a_file_that_does_not_say_where_is_told_in_a_sentence(
 def test_an_identity_that_azure_refuses_is_told_in_a_sentence(
     rig: AzureRig, opened: Callable[..., Cloud], tmp_path: Path
 ) -> None:
-    write_place(tmp_path, rig.server.url)
+    write_azure_settings(tmp_path, rig.server.url)
     rig.fault("token", status=400, code="invalid_request", message="Identity not found", times=9)
     cloud = opened(cloud="azure-emulated")
-    hands = Hands(cloud.provider, FakeCluster(), cloud.supply, FakeCluster())
-    with pytest.raises(Unseen, match="identity and its roles") as caught:
-        look(hands)
+    access = ClusterAccess(cloud.provider, FakeCluster(), cloud.supply, FakeCluster())
+    with pytest.raises(ObservationFailed, match="identity and its roles") as caught:
+        observe_cluster(access)
     assert "\n" not in str(caught.value)
 
 
 def test_a_cloud_that_lets_hardly_anybody_ask_is_looked_at_less_often(
     rig: AzureRig, opened: Callable[..., Cloud], tmp_path: Path
 ) -> None:
-    write_place(tmp_path, rig.server.url)
+    write_azure_settings(tmp_path, rig.server.url)
     cloud = opened(cloud="azure-emulated")
-    assert cloud.look_s() == LOOK_S
+    assert cloud.observation_interval_s() == OBSERVATION_INTERVAL_S
     rig.knobs(reads_left=1)
     cloud.provider.list()
-    assert cloud.look_s() == SPARING_LOOK_S
+    assert cloud.observation_interval_s() == SPARING_INTERVAL_S
 
 
 def test_an_agent_is_found_silent_in_time_also_where_the_cloud_is_looked_at_less_often() -> None:
     # One turn comes a little late each time.
-    beats, pause_s, passed_s = {"node_a": Heartbeat(at=7.0)}, SPARING_LOOK_S + LOOK_S, 0.0
+    beats, pause_s, passed_s = {"node_a": Heartbeat(at=7.0)}, SPARING_INTERVAL_S + OBSERVATION_INTERVAL_S, 0.0
     heard: dict[str, AgentStatus] = listen({}, beats, pause_s)
     while not heard["node_a"].is_silent:
         heard, passed_s = listen(heard, beats, pause_s), passed_s + pause_s
@@ -188,8 +188,8 @@ def test_where_nothing_is_under_way_azure_itself_is_asked_less_often_than_the_em
     rig: AzureRig, opened: Callable[..., Cloud], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prices, "ENDPOINT", rig.server.url)
-    write_place(tmp_path, rig.server.url, "azure.json", disk_gb=64)
-    write_place(tmp_path, rig.server.url)
+    write_azure_settings(tmp_path, rig.server.url, "azure.json", disk_gb=64)
+    write_azure_settings(tmp_path, rig.server.url)
     azure, emulated = opened(cloud="azure"), opened(cloud="azure-emulated")
     placed = {one.labels.get("azure-disk-placement") for one in azure.supply.offerings() if one.size == A100}
     assert placed == {"ResourceDisk"}, "the disk of the place fits there"
@@ -204,7 +204,7 @@ def test_where_nothing_is_under_way_azure_itself_is_asked_less_often_than_the_em
 def test_a_cloud_that_does_not_answer_now_is_used_all_the_same(
     rig: AzureRig, opened: Callable[..., Cloud], tmp_path: Path
 ) -> None:
-    write_place(tmp_path, rig.server.url)
+    write_azure_settings(tmp_path, rig.server.url)
     rig.fault("list", status=500)
     cloud = opened(cloud="azure-emulated")
     with pytest.raises(ProviderError):

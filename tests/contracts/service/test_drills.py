@@ -12,9 +12,9 @@ from fastapi.testclient import TestClient
 from remora.states import DrillState, NodeState
 from remora.views import Drill, NodeEvent, Page, Problem
 from service.api.app import create_app
-from service.controller.connecting import Cluster
+from service.controller.connecting import ClusterConnection
 from service.loops.drill import drill as drill_loop
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 from service.queue.drills import QUIET_S
 from service.settings import Settings
 from service.store import drills
@@ -170,7 +170,9 @@ def test_what_cannot_be_told_or_taken_is_refused_with_a_sentence(world: World, c
     assert world.cluster.machines[node_id].is_running
 
     drill = ask(client, f"nodes/{node_id}", silent=True)
-    world.controller.use(Cluster(world.launcher, world.cluster, world.cluster, world.supply, world.cluster))
+    world.controller.use(
+        ClusterConnection(world.launcher, world.cluster, world.cluster, world.supply, world.cluster)
+    )
     world.tick()
     assert now(client, drill).message == "the machines here cannot be taken for a rehearsal"
 
@@ -215,7 +217,7 @@ def test_nothing_is_done_for_a_controller_that_lost_its_lease(
     assert world.controller.lease is not None
     old = replace(world.controller.lease, token=world.controller.lease.token - 1)
     with pytest.raises(Exception, match="lease"):
-        drill_loop(Turn(database, settings, old, world.now), world.cluster)
+        drill_loop(Tick(database, settings, old, world.now), world.cluster)
     assert now(client, drill).state is DrillState.REQUESTED
     assert all(machine.is_running for machine in world.cluster.list())
     assert len(database.query(drills.open_drills)) == 1

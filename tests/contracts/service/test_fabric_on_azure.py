@@ -13,7 +13,7 @@ from cluster.provider import NodeRequest, ProvidedNode
 from remora.spec.spec import JobSpec
 from remora.states import JobState, NodeState
 from service.clouds.fixed_pool import fixed_pool
-from service.queue.policy_versions import PolicyWish, follow
+from service.queue.policy_versions import PolicyRequest, next_version
 from service.settings import Settings
 from service.store import policies
 from service.store.database import Database
@@ -80,9 +80,9 @@ def world(rig: AzureRig, database: Database, tmp_path: Path) -> World:
     world.cluster = CloudOfRig(rig)
     world.controller = world.new_controller()
     newest = fixed_pool(world.settings)
-    wish = PolicyWish(document=DOCUMENT, digest=digest_of(DOCUMENT), based_on=newest.version)
+    request = PolicyRequest(document=DOCUMENT, digest=digest_of(DOCUMENT), based_on=newest.version)
     database.transact(
-        lambda connection: policies.insert_policies(connection, follow(newest, wish, world.now))
+        lambda connection: policies.insert_policies(connection, next_version(newest, request, world.now))
     )
     return world
 

@@ -27,8 +27,8 @@ from service.api.app import create_app
 from service.controller.controller import Process
 from service.settings import Settings
 from service.store.database import Database
+from service.store.failures import DatabaseFailure, failure_of, why_failed
 from service.store.migrate import migrate
-from service.store.troubles import Trouble, trouble_of, why_failed
 from tests.postgres import PostgresServer
 from tests.service_fakes import World
 from tests.small_disks import fill, fill_but, small_disk
@@ -166,7 +166,7 @@ def test_a_full_disk_is_said_and_what_was_accepted_stands(room: Room, service: F
     driver.tell("log", rank=0, stream="stdout", text="x" * (4 << 20))
     with pytest.raises(DBAPIError) as refused:
         service.world.tick(50)
-    assert trouble_of(refused.value) is Trouble.FULL
+    assert failure_of(refused.value) is DatabaseFailure.FULL
     assert "make room" in why_failed(refused.value)
 
     room.make(service)
@@ -188,11 +188,11 @@ def test_the_controllers_process_says_it_once_and_keeps_its_lease_when_there_is_
     running = world.submit()
     world.tick(8)
     world.controller.resign()
-    process = Process(world.settings, service.database, lambda *_: world.hands())
+    process = Process(world.settings, service.database, lambda *_: world.connect())
     process._keep()
     held = process.lease
     assert held is not None
-    process._go_on_with(world.hands())
+    process._go_on_with(world.connect())
     room.end(service)
     service.submit_until_refused()
     world.launcher.driver_of(running).tell("log", rank=0, stream="stdout", text="x" * (4 << 20))
@@ -238,11 +238,11 @@ def test_a_postgresql_that_may_only_be_read_says_so(postgres: PostgresServer, tm
         postgres.drop(url)
 
 
-def _trouble(database: Database) -> Trouble:
+def _failure(database: Database) -> DatabaseFailure:
     with pytest.raises(DBAPIError) as raised:
         database.transact(lambda connection: connection.execute(sa.text("DELETE FROM jobs")))
     assert why_failed(raised.value)
-    return trouble_of(raised.value)
+    return failure_of(raised.value)
 
 
 @pytest.fixture
@@ -261,14 +261,14 @@ def test_a_file_that_is_no_database_any_more(sqlite: tuple[Path, Database]) -> N
         beside.unlink()
     file.write_bytes(b"something else" * 1000)
     again = Database(f"sqlite:///{file}")
-    assert _trouble(again) is Trouble.DAMAGED
+    assert _failure(again) is DatabaseFailure.DAMAGED
     again.close()
 
 
 def test_a_query_only_connection_may_only_be_read(sqlite: tuple[Path, Database]) -> None:
     _, database = sqlite
     database.transact(lambda connection: connection.execute(sa.text("PRAGMA query_only = 1")))
-    assert _trouble(database) is Trouble.READ_ONLY
+    assert _failure(database) is DatabaseFailure.READ_ONLY
 
 
 def test_what_is_one_transactions_own_fault_is_nobody_elses(database: Database) -> None:
@@ -277,13 +277,13 @@ def test_what_is_one_transactions_own_fault_is_nobody_elses(database: Database) 
 
     with pytest.raises(DBAPIError) as raised:
         database.transact(twice)
-    assert trouble_of(raised.value) is Trouble.REFUSED
+    assert failure_of(raised.value) is DatabaseFailure.REFUSED
 
 
 def test_a_database_that_is_away_does_not_answer() -> None:
     error = OperationalError("SELECT", {}, psycopg.OperationalError("connection refused\nby nobody"))
-    assert (trouble_of(error), why_failed(error)) == (
-        Trouble.AWAY,
+    assert (failure_of(error), why_failed(error)) == (
+        DatabaseFailure.AWAY,
         "the database does not answer: connection refused",
     )
 

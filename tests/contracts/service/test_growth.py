@@ -1,4 +1,4 @@
-"""What a turn of the controller sends to the database does not grow with the jobs, on SQLite and on PostgreSQL."""
+"""What a tick of the controller sends to the database does not grow with the jobs, on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class TestATick:
             stopping = len(sent_in_a_tick(world))
             assert {world.attempts(job_id)[0].stop_reason for job_id in job_ids} == {EndReason.CANCELLED}
             world.now += 11.0
-            world.controller.keeper.step(world.now)
+            world.controller.holder.step(world.now)
             killing = len(sent_in_a_tick(world))
             assert {world.job(job_id).state for job_id in job_ids} == {JobState.CANCELLED}
             counts.append((starting, launched, stopping, killing))
@@ -166,9 +166,9 @@ class TestOneAttemptsFault:
     def test_more_than_one_transaction_takes_loses_nothing(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from service.loops import live
+        from service.loops import live_attempts
 
-        monkeypatch.setattr(live, "MOST_ROWS", 4)
+        monkeypatch.setattr(live_attempts, "MOST_ROWS", 4)
         job_ids = run_jobs(world, FEW)
         for _ in range(3):
             report(world, job_ids, 1)

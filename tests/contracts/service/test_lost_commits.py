@@ -15,8 +15,8 @@ from service.queue.rows import JobRow
 from service.store import jobs, transactions
 from service.store.database import Database
 from service.store.errors import Unsure
+from service.store.failures import why_failed
 from service.store.tables import jobs as jobs_table
-from service.store.troubles import why_failed
 from tests.cutting_proxy import Cut, CuttingProxy
 from tests.postgres import PostgresServer
 from tests.service_fakes import job_row

@@ -19,7 +19,7 @@ from remora.states import JobState, NodeState
 from remora.views import Job, Node, Page, Pool
 from service.api.app import create_app
 from service.clouds.fixed_pool import fixed_pool
-from service.queue.policy_versions import PolicyWish, follow
+from service.queue.policy_versions import PolicyRequest, next_version
 from service.queue.rows import NodeRow
 from service.settings import Settings
 from service.store import policies, spending
@@ -62,8 +62,8 @@ def client(settings: Settings) -> Iterator[TestClient]:
 def follow_policies(world: World, document: str) -> None:
     def work(connection: sa.Connection) -> None:
         newest = policies.newest_policies(connection) or fixed_pool(world.settings)
-        wish = PolicyWish(document=document, digest=digest_of(document), based_on=newest.version)
-        policies.insert_policies(connection, follow(newest, wish, world.now))
+        request = PolicyRequest(document=document, digest=digest_of(document), based_on=newest.version)
+        policies.insert_policies(connection, next_version(newest, request, world.now))
 
     world.database.transact(work)
 

@@ -527,7 +527,7 @@ def test_nodes_that_a_cloud_asks_to_wait_for_have_not_failed_and_all_come_after_
 def test_a_node_is_not_given_up_for_the_time_in_which_nobody_asked_for_it(
     world: World, pauses: int, losses: int
 ) -> None:
-    world.look_s = 30.0
+    world.observation_interval_s = 30.0
     world.submit()
     world.cluster.refusals = [Throttled("too many requests", retry_after_s=1.0)] * pauses
     world.cluster.refusals += [Unanswered("the answer was lost", retry_after_s=10.0)] * losses
@@ -580,13 +580,13 @@ def test_a_pause_that_the_cloud_asked_for_outlives_the_controller(world: World) 
 
 
 def test_a_cloud_that_counts_is_not_looked_at_in_every_turn(world: World) -> None:
-    world.look_s = 2.0
+    world.observation_interval_s = 2.0
     world.controller.resign()
     world.controller = world.new_controller()
     job_id = world.submit()
     world.tick(17)
     assert world.cluster.looks == 3, "at 0, 2 and 4 s"
-    world.look_s = 30.0
+    world.observation_interval_s = 30.0
     world.tick(100)
     assert world.cluster.looks == 3, "a cloud that lets hardly anybody ask is asked less often"
     assert world.job(job_id).state is JobState.ADMITTED
@@ -595,7 +595,7 @@ def test_a_cloud_that_counts_is_not_looked_at_in_every_turn(world: World) -> Non
 def test_where_looks_are_seldom_one_lost_answer_of_ray_is_no_reason_for_another_connection(
     world: World,
 ) -> None:
-    world.look_s = 30.0
+    world.observation_interval_s = 30.0
     world.cluster.ray_error = TimeoutError("no answer")
     world.tick()
     world.now += 20.0
@@ -604,7 +604,7 @@ def test_where_looks_are_seldom_one_lost_answer_of_ray_is_no_reason_for_another_
     world.now += 10.0
     world.tick()
     assert (world.cluster.looks, world.controller.has_lost_ray(world.now)) == (2, True)
-    world.controller.use(world.hands())
+    world.controller.use(world.connect())
     world.cluster.ray_error = None
     world.tick()
     assert world.cluster.looks == 3, "who has a new connection looks at once"

@@ -13,7 +13,7 @@ from remora.spec.spec import JobSpec
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.api.views import attempt_view, node_view
 from service.clouds.fixed_pool import fixed_pool
-from service.queue.policy_versions import PolicyWish, follow
+from service.queue.policy_versions import PolicyRequest, next_version
 from service.queue.rows import AttemptRow, NodeRow
 from service.settings import Settings
 from service.store import policies
@@ -53,9 +53,9 @@ def world(database: Database, tmp_path: Path) -> World:
     world.supply.sold = (sold("cheap", "1"), sold("fast", "1"), sold("fast", "2"))
     world.controller = world.new_controller()
     newest = fixed_pool(world.settings)
-    wish = PolicyWish(document=DOCUMENT, digest=digest_of(DOCUMENT), based_on=newest.version)
+    request = PolicyRequest(document=DOCUMENT, digest=digest_of(DOCUMENT), based_on=newest.version)
     database.transact(
-        lambda connection: policies.insert_policies(connection, follow(newest, wish, world.now))
+        lambda connection: policies.insert_policies(connection, next_version(newest, request, world.now))
     )
     return world
 

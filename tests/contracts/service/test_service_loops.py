@@ -21,9 +21,9 @@ from remora.spec.spec import JobSpec
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.clouds.fixed_pool import fixed_pool
 from service.loops.launching import LAUNCH_TIMEOUT_S, Launching
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 from service.queue import lifecycle
-from service.queue.policy_versions import PolicyWish, follow
+from service.queue.policy_versions import PolicyRequest, next_version
 from service.queue.rows import NodeRow
 from service.settings import Settings
 from service.store import jobs, nodes, policies, telemetry
@@ -592,7 +592,7 @@ class TestTwoControllers:
     @pytest.mark.parametrize("what", ["job", "node"])
     def test_no_write_of_a_former_leader_is_possible(self, ready: World, what: str) -> None:
         assert ready.controller.lease is not None
-        former = Turn(ready.database, ready.settings, ready.controller.lease, ready.now)
+        former = Tick(ready.database, ready.settings, ready.controller.lease, ready.now)
         job_id = ready.submit()
         assert ready.succeed().tick(ready.now)
         before = (ready.job(job_id), ready.nodes())
@@ -822,8 +822,8 @@ class TestPolicies:
 
         def work(connection: sa.Connection) -> None:
             newest = policies.newest_policies(connection) or first
-            wish = PolicyWish(document=document, digest=digest_of(document), based_on=newest.version)
-            policies.insert_policies(connection, follow(newest, wish, world.now))
+            request = PolicyRequest(document=document, digest=digest_of(document), based_on=newest.version)
+            policies.insert_policies(connection, next_version(newest, request, world.now))
 
         world.database.transact(work)
 

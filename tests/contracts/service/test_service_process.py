@@ -28,7 +28,7 @@ from service.api.feed import Feed
 from service.api.sse import PING
 from service.api.telemetry import Telemetry
 from service.clouds.fixed_pool import LocalSupply
-from service.controller.connecting import Cluster
+from service.controller.connecting import ClusterConnection
 from service.controller.controller import Process
 from service.queue import lifecycle
 from service.settings import Settings
@@ -486,12 +486,14 @@ class TestControllerProcess:
         closed: list[str] = []
         fakes = FakeCluster()
 
-        def connect(_: Settings, address: str) -> Cluster:
+        def connect(_: Settings, address: str) -> ClusterConnection:
             addresses.append(address)
             if addresses == ["first:1"]:
                 raise ConnectionError("nobody is there\nlong story")
             supply = LocalSupply(settings)
-            return Cluster(FakeLauncher(), fakes, fakes, supply, fakes, close=lambda: closed.append(address))
+            return ClusterConnection(
+                FakeLauncher(), fakes, fakes, supply, fakes, close=lambda: closed.append(address)
+            )
 
         (home / "ray.address").write_text("first:1\n")
         process = Process(settings, database, connect)

@@ -19,7 +19,7 @@ from sqlalchemy.exc import IntegrityError
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import lifecycle
 from service.queue.lifecycle import Decision
-from service.queue.ordering import turn_key
+from service.queue.ordering import queue_key
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from service.store import jobs, leases, nodes, telemetry
 from service.store.database import Database
@@ -377,7 +377,7 @@ class TestJobs:
             submit(database, priority=priority, now=1000.0 + number)
         late = submit(database, priority=100, not_before=5000.0)
         queue = read(database, lambda connection: jobs.queued_jobs(connection, 1000.0, 100))
-        assert queue == sorted(queue, key=turn_key)
+        assert queue == sorted(queue, key=queue_key)
         assert len(queue) == 5
         assert late.id not in [job.id for job in queue]
 
@@ -386,7 +386,7 @@ class TestJobs:
             submit(database, project="many", priority=50 + number, now=1000.0 + number)
         few = submit(database, project="few", priority=10)
         queue = read(database, lambda connection: jobs.queued_jobs_of_each(connection, 1000.0, 3))
-        assert queue == sorted(queue, key=turn_key)
+        assert queue == sorted(queue, key=queue_key)
         assert [job.project for job in queue] == ["many", "many", "many", "few"]
         assert [job.priority for job in queue] == [55, 54, 53, 10]
         assert queue[-1] == few

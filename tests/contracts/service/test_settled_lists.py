@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from remora.states import EndReason
 from service.queue import lifecycle
-from service.queue.records import Listed
+from service.queue.records import CheckpointListRecord
 from service.queue.rows import AttemptRow
 from service.settings import Settings
 from service.store import checkpoints, jobs, telemetry
@@ -48,7 +48,7 @@ class Settled:
 
         return self.database.transact(work)
 
-    def settle(self, *found: tuple[AttemptRow, Listed | None]) -> None:
+    def settle(self, *found: tuple[AttemptRow, CheckpointListRecord | None]) -> None:
         by_id = {attempt.id: listed for attempt, listed in found}
         self.database.transact(partial(checkpoints.settle, found=by_id, now=NOW))
 
@@ -69,10 +69,10 @@ def settled(database: Database, tmp_path: Path) -> Settled:
     return Settled(database, tmp_path)
 
 
-def listed(location: str, *steps: int, **changed: Any) -> Listed:
+def listed(location: str, *steps: int, **changed: Any) -> CheckpointListRecord:
     """A storage with these steps below a location."""
     row = {"attempt": 1, "world_size": 1, "size_bytes": 1, "files": {"w": 1}, "committed_at": 1.0, **changed}
-    return Listed.model_validate(
+    return CheckpointListRecord.model_validate(
         {"checkpoints": [{**row, "step": step, "location": f"{location}-{step}"} for step in steps]}
     )
 

@@ -13,7 +13,7 @@ import pytest
 
 from cluster.provider import ProvidedNode
 from remora.states import JobState, NodeState
-from service.controller.connecting import Cluster
+from service.controller.connecting import ClusterConnection
 from service.controller.controller import Process
 from service.loops import scale
 from service.settings import Settings
@@ -55,7 +55,7 @@ class Service:
 
     def __init__(self, world: World, cloud: SlowCloud) -> None:
         self.world, self.cloud = world, cloud
-        #: Addresses of the heads that it was connected to, of those that it left, and of those whose hands were closed.
+        #: Addresses of the heads that it was connected to, of those that it left, and those that it closed.
         self.connected: list[str] = []
         self.left: list[str] = []
         self.closed: list[str] = []
@@ -63,10 +63,10 @@ class Service:
         self._thread = threading.Thread(target=self.process.run)
         self._thread.start()
 
-    def _connect(self, settings: Settings, address: str) -> Cluster:
+    def _connect(self, settings: Settings, address: str) -> ClusterConnection:
         self.connected.append(address)
         return replace(
-            self.world.hands(),
+            self.world.connect(),
             leave_ray=lambda: self.left.append(address),
             close=lambda: self.closed.append(address),
         )
@@ -202,7 +202,7 @@ def test_an_orderly_end_lets_the_next_one_in_at_once(world: World, service: Serv
     assert lease_of(world).is_free
 
 
-def test_another_head_is_followed_at_once_and_the_hands_of_the_cloud_are_closed_when_it_has_answered(
+def test_another_head_is_followed_at_once_and_the_connection_to_the_cloud_is_closed_when_it_has_answered(
     world: World, service: Service
 ) -> None:
     service.cloud.hang()
@@ -213,7 +213,7 @@ def test_another_head_is_followed_at_once_and_the_hands_of_the_cloud_are_closed_
     wait_for("a job starts there", lambda: world.job(job_id).state is JobState.ADMITTED)
     assert (service.left, service.closed) == (["head:1"], []), "Ray is not asked, and the cloud still is"
     service.cloud.answers.set()
-    wait_for("the old hands are closed", lambda: service.closed == ["head:1"])
+    wait_for("the old connection is closed", lambda: service.closed == ["head:1"])
 
 
 def test_who_gets_which_node_is_decided_by_one_loop_at_a_time(
@@ -231,7 +231,7 @@ def test_who_gets_which_node_is_decided_by_one_loop_at_a_time(
         return plan(*arguments)
 
     monkeypatch.setattr(scale, "plan", plan_slowly)
-    world.controller.keeper.step(world.now)
+    world.controller.holder.step(world.now)
     loops = [threading.Thread(target=loop) for loop in (world.controller.ask_cloud, world.controller.work)]
     loops[0].start()
     assert decides.wait(30)

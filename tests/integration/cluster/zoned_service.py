@@ -37,7 +37,7 @@ from remora import Client
 from remora.views import Job
 from service.controller.connecting import connect
 from service.controller.controller import Controller
-from service.embedded.emulated_azure import emulated_place, write_place
+from service.embedded.emulated_azure import emulated_azure_settings, write_azure_settings
 from service.queue.rows import NodeRow
 from service.settings import Settings
 from service.store.database import Database
@@ -231,7 +231,7 @@ def open_zoned_service(home: Path) -> Iterator[ZonedService]:
         stack.callback(PlainMachines(server.cloud, home).close)
         stack.enter_context(pytest.MonkeyPatch.context()).setenv(_TOKENS, server.url)
         settings = Settings(home=home, cloud="azure-emulated", port=0, lease_s=3600.0, warm_modules="torch")
-        write_place(settings.azure, emulated_place(server.url))
+        write_azure_settings(settings.azure, emulated_azure_settings(server.url))
         database = Database(settings.database)
         stack.callback(database.close)
         migrate(database)

@@ -1,4 +1,4 @@
-"""The planner is told what a job asks for."""
+"""The planner's view of a job has all that the job asks for."""
 
 from __future__ import annotations
 

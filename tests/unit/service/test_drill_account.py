@@ -11,8 +11,8 @@ from service.queue.drills import (
     NOTICE_PATIENCE_S,
     PATIENCE_S,
     QUIET_S,
+    JobUpdate,
     TakenNode,
-    Traces,
     end,
     follow_cloud,
     is_due,
@@ -51,7 +51,7 @@ def event(seq: int, kind: str, after_s: float, **data: Any) -> Event:
 def account(*told: MetricPoint | Event, job: JobRow = JOB, known: DrilledJob = BEFORE) -> DrilledJob:
     points = [one for one in told if isinstance(one, MetricPoint)]
     events = [one for one in told if isinstance(one, Event)]
-    return measure(SILENT, known, Traces(job=job, points=points, events=events))
+    return measure(SILENT, known, JobUpdate(job=job, points=points, events=events))
 
 
 def test_a_lost_node_costs_the_time_to_the_next_step_and_the_steps_done_again() -> None:
@@ -144,7 +144,7 @@ class TestACloudThatGivesItsOwnNotice:
 
     def test_what_happened_right_before_the_last_look_and_was_told_after_it_is_of_the_notice(self) -> None:
         waiting = follow_cloud(self.WAITING, [self.DEAF], [JOB], STRUCK_AT)
-        told = Traces(job=JOB, events=[event(6, "worker_group.drain", -0.2)])
+        told = JobUpdate(job=JOB, events=[event(6, "worker_group.drain", -0.2)])
         hit = measure(waiting, waiting.jobs[0], told)
         assert hit.was_hit
         after = replace(waiting, jobs=[hit])

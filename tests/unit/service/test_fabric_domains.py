@@ -1,4 +1,4 @@
-"""All workers of a job that asks for InfiniBand go to one fabric domain, and it is told where there is none."""
+"""All workers of a job that asks for InfiniBand go to one fabric domain; its message says when there is none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.queue.admission import Admission, Claim, PoolSize, admit
 from service.queue.demand import demand_of, placement_in, placement_of
 from service.queue.domains import is_lost
 from service.queue.lifecycle import start_attempt
-from service.queue.rooms import Room
+from service.queue.ready_nodes import ReadyNode
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from tests.service_fakes import job_row
 
@@ -33,13 +33,13 @@ def job(least: int = 2, most: int = 4, **placement: Any) -> JobRow:
     return job_row(min_workers=least, max_workers=most, worker_resources=GPU, spec=spec)
 
 
-def domain(name: str | None, nodes: int, gpus: float = 1.0, **more: Any) -> list[Room]:
+def domain(name: str | None, nodes: int, gpus: float = 1.0, **more: Any) -> list[ReadyNode]:
     """So many ready nodes of one fabric domain."""
-    return [Room(f"{name}-{at}", "p", {"GPU": gpus}, fabric=name, **more) for at in range(nodes)]
+    return [ReadyNode(f"{name}-{at}", "p", {"GPU": gpus}, fabric=name, **more) for at in range(nodes)]
 
 
-def decide(queue: list[JobRow], rooms: list[Room], *claims: Claim) -> Admission:
-    return admit(queue, claims, rooms, [POOL])
+def decide(queue: list[JobRow], ready: list[ReadyNode], *claims: Claim) -> Admission:
+    return admit(queue, claims, ready, [POOL])
 
 
 class TestTheChoice:
@@ -66,23 +66,23 @@ class TestTheChoice:
         self, sizes: dict[str, int], chosen: str
     ) -> None:
         one = job(least=2, most=4)
-        rooms = [room for name, nodes in sizes.items() for room in domain(name, nodes)]
-        assert decide([one], rooms).fabrics == {one.id: chosen}
+        ready = [node for name, nodes in sizes.items() for node in domain(name, nodes)]
+        assert decide([one], ready).fabrics == {one.id: chosen}
 
     def test_nodes_that_were_bought_for_it_come_first_if_they_are_enough(self) -> None:
         one = job(least=2, most=4)
         for own, chosen in ((2, "own"), (1, "other")):
-            rooms = [*domain("other", 4), *domain("own", own, bought_for=one.id)]
-            assert decide([one], rooms).fabrics == {one.id: chosen}
+            ready = [*domain("other", 4), *domain("own", own, bought_for=one.id)]
+            assert decide([one], ready).fabrics == {one.id: chosen}
 
     def test_what_runs_keeps_room_to_grow_in_its_own_domain_only(self) -> None:
         running = job(least=1, most=3)
         placement = replace(placement_of(running.spec), fabric="a")
         claim = Claim(WorkerSizes(3, 3), GPU, placement, at={"a-0": 1})
         waiting = job(least=2, most=2)
-        rooms = [*domain("a", 3), *domain("b", 2)]
-        assert decide([waiting], rooms, claim).fabrics == {waiting.id: "b"}
-        assert decide([waiting], rooms[:3], claim).starts == ()
+        ready = [*domain("a", 3), *domain("b", 2)]
+        assert decide([waiting], ready, claim).fabrics == {waiting.id: "b"}
+        assert decide([waiting], ready[:3], claim).starts == ()
 
     def test_two_jobs_do_not_get_the_same_nodes(self) -> None:
         first, second, third = job(2, 2), job(2, 2), job(2, 2)
@@ -106,14 +106,16 @@ class TestTheChoice:
     def test_whoever_starts_has_a_domain_with_room_for_all_who_are_bound_to_it(
         self, nodes: list[tuple[str | None, float]], demands: list[tuple[int, int, bool]]
     ) -> None:
-        rooms = [Room(f"n{at}", "p", {"GPU": gpus}, fabric=name) for at, (name, gpus) in enumerate(nodes)]
+        ready = [
+            ReadyNode(f"n{at}", "p", {"GPU": gpus}, fabric=name) for at, (name, gpus) in enumerate(nodes)
+        ]
         queue = [
             job(least, least + more)
             if is_joined
             else job_row(min_workers=least, max_workers=least + more, worker_resources=GPU)
             for least, more, is_joined in demands
         ]
-        decision = decide(queue, rooms)
+        decision = decide(queue, ready)
         started = {one.id: one for one in queue if one.id in decision.starts}
         joined = {name for name, one in started.items() if placement_of(one.spec).needs_fabric}
         assert decision.fabrics.keys() == joined
@@ -121,7 +123,7 @@ class TestTheChoice:
             bound = sum(
                 started[one].min_workers for one, fabric in decision.fabrics.items() if fabric == name
             )
-            assert bound <= sum(room.resources["GPU"] for room in rooms if room.fabric == name)
+            assert bound <= sum(node.resources["GPU"] for node in ready if node.fabric == name)
         assert sum(one.min_workers for one in started.values()) <= sum(gpus for _, gpus in nodes)
 
 

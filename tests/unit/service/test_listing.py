@@ -9,16 +9,16 @@ from itertools import pairwise
 import pytest
 
 from service.loops.listing import Listing
-from service.queue.records import Listed
+from service.queue.records import CheckpointListRecord
 from trainers.storage import StorageError
 
-NOTHING = Listed(checkpoints=[])
+NOTHING = CheckpointListRecord(checkpoints=[])
 
 
 def test_a_storage_that_fails_is_asked_again_after_pauses_that_grow_to_five_minutes() -> None:
     now, asked_at = 0.0, []
 
-    def read(job_id: str, url: str) -> Listed:
+    def read(job_id: str, url: str) -> CheckpointListRecord:
         asked_at.append(now)
         raise StorageError("away")
 
@@ -37,7 +37,7 @@ def test_four_storages_are_read_at_the_same_time_and_the_others_wait() -> None:
     goes_on = threading.Event()
     begun: list[str] = []
 
-    def read(job_id: str, url: str) -> Listed:
+    def read(job_id: str, url: str) -> CheckpointListRecord:
         begun.append(job_id)
         assert goes_on.wait(30.0)
         return NOTHING

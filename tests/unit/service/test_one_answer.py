@@ -24,11 +24,11 @@ from cluster.scheduling.view import START_UP_S, ClusterView
 from remora import JobSpec, SpecError
 from remora.states import AttemptState, NodeState
 from service.loops.launching import attempt_plan
-from service.queue.admission import Admission, Claim, admit, held_up
+from service.queue.admission import Admission, Claim, admit, blocked_owners
 from service.queue.demand import demand_of, node_view, placement_in, workers_by_node, workers_of_jobs
-from service.queue.keeping import kept_for
+from service.queue.node_owners import kept_for
 from service.queue.pools import complete_pools
-from service.queue.rooms import Room
+from service.queue.ready_nodes import ReadyNode
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from service.settings import Settings
 from tests.service_fakes import job_row
@@ -113,19 +113,19 @@ class World:
             Claim(job.sizes, job.worker_resources, placement_in(job, one), job.id, at.get(job.id, {}))
             for job, one in running
         ]
-        rooms = [
-            Room(
+        ready = [
+            ReadyNode(
                 one.id, one.pool, one.resources, *zone_and_capacity(one.offering), one.fabric, one.bought_for
             )
             for one in self.nodes
         ]
-        return admit(self.waiting, claims, rooms, pools, kept=self.kept())
+        return admit(self.waiting, claims, ready, pools, kept=self.kept())
 
     def kept(self) -> dict[str, str]:
         """For which job each node is kept, as drivers are told."""
         pools = complete_pools(self.policies, self.offerings, lambda pool: pool.max_nodes)
         busy = workers_by_node(self.nodes, self.attempts.values())
-        refused = held_up(self.waiting, {job.id for job in self.waiting}, pools, None)
+        refused = blocked_owners(self.waiting, {job.id for job in self.waiting}, pools, None)
         waiting = [job for job in self.waiting if job.id not in refused]
         running = [(job, self.attempts[job.id]) for job in self.jobs if job.id in self.attempts]
         return kept_for(self.nodes, busy, waiting, running, self.now, START_UP_S)

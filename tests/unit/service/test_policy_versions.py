@@ -1,4 +1,4 @@
-"""Versions of the policies follow one another: each says what it was made to, and what came of it is told once."""
+"""Versions of the policies follow one another: each says what it is based on, and makes one event."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from service.queue.policy_versions import PoliciesMoved, PolicyRow, PolicyWish, follow
+from service.queue.policy_versions import PolicyRequest, PolicyRow, PolicyVersionConflict, next_version
 
 NEWEST = PolicyRow(
     version=7, based_on=6, restores=None, created_at=1.0, author="", comment="", digest="a", document="A"
 )
 
 
-def wish(**fields: Any) -> PolicyWish:
+def wish(**fields: Any) -> PolicyRequest:
     """A change that was made to the newest version."""
-    return PolicyWish(**{"document": "B", "digest": "b", "based_on": 7, **fields})
+    return PolicyRequest(**{"document": "B", "digest": "b", "based_on": 7, **fields})
 
 
 def test_a_change_becomes_the_next_version_and_is_told() -> None:
-    decision = follow(NEWEST, wish(author="ada", comment="for the night"), 9.0)
+    decision = next_version(NEWEST, wish(author="ada", comment="for the night"), 9.0)
     row = decision.row
     assert (row.version, row.based_on, row.created_at, row.document, row.digest) == (8, 7, 9.0, "B", "b")
     assert (row.author, row.comment, row.restores) == ("ada", "for the night", None)
@@ -30,7 +30,7 @@ def test_a_change_becomes_the_next_version_and_is_told() -> None:
 
 
 def test_a_version_that_is_restored_is_told_as_such() -> None:
-    decision = follow(NEWEST, wish(restores=3), 9.0)
+    decision = next_version(NEWEST, wish(restores=3), 9.0)
     assert decision.row.restores == 3
     assert decision.event is not None
     assert decision.event.kind == "policies.rolled_back"
@@ -39,11 +39,13 @@ def test_a_version_that_is_restored_is_told_as_such() -> None:
 
 
 def test_what_is_in_force_already_makes_no_version_whatever_its_author_had_seen() -> None:
-    decision = follow(NEWEST, wish(digest="a", based_on=2), 9.0)
+    decision = next_version(NEWEST, wish(digest="a", based_on=2), 9.0)
     assert (decision.row, decision.event) == (NEWEST, None)
 
 
 @pytest.mark.parametrize("seen", [6, 8])
 def test_a_change_to_another_version_than_the_newest_is_refused(seen: int) -> None:
-    with pytest.raises(PoliciesMoved, match=f"at version 7, and this change was made to version {seen}"):
-        follow(NEWEST, wish(based_on=seen), 9.0)
+    with pytest.raises(
+        PolicyVersionConflict, match=f"at version 7, and this change was made to version {seen}"
+    ):
+        next_version(NEWEST, wish(based_on=seen), 9.0)

@@ -1,4 +1,4 @@
-"""A project that has used up what operators let it have keeps its own jobs waiting, and nobody else's."""
+"""A project that has used up its quota keeps its own jobs waiting, and no other project's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cluster.policies.policies import Policies
 from cluster.scheduling.view import Spending
 from service.queue.admission import Admission, PoolSize, admit
 from service.queue.quotas import Quotas, quotas_of
-from service.queue.rooms import Room
+from service.queue.ready_nodes import ReadyNode
 from service.queue.rows import JobRow
 from tests.service_fakes import job_row
 
@@ -30,8 +30,8 @@ def job(project: str, least: int = 1, most: int | None = None) -> JobRow:
 
 
 def decided(queue: list[JobRow], quotas: Quotas | None, nodes: int = 9) -> Admission:
-    rooms = [Room(f"node_{number}", "gpu", GPU) for number in range(nodes)]
-    return admit(queue, [], rooms, [POOL], quotas=quotas)
+    ready = [ReadyNode(f"node_{number}", "gpu", GPU) for number in range(nodes)]
+    return admit(queue, [], ready, [POOL], quotas=quotas)
 
 
 def told(decision: Admission, row: JobRow) -> tuple[str, str]:
@@ -79,9 +79,9 @@ def test_a_project_without_money_waits_until_there_is_some() -> None:
 def test_what_was_bought_for_a_job_is_its_own_also_when_the_money_was_spent_meanwhile() -> None:
     row, other = job("v", 2), job("s", 1)
     quotas = quotas_of(policies(v={"usd_per_day": 9.0}), [], {"v": Spending(today=9.5, this_month=9.5)})
-    rooms = [Room(f"node_{number}", "gpu", GPU, bought_for=row.id) for number in range(2)]
-    assert admit([row, other], [], rooms, [POOL], quotas=quotas).starts == (row.id,)
-    half = admit([row, other], [], rooms[:1], [POOL], quotas=quotas)
+    ready = [ReadyNode(f"node_{number}", "gpu", GPU, bought_for=row.id) for number in range(2)]
+    assert admit([row, other], [], ready, [POOL], quotas=quotas).starts == (row.id,)
+    half = admit([row, other], [], ready[:1], [POOL], quotas=quotas)
     assert half.starts == (other.id,), "no second node is bought, so that nobody waits for it"
     assert told(half, row)[0] == "waiting_for_quota"
 

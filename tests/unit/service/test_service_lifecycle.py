@@ -1,4 +1,4 @@
-"""The life cycle allows exactly what its tables say, and tells everything it does."""
+"""The life cycle allows exactly what its tables say, and every change makes an event."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from service.queue.lifecycle import (
     JOB_EDGES,
     NODE_EDGES,
     Decision,
-    SeenNode,
+    NodeObservation,
     TransitionError,
 )
-from service.queue.records import Progress
+from service.queue.records import ProgressRecord
 from service.queue.rows import AttemptRow, JobRow, NewEvent, NodeRow
 from tests.service_fakes import job_row
 
@@ -39,7 +39,9 @@ def started(**fields: Any) -> tuple[JobRow, AttemptRow]:
 
 def running(**fields: Any) -> tuple[JobRow, AttemptRow]:
     job, attempt = started(**fields)
-    decision = lifecycle.observe(job, attempt, Progress(state=AttemptState.RUNNING, world_size=2), NOW + 1)
+    decision = lifecycle.observe(
+        job, attempt, ProgressRecord(state=AttemptState.RUNNING, world_size=2), NOW + 1
+    )
     assert decision.attempt is not None
     return decision.job, decision.attempt
 
@@ -62,7 +64,9 @@ def hear(
 ) -> lifecycle.NodeDecision:
     """What becomes of a node whose agent's newest sign of life is this old."""
     agent = AgentStatus(beat=Heartbeat(at=beat_at), unchanged_s=unchanged_s)
-    return lifecycle.observe_node(node, SeenNode(is_provided=True, is_alive=is_alive, agent=agent), NOW)
+    return lifecycle.observe_node(
+        node, NodeObservation(is_provided=True, is_alive=is_alive, agent=agent), NOW
+    )
 
 
 def _reachable(edges: Mapping[Any, str], first: Any) -> set[Any]:
@@ -120,14 +124,16 @@ class TestObservations:
         draining = lifecycle.request_stop(job, attempt, EndReason.CANCELLED, NOW)
         assert draining.attempt is not None
         again = lifecycle.observe(
-            job, draining.attempt, Progress(state=AttemptState.RUNNING, world_size=3), NOW
+            job, draining.attempt, ProgressRecord(state=AttemptState.RUNNING, world_size=3), NOW
         )
         assert again.attempt is not None
         assert again.attempt.state is AttemptState.DRAINING
 
     def test_a_regrouping_attempt_keeps_its_job_running(self) -> None:
         job, attempt = running()
-        decision = lifecycle.observe(job, attempt, Progress(state=AttemptState.STARTING, world_size=0), NOW)
+        decision = lifecycle.observe(
+            job, attempt, ProgressRecord(state=AttemptState.STARTING, world_size=0), NOW
+        )
         assert decision.attempt is not None
         assert (decision.job.state, decision.attempt.state) == (JobState.RUNNING, AttemptState.STARTING)
         assert decision.job.reason == "regrouping"
@@ -135,8 +141,8 @@ class TestObservations:
     def test_an_attempt_knows_where_its_workers_are_until_it_ends(self) -> None:
         job, attempt = running(max_workers=3)
         for workers in ({"10.0.0.1": 2, "10.0.0.2": 1}, {"10.0.0.1": 2}, {}):
-            size = Progress(world_size=sum(workers.values()), workers=workers)
-            for said in (size, Progress(step=7)):
+            size = ProgressRecord(world_size=sum(workers.values()), workers=workers)
+            for said in (size, ProgressRecord(step=7)):
                 decision = lifecycle.observe(job, attempt, said, NOW)
                 assert decision.attempt is not None
                 job, attempt = decision.job, decision.attempt
@@ -151,7 +157,7 @@ class TestObservations:
         assert attempt.short_since is None
         since = []
         for at, size in enumerate((2, None, 1, 3, 3, 0, 2, 3)):
-            decision = lifecycle.observe(job, attempt, Progress(world_size=size), NOW + at)
+            decision = lifecycle.observe(job, attempt, ProgressRecord(world_size=size), NOW + at)
             assert decision.attempt is not None
             job, attempt = decision.job, decision.attempt
             since.append(None if attempt.short_since is None else attempt.short_since - NOW)
@@ -160,7 +166,9 @@ class TestObservations:
     def test_totals_of_all_attempts_add_up(self) -> None:
         job, attempt = running(repeated_steps=10, lost_s=3.0)
         for repeated, lost in ((2, 1.0), (2, 1.0), (5, 4.0), (1, 0.0)):
-            decision = lifecycle.observe(job, attempt, Progress(repeated_steps=repeated, lost_s=lost), NOW)
+            decision = lifecycle.observe(
+                job, attempt, ProgressRecord(repeated_steps=repeated, lost_s=lost), NOW
+            )
             assert decision.attempt is not None
             job, attempt = decision.job, decision.attempt
         assert (job.repeated_steps, job.lost_s) == (15, 7.0)
@@ -180,7 +188,7 @@ class TestObservations:
 
     def test_what_no_new_step_follows_is_lost_until_the_same_step_is_done_again(self) -> None:
         job, attempt = lost_and_started_again(at_step=100, lost_at=NOW + 2)
-        told = lifecycle.observe(job, attempt, Progress(step=100), NOW + 5).job
+        told = lifecycle.observe(job, attempt, ProgressRecord(step=100), NOW + 5).job
         assert told.step_at == NOW + 2, (
             "the driver knows the step of the attempt before it, and has not done it"
         )
@@ -273,19 +281,19 @@ class TestObservations:
 class TestNodes:
     def test_one_observation_can_carry_a_node_all_the_way(self) -> None:
         node = NodeRow(id="node_1", pool="local", created_at=NOW)
-        seen = SeenNode(is_provided=True, is_alive=True, address="127.0.0.2", resources={"CPU": 1.0})
+        seen = NodeObservation(is_provided=True, is_alive=True, address="127.0.0.2", resources={"CPU": 1.0})
         decision = lifecycle.observe_node(node, seen, NOW)
         assert decision.node.state is NodeState.READY
         assert [event.kind for event in decision.events] == ["node.launched", "node.joined", "node.ready"]
 
     def test_the_same_observation_again_changes_nothing(self) -> None:
-        seen = SeenNode(is_provided=True, is_alive=True, resources={"CPU": 1.0})
+        seen = NodeObservation(is_provided=True, is_alive=True, resources={"CPU": 1.0})
         node = lifecycle.observe_node(NodeRow(id="n", pool="p", created_at=NOW), seen, NOW).node
         assert lifecycle.observe_node(node, seen, NOW + 1) == lifecycle.NodeDecision(node)
 
     def test_a_drain_says_until_when(self) -> None:
         ready = NodeRow(id="n", pool="p", created_at=NOW, state=NodeState.READY)
-        seen = SeenNode(is_provided=True, is_alive=True, is_draining=True, deadline_at=86_400.0)
+        seen = NodeObservation(is_provided=True, is_alive=True, is_draining=True, deadline_at=86_400.0)
         until = "what works on it has until 1970-01-02 00:00:00 UTC"
         others = lifecycle.observe_node(ready, seen, NOW).node
         assert others.message == f"it is being drained and takes no new work, and {until}"
@@ -296,7 +304,7 @@ class TestNodes:
 
     def test_why_a_node_leaves_is_told_where_its_agent_says_so(self) -> None:
         ready = NodeRow(id="n", pool="p", created_at=NOW, state=NodeState.READY)
-        seen = SeenNode(is_provided=True, is_alive=True, is_draining=True)
+        seen = NodeObservation(is_provided=True, is_alive=True, is_draining=True)
         told = lifecycle.observe_node(ready, replace(seen, leaves="this machine is sick: XID 79"), NOW)
         assert told.node.state is NodeState.DRAINING
         assert told.node.message == "this machine is sick: XID 79: it is being drained and takes no new work"
@@ -306,7 +314,7 @@ class TestNodes:
         )
 
     def test_a_drain_that_was_over_before_anybody_looked_is_told_with_its_reason(self) -> None:
-        gone = SeenNode(is_provided=True, leaves="Preempt by the cloud")
+        gone = NodeObservation(is_provided=True, leaves="Preempt by the cloud")
         told = lifecycle.observe_node(READY, gone, NOW)
         assert [event.kind for event in told.events] == ["node.draining"]
         assert told.node.message == "Preempt by the cloud: it was drained and has left the Ray cluster"
@@ -317,7 +325,7 @@ class TestNodes:
     def test_since_when_a_node_has_been_ready_and_sick_is_kept(self) -> None:
         wish = NodeRow(id="n", pool="p", created_at=NOW)
         sick = AgentStatus(beat=Heartbeat(at=NOW, leaves="this machine is sick: XID 79", is_sick=True))
-        seen = SeenNode(is_provided=True, is_alive=True, is_draining=True, agent=sick)
+        seen = NodeObservation(is_provided=True, is_alive=True, is_draining=True, agent=sick)
         leaving = lifecycle.observe_node(wish, seen, NOW + 60).node
         assert leaving.state is NodeState.DRAINING
         assert (leaving.launched_at, leaving.sick_since) == (NOW + 60, NOW + 60)
@@ -332,7 +340,7 @@ class TestNodes:
         drained = lifecycle.drain_node(READY, "2 are allowed", NOW + 60, NOW).node
         ending = lifecycle.terminate_node(drained, "its deadline has passed", False, NOW + 60).node
         assert (drained.leaving_since, ending.leaving_since) == (NOW, NOW)
-        ended = lifecycle.observe_node(ending, SeenNode(is_provided=False), NOW + 90).node
+        ended = lifecycle.observe_node(ending, NodeObservation(is_provided=False), NOW + 90).node
         assert ended.leaving_since == NOW
         assert lifecycle.terminate_node(READY, "it died", True, NOW + 5).node.leaving_since == NOW + 5
 
@@ -362,7 +370,9 @@ class TestNodes:
     def test_an_agent_that_hears_nothing_of_its_cloud_is_told_of_as_a_silent_one(self) -> None:
         def look(node: NodeRow, beat_at: float, deaf_s: float) -> lifecycle.NodeDecision:
             agent = AgentStatus(beat=Heartbeat(at=beat_at, deaf_s=deaf_s))
-            return lifecycle.observe_node(node, SeenNode(is_provided=True, is_alive=True, agent=agent), NOW)
+            return lifecycle.observe_node(
+                node, NodeObservation(is_provided=True, is_alive=True, agent=agent), NOW
+            )
 
         assert look(READY, 5.0, DEAF_S) == lifecycle.NodeDecision(READY), "not yet"
         deaf = look(READY, 10.0, DEAF_S + 1)
@@ -379,7 +389,9 @@ class TestNodes:
     def test_what_an_agent_says_is_told_once_and_stands_beside_the_node_as_long_as_it_says_so(self) -> None:
         def look(node: NodeRow, says: str | None) -> lifecycle.NodeDecision:
             agent = AgentStatus(beat=Heartbeat(at=5.0, says=says))
-            return lifecycle.observe_node(node, SeenNode(is_provided=True, is_alive=True, agent=agent), NOW)
+            return lifecycle.observe_node(
+                node, NodeObservation(is_provided=True, is_alive=True, agent=agent), NOW
+            )
 
         first = look(READY, "a pause")
         assert [(event.kind, event.message) for event in first.events] == [("node.agent_said", "a pause")]
@@ -391,11 +403,11 @@ class TestNodes:
     def test_what_a_silent_agent_said_last_is_not_told_instead_of_its_silence(self) -> None:
         node = hear(replace(READY, message="a pause"), beat_at=5.0, unchanged_s=SILENT_S + 1).node
         agent = AgentStatus(beat=Heartbeat(at=5.0, says="a pause"), unchanged_s=SILENT_S + 2)
-        seen = SeenNode(is_provided=True, is_alive=True, agent=agent)
+        seen = NodeObservation(is_provided=True, is_alive=True, agent=agent)
         assert lifecycle.observe_node(node, seen, NOW) == lifecycle.NodeDecision(node)
 
     def test_a_node_without_an_agent_has_none_that_is_silent(self) -> None:
-        seen = SeenNode(is_provided=True, is_alive=True)
+        seen = NodeObservation(is_provided=True, is_alive=True)
         assert lifecycle.observe_node(READY, seen, NOW + 10 * SILENT_S) == lifecycle.NodeDecision(READY)
 
     @pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.TERMINATING])
@@ -411,7 +423,7 @@ class TestNodes:
     def test_the_reason_of_an_end_is_kept(self, is_failure: bool, end: NodeState) -> None:
         node = NodeRow(id="n", pool="p", created_at=NOW)
         ending = lifecycle.terminate_node(node, "nobody wants it", is_failure, NOW).node
-        ended = lifecycle.observe_node(ending, SeenNode(is_provided=False), NOW + 1).node
+        ended = lifecycle.observe_node(ending, NodeObservation(is_provided=False), NOW + 1).node
         assert (ended.state, ended.message, ended.ended_at) == (end, "nobody wants it", NOW + 1)
 
 
@@ -473,7 +485,7 @@ class LifeOfAJob(RuleBasedStateMachine):
         assert self.live is not None
         self.take(
             lifecycle.observe(
-                self.job, self.live, Progress(state=state, step=step, world_size=size), self.now
+                self.job, self.live, ProgressRecord(state=state, step=step, world_size=size), self.now
             )
         )
 

@@ -1,4 +1,4 @@
-"""Whose turn it is, what fits, and what follows a failure."""
+"""The order of the queue, what fits, and what follows a failure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from service.queue import admission, intake, retry
 from service.queue.admission import Claim, PoolSize, admit
 from service.queue.ordering import in_order
 from service.queue.pools import complete_pools
-from service.queue.records import MAX_ADDRESSES, Progress, Unreadable, clean_json, clean_text, read
-from service.queue.rooms import Room, place
+from service.queue.ready_nodes import ReadyNode, place
+from service.queue.records import MAX_ADDRESSES, InvalidRecord, ProgressRecord, clean_json, clean_text, read
 from service.queue.rows import AttemptRow, JobRow
 from tests.service_fakes import job_row
 from trainers.plan import Record
@@ -29,8 +29,8 @@ POOL = PoolSize("local", 3, CPU)
 LOSSES = [one for one in EndReason if not one.is_users and not one.is_final]
 
 
-def rooms(count: int, resources: dict[str, float] | None = None) -> list[Room]:
-    return [Room(f"node_{number}", "local", resources or CPU) for number in range(count)]
+def ready_nodes(count: int, resources: dict[str, float] | None = None) -> list[ReadyNode]:
+    return [ReadyNode(f"node_{number}", "local", resources or CPU) for number in range(count)]
 
 
 def launched() -> AttemptRow:
@@ -60,12 +60,12 @@ class TestOrdering:
 class TestAdmission:
     def test_a_job_starts_with_its_smallest_group(self) -> None:
         job = job_row(min_workers=2, max_workers=8)
-        assert admit([job], [], rooms(2), [POOL]).starts == (job.id,)
+        assert admit([job], [], ready_nodes(2), [POOL]).starts == (job.id,)
 
     def test_who_keeps_off_spot_starts_on_demand_or_waits(self) -> None:
         job = job_row()
-        spot = Room("node_s", "local", CPU, None, CapacityType.SPOT)
-        safe = Room("node_d", "local", CPU, None, CapacityType.ON_DEMAND)
+        spot = ReadyNode("node_s", "local", CPU, None, CapacityType.SPOT)
+        safe = ReadyNode("node_d", "local", CPU, None, CapacityType.ON_DEMAND)
         assert admit([job], [], [spot], [POOL]).starts == (job.id,)
         waits = admit([job], [], [spot], [POOL], off_spot={job.id})
         assert waits.starts == ()
@@ -74,7 +74,7 @@ class TestAdmission:
         assert (starts.starts, starts.on_demand) == ((job.id,), {job.id})
 
     def test_what_a_running_attempt_may_grow_to_is_kept_for_it(self) -> None:
-        decision = admit([job_row()], [Claim(WorkerSizes(3, 3), CPU)], rooms(3), [POOL])
+        decision = admit([job_row()], [Claim(WorkerSizes(3, 3), CPU)], ready_nodes(3), [POOL])
         assert decision.starts == ()
         assert decision.waits[0].reason == "waiting_for_turn"
 
@@ -97,7 +97,7 @@ class TestAdmission:
         held: int,
     ) -> None:
         """Nodes have room for one worker each, so that those that are kept can be counted off."""
-        nodes = [Room(f"n{at}", pool, CPU, zone, paid) for at, (pool, zone, paid) in enumerate(spots)]
+        nodes = [ReadyNode(f"n{at}", pool, CPU, zone, paid) for at, (pool, zone, paid) in enumerate(spots)]
         mine = [one for one in nodes if grows.allows(one.pool, one.zone, one.capacity)]
         here = mine[: min(held, most)]
         claim = Claim(WorkerSizes(1, most), CPU, grows, "runs", {one.node_id: 1 for one in here})
@@ -111,13 +111,13 @@ class TestAdmission:
 
     def test_nobody_overtakes_a_job_that_could_start_later(self) -> None:
         large, small = job_row(min_workers=3, max_workers=3), job_row()
-        decision = admit([large, small], [Claim(WorkerSizes(1, 1), CPU)], rooms(3), [POOL])
+        decision = admit([large, small], [Claim(WorkerSizes(1, 1), CPU)], ready_nodes(3), [POOL])
         assert decision.starts == ()
         assert [wait.job_id for wait in decision.waits] == [large.id, small.id]
 
     def test_a_job_that_can_never_fit_stops_nobody(self) -> None:
         never, small = job_row(min_workers=4, max_workers=4), job_row()
-        decision = admit([never, small], [], rooms(3), [POOL])
+        decision = admit([never, small], [], ready_nodes(3), [POOL])
         assert decision.starts == (small.id,)
         assert "room for 3" in decision.waits[0].message
 
@@ -129,7 +129,7 @@ class TestAdmission:
         ],
     )
     def test_a_worker_too_large_for_any_node_is_told_so(self, worker: dict[str, float], said: str) -> None:
-        (wait,) = admit([job_row(worker_resources=worker)], [], rooms(3), [POOL]).waits
+        (wait,) = admit([job_row(worker_resources=worker)], [], ready_nodes(3), [POOL]).waits
         assert said in wait.message
 
     def test_a_worker_that_fits_on_no_single_size_is_hopeless_and_stops_nobody(self) -> None:
@@ -143,7 +143,7 @@ class TestAdmission:
         policies = Policies.model_validate({"pools": {"p": {"sizes": ["wide", "quick"], "zones": ["any"]}}})
         pools = complete_pools(policies, sold, lambda pool: pool.max_nodes)
         both, small = job_row(worker_resources={"CPU": 8.0, "GPU": 1.0}), job_row()
-        decision = admit([both, small], [], [Room("n", "p", {"CPU": 4.0, "GPU": 1.0})], pools)
+        decision = admit([both, small], [], [ReadyNode("n", "p", {"CPU": 4.0, "GPU": 1.0})], pools)
         assert decision.starts == (small.id,)
         assert [wait.is_hopeless for wait in decision.waits] == [True]
 
@@ -152,29 +152,29 @@ class TestAdmission:
         spec = {"backend": "deepspeed", "elastic": {"global_batch": 4}}
         pair = job_row(min_workers=2, max_workers=4, spec=spec)
         other = job_row(min_workers=1, max_workers=1)
-        assert admit([pair, other], [], rooms(3), [POOL]).starts == (pair.id, other.id)
+        assert admit([pair, other], [], ready_nodes(3), [POOL]).starts == (pair.id, other.id)
         runs = Claim(pair.sizes, CPU, at={"node_0": 1, "node_1": 1})
-        assert admit([other], [runs], rooms(3), [POOL]).starts == (other.id,)
-        assert admit([other], [runs], rooms(4), [POOL]).starts == ()
+        assert admit([other], [runs], ready_nodes(3), [POOL]).starts == (other.id,)
+        assert admit([other], [runs], ready_nodes(4), [POOL]).starts == ()
 
     def test_a_least_size_that_is_not_possible_counts_as_the_next_one(self) -> None:
         """A job that can use 4 or 8 and says at least 3 waits for 4."""
         spec = {"backend": "deepspeed", "elastic": {"global_batch": 8}}
         job = job_row(min_workers=3, max_workers=8, spec=spec)
-        (wait,) = admit([job], [], rooms(3), [PoolSize("local", 4, CPU)]).waits
+        (wait,) = admit([job], [], ready_nodes(3), [PoolSize("local", 4, CPU)]).waits
         assert "it needs 4 workers" in wait.message
-        (wait,) = admit([job], [], rooms(3), [POOL]).waits
+        (wait,) = admit([job], [], ready_nodes(3), [POOL]).waits
         assert wait.is_hopeless
 
     def test_a_job_starts_on_nodes_that_it_accepts_and_leaves_the_others_to_others(self) -> None:
         picky = job_row(min_workers=1, max_workers=8, spec={"placement": {"pools": ["b"]}})
         other = job_row(min_workers=2, max_workers=2)
-        nodes = [*rooms(2), Room("node_b", "b", CPU)]
+        nodes = [*ready_nodes(2), ReadyNode("node_b", "b", CPU)]
         decision = admit([picky, other], [], nodes, [POOL, PoolSize("b", 1, CPU)])
         assert decision.starts == (picky.id, other.id)
 
     def test_nodes_of_another_pool_zone_or_capacity_type_do_not_count(self) -> None:
-        spot = Room("node_s", "local", CPU, "1", CapacityType.SPOT)
+        spot = ReadyNode("node_s", "local", CPU, "1", CapacityType.SPOT)
         for placement, fits_in in (
             ({"pools": ["b"]}, False),
             ({"zones": ["2"]}, False),
@@ -187,7 +187,7 @@ class TestAdmission:
 
     def test_workers_count_where_they_are(self) -> None:
         """A claim that anything would satisfy does not keep a node free that it uses."""
-        nodes = [*rooms(1), Room("node_b", "b", CPU)]
+        nodes = [*ready_nodes(1), ReadyNode("node_b", "b", CPU)]
         picky = job_row(spec={"placement": {"pools": ["b"]}})
         pools = [POOL, PoolSize("b", 1, CPU)]
         assert admit([picky], [Claim(WorkerSizes(1, 1), CPU, at={"node_0": 1})], nodes, pools).starts == (
@@ -212,7 +212,7 @@ class TestAdmission:
     ) -> None:
         pool = PoolSize("local", 3, CPU, ("any",), (CapacityType.ON_DEMAND,))
         never, small = job_row(spec={"placement": placement}), job_row()
-        decision = admit([never, small], [], rooms(3), [pool])
+        decision = admit([never, small], [], ready_nodes(3), [pool])
         assert decision.starts == (small.id,)
         assert decision.waits[0].message == said
 
@@ -248,7 +248,7 @@ class TestAdmission:
             job_row(min_workers=low, max_workers=low + more, worker_resources=worker)
             for low, more, worker in queue
         ]
-        nodes = rooms(count, {"CPU": 2.0})
+        nodes = ready_nodes(count, {"CPU": 2.0})
         claims = [Claim(WorkerSizes(low, low), worker) for low, _, worker in held]
         decision = admit(jobs, claims, nodes, [PoolSize("local", 5, {"CPU": 2.0})])
         told = [wait.job_id for wait in decision.waits]
@@ -407,7 +407,7 @@ class TestRecords:
     )
     def test_whatever_a_driver_tells_is_read_or_refused(self, kind: str, body: dict[str, object]) -> None:
         said = read(Record(seq=1, at=1.0, kind=kind, body=body))  # type: ignore[arg-type]
-        if isinstance(said, Unreadable):
+        if isinstance(said, InvalidRecord):
             assert said.why
         said.model_dump_json()
 
@@ -426,8 +426,8 @@ class TestRecords:
     )
     def test_workers_are_read_by_the_address_of_their_node(self, workers: object, read_as: object) -> None:
         said = read(Record(seq=1, at=1.0, kind="progress", body={"workers": workers}))
-        assert isinstance(said, Progress | Unreadable)
-        assert (said.workers if isinstance(said, Progress) else "refused") == read_as
+        assert isinstance(said, ProgressRecord | InvalidRecord)
+        assert (said.workers if isinstance(said, ProgressRecord) else "refused") == read_as
 
     @settings(derandomize=True)
     @given(st.text(st.characters(), max_size=20))

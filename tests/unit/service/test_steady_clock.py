@@ -1,4 +1,4 @@
-"""A clock that nobody can make jump."""
+"""A clock that never jumps."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ import pytest
 from cluster.policies.documents import read_document
 from cluster.policies.policies import CapacityRule, Policies
 from cluster.policies.problems import PoliciesRefused
-from service.clouds.azure_place import place_in_azure
+from service.clouds.azure_settings import read_azure_settings
 from service.clouds.fixed_pool import fixed_pool, known
-from service.embedded.emulated_azure import emulated_place, write_place
+from service.embedded.emulated_azure import emulated_azure_settings, write_azure_settings
 from service.settings import Settings
 
 OF_AZURE = "pools: {gpu: {sizes: [Standard_NC24ads_A100_v4], zones: [2], max_nodes: 200}}"
@@ -26,7 +26,7 @@ def local(tmp_path: Path) -> Settings:
 @pytest.fixture
 def emulated(tmp_path: Path) -> Settings:
     settings = Settings(home=tmp_path, cloud="azure-emulated", nodes=5, azure_file=None)
-    write_place(settings.azure, emulated_place("http://127.0.0.1:7266"))
+    write_azure_settings(settings.azure, emulated_azure_settings("http://127.0.0.1:7266"))
     return settings
 
 
@@ -65,7 +65,7 @@ def test_while_the_place_is_not_known_nothing_is_said_about_sizes(tmp_path: Path
 def test_the_emulators_place_is_read_as_it_was_written_and_leaves_the_real_one_alone(
     emulated: Settings,
 ) -> None:
-    assert place_in_azure(emulated) == emulated_place("http://127.0.0.1:7266")
+    assert read_azure_settings(emulated) == emulated_azure_settings("http://127.0.0.1:7266")
     real = emulated.model_copy(update={"cloud": "azure"})
     assert real.azure != emulated.azure
     assert real.azure.name == "azure.json"

@@ -25,10 +25,10 @@ from cluster.traces.trace import MarketChange, Trace, TraceJob
 from remora.spec.worker_sizes import WorkerSizes
 from service.queue.admission import Claim, PoolSize, admit
 from service.queue.ordering import in_order
-from service.queue.rooms import Room
+from service.queue.ready_nodes import ReadyNode
 from service.what_if.answer import answer, replayed
 from service.what_if.question import Refused, read_question
-from service.what_if.turns import ServiceQueue, row_of
+from service.what_if.service_queue import ServiceQueue, row_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "what-if"
 SIZE = "gpu4"
@@ -69,14 +69,14 @@ def test_turns_and_starts_are_those_of_the_queue(seed: int) -> None:
     in_turn = sorted(jobs, key=queue.turn)
     assert [job.id for job in in_turn] == [row.id for row in in_order(map(row_of, jobs), now=1e9)]
 
-    # what an attempt claims, and what it has taken of the rooms already, are the same to admission
-    rooms = [Room(f"n{number}", "gpu", {"CPU": 16.0, "GPU": 4.0}) for number in range(5)]
+    # what an attempt claims, and what it has taken of the ready already, are the same to admission
+    ready = [ReadyNode(f"n{number}", "gpu", {"CPU": 16.0, "GPU": 4.0}) for number in range(5)]
     claim = random.randint(0, 4)
     taken = [FreeRoom("n0", "gpu", {"CPU": 16.0 - claim, "GPU": 4.0 - claim})]
-    taken += [FreeRoom(room.node_id, "gpu", room.resources) for room in rooms[1:]]
+    taken += [FreeRoom(node.node_id, "gpu", node.resources) for node in ready[1:]]
     sizes = [PoolSize("gpu", 8, {"CPU": 16.0, "GPU": 4.0})]
     claims = [Claim(WorkerSizes(claim, claim), {"CPU": 1.0, "GPU": 1.0})]
-    decided = admit([row_of(job) for job in in_turn], claims, rooms, sizes)
+    decided = admit([row_of(job) for job in in_turn], claims, ready, sizes)
     assert tuple(queue.starts(in_turn, taken)) == decided.starts
 
 

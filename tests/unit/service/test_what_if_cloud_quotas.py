@@ -15,7 +15,7 @@ from cluster.simulator.report import report_of
 from cluster.traces.trace import Trace, TraceJob
 from remora.spec.worker_sizes import WorkerSizes
 from service.what_if.answer import replayed
-from service.what_if.turns import ServiceQueue
+from service.what_if.service_queue import ServiceQueue
 
 UNITS = 24
 

@@ -26,9 +26,9 @@ from cluster.traces.trace import MarketChange, Trace, TraceJob
 from remora.spec.worker_sizes import WorkerSizes
 from service.queue.admission import admit
 from service.queue.demand import placement_of
-from service.queue.rooms import Room
+from service.queue.ready_nodes import ReadyNode
 from service.what_if.answer import replayed
-from service.what_if.turns import ServiceQueue, row_of
+from service.what_if.service_queue import ServiceQueue, row_of
 
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
 NODE = {"CPU": 16.0, "GPU": 4.0}
@@ -272,7 +272,7 @@ def test_starts_and_domains_are_those_of_admission(seed: int) -> None:
         rooms.append(FreeRoom(f"n{number}", pool, free, offering.zone, offering.capacity, domain, owner))
     queue = ServiceQueue(OFFERINGS, policies())
     described = [
-        Room(
+        ReadyNode(
             one.node,
             one.pool,
             one.free,

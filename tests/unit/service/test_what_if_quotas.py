@@ -17,7 +17,7 @@ from cluster.simulator.report import report_of
 from cluster.traces.trace import Trace, TraceJob
 from remora.spec.worker_sizes import WorkerSizes
 from service.what_if.answer import replayed
-from service.what_if.turns import ServiceQueue
+from service.what_if.service_queue import ServiceQueue
 
 DAY_S, PRICE = 86_400.0, 2.0
 OFFERINGS = (

@@ -17,11 +17,11 @@ from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.trace import Trace, TraceJob
 from remora.spec.worker_sizes import WorkerSizes
-from service.loops import line
+from service.loops import queue_order
 from service.queue.ordering import in_order
 from service.queue.shares import shares_of
 from service.what_if.answer import replayed
-from service.what_if.turns import ServiceQueue, pool_sizes, row_of
+from service.what_if.service_queue import ServiceQueue, pool_sizes, row_of
 
 OFFERINGS = (
     Offering(
@@ -107,7 +107,7 @@ def test_complete_pools_are_what_the_service_takes_them_for() -> None:
     rule = policies({"a": {"share": 2.0}})
     pool = rule.pools["gpu"].model_copy(update={"sizes": ("gpu4", "gpu8")})
     both = rule.model_copy(update={"pools": {"gpu": pool}})
-    assert pool_sizes((*OFFERINGS, larger), both) == line.pool_sizes(both, (*OFFERINGS, larger), 0.0)
+    assert pool_sizes((*OFFERINGS, larger), both) == queue_order.pool_sizes(both, (*OFFERINGS, larger), 0.0)
 
 
 class AlwaysAsking(Replay):

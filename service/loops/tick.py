@@ -1,4 +1,4 @@
-"""One turn of the controller: what every loop is given."""
+"""One tick of the controller: the database, the lease and the time that every loop works with."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def _always() -> bool:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """The database, the lease that every write is guarded by, and the time of the turn."""
+class Tick:
+    """The database, the lease that guards every write, and the time at which the tick began."""
 
     database: Database
     settings: Settings
     lease: Lease
     #: Seconds since 1970.
     now: float
-    #: False once this process may no longer act under the lease, which it learns without a database.
+    #: False once this process may no longer act under the lease; it learns that without a database.
     is_held: Callable[[], bool] = _always
-    #: Entered while it is decided which nodes jobs get, and until that is written: there are two threads that decide.
-    #: Nothing that waits for a cloud or for Ray happens in it.
+    #: A lock, held from the decision which nodes jobs get until it is written: two threads make such decisions.
+    #: No call that waits for a cloud or for Ray is made under it.
     deciding: AbstractContextManager[Any] = field(default_factory=nullcontext)
 
     def check(self) -> None:

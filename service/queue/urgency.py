@@ -1,6 +1,6 @@
-"""What a near deadline changes about a job that waits: its turn, and where it may start (pure).
+"""What a near deadline changes about a waiting job: its place in the queue, and where it may start (pure).
 
-Both follow `cluster.scheduling.slack`, as what is bought does.
+Both follow `cluster.scheduling.slack`, as the planner does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from service.queue.demand import demand_of
 from service.queue.limits import deadline_of
 from service.queue.rows import JobRow, NodeRow
 
-#: States of a node that is still on its way.
+#: States of a node before it is ready.
 _COMING = frozenset({NodeState.REQUESTED, NodeState.LAUNCHED, NodeState.JOINED})
 
 
@@ -29,7 +29,7 @@ def start_up_s(nodes: Iterable[NodeRow]) -> float:
 
 
 def urgent_jobs(waiting: Iterable[JobRow], now: float, start_up_s: float) -> frozenset[str]:
-    """Those that come before others of their priority, by id."""
+    """The jobs that come before others of their priority, by id."""
     return frozenset(
         job.id
         for job in waiting
@@ -44,9 +44,9 @@ def jobs_off_spot(
     now: float,
     start_up_s: float,
 ) -> frozenset[str]:
-    """Those that do not start on spot now, by id."""
-    hurried = [job for job in waiting if deadline_of(job.spec) is not None]
-    if not hurried:
+    """The jobs that do not start on spot nodes now, by id."""
+    with_deadline = [job for job in waiting if deadline_of(job.spec) is not None]
+    if not with_deadline:
         return frozenset()
     coming = {
         node.bought_for
@@ -55,7 +55,7 @@ def jobs_off_spot(
     }
     return frozenset(
         job.id
-        for job in hurried
+        for job in with_deadline
         if stays_off_spot(demand_of(job, None, None, now), pools, now, start_up_s, coming)
     )
 
@@ -63,13 +63,13 @@ def jobs_off_spot(
 def stays_off_spot(
     job: JobDemand, pools: Sequence[PoolSize], now: float, start_up_s: float, coming: Container[str | None]
 ) -> bool:
-    """The job does not start on spot now; `coming` names jobs for which on-demand nodes are on their way."""
+    """The job does not start on spot nodes now; `coming` names jobs for which on-demand nodes are starting."""
     is_off = keeps_off_spot(job, now, start_up_s, is_coming=job.id in coming)
     return is_off and on_demand_only(job.placement, pools) is not None
 
 
 def on_demand_only(placement: Placement, pools: Sequence[PoolSize]) -> Placement | None:
-    """The same on nodes that the cloud does not take back; None where the job or its pools exclude them."""
+    """The placement restricted to on-demand nodes; None where the job or its pools exclude them."""
     if placement.capacity is CapacityRule.SPOT:
         return None
     safe = replace(placement, capacity=CapacityRule.ON_DEMAND)

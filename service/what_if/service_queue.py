@@ -1,4 +1,4 @@
-"""The queue's decisions about jobs of a trace: the functions that the service itself asks."""
+"""The queue's decisions about jobs of a trace, by the functions that the service itself calls."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from cluster.traces.lines import asked_by
 from cluster.traces.trace import TraceJob
 from remora.spec.worker_sizes import spec_of
 from service.queue import retry
-from service.queue.admission import PoolSize, admit, held_up
-from service.queue.hurry import stays_off_spot
-from service.queue.ordering import Turn, in_order, turn_key
+from service.queue.admission import PoolSize, admit, blocked_owners
+from service.queue.ordering import QueueKey, in_order, queue_key
 from service.queue.pools import complete_pools
 from service.queue.quotas import quotas_of
-from service.queue.rooms import Room
+from service.queue.ready_nodes import ReadyNode
 from service.queue.rows import JobRow
 from service.queue.shares import has_shares, shares_of
+from service.queue.urgency import stays_off_spot
 
 
 class ServiceQueue:
@@ -37,14 +37,14 @@ class ServiceQueue:
         self._rows: dict[str, JobRow] = {}
         self._possible: dict[tuple[object, ...], bool] = {}
 
-    def turn(self, job: TraceJob, *, is_urgent: bool = False) -> Turn:
+    def turn(self, job: TraceJob, *, is_urgent: bool = False) -> QueueKey:
         """As `service.queue.ordering` sorts."""
-        return turn_key(self._row(job), is_urgent=is_urgent)
+        return queue_key(self._row(job), is_urgent=is_urgent)
 
     def keeps_off_spot(
         self, job: TraceJob, demand: JobDemand, now: float, start_up_s: float, *, is_coming: bool
     ) -> bool:
-        """As `service.queue.hurry` decides."""
+        """As `service.queue.urgency` decides."""
         return stays_off_spot(demand, self._pools, now, start_up_s, (job.id,) if is_coming else ())
 
     def in_turns(
@@ -71,7 +71,7 @@ class ServiceQueue:
         """As `service.queue.admission` decides."""
         held = [(self._row(job), workers) for job, workers in running]
         quotas = quotas_of(self._policies, held, spent)
-        return held_up(map(self._row, waiting), owners, self._pools, quotas)
+        return blocked_owners(map(self._row, waiting), owners, self._pools, quotas)
 
     def can_ever_start(self, job: TraceJob) -> bool:
         """False when the queue would call it hopeless."""
@@ -91,13 +91,13 @@ class ServiceQueue:
         off_spot: Container[str] = (),
         kept: Mapping[str, str] = MappingProxyType({}),
     ) -> Mapping[str, str | None]:
-        """As `service.queue.admission` decides; the rooms hold what is free, so that nobody has a claim on them."""
+        """As `service.queue.admission` decides; `rooms` hold free resources only, so that there are no claims."""
         rows = [self._row(job) for job in waiting]
         held = [(self._row(job), workers) for job, workers in running]
         decided = admit(
             rows,
             (),
-            [Room(*room) for room in rooms],
+            [ReadyNode(*room) for room in rooms],
             self._pools,
             quotas=quotas_of(self._policies, held, spent or {}) if self.has_quotas else None,
             off_spot=off_spot,

@@ -1,4 +1,4 @@
-"""The attempts that live, loaded once in a turn, and everything that the turn writes about them."""
+"""The attempts that have not ended, loaded once per tick, and all that the tick writes about them."""
 
 from __future__ import annotations
 
@@ -9,55 +9,57 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from remora.states import AttemptState, EndReason
-from service.loops.turn import Turn
+from service.loops.tick import Tick
 from service.queue import lifecycle
 from service.queue.rows import AttemptRow, JobRow
 from service.store import jobs as store
 from service.store.errors import Fenced
+from service.store.failures import is_database_wide
 from service.store.ingest import ingest_all
-from service.store.troubles import concerns_everybody
 from trainers.plan import Record
 
 log = logging.getLogger(__name__)
 
-#: Rows in one transaction, so that those who submit jobs meanwhile wait for none that lasts for long.
+#: Rows in one transaction, so that submissions do not wait for a long one.
 MOST_ROWS = 5000
 
-Pair = tuple[JobRow, AttemptRow]
+JobAttempt = tuple[JobRow, AttemptRow]
 Write = Callable[[sa.Connection, Sequence[str]], store.Changed]
 
 
-class Live:
-    """Of one turn, and for one thread.  Nobody else writes attempts under the lease, so what this turn wrote is how
-    they are; what others write of their jobs meanwhile, as that one is to be cancelled, the next turn sees.
+class LiveAttempts:
+    """For one tick and one thread.  No other thread writes attempts under the lease, so they are as this tick wrote
+    them; what the API writes of their jobs meanwhile, for example a cancellation, is seen by the next tick.
 
     All of it raises Fenced.
     """
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
-        self._pairs: dict[str, Pair] | None = None
+    def __init__(self, tick: Tick) -> None:
+        self._tick = tick
+        self._pairs: dict[str, JobAttempt] | None = None
 
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[JobAttempt]:
         """Attempts that have not ended, oldest first, with their jobs."""
         if self._pairs is None:
-            found = self._turn.load(store.live_attempts)
+            found = self._tick.load(store.live_attempts)
             self._pairs = {attempt.id: (job, attempt) for job, attempt in found}
         return list(self._pairs.values())
 
-    def add(self, pairs: Iterable[Pair]) -> None:
+    def add(self, pairs: Iterable[JobAttempt]) -> None:
         """These attempts were just made."""
         if self._pairs is not None:
             self._pairs.update({attempt.id: (job, attempt) for job, attempt in pairs})
 
-    def take_in(self, told: Mapping[str, Sequence[Record]]) -> None:
-        """Store what drivers told, by the ids of their attempts."""
-        now = self._turn.now
-        for part in _parts(told):
-            self._write(part, lambda connection, ids: ingest_all(connection, {i: told[i] for i in ids}, now))
+    def store_records(self, records: Mapping[str, Sequence[Record]]) -> None:
+        """Store records of drivers, by the ids of their attempts."""
+        now = self._tick.now
+        for part in _parts(records):
+            self._write(
+                part, lambda connection, ids: ingest_all(connection, {i: records[i] for i in ids}, now)
+            )
 
     def change(self, decisions: Mapping[str, store.Decide]) -> None:
-        """Decide about these attempts, as they are by then, and store it."""
+        """Store decisions about these attempts; each is made on the locked rows."""
         self._write(
             list(decisions),
             lambda connection, ids: store.change_attempts(connection, {i: decisions[i] for i in ids}),
@@ -65,7 +67,7 @@ class Live:
 
     def launched(self, attempt_ids: Iterable[str]) -> None:
         """The drivers of these attempts have said that they have their plans."""
-        now = self._turn.now
+        now = self._tick.now
 
         def decide(job: JobRow, attempt: AttemptRow) -> lifecycle.Decision:
             return lifecycle.Decision(job, lifecycle.launched(attempt, now))
@@ -73,7 +75,7 @@ class Live:
         self.change(dict.fromkeys(attempt_ids, decide))
 
     def end(self, ends: Mapping[str, tuple[EndReason, str]]) -> None:
-        """End attempts whose drivers do not say it by themselves; nothing happens to one that has ended."""
+        """End attempts whose drivers do not report it; attempts that have ended stay as they are."""
         self.change({attempt_id: self._ending(*why) for attempt_id, why in ends.items()})
 
     def _ending(self, reason: EndReason, message: str) -> store.Decide:
@@ -81,21 +83,21 @@ class Live:
             if attempt.ended_at is not None:
                 return None
             log.info("attempt %d of %s ended: %s: %s", attempt.attempt, job.id, reason.value, message)
-            return lifecycle.end_attempt(job, attempt, reason, message, self._turn.now, by_driver=False)
+            return lifecycle.end_attempt(job, attempt, reason, message, self._tick.now, by_driver=False)
 
         return decide
 
     def _write(self, attempt_ids: Sequence[str], work: Write) -> None:
-        """In one transaction; when the database refuses it, one for each, so that one's fault is nobody else's."""
+        """Write in one transaction; when that fails, in one per attempt: one attempt's fault affects no other."""
         if not attempt_ids:
             return
         try:
-            changed = self._turn.apply(lambda connection: work(connection, attempt_ids))
+            changed = self._tick.apply(lambda connection: work(connection, attempt_ids))
         except Fenced:
             self._pairs = None
             raise
         except Exception as error:
-            if isinstance(error, DBAPIError) and concerns_everybody(error):
+            if isinstance(error, DBAPIError) and is_database_wide(error):
                 self._pairs = None
                 raise
             if len(attempt_ids) == 1:
@@ -108,7 +110,7 @@ class Live:
             log.error("attempt %s cannot be brought on, it is tried again", attempt_id, exc_info=why)
         self._note(changed.pairs)
 
-    def _note(self, pairs: Mapping[str, Pair]) -> None:
+    def _note(self, pairs: Mapping[str, JobAttempt]) -> None:
         if self._pairs is None:
             return
         for attempt_id, pair in pairs.items():
@@ -118,20 +120,20 @@ class Live:
                 self._pairs[attempt_id] = pair
 
 
-def _parts(told: Mapping[str, Sequence[Record]]) -> list[list[str]]:
-    """The attempts in parts of not too many rows; one that told more is a part of its own."""
+def _parts(records: Mapping[str, Sequence[Record]]) -> list[list[str]]:
+    """The attempts in parts of at most `MOST_ROWS` rows; one with more rows is a part of its own."""
     parts: list[list[str]] = []
-    room = 0
-    for attempt_id, new in told.items():
+    left = 0
+    for attempt_id, new in records.items():
         rows = sum(_rows_of(record) for record in new)
-        if not parts or rows > room:
+        if not parts or rows > left:
             parts.append([])
-            room = MOST_ROWS
+            left = MOST_ROWS
         parts[-1].append(attempt_id)
-        room -= rows
+        left -= rows
     return parts
 
 
 def _rows_of(record: Record) -> int:
-    """A log's text is a row for each of its lines; whether it is a text at all is found when it is stored."""
+    """A log's text makes a row for each line; whether it is a text at all is checked when it is stored."""
     return str(record.body.get("text", "")).count("\n") + 1 if record.kind == "log" else 1

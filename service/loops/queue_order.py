@@ -1,4 +1,4 @@
-"""The jobs that wait, in the order of their turns under the policies in force."""
+"""Loads the waiting jobs in queue order: by priority, urgency, shares of projects, and age."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from cluster.policies.policies import Policies
 from cluster.scheduling.limits import limits_of
 from cluster.scheduling.quotas import has_quotas
 from service.queue.admission import PoolSize
-from service.queue.hurry import urgent_jobs
 from service.queue.ordering import in_order
 from service.queue.pools import complete_pools
 from service.queue.rows import AttemptRow, JobRow
 from service.queue.shares import shares_of
+from service.queue.urgency import urgent_jobs
 from service.store import jobs
 
-#: Jobs that are looked at in one tick; those behind them go on waiting for their turn.
+#: Jobs that one tick decides about; those behind them go on waiting for their turn.
 WINDOW = 200
 #: The same of each project, where projects have shares or quotas.
 WINDOW_OF_EACH = 50
 
 
-def line(
+def jobs_in_order(
     connection: sa.Connection,
     policies: Policies,
     pools: Sequence[PoolSize],

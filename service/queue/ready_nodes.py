@@ -1,4 +1,4 @@
-"""Ready nodes, and how many workers find room on what is free of them (pure)."""
+"""Ready nodes, and how many workers fit on their free resources (pure)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from remora.spec.worker_sizes import WorkerSizes
 Resources = Mapping[str, float]
 
 
-class Room(NamedTuple):
-    """A ready node and all the resources that it brings; as cheap to make as a value can be, for replays."""
+class ReadyNode(NamedTuple):
+    """A ready node and all of its resources; a named tuple, because replays create many of them."""
 
     node_id: str
     pool: str
@@ -21,7 +21,7 @@ class Room(NamedTuple):
     #: None: not known.
     zone: str | None = None
     capacity: CapacityType | None = None
-    #: Fabric domain that it is in; None: no InfiniBand joins it to others.
+    #: Its fabric domain; None: no InfiniBand joins it to others.
     fabric: str | None = None
     #: The job that it was bought for.
     bought_for: str | None = None
@@ -30,7 +30,7 @@ class Room(NamedTuple):
 def place(
     nodes: Sequence[Resources], workers: int, worker: Resources, allowed: Sequence[bool] | None = None
 ) -> tuple[int, list[Resources]]:
-    """Put up to `workers` on the allowed ones of the nodes: how many found room, and what is free afterwards."""
+    """Place up to `workers` on the allowed nodes; returns how many fit, and what is free on each node afterwards."""
     left = workers
     after = list(nodes)
     for at, node in enumerate(nodes):
@@ -52,9 +52,9 @@ def place_group(
     allowed: Sequence[bool] | None = None,
     held: int = 0,
 ) -> tuple[int, list[Resources]]:
-    """The same for a worker group that has `held` workers elsewhere: as many beside them as a possible size takes.
+    """Place a worker group that has `held` workers elsewhere: as many more as make up one of its possible sizes.
 
-    Where there is no room for its smallest size, what there is counts, so that one can say how much is missing.
+    Where its smallest size does not fit, the workers that fit are counted, so that messages say how many are missing.
     """
     found, after = place(nodes, sizes.max - held, worker, allowed)
     size = sizes.fit(held + found)
@@ -64,5 +64,5 @@ def place_group(
 
 
 def without(node: Resources, workers: int, worker: Resources) -> Resources:
-    """What is left of a node beside so many workers."""
+    """What is free on a node beside `workers` workers."""
     return {name: amount - workers * worker.get(name, 0.0) for name, amount in node.items()}

@@ -1,4 +1,4 @@
-"""The planner's view of the cluster, made of rows and of what the provider and Ray say."""
+"""Builds the planner's `ClusterView` from rows and from an observation of the provider and Ray."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from cluster.scheduling.health import remembered_s
 from cluster.scheduling.quotas import counts_money
 from cluster.scheduling.view import START_UP_S, ClusterView, JobDemand, NodeView
 from remora.states import NodeState
-from service.loops.line import line, pool_sizes
 from service.loops.ports import Member, Supply
-from service.loops.turn import Turn
+from service.loops.queue_order import jobs_in_order, pool_sizes
+from service.loops.tick import Tick
 from service.queue.demand import demand_of, node_view
-from service.queue.hurry import start_up_s
 from service.queue.limits import budget_of
 from service.queue.rows import AttemptRow, JobRow, NodeRow
+from service.queue.urgency import start_up_s
 from service.store import jobs as job_store
 from service.store import ledger, spending
 from service.store import nodes as node_store
 from service.store.telemetry import newest_checkpoints
 
-#: Seconds that refusals stay in the view after their end, so that it is known since when there is spot again.
+#: Seconds that refusals stay in the view after their end; they tell since when spot has been available again.
 REFUSALS_S = 86_400.0
 
 #: Seconds that ended nodes stay in the planner's view for the paces of pools; those that failed stay for longer.
@@ -37,10 +37,10 @@ Members = Mapping[str, Member]
 
 
 @dataclass(frozen=True)
-class Load:
-    """The jobs that are there."""
+class Workload:
+    """The jobs that wait and may start, and the jobs that run."""
 
-    #: In order of turns.
+    #: In queue order.
     queue: Sequence[JobRow] = ()
     running: Sequence[tuple[JobRow, AttemptRow]] = ()
     #: When the newest checkpoint of running jobs was committed, by job id; seconds since 1970.
@@ -51,7 +51,7 @@ class Load:
     start_up_s: float = START_UP_S
 
     def demands(self, now: float) -> tuple[JobDemand, ...]:
-        """What they would use."""
+        """What the jobs would use, as the planner counts it."""
         saved = self.checkpoint_at or {}
         spent = self.spent
         waiting = [
@@ -64,20 +64,20 @@ class Load:
         return (*waiting, *running)
 
 
-def load_jobs(
+def load_workload(
     connection: sa.Connection, policies: Policies, supply: Supply, nodes: Sequence[NodeRow], now: float
-) -> Load:
+) -> Workload:
     """The jobs that wait and may start, and those that run, beside the nodes that are remembered."""
     running = job_store.live_attempts(connection)
-    # As `dispatch` has them: else projects with shares would have another order there.
+    # The same pools as in `dispatch`: with others, projects with shares would have another order there.
     pools = pool_sizes(policies, as_shown(supply.offerings(), nodes), now)
     takes_s = start_up_s(nodes)
-    queue = line(connection, policies, pools, running, now, takes_s)
+    queue = jobs_in_order(connection, policies, pools, running, now, takes_s)
     return replace(_load(connection, queue, running, now), start_up_s=takes_s)
 
 
-def load_running(connection: sa.Connection, now: float) -> Load:
-    """Only the jobs that run."""
+def load_running_workload(connection: sa.Connection, now: float) -> Workload:
+    """The jobs that run, without those that wait."""
     return _load(connection, (), job_store.live_attempts(connection), now)
 
 
@@ -86,9 +86,9 @@ def _load(
     queue: Sequence[JobRow],
     running: Sequence[tuple[JobRow, AttemptRow]],
     now: float,
-) -> Load:
+) -> Workload:
     limited = [job.id for job in (*queue, *(job for job, _ in running)) if budget_of(job.spec) is not None]
-    return Load(
+    return Workload(
         queue=queue,
         running=running,
         spent=ledger.spent(connection, limited, now),
@@ -101,7 +101,7 @@ def remembered_nodes(connection: sa.Connection, policies: Policies, now: float) 
     return node_store.current_nodes(connection, now - MEMORY_S, now - remembered_s(policies))
 
 
-def seen_node(row: NodeRow, jobs: Mapping[str, int], machines: Machines, members: Members) -> NodeView:
+def observed_node(row: NodeRow, jobs: Mapping[str, int], machines: Machines, members: Members) -> NodeView:
     """A node's row together with what the provider and Ray say about it."""
     machine, member = machines.get(row.id), members.get(row.id)
     noticed_until = member.deadline_at if member is not None else None
@@ -116,27 +116,27 @@ def seen_node(row: NodeRow, jobs: Mapping[str, int], machines: Machines, members
     )
 
 
-def free_view(supply: Supply, jobs: Load, nodes: Sequence[NodeView], now: float) -> ClusterView:
+def unpriced_view(supply: Supply, jobs: Workload, nodes: Sequence[NodeView], now: float) -> ClusterView:
     """The view of a cluster whose nodes cost nothing."""
     return ClusterView(now=now, jobs=jobs.demands(now), nodes=tuple(nodes), offerings=supply.offerings())
 
 
-def bought_view(
-    turn: Turn,
+def priced_view(
+    tick: Tick,
     policies: Policies,
     supply: Supply,
-    jobs: Load,
+    jobs: Workload,
     nodes: Sequence[NodeView],
     paused_until: float,
 ) -> ClusterView:
     """The view of a cluster whose nodes cost money."""
     view = ClusterView(
-        now=turn.now,
-        jobs=jobs.demands(turn.now),
+        now=tick.now,
+        jobs=jobs.demands(tick.now),
         nodes=tuple(nodes),
         offerings=as_shown(supply.offerings(), nodes),
-        refusals=turn.load(lambda connection: spending.known_refusals(connection, turn.now - REFUSALS_S)),
-        reopened=turn.load(spending.reopenings),
+        refusals=tick.load(lambda connection: spending.known_refusals(connection, tick.now - REFUSALS_S)),
+        reopened=tick.load(spending.reopenings),
         quota_left=_left_beyond(nodes, supply),
         paused_until=paused_until,
         in_turns=True,
@@ -144,8 +144,8 @@ def bought_view(
     )
     if not _counts_money(policies):
         return view
-    whole, projects = turn.load(lambda connection: spending.spent(connection, turn.now))
-    step = turn.load(lambda connection: spending.budget_step(connection, policies.budget.figures, turn.now))
+    whole, projects = tick.load(lambda connection: spending.spent(connection, tick.now))
+    step = tick.load(lambda connection: spending.budget_step(connection, policies.budget.figures, tick.now))
     return replace(view, spent=whole, spent_by_project=projects, budget_step=step)
 
 

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from remora.states import JobState
-from service.queue.ordering import turn_key
+from service.queue.ordering import queue_key
 from service.settings import Settings
 from service.store import jobs
 from service.store.database import Database
@@ -87,7 +87,7 @@ class TestTheLine:
         ]
         database.transact(lambda c: [c.execute(sa.insert(jobs_table), vars(row)) for row in rows])
         found = database.query(lambda c: jobs.queued_jobs_of_each(c, 2000.0, 4))
-        due = sorted((row for row in rows if row.not_before <= 2000.0), key=turn_key)
+        due = sorted((row for row in rows if row.not_before <= 2000.0), key=queue_key)
         of_each = {project: [row for row in due if row.project == project][:4] for project in "abc"}
         assert [row.id for row in found] == [row.id for row in due if row in of_each[row.project]]
         assert database.query(lambda c: [row.id for row in jobs.queued_jobs(c, 2000.0, 9)]) == [

@@ -1,4 +1,4 @@
-"""What is remembered of the reasons of a plan: since when each has held, and no more than people read (pure)."""
+"""The reasons of a plan as they are stored: since when each has held, bounded in number and length (pure)."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from service.queue.rows import WaitKind, WaitRow
 #: Reasons that are kept of one pool or node, and of all of them; those of pools come first.
 MOST_OF_EACH = 5
 MOST = 2000
-#: Letters of a reason that are kept.
+#: Characters of a reason that are kept.
 LONGEST = 500
 
 _NUMBERS = re.compile(r"\d+")
-#: Amounts of money grow with every look at them.
+#: Amounts of money change with every plan.
 _AMOUNTS = re.compile(r"\d+\.\d+")
 
 
 def renewed(before: Sequence[WaitRow], waits: Iterable[Wait], now: float) -> list[WaitRow]:
-    """The rows after a plan said this; a reason in which only numbers changed has held since it came up.
+    """The rows after a plan with these reasons; a reason in which only numbers changed keeps its `since`.
 
-    Where only amounts of money changed it stays as it was told, so that nothing is written while a budget is spent.
+    Where only amounts of money changed the old text stays, so that nothing is written while a budget is spent.
     """
-    told: defaultdict[tuple[WaitKind, str], list[WaitRow]] = defaultdict(list)
+    by_owner: defaultdict[tuple[WaitKind, str], list[WaitRow]] = defaultdict(list)
     for row in before:
-        told[row.kind, row.about].append(row)
+        by_owner[row.kind, row.about].append(row)
     rows: list[WaitRow] = []
     for (kind, about), reasons in _by_owner(waits).items():
         for place, reason in enumerate(reasons[:MOST_OF_EACH]):
-            known = _known(reason, told[kind, about])
+            known = _known(reason, by_owner[kind, about])
             since = now if known is None else known.since
             if known is not None and not is_news(known.reason, reason):
                 reason = known.reason
@@ -55,20 +55,20 @@ def _by_owner(waits: Iterable[Wait]) -> Mapping[tuple[WaitKind, str], list[str]]
     return pools | nodes
 
 
-def _known(reason: str, told: Sequence[WaitRow]) -> WaitRow | None:
-    """The row that told the same: best the same words, else the same but for its numbers."""
-    same = [row for row in told if row.reason == reason]
-    alike = [row for row in told if _NUMBERS.sub("", row.reason) == _NUMBERS.sub("", reason)]
+def _known(reason: str, known: Sequence[WaitRow]) -> WaitRow | None:
+    """The row with the same reason: with equal text, else equal but for its numbers."""
+    same = [row for row in known if row.reason == reason]
+    alike = [row for row in known if _NUMBERS.sub("", row.reason) == _NUMBERS.sub("", reason)]
     return next(iter([*same, *alike]), None)
 
 
 def shortened(reason: str) -> str:
-    """As much of it as is kept."""
+    """The reason, cut to `LONGEST` characters."""
     return reason if len(reason) <= LONGEST else f"{reason[: LONGEST - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
-def is_news(told: str | None, reason: str | None) -> bool:
+def is_news(before: str | None, reason: str | None) -> bool:
     """Whether more than amounts of money changed."""
-    if told is None or reason is None:
-        return told is not reason
-    return _AMOUNTS.sub("", told) != _AMOUNTS.sub("", reason)
+    if before is None or reason is None:
+        return before is not reason
+    return _AMOUNTS.sub("", before) != _AMOUNTS.sub("", reason)

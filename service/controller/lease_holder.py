@@ -1,8 +1,8 @@
-"""Keeps a lease for a process, apart from the work that is done under it.
+"""Takes and renews a lease for a process, in a thread of its own.
 
-The owner renews it several times in the time that it lasts, whatever its loops wait for.  It holds it for as long as
-it lasts after the last renewal that succeeded, by its own monotonic clock; who waits for it counts from a later moment,
-so that two never act at once.
+The owner renews it several times within its duration, independent of what its loops wait for.  It holds the lease for
+its duration after the last renewal that succeeded, by its own monotonic clock.  A process that waits for the lease
+counts from a later moment, so that two processes never act at once.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from service.store.leases import Lease, LeaseWatch
 
 log = logging.getLogger(__name__)
 
-#: Renewals in the time that a lease lasts.
+#: Renewals within the duration of a lease.
 RENEWALS = 5
-#: Seconds after which a process whose work stands still keeps its lease no longer: another one may do better.
+#: Seconds without progress after which a process stops renewing its lease, so that another one can take it.
 STALLED_S = 60.0
 
 
 @dataclass(frozen=True)
-class _Hold:
+class _HeldLease:
     lease: Lease
     #: Until when, by the monotonic clock, if it is not renewed.
     until: float
 
 
-class LeaseKeeper:
-    """One process's right to act; `step` and `resign` are called by one thread at a time, all else by any."""
+class LeaseHolder:
+    """One process's lease; `step` and `resign` are called by one thread at a time, all else by any."""
 
     def __init__(
         self,
@@ -52,11 +52,11 @@ class LeaseKeeper:
         self._watch = LeaseWatch()
         #: The newest lease that this process took and has not lost; it may have lapsed.
         self._taken: Lease | None = None
-        self._hold: _Hold | None = None
+        self._held: _HeldLease | None = None
         self._worked_at: float | None = None
-        self._changing = threading.Lock()
-        #: Set when `step` should not wait for its time.
-        self.hurry = threading.Event()
+        self._lock = threading.Lock()
+        #: Set when `step` is to be called at once.
+        self.wake = threading.Event()
 
     @property
     def pause_s(self) -> float:
@@ -65,32 +65,32 @@ class LeaseKeeper:
 
     def held(self) -> Lease | None:
         """The lease, while this process may act under it."""
-        hold = self._hold
-        return hold.lease if hold is not None and self._monotonic() < hold.until else None
+        held_lease = self._held
+        return held_lease.lease if held_lease is not None and self._monotonic() < held_lease.until else None
 
     def is_held(self, lease: Lease) -> bool:
         """True while this process may act under that lease."""
         return self.held() == lease
 
-    def worked(self) -> None:
-        """The work goes on; where neither this nor `rest` is ever called, nobody asks whether it does."""
+    def report_progress(self) -> None:
+        """The loops make progress; where neither this nor `report_idle` is ever called, progress is not checked."""
         was_resting, self._worked_at = self._worked_at == -math.inf, self._monotonic()
         if was_resting:
-            self.hurry.set()
+            self.wake.set()
 
-    def rest(self) -> None:
-        """Nothing can be done under the lease: until `worked` is called it is watched, but not renewed or taken."""
+    def report_idle(self) -> None:
+        """Nothing can be done under the lease: it is watched until `report_progress`, but not renewed or taken."""
         self._worked_at = -math.inf
 
-    def doubt(self, lease: Lease) -> None:
-        """A write under it was refused: nothing is done under it until it was renewed."""
-        with self._changing:
-            if self._hold is not None and self._hold.lease == lease:
-                self._hold = None
-        self.hurry.set()
+    def suspend(self, lease: Lease) -> None:
+        """A write under the lease was rejected: it is not held until it has been renewed."""
+        with self._lock:
+            if self._held is not None and self._held.lease == lease:
+                self._held = None
+        self.wake.set()
 
     def step(self, now: float) -> Lease | None:
-        """Renew the lease, take it when its owner is silent, or look on; the lease where this process holds it.
+        """Renew the lease, take it when its owner does not renew it, or watch it; returns it if this process holds it.
 
         `now` is seconds since 1970 and only written down.  Raises DBAPIError when the database does not answer; the
         lease is then held for as long as it lasts.
@@ -115,18 +115,18 @@ class LeaseKeeper:
         return None if lease is None else self._keep(lease, began)
 
     def resign(self) -> None:
-        """Let another one in at once; nothing may be done under the lease any more."""
+        """Give the lease up, so that another process takes it at once; nothing may be done under it any more."""
         taken = self._taken
-        self._taken = self._hold = None
+        self._taken = self._held = None
         if taken is not None:
             self._database.transact(lambda connection: leases.give_up(connection, taken))
 
     def _may_act(self, now: float) -> bool:
-        """False while the work stands still, and then the lease is not held any more."""
+        """False while the loops make no progress; the lease is not held any more then."""
         if self._worked_at is None or now - self._worked_at < STALLED_S:
             return True
-        with self._changing:
-            held, self._hold = self._hold, None
+        with self._lock:
+            held, self._held = self._held, None
         if held is not None:
             log.warning("nothing can be done under the lease, so it is not renewed")
         return False
@@ -135,12 +135,12 @@ class LeaseKeeper:
         if self._taken != lease:
             log.info("this controller acts now, token %d", lease.token)
         self._taken = lease
-        with self._changing:
-            self._hold = _Hold(lease, began + self._lease_s)
+        with self._lock:
+            self._held = _HeldLease(lease, began + self._lease_s)
         return lease
 
     def _lose(self) -> None:
         log.warning("another controller acts now; this one stands by")
         self._taken = None
-        with self._changing:
-            self._hold = None
+        with self._lock:
+            self._held = None

@@ -1,4 +1,4 @@
-"""The garbage collector, kept away while much is built that needs none."""
+"""Pauses the garbage collector while large values are built that contain no cycles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _building = 0
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Nothing is collected in this process while some thread is in such a block, where trees are built and freed.
+    """No garbage is collected in this process while a thread is in such a block, where trees are built and freed.
 
     The collector stops all threads, and walks again and again what is built meanwhile: 0.1 s for each 300,000 values.
     What is garbage in cycles at the end, or alive, is walked then.

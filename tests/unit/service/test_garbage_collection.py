@@ -1,4 +1,4 @@
-"""The garbage collector is away while somebody builds, and comes back when the last one has built."""
+"""The garbage collector pauses while a thread builds, and runs again when the last one has built."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from service.collector import without_collections
+from service.garbage_collection import without_collections
 
 
 def test_it_comes_back_after_the_last_one() -> None:

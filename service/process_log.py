@@ -1,4 +1,4 @@
-"""The log of the service's own processes: one line per remark, plain for people or JSON for machines."""
+"""Logging of the service's own processes to standard error, as plain text or as JSON lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 
 Form = Literal["plain", "json"]
 
-#: The request that is being answered, so that its remarks can be found.
+#: Id of the request that is being answered, so that its log lines can be found.
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
@@ -39,13 +39,13 @@ class _Plain(logging.Formatter):
 
 
 def write_log(form: Form = "plain", level: int = logging.INFO) -> None:
-    """Send all remarks of this process to standard error in the given form."""
+    """Send all log records of this process to standard error in the given form."""
     to_stderr = logging.StreamHandler(sys.stderr)
     to_stderr.setFormatter(_Json() if form == "json" else _Plain())
     logging.basicConfig(level=level, handlers=[to_stderr], force=True)
-    # Alembic tells at every start that there is nothing to do.
+    # Alembic logs at every start that there is nothing to do.
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    # Azure's clients warn of what they raise as well.
+    # Azure's clients also log what they raise.
     logging.getLogger("azure").setLevel(logging.ERROR)
     # One line for every request would bury the rest.
     logging.getLogger("httpx2").setLevel(logging.WARNING)

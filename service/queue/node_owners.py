@@ -1,4 +1,4 @@
-"""Which ready and coming nodes are kept for which job, by rows (pure); `cluster.scheduling.keeping` decides."""
+"""Which nodes are kept for which job, by rows (pure); `cluster.scheduling.keeping` decides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.queue.rows import AttemptRow, JobRow, NodeRow
 
 
 def owners_of(nodes: Iterable[NodeRow], busy: Mapping[str, Mapping[str, int]]) -> frozenset[str]:
-    """Jobs that nodes without work were bought for; `busy` has the workers of each node, by node and job id."""
+    """Jobs that nodes without workers were bought for; `busy` has the workers of each node, by node and job id."""
     return frozenset(
         node.bought_for
         for node in nodes
@@ -29,7 +29,7 @@ def kept_for(
 ) -> dict[str, str]:
     """The job that each node is kept for, by node id.
 
-    Of the jobs only the owners matter (`owners_of`); those that wait are left out where nothing lets them start.
+    Of the jobs only the owners matter (`owners_of`); waiting ones that could not start are left out by the caller.
     """
     jobs: dict[str, JobDemand] = {job.id: demand_of(job, None, None, now) for job in waiting}
     jobs |= {job.id: demand_of(job, attempt, None, now) for job, attempt in running}

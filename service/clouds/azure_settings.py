@@ -1,4 +1,4 @@
-"""Where in Azure the nodes stand, read out of the file that says so."""
+"""Reads where in Azure the nodes are created, from the file that `REMORA_AZURE_FILE` names."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pydantic import ValidationError
 from cluster.azure.settings import AzureSettings
 from service.settings import Settings
 
-#: How Azure's packages are had: Remora is on no package index, so from the checkout that runs.
+#: How to install Azure's packages: Remora is on no package index, so from the checkout that runs.
 INSTALL_AZURE = f"pip install '{Path(__file__).resolve().parents[1]}[azure]'"
 
 
 class CloudUnusable(Exception):
-    """Nodes cannot be made in the cloud that was chosen; the message is one sentence that says what to do."""
+    """Nodes cannot be created in the configured cloud; the message is one sentence that says what to do."""
 
 
-def place_in_azure(settings: Settings) -> AzureSettings:
-    """The place that the file `settings.azure` names, YAML or JSON.  Raises CloudUnusable when it names none."""
+def read_azure_settings(settings: Settings) -> AzureSettings:
+    """The settings in the file `settings.azure`, YAML or JSON.  Raises CloudUnusable when they cannot be read."""
     path = settings.azure
     document = _document(path)
     try:

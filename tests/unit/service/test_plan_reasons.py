@@ -1,10 +1,10 @@
-"""What is remembered of a plan's reasons, and since when they have held."""
+"""Which reasons of a plan are stored, and since when they have held."""
 
 from __future__ import annotations
 
 from cluster.scheduling.actions import Wait
+from service.queue.plan_reasons import LONGEST, MOST, MOST_OF_EACH, is_news, renewed
 from service.queue.rows import WaitKind, WaitRow
-from service.queue.waits import LONGEST, MOST, MOST_OF_EACH, is_news, renewed
 
 
 def pool(reason: str, name: str = "p") -> Wait:

@@ -27,8 +27,8 @@ from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
 from service.queue.admission import PoolSize
 from service.queue.demand import demand_of, placement_in
-from service.queue.hurry import jobs_off_spot, start_up_s, urgent_jobs
 from service.queue.rows import AttemptRow, JobRow, NodeRow
+from service.queue.urgency import jobs_off_spot, start_up_s, urgent_jobs
 from service.what_if.answer import replayed
 from tests.service_fakes import job_row
 

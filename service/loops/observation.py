@@ -1,0 +1,48 @@
+"""Observes the cluster: which machines the provider lists, and which members Ray has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.provider import Provider, Unauthorized
+from service.loops.planner_view import Machines, Members
+from service.loops.ports import Drains, Membership, Supply
+
+
+class ObservationFailed(Exception):
+    """The provider or Ray did not answer; the message is one sentence for operators."""
+
+
+@dataclass(frozen=True)
+class ClusterAccess:
+    """The interfaces through which nodes are observed, launched, drained and deleted, and the offerings."""
+
+    provider: Provider
+    membership: Membership
+    supply: Supply
+    drains: Drains
+    #: Nodes are bought and returned as the policies say.  False where they cost nothing: each pool is kept at its
+    #: maximum, independent of the jobs.
+    follows_policies: bool = True
+
+
+@dataclass(frozen=True)
+class ClusterObservation:
+    """Machines of the provider and members of the Ray cluster, by node id."""
+
+    machines: Machines
+    members: Members
+
+
+def observe_cluster(access: ClusterAccess) -> ClusterObservation:
+    """Ask the provider and Ray, for as long as they take.
+
+    Raises ObservationFailed when one of them does not answer: a failed list is never taken for an empty one.
+    """
+    try:
+        machines = {machine.node_id: machine for machine in access.provider.list()}
+        return ClusterObservation(machines, access.membership.observe())
+    except Unauthorized as error:
+        raise ObservationFailed(f"{error}; look at the controller's identity and its roles") from error
+    except Exception as error:
+        raise ObservationFailed(str(error)) from error
