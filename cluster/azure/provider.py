@@ -161,15 +161,15 @@ class AzureProvider:
         return self._thread.run(self._sweep())
 
     def skus(self) -> builtins.list[dict[str, Any]]:
-        """Resource SKUs of the region in their wire form, for `cluster.azure.market`; raises ProviderError."""
+        """Resource SKUs of the region in wire form, for `cluster.azure.region_catalogue`; raises ProviderError."""
         return self._thread.run(self._told(Group.SKUS, self._arm.skus(self._settings.region)))
 
     def evictions(self) -> builtins.list[dict[str, Any]]:
-        """Rows of the Resource Graph, for `cluster.azure.market`; raises ProviderError."""
+        """Rows of the Resource Graph, for `cluster.azure.region_catalogue`; raises ProviderError."""
         return self._thread.run(self._told(Group.GRAPH, self._arm.evictions(self._settings.region)))
 
     def scores(self, sizes: Sequence[str]) -> builtins.list[dict[str, Any]]:
-        """Placement scores of spot machines, for `cluster.azure.market`; raises ProviderError."""
+        """Placement scores of spot machines, for `cluster.azure.region_catalogue`; raises ProviderError."""
         return self._thread.run(self._told(Group.SCORES, self._arm.scores(self._settings.region, sizes)))
 
     async def _told(self, group: Group, request: Coroutine[Any, Any, Answer]) -> Answer:

@@ -6,8 +6,8 @@ import logging
 import threading
 from collections.abc import Mapping
 
-from cluster.azure.market import Market
 from cluster.azure.provider import AzureProvider
+from cluster.azure.region_catalogue import RegionCatalogue
 from cluster.policies.offerings import Offering
 
 log = logging.getLogger(__name__)
@@ -24,9 +24,9 @@ class AzureSupply:
     After `begin` a thread of its own looks every few seconds, until `close`.
     """
 
-    def __init__(self, provider: AzureProvider, market: Market) -> None:
+    def __init__(self, provider: AzureProvider, catalogue: RegionCatalogue) -> None:
         self._provider = provider
-        self._market = market
+        self._catalogue = catalogue
         #: The last reading that there was: after a refusal the provider has none for a while.
         self._quota_left: Mapping[str, int] = {}
         self._quota_limits: Mapping[str, int] = {}
@@ -40,7 +40,7 @@ class AzureSupply:
 
     def offerings(self) -> tuple[Offering, ...]:
         """Everything that is sold in the region, as far as it is known."""
-        return self._market()
+        return self._catalogue()
 
     def quota_left(self) -> Mapping[str, int]:
         """Units left by quota name in lower case, with what was asked for since Azure was read."""
@@ -62,7 +62,7 @@ class AzureSupply:
         """Ask Azure for what is old; what it does not tell stays as it was known."""
         try:
             self._provider.quota_left()
-            self._market.refresh()
+            self._catalogue.refresh()
         except Exception as error:
             # Whoever plans goes on with what is known.
             if not self._closing.is_set():

@@ -18,7 +18,7 @@ from cluster.scheduling.slack import is_urgent, may_rely_on_spot, may_return, sh
 from cluster.scheduling.view import ClusterView, JobDemand, NodeView
 
 
-class Situation:
+class PlanningContext:
     """One view under one version of the policies at one moment."""
 
     def __init__(self, view: ClusterView, policies: Policies, now: float) -> None:

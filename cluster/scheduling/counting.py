@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from operator import attrgetter
 
-from cluster.scheduling.context import Situation
+from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.quotas import allowed_workers, counted_workers, gpus_of, never_allowed, why_no_money
 from cluster.scheduling.view import JobDemand, Spending
 
@@ -17,10 +17,10 @@ class Counting:
     `held` are the workers of each job by its id, which become more while the plan goes on.
     """
 
-    def __init__(self, situation: Situation, held: Mapping[str, int]) -> None:
-        self._projects = situation.policies.projects
-        self._spent = situation.view.spent_by_project
-        self._now = situation.now
+    def __init__(self, context: PlanningContext, held: Mapping[str, int]) -> None:
+        self._projects = context.policies.projects
+        self._spent = context.view.spent_by_project
+        self._now = context.now
         self._held = held
         self._gpus: defaultdict[str, float] = defaultdict(float)
         #: With how many workers each job counts.
@@ -28,7 +28,7 @@ class Counting:
         #: By project, the first of its jobs that waits for its quota: nobody of the project overtakes it.
         self._first: dict[str, str] = {}
         if self._projects:
-            for job in sorted(situation.view.jobs, key=attrgetter("turn")):
+            for job in sorted(context.view.jobs, key=attrgetter("turn")):
                 has = held.get(job.id, 0)
                 least, most = job.min_workers, job.max_workers
                 self.count(job, counted_workers(has, least, most) if job.is_running else has)

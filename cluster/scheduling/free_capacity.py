@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from cluster.lazy import lazy
 from cluster.policies.offerings import CapacityType, Offering, zone_and_capacity
-from cluster.scheduling.context import Situation
+from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.fitting import Resources, slots
 from cluster.scheduling.view import JobDemand, NodeView
 
@@ -116,8 +116,8 @@ class Shape:
 class Space:
     """All bins of a plan: its nodes, on which there are `held` workers of each job, and what it buys."""
 
-    def __init__(self, situation: Situation, nodes: Iterable[NodeView], held: Mapping[str, int]) -> None:
-        self._situation = situation
+    def __init__(self, context: PlanningContext, nodes: Iterable[NodeView], held: Mapping[str, int]) -> None:
+        self._context = context
         self._shapes: dict[object, Shape] = {}
         nodes = list(nodes)
         #: Nodes that work; most of them are full, and need neither a bin nor an order.
@@ -148,7 +148,7 @@ class Space:
         bin_ = self._at_work.get(node.id)
         if bin_ is None:
             free = node.resources if node.free is None else node.free
-            offering = self._situation.offering_of(node)
+            offering = self._context.offering_of(node)
             bin_ = self._at_work[node.id] = Bin(node.pool, free, offering, node.fabric, node)
             bin_.is_used = True
             if node.free is None:
@@ -156,16 +156,16 @@ class Space:
         return bin_
 
     def _worker_of(self, job_id: str) -> Resources:
-        job = self._situation.jobs.get(job_id)
+        job = self._context.jobs.get(job_id)
         return {} if job is None else job.worker_resources
 
     def _add_unused(self, node: NodeView) -> None:
         free = node.resources if node.free is None else node.free
-        bin_ = Bin(node.pool, free, self._situation.offering_of(node), node.fabric, node)
+        bin_ = Bin(node.pool, free, self._context.offering_of(node), node.fabric, node)
         self._register(bin_)
-        if node.bought_for is not None and node.bought_for in self._situation.jobs:
+        if node.bought_for is not None and node.bought_for in self._context.jobs:
             self._own[node.bought_for].append(bin_)
-            bin_.is_kept = self._situation.may_be_kept(node)
+            bin_.is_kept = self._context.may_be_kept(node)
         (self._kept if bin_.is_kept else self._unused).append(bin_)
 
     def _register(self, bin_: Bin) -> None:
@@ -184,7 +184,7 @@ class Space:
 
     @lazy
     def _worked_on_demand(self) -> dict[str, int]:
-        on_demand = self._situation.paid_as(self.at_work, CapacityType.ON_DEMAND)
+        on_demand = self._context.paid_as(self.at_work, CapacityType.ON_DEMAND)
         return Counter(job_id for node in on_demand for job_id in node.jobs)
 
     def on_demand_of(self, job: JobDemand) -> int:
@@ -220,7 +220,7 @@ class Space:
         """The shape that the job shares with others."""
         shape = self._shapes.get(job.shape)
         if shape is None:
-            pools = job.pools or tuple(self._situation.policies.pools)
+            pools = job.pools or tuple(self._context.policies.pools)
             shape = self._shapes[job.shape] = Shape(job.worker_resources, pools, job)
         return shape
 

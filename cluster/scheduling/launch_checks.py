@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cluster.scheduling.actions import Launch, Wait
-from cluster.scheduling.context import Situation
+from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.health import launch_not_before, trying
 from cluster.scheduling.limits import pace_left
 from cluster.scheduling.view import ClusterView
@@ -27,7 +27,7 @@ class Sifted:
     later: dict[str | None, str]
 
 
-def within_pace(situation: Situation, launches: Iterable[Launch]) -> Sifted:
+def within_pace(context: PlanningContext, launches: Iterable[Launch]) -> Sifted:
     """The launches that a pool's pace, its failures and its maintenance leave for now."""
     later: dict[str | None, str] = {}
     by_pool: dict[str, list[Launch]] = defaultdict(list)
@@ -36,7 +36,7 @@ def within_pace(situation: Situation, launches: Iterable[Launch]) -> Sifted:
     allowed: list[Launch] = []
     waits: list[Wait] = []
     for pool, mine in by_pool.items():
-        number, why = _allowance(situation, pool)
+        number, why = _allowance(context, pool)
         allowed.extend(mine[:number])
         if number < len(mine):
             reason = f"{count(len(mine) - number, 'node')} more are launched later: {why}"
@@ -46,10 +46,10 @@ def within_pace(situation: Situation, launches: Iterable[Launch]) -> Sifted:
     return Sifted(launches=allowed, waits=waits, later=later)
 
 
-def _allowance(situation: Situation, pool: str) -> tuple[int, str]:
+def _allowance(context: PlanningContext, pool: str) -> tuple[int, str]:
     """How many nodes of a pool may be launched now, and what says so."""
-    now, view = situation.now, situation.view
-    policy, until = situation.policies.pools[pool], situation.limits[pool].maintenance_until
+    now, view = context.now, context.view
+    policy, until = context.policies.pools[pool], context.limits[pool].maintenance_until
     if until is not None:
         return 0, f"nothing is launched before the maintenance ends at {clock(until)}"
     not_before = launch_not_before(view, pool, now)

@@ -11,12 +11,12 @@ from cluster.lazy import lazy
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import BudgetStep, CapacityRule
 from cluster.scheduling.actions import Launch
-from cluster.scheduling.context import Situation
+from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.counting import Counting
 from cluster.scheduling.domains import POOL_LETTERS, Domains
 from cluster.scheduling.fitting import FABRIC_NODES, slots
 from cluster.scheduling.free_capacity import Bin, Shape, Space, suits
-from cluster.scheduling.purchases import Ask, Lot, Market, Quote
+from cluster.scheduling.purchases import Ask, Lot, Purchases, Quote
 from cluster.scheduling.view import JobDemand
 from cluster.scheduling.words import count
 
@@ -39,13 +39,15 @@ class Packed:
 class Packing:
     """One pass over all jobs: first the smallest groups, then what they can use beyond."""
 
-    def __init__(self, situation: Situation, space: Space, market: Market, domains: Domains) -> None:
-        self._situation = situation
+    def __init__(
+        self, context: PlanningContext, space: Space, purchases: Purchases, domains: Domains
+    ) -> None:
+        self._context = context
         self._space = space
-        self._market = market
+        self._purchases = purchases
         self._domains = domains
         self._packed = Packed(space)
-        self._counting = Counting(situation, space.held)
+        self._counting = Counting(context, space.held)
         #: Jobs that may not have their smallest group, whatever there is.
         self._refused: set[str] = set()
         #: By shape and domain: bins looked through, those of them with room for a worker, and whether any suits.
@@ -54,13 +56,11 @@ class Packing:
     def pack(self) -> Packed:
         """Room for all jobs in the order of their turns."""
         jobs = self._wanting()
-        jobs.sort(key=self._turn if self._situation.urgent else attrgetter("turn"))
+        jobs.sort(key=self._turn if self._context.urgent else attrgetter("turn"))
         packed, served = self._packed, list[JobDemand]()
-        there, held = self._space.held, self._situation.held
+        there, held = self._space.held, self._context.held
         # Those whose nodes this plan drains have had their room bought, and are given it like everybody else.
-        movers = {
-            one: n for one, n in self._situation.movers.items() if there.get(one, 0) == held.get(one, 0)
-        }
+        movers = {one: n for one, n in self._context.movers.items() if there.get(one, 0) == held.get(one, 0)}
         for at, job in enumerate(jobs):
             if packed.why_behind and not job.is_running:
                 packed.behind = jobs[at:]  # what runs comes before what waits
@@ -72,7 +72,7 @@ class Packing:
                 served.append(job)
             elif self._blocks(job):
                 packed.why_behind = f"it waits for its turn behind {job.id}, which waits for nodes"
-            elif self._situation.view.in_turns:
+            elif self._context.view.in_turns:
                 self._space.open(
                     job, unused=True
                 )  # it is not nodes that it waits for, and others may have its own
@@ -80,20 +80,20 @@ class Packing:
             self._beyond(job)
             self._space.open(job, unused=True)
         for job_id, workers in movers.items():
-            self._off_spot(self._situation.jobs[job_id], workers)
+            self._off_spot(self._context.jobs[job_id], workers)
         return packed
 
     def _turn(self, job: JobDemand) -> tuple[object, ...]:
         """Of equal priority, and where no queue has put them in order, urgent jobs come first."""
         *before, created_at, job_id = job.turn
-        return (*before, job.id not in self._situation.urgent, created_at, job_id)
+        return (*before, job.id not in self._context.urgent, created_at, job_id)
 
     def _wanting(self) -> list[JobDemand]:
         """All but those that run with all the workers that they can use, which need no turn."""
         held, owners = self._space.held, self._space.owners
         return [
             job
-            for job in self._situation.view.jobs
+            for job in self._context.view.jobs
             if not job.is_running or held.get(job.id, 0) < job.max_workers or job.id in owners
         ]
 
@@ -103,15 +103,15 @@ class Packing:
         self._packed.reasons[job.id] = refusal if never is None else never
         self._refused.add(job.id)
         is_of_project = never is None and not self._has_spent(job)
-        if is_of_project and not job.is_running and self._situation.view.in_turns and self._could_ever(job):
+        if is_of_project and not job.is_running and self._context.view.in_turns and self._could_ever(job):
             self._counting.wait(job)
 
     def _could_ever(self, job: JobDemand) -> bool:
-        return self._market.could_ever(job, job.pools or tuple(self._situation.policies.pools))
+        return self._purchases.could_ever(job, job.pools or tuple(self._context.policies.pools))
 
     def _blocks(self, job: JobDemand) -> bool:
         """Nobody overtakes it: what it waits for is nodes, and not its own project or budget."""
-        is_next = self._situation.view.in_turns and job.id not in self._refused
+        is_next = self._context.view.in_turns and job.id not in self._refused
         return is_next and self._could_ever(job)
 
     def _smallest_group(self, job: JobDemand) -> bool:
@@ -144,7 +144,7 @@ class Packing:
         wanted = job.max_workers - self._space.held.get(job.id, 0)
         if wanted <= 0:
             return
-        money = self._situation.money
+        money = self._context.money
         if money.reached(BudgetStep.SHRINK):
             self._packed.reasons[job.id] = f"the budget has reached {money.step}: {money.words}"
             return
@@ -154,14 +154,14 @@ class Packing:
         if allowed < wanted:
             self._packed.reasons[job.id] = refusal
         wanted = allowed
-        mark, held = self._market.mark(), self._space.held.get(job.id, 0)
+        mark, held = self._purchases.mark(), self._space.held.get(job.id, 0)
         shape = self._space.shape_of(job)
         found, lots, quote = self._look(job, shape, wanted)
         got = wanted - quote.workers_short
         short = _short(quote, wanted) if quote.workers_short else None
         # What is over cannot be used: no worker group of the job has such a size.
         while over := min(got, held + got - job.sizes.fit(held + got)):
-            self._market.back(mark)
+            self._purchases.back(mark)
             wanted = got - over
             found, lots, quote = self._look(job, shape, wanted)
             got = wanted - quote.workers_short
@@ -183,7 +183,7 @@ class Packing:
     def _buy(self, ask: Ask) -> Quote:
         bar = None if ask.job is None else self._counting.bar(ask.job)
         if bar is None:
-            return self._market.buy(ask)
+            return self._purchases.buy(ask)
         quote = Quote(workers_short=ask.workers)
         quote.refuse(bar)
         return quote
@@ -199,10 +199,10 @@ class Packing:
             failed = shape.failed.get(self._failure_key(job, shape))
             if failed is not None and wanted >= failed[0]:
                 return failed[1]
-        mark = self._market.mark()
+        mark = self._purchases.mark()
         found, lots, quote = self._look(job, shape, wanted)
         if quote.workers_short:
-            self._market.back(mark)
+            self._purchases.back(mark)
             why = _short(quote, wanted)
             if is_like_others:
                 shape.failed[self._failure_key(job, shape)] = (wanted, why)
@@ -211,11 +211,11 @@ class Packing:
         return None
 
     def _failure_key(self, job: JobDemand, shape: Shape) -> object:
-        """What, beside its shape, decides what the market has for a job."""
-        waited_s = self._situation.waited_s(job)
-        policies = self._situation.policies.pools
+        """What, beside its shape, decides what the purchases has for a job."""
+        waited_s = self._context.waited_s(job)
+        policies = self._context.policies.pools
         patient = tuple(waited_s < policies[pool].patience_s for pool in shape.pools if pool in policies)
-        hurry = (self._situation.is_urgent(job), self._situation.keeps_off_free_spot(job))
+        hurry = (self._context.is_urgent(job), self._context.keeps_off_free_spot(job))
         return (patient, hurry, self._core(job), self._counting.bar(job))
 
     def _core(self, job: JobDemand) -> int:
@@ -228,9 +228,9 @@ class Packing:
         """Room on nodes that are there, and what is bought for the rest: (bin, workers), (pool, lot, domain)."""
         if job.needs_fabric:
             return self._look_in_domains(job, shape, wanted)
-        is_urgent = self._situation.is_urgent(job) and self._situation.is_sold_on_demand(job, shape.pools)
+        is_urgent = self._context.is_urgent(job) and self._context.is_sold_on_demand(job, shape.pools)
         # What is ready it may still rely on when what is to be bought would come too late for that.
-        if is_urgent and self._situation.keeps_off_free_spot(job):
+        if is_urgent and self._context.keeps_off_free_spot(job):
             safe = self._look_on_demand(job, wanted)
             if safe is not None:
                 return safe
@@ -254,27 +254,27 @@ class Packing:
     ) -> tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote] | None:
         """Room for all of it on nodes that the cloud does not take back, as if the job had asked for them; or None."""
         safe = replace(job, capacity=CapacityRule.ON_DEMAND)
-        shape, mark = self._space.shape_of(safe), self._market.mark()
+        shape, mark = self._space.shape_of(safe), self._purchases.mark()
         found, short = self._space.find(safe, shape, wanted)
         if short <= 0:
             return found, [], Quote()
         lots, quote = self._shop(safe, shape.pools, short)
         if not quote.workers_short:
             return found, lots, quote
-        self._market.back(mark)
+        self._purchases.back(mark)
         return None
 
     def _shop(
         self, job: JobDemand, pools: Iterable[str], short: int
     ) -> tuple[list[tuple[str, Lot, str | None]], Quote]:
         """Buy room in the first pool that has all of it, else in several."""
-        known = [pool for pool in pools if pool in self._situation.policies.pools]
+        known = [pool for pool in pools if pool in self._context.policies.pools]
         for pool in known:
-            mark = self._market.mark()
+            mark = self._purchases.mark()
             quote = self._buy(self._ask(job, pool, short))
             if not quote.workers_short or len(known) == 1:
                 return [(pool, lot, None) for lot in quote.lots], quote
-            self._market.back(mark)
+            self._purchases.back(mark)
         lots: list[tuple[str, Lot, str | None]] = []
         total = Quote(workers_short=short)
         for pool in known:
@@ -306,11 +306,11 @@ class Packing:
             return [], [], short
         best: tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote] = ([], [], short)
         for name in held_in or self._domains_for(job, shape, wanted):
-            mark = self._market.mark()
+            mark = self._purchases.mark()
             looked = self._look_in(name, job, shape, wanted)
             if not looked[2].workers_short or held_in:
                 return looked
-            self._market.back(mark)
+            self._purchases.back(mark)
             best[2].reasons.update(looked[2].reasons)
         if self._space.held.get(job.id, 0):
             short.refuse("its workers are on nodes without InfiniBand")
@@ -353,7 +353,7 @@ class Packing:
             return found, [], Quote()
         offering = bins[0].offering
         quote = Quote(workers_short=left)
-        if offering is not None and bins[0].pool in self._situation.policies.pools:
+        if offering is not None and bins[0].pool in self._context.policies.pools:
             nodes = self._domains.room(name)
             ask = self._ask(job, bins[0].pool, left)._replace(offering=offering.id, nodes=nodes)
             quote = self._buy(ask)
@@ -365,13 +365,13 @@ class Packing:
         """All of one offering, as a domain cannot be mixed."""
         for pool in shape.pools:
             for offering in self._with_fabric(pool, job):
-                mark = self._market.mark()
+                mark = self._purchases.mark()
                 ask = self._ask(job, pool, wanted)._replace(offering=offering.id, nodes=FABRIC_NODES)
                 quote = self._buy(ask)
                 if not quote.workers_short:
                     name = self._new_name(pool, job, offering)
                     return [], [(pool, lot, name) for lot in quote.lots], quote
-                self._market.back(mark)
+                self._purchases.back(mark)
                 short.reasons.update(quote.reasons)
         if not short.reasons:
             short.refuse("no pool that it may use is sold nodes with InfiniBand")
@@ -379,12 +379,12 @@ class Packing:
 
     def _with_fabric(self, pool: str, job: JobDemand) -> list[Offering]:
         """What the pool is sold with InfiniBand, in the order in which other nodes are bought."""
-        if pool not in self._situation.policies.pools:
+        if pool not in self._context.policies.pools:
             return []
         order = (CapacityType.SPOT, CapacityType.ON_DEMAND)
-        if self._situation.is_urgent(job):
+        if self._context.is_urgent(job):
             order = (CapacityType.ON_DEMAND, CapacityType.SPOT)
-        return [one for capacity in order for one in self._situation.sold(pool, capacity) if one.has_fabric]
+        return [one for capacity in order for one in self._context.sold(pool, capacity) if one.has_fabric]
 
     def _new_name(self, pool: str, job: JobDemand, offering: Offering) -> str:
         """A name for a domain; it becomes a label of Ray nodes, which has 63 letters at most.
@@ -402,7 +402,7 @@ class Packing:
     def _offerings_in(self) -> Mapping[str, set[str]]:
         """What the nodes of each domain were bought as, those that go and went lately included."""
         found: defaultdict[str, set[str]] = defaultdict(set)
-        for node in self._situation.view.nodes:
+        for node in self._context.view.nodes:
             if node.fabric is not None:
                 found[node.fabric].add(node.offering)
         return found

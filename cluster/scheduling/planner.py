@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from cluster.policies.policies import BudgetStep, Policies, PoolPolicy
 from cluster.scheduling.actions import Drain, Launch, Notice, Plan, Terminate, Wait
-from cluster.scheduling.context import Situation
+from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.domains import Domains
 from cluster.scheduling.exchange import hand_over, move_off_spot, replacements, why_they_stay
 from cluster.scheduling.free_capacity import Space
@@ -23,7 +23,7 @@ from cluster.scheduling.health import end_of
 from cluster.scheduling.launch_checks import Rule, past_rules, within_pace
 from cluster.scheduling.money import MEANING
 from cluster.scheduling.packing import Packed, Packing
-from cluster.scheduling.purchases import Ask, Market, why_closed
+from cluster.scheduling.purchases import Ask, Purchases, why_closed
 from cluster.scheduling.returns import Returns
 from cluster.scheduling.view import ClusterView, NodeView
 from cluster.scheduling.words import count
@@ -51,49 +51,49 @@ def plan(
     pools = policies.pools
     doubtful = _doubtful(view, pools)
     ends = [end for node in doubtful if (end := end_of(node, view, pools, now)) is not None]
-    situation = Situation(_after(view, ends), policies, now)
-    returns = Returns(situation)
-    returns.out_of_money(_usable(situation, returns))
-    returns.above_limits(_usable(situation, returns))
-    before = _usable(situation, returns)
-    move_off_spot(situation, returns, before)
-    hand_over(situation, returns, before)
-    packed, launches, short = _filled(situation, returns, before)
-    paced = within_pace(situation, launches)
+    context = PlanningContext(_after(view, ends), policies, now)
+    returns = Returns(context)
+    returns.out_of_money(_usable(context, returns))
+    returns.above_limits(_usable(context, returns))
+    before = _usable(context, returns)
+    move_off_spot(context, returns, before)
+    hand_over(context, returns, before)
+    packed, launches, short = _filled(context, returns, before)
+    paced = within_pace(context, launches)
     heard = past_rules(view, paced.launches, rules)
     return (
         *ends,
         *returns.actions,
         *heard.launches,
-        *_notices(situation),
+        *_notices(context),
         *paced.waits,
         *heard.waits,
         *returns.waits,
         *short,
-        *_closed(situation),
-        *(why_they_stay(situation, returns, before) if tells_jobs else ()),
-        *(_waits(situation, packed, heard.launches, heard.later | paced.later) if tells_jobs else ()),
+        *_closed(context),
+        *(why_they_stay(context, returns, before) if tells_jobs else ()),
+        *(_waits(context, packed, heard.launches, heard.later | paced.later) if tells_jobs else ()),
     )
 
 
 def _filled(
-    situation: Situation, returns: Returns, before: Mapping[str, list[NodeView]]
+    context: PlanningContext, returns: Returns, before: Mapping[str, list[NodeView]]
 ) -> tuple[Packed, list[Launch], list[Wait]]:
     """Room for everybody, what is bought for it, and what pools are short of.
 
     What then is unused makes room for others, so it is done again.
     """
     for _ in range(PASSES):
-        usable = _usable(situation, returns)
-        market = Market(situation, usable)
-        space = Space(situation, [node for nodes in usable.values() for node in nodes], returns.held)
-        domains = Domains(situation.view.nodes)
+        usable = _usable(context, returns)
+        purchases = Purchases(context, usable)
+        space = Space(context, [node for nodes in usable.values() for node in nodes], returns.held)
+        domains = Domains(context.view.nodes)
         short: list[Wait] = []
-        least = _minimum(situation, market, space, domains, short)
-        packed = Packing(situation, space, market, domains).pack()
-        launches = [*least, *packed.launches, *_warm(situation, market, space, domains, short)]
+        least = _minimum(context, purchases, space, domains, short)
+        packed = Packing(context, space, purchases, domains).pack()
+        launches = [*least, *packed.launches, *_warm(context, purchases, space, domains, short)]
         launched = {launch.pool for launch in launches}
-        launches.extend(replacements(situation, returns, market, domains, before, launched))
+        launches.extend(replacements(context, returns, purchases, domains, before, launched))
         if not returns.unused(packed.space) or not packed.reasons:
             break
     return packed, launches, short
@@ -126,54 +126,54 @@ def _after(view: ClusterView, ends: Sequence[Terminate | Drain]) -> ClusterView:
     return replace(view, nodes=tuple(nodes))
 
 
-def _usable(situation: Situation, returns: Returns) -> Mapping[str, list[NodeView]]:
+def _usable(context: PlanningContext, returns: Returns) -> Mapping[str, list[NodeView]]:
     if returns.all_stay:
-        return situation.usable
-    staying = {pool: returns.staying(nodes) for pool, nodes in situation.usable.items()}
+        return context.usable
+    staying = {pool: returns.staying(nodes) for pool, nodes in context.usable.items()}
     return {pool: nodes for pool, nodes in staying.items() if nodes}
 
 
 def _minimum(
-    situation: Situation, market: Market, space: Space, domains: Domains, short: list[Wait]
+    context: PlanningContext, purchases: Purchases, space: Space, domains: Domains, short: list[Wait]
 ) -> list[Launch]:
     """Nodes up to each pool's minimum; jobs may have them like any other node that is there."""
     launches: list[Launch] = []
-    for pool, limits in situation.limits.items():
+    for pool, limits in context.limits.items():
         least = min(limits.min_nodes, limits.max_nodes)
-        for launch in _own(market, domains, pool, least, short, is_patient=False):
-            space.buy(pool, situation.offerings[launch.offering], launch.fabric, is_used=False)
+        for launch in _own(purchases, domains, pool, least, short, is_patient=False):
+            space.buy(pool, context.offerings[launch.offering], launch.fabric, is_used=False)
             launches.append(launch)
     return launches
 
 
 def _warm(
-    situation: Situation, market: Market, space: Space, domains: Domains, short: list[Wait]
+    context: PlanningContext, purchases: Purchases, space: Space, domains: Domains, short: list[Wait]
 ) -> list[Launch]:
     """What each pool keeps ready beyond the nodes in use."""
-    is_any = any(limits.warm_nodes for limits in situation.limits.values())
-    if not is_any or situation.money.reached(BudgetStep.STOP_GROWING):
+    is_any = any(limits.warm_nodes for limits in context.limits.values())
+    if not is_any or context.money.reached(BudgetStep.STOP_GROWING):
         return []
     used: dict[str, int] = defaultdict(int)
     for bin_ in space.everything:
         used[bin_.pool] += bin_.is_used
     launches: list[Launch] = []
-    for pool, limits in situation.limits.items():
+    for pool, limits in context.limits.items():
         wanted = min(used[pool] + limits.warm_nodes, limits.max_nodes)
-        launches.extend(_own(market, domains, pool, wanted, short, is_patient=True))
+        launches.extend(_own(purchases, domains, pool, wanted, short, is_patient=True))
     return launches
 
 
 def _own(
-    market: Market, domains: Domains, pool: str, wanted: int, short: list[Wait], *, is_patient: bool
+    purchases: Purchases, domains: Domains, pool: str, wanted: int, short: list[Wait], *, is_patient: bool
 ) -> list[Launch]:
     """Nodes that the pool has for whoever comes; those with InfiniBand in domains of the pool.
 
     What it cannot have comes into `short`.
     """
-    have = market.nodes[pool]
+    have = purchases.nodes[pool]
     if have >= wanted:
         return []
-    quote = market.buy(Ask(pool=pool, worker={}, workers=wanted - have, is_patient=is_patient))
+    quote = purchases.buy(Ask(pool=pool, worker={}, workers=wanted - have, is_patient=is_patient))
     if quote.workers_short:
         missing = f"{count(quote.workers_short, 'node')} of its own cannot be had"
         short.append(Wait(pool=pool, reason=f"{missing}: {quote.words}"))
@@ -192,38 +192,38 @@ def _own(
     ]
 
 
-def _closed(situation: Situation) -> list[Wait]:
+def _closed(context: PlanningContext) -> list[Wait]:
     """What pools ask for no more, as its nodes failed."""
     return [
-        Wait(pool=pool, reason=why_closed(situation.offerings[offering], pool, until))
-        for pool in situation.limits
-        for offering, until in sorted(situation.closed(pool).items())
+        Wait(pool=pool, reason=why_closed(context.offerings[offering], pool, until))
+        for pool in context.limits
+        for offering, until in sorted(context.closed(pool).items())
     ]
 
 
-def _notices(situation: Situation) -> list[Notice]:
+def _notices(context: PlanningContext) -> list[Notice]:
     """What owners have not been told about the cluster's budget yet."""
-    step, words = situation.money.step, situation.money.words
+    step, words = context.money.step, context.money.words
     message = (
         "the cluster's budget has room again"
         if step is None
-        else f"the cluster's budget ({situation.money.ends}): {words}; {MEANING[step]}"
+        else f"the cluster's budget ({context.money.ends}): {words}; {MEANING[step]}"
     )
     return [
-        Notice(job_id=job.id, message=message, step=step) for job in situation.view.jobs if job.told != step
+        Notice(job_id=job.id, message=message, step=step) for job in context.view.jobs if job.told != step
     ]
 
 
 def _waits(
-    situation: Situation, packed: Packed, heard: Sequence[Launch], later: Mapping[str | None, str]
+    context: PlanningContext, packed: Packed, heard: Sequence[Launch], later: Mapping[str | None, str]
 ) -> list[Wait]:
     """Why each job has not all that it can use; `later` says why launches for it are not among those `heard`."""
     waits: list[Wait] = []
     launched = Counter(launch.job_id for launch in heard)
     # Of nodes that a pool would have anyway some may be held up as well; nobody is told that those start.
-    starting = sum(node.is_usable and not node.is_member for node in situation.view.unwell) + len(heard)
+    starting = sum(node.is_usable and not node.is_member for node in context.view.unwell) + len(heard)
     reasons = packed.reasons | {job.id: packed.why_behind for job in packed.behind}
-    for job in situation.view.jobs:
+    for job in context.view.jobs:
         if (reason := reasons.get(job.id)) is not None:
             waits.append(Wait(job_id=job.id, reason=reason))
         elif job.id in packed.starting or launched[job.id] or job.id in later:

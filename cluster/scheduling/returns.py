@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from cluster.policies.offerings import CapacityType
 from cluster.policies.policies import BudgetStep
 from cluster.scheduling.actions import Drain, Terminate, Wait
-from cluster.scheduling.context import Situation
+from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.drains import Losses, cheapest, workers_on
 from cluster.scheduling.free_capacity import Space
 from cluster.scheduling.limits import pace_left
@@ -22,20 +22,20 @@ Usable = Mapping[str, list[NodeView]]
 class Returns:
     """Decides what goes before anything is packed, and what is left over afterwards."""
 
-    def __init__(self, situation: Situation) -> None:
-        self._situation = situation
+    def __init__(self, context: PlanningContext) -> None:
+        self._context = context
         self.actions: list[Terminate | Drain] = []
         self._waits: list[Wait] = []
         self._kept: list[Wait] = []
         #: Nodes that the plan lets go, by id.
         self._gone: dict[str, NodeView] = {}
         self._left = {
-            pool: pace_left(policy.shrink_per_minute, self._leaving_since(pool), situation.now)
-            for pool, policy in situation.policies.pools.items()
+            pool: pace_left(policy.shrink_per_minute, self._leaving_since(pool), context.now)
+            for pool, policy in context.policies.pools.items()
         }
 
     def _leaving_since(self, pool: str) -> Iterable[float]:
-        unwell = self._situation.view.unwell_of.get(pool, ())
+        unwell = self._context.view.unwell_of.get(pool, ())
         return [node.leaving_since for node in unwell if node.leaving_since is not None]
 
     @property
@@ -51,7 +51,7 @@ class Returns:
     @property
     def held(self) -> Mapping[str, int]:
         """Workers on usable nodes that the plan so far leaves alone, by job id; a job without any may be missing."""
-        held = self._situation.held
+        held = self._context.held
         if self._gone:
             held = dict(held)
             for job_id, workers in workers_on(self._gone.values()).items():
@@ -65,9 +65,9 @@ class Returns:
     def give_back(self, node: NodeView, reason: str) -> None:
         """Let a node go: what may have been given work is drained with a deadline, the rest is ended."""
         self._gone[node.id] = node
-        policy = self._situation.policies.pools[node.pool]
+        policy = self._context.policies.pools[node.pool]
         if node.may_work:
-            deadline_at = self._situation.now + policy.drain_s
+            deadline_at = self._context.now + policy.drain_s
             self.actions.append(Drain(node_id=node.id, deadline_at=deadline_at, reason=reason))
         else:
             self.actions.append(Terminate(node_id=node.id, reason=reason))
@@ -83,7 +83,7 @@ class Returns:
 
     def out_of_money(self, usable: Usable) -> None:
         """What the steps of the budget demand, mildest first; what costs nothing stays."""
-        money = self._situation.money
+        money = self._context.money
         if money.step is None:
             return
         reason = f"the budget has reached {money.step} ({money.ends}): {money.words}"
@@ -91,14 +91,14 @@ class Returns:
             Wait(pool=pool, reason=f"{reason}; {MEANING[money.step]}") for pool in self._costly_pools()
         )
         for pool, nodes in usable.items():
-            paid = [node for node in nodes if self._situation.price_of(node) > 0]
+            paid = [node for node in nodes if self._context.price_of(node) > 0]
             if money.reached(BudgetStep.PAUSE):
                 for node in paid:
                     self.give_back(node, reason)
                 continue
-            spare = max(0, len(nodes) - self._situation.limits[pool].min_nodes)
+            spare = max(0, len(nodes) - self._context.limits[pool].min_nodes)
             if money.reached(BudgetStep.SPOT_ONLY):
-                on_demand = self._situation.paid_as(paid, CapacityType.ON_DEMAND)
+                on_demand = self._context.paid_as(paid, CapacityType.ON_DEMAND)
                 spare -= self._drain_some(on_demand, spare, reason)
             if money.reached(BudgetStep.SHRINK):
                 spare -= self._drain_some(self.staying(paid), spare, reason, keep_minimum=True)
@@ -110,10 +110,10 @@ class Returns:
 
     def _costly_pools(self) -> list[str]:
         """Pools whose nodes cost something."""
-        sold = self._situation.sold
+        sold = self._context.sold
         return [
             pool
-            for pool in self._situation.limits
+            for pool in self._context.limits
             if any(offering.price_per_hour > 0 for one in CapacityType for offering in sold(pool, one))
         ]
 
@@ -121,7 +121,7 @@ class Returns:
         self, nodes: list[NodeView], number: int, reason: str, *, keep_minimum: bool = False
     ) -> int:
         """Give back up to so many nodes, those that cost least work; how many it became."""
-        losses = Losses(self._situation.jobs, self._situation.held, self._situation.now)
+        losses = Losses(self._context.jobs, self._context.held, self._context.now)
         for node in self._gone.values():
             losses.drain(node)
         chosen = cheapest(nodes, losses, number, keep_minimum=keep_minimum)
@@ -132,7 +132,7 @@ class Returns:
     def above_limits(self, usable: Usable) -> None:
         """Nodes beyond what a pool may have: those that start, then unused ones, then what costs least work."""
         for pool, nodes in usable.items():
-            limits = self._situation.limits[pool]
+            limits = self._context.limits[pool]
             if len(nodes) <= limits.max_nodes:
                 continue
             staying = self.staying(nodes)
@@ -152,14 +152,14 @@ class Returns:
 
     def _held_up(self, pool: str, number: int) -> bool:
         """Maintenance keeps the pool's nodes where they are."""
-        until = self._situation.limits[pool].maintenance_until
+        until = self._context.limits[pool].maintenance_until
         if until is not None:
             reason = f"{count(number, 'node')} too many stay until the maintenance ends at {clock(until)}"
             self._waits.append(Wait(pool=pool, reason=reason))
         return until is not None
 
     def _pace(self, pool: str, number: int) -> None:
-        pace = self._situation.policies.pools[pool].shrink_per_minute
+        pace = self._context.policies.pools[pool].shrink_per_minute
         reason = f"{count(number, 'node')} more go later: at most {pace:g} a minute are returned"
         self._waits.append(Wait(pool=pool, reason=reason))
 
@@ -167,7 +167,7 @@ class Returns:
         """Return what nobody has use for: longest unused first, dear before cheap.  True when something went."""
         before = len(self.actions)
         self._kept.clear()
-        free: dict[str, list[NodeView]] = {pool: [] for pool in self._situation.policies.pools}
+        free: dict[str, list[NodeView]] = {pool: [] for pool in self._context.policies.pools}
         used = Counter[str]()
         for bin_ in space.others:
             # What still starts does not make superfluous what is there: it may never come.
@@ -182,21 +182,21 @@ class Returns:
         for pool, nodes in free.items():
             if not nodes:
                 continue
-            limits = self._situation.limits[pool]
+            limits = self._context.limits[pool]
             keep = max(limits.min_nodes, min(used[pool] + self._warm(pool), limits.max_nodes))
             surplus = max(0, used[pool] + len(nodes) - keep)
             self._return_unused(pool, self.staying(nodes), surplus)
         return len(self.actions) > before
 
     def _warm(self, pool: str) -> int:
-        stopped = self._situation.money.reached(BudgetStep.STOP_GROWING)
-        return 0 if stopped else self._situation.limits[pool].warm_nodes
+        stopped = self._context.money.reached(BudgetStep.STOP_GROWING)
+        return 0 if stopped else self._context.limits[pool].warm_nodes
 
     def _return_unused(self, pool: str, free: list[NodeView], surplus: int) -> None:
-        policy, now = self._situation.policies.pools[pool], self._situation.now
+        policy, now = self._context.policies.pools[pool], self._context.now
         idle = sorted(
             free,
-            key=lambda n: (n.idle_since is None, n.idle_since or 0.0, -self._situation.price_of(n), n.id),
+            key=lambda n: (n.idle_since is None, n.idle_since or 0.0, -self._context.price_of(n), n.id),
         )
         for node in idle[surplus:]:
             if node.idle_since is not None:
@@ -208,7 +208,7 @@ class Returns:
                 reason = "nobody needs it any more; it goes once it has been unused for long enough"
             elif now - node.idle_since < policy.idle_s:
                 reason = f"it is unused, and goes at {clock(node.idle_since + policy.idle_s)} if it still is"
-            elif (until := self._situation.limits[pool].maintenance_until) is not None:
+            elif (until := self._context.limits[pool].maintenance_until) is not None:
                 reason = f"it is unused, and stays until the maintenance ends at {clock(until)}"
             elif self._left[pool] <= 0:
                 reason = f"it is unused, and goes later: at most {policy.shrink_per_minute:g} a minute are returned"

@@ -11,7 +11,7 @@ from cluster.scheduling.actions import Launch
 from cluster.scheduling.view import ENDED, Refusal, Spending
 from cluster.simulator.event_queue import Agenda
 from cluster.simulator.ledger import Ledger
-from cluster.simulator.market import Market
+from cluster.simulator.market import SimulatedMarket
 from cluster.simulator.nodes import SimNode
 from cluster.traces.trace import MarketChange, Trace
 from remora.states import NodeState
@@ -43,7 +43,7 @@ class Fleet:
         vacate: Callable[[float, SimNode], None],
         projects: Mapping[str, str] | None = None,
     ) -> None:
-        self.market = Market(trace.offerings, trace.changes, trace.quotas)
+        self.market = SimulatedMarket(trace.offerings, trace.changes, trace.quotas)
         self.nodes: dict[str, SimNode] = {}
         #: All nodes that were ever bought, in that order.
         self.every: list[SimNode] = []

@@ -30,7 +30,7 @@ class Stock:
         return 0 if self.nodes is None else max(0, self.held - self.nodes)
 
 
-class Market:
+class SimulatedMarket:
     """All offerings of a trace."""
 
     def __init__(

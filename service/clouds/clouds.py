@@ -72,8 +72,8 @@ def _azure(place: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
     # Not above: a service with local nodes needs none of Azure's packages.
     from cluster.azure import prices
     from cluster.azure.identity import credential
-    from cluster.azure.market import Market, Sources
     from cluster.azure.provider import AzureProvider
+    from cluster.azure.region_catalogue import RegionCatalogue, Sources
     from cluster.azure.rehearsal import AzureRehearsal
     from cluster.azure.supply import AzureSupply
 
@@ -82,7 +82,7 @@ def _azure(place: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
     identity = credential(place.controller_client_id, place.developer_login)
     # The emulator counts nobody's questions, and shows what happens as soon as it does.
     quiet_s = 0.0 if is_emulated else QUIET_S
-    provider = AzureProvider(place, identity, head, lambda: market(), CLOCK, quiet_s)
+    provider = AzureProvider(place, identity, head, lambda: catalogue(), CLOCK, quiet_s)
     prices_at = place.endpoint if is_emulated else prices.ENDPOINT
     sources = Sources(
         skus=provider.skus,
@@ -90,8 +90,8 @@ def _azure(place: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
         evictions=provider.evictions,
         scores=provider.scores,
     )
-    market = Market(place.region, sources, CLOCK, place.disk_gb)
-    supply = AzureSupply(provider, market)
+    catalogue = RegionCatalogue(place.region, sources, CLOCK, place.disk_gb)
+    supply = AzureSupply(provider, catalogue)
     supply.begin()
 
     def close() -> None:

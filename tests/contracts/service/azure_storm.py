@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from cluster.azure import prices
 from cluster.azure.emulator.server import REGION
 from cluster.azure.emulator.state import Machine
-from cluster.azure.market import Market, Sources
+from cluster.azure.region_catalogue import RegionCatalogue, Sources
 from cluster.azure.rehearsal import AzureRehearsal
 from cluster.azure.supply import AzureSupply
 from cluster.policies.documents import digest_of
@@ -114,7 +114,7 @@ class Storm:
             evictions=azure.evictions,
             scores=azure.scores,
         )
-        self.supply = AzureSupply(azure, Market(REGION, sources, clock))
+        self.supply = AzureSupply(azure, RegionCatalogue(REGION, sources, clock))
         self._looked_at = 0.0
         hands = Hands(self.rig, self.database, azure, self.ray, self.life, self.witness)
         cluster = Cluster(

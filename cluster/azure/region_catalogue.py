@@ -42,7 +42,7 @@ class Sources:
     scores: Callable[[Sequence[str]], list[dict[str, Any]]]
 
 
-class Market:
+class RegionCatalogue:
     """The catalogue of one region; call it for what can be bought."""
 
     def __init__(
