@@ -13,7 +13,7 @@ from benchmarks.yardstick import Yardstick
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
 from cluster.simulator.ports import Assumptions
-from cluster.simulator.report import Report, report_of
+from cluster.simulator.report import ReplayReport, report_of
 from cluster.traces.generator import CLUSTERS, DAY_S, Wish, generate_jobs, generated
 from cluster.traces.skypilot import read_skypilot
 from cluster.traces.trace import Trace, TraceJob, merged
@@ -45,7 +45,7 @@ def run(jobs: int = 100_000) -> dict[str, Any]:
     }
 
 
-def speed(jobs: int) -> tuple[float, float, Report]:
+def speed(jobs: int) -> tuple[float, float, ReplayReport]:
     """Seconds of processor time for one replay under `prefer-spot`, the slowdown meanwhile, and its report."""
     trace, yardstick = a_generated_trace(0, jobs), Yardstick()
     yardstick.measure()

@@ -33,7 +33,7 @@ from cluster.azure.body import (
 from cluster.azure.errors import CloudFailure
 from cluster.azure.event_loop import EventLoopThread
 from cluster.azure.memory import Deletion, Group, Memory, Wish
-from cluster.azure.scale_sets.nodes import ScaleSets
+from cluster.azure.scale_sets.nodes import ScaleSetNodes
 from cluster.azure.settings import AzureSettings
 from cluster.azure.sweep import orphans
 from cluster.azure.wire import ArmError
@@ -86,7 +86,7 @@ class AzureProvider:
         self._thread = EventLoopThread("azure")
         self._arm = self._thread.run(self._open(credential))
         self._asking = Asking(self._arm, self._memory, settings.region, catalogue, clock)
-        self._sets = ScaleSets(settings, self._arm, self._asking, head, clock)
+        self._sets = ScaleSetNodes(settings, self._arm, self._asking, head, clock)
         self._credential = credential
 
     async def _open(self, credential: AsyncTokenCredential) -> Arm:

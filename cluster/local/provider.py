@@ -17,9 +17,9 @@ import psutil
 from cluster.local import machine, records
 from cluster.local.addresses import node_address
 from cluster.local.environment import MACHINE_VARIABLE
-from cluster.local.faults import Fault, take_fault
+from cluster.local.faults import LocalFault, take_fault
 from cluster.local.folders import ClusterFolders
-from cluster.local.records import Machine
+from cluster.local.records import MachineRecord
 from cluster.processes import find_by_environment
 from cluster.provider import InsufficientCapacity, InvalidRequest, NodeRequest, ProvidedNode, ProviderError
 from cluster.ray.joining import join_flags
@@ -60,9 +60,9 @@ class LocalProvider:
         """
         flags = join_flags(request, self._ray_address)
 
-        def start(wish: Machine, record: Path, log: Path) -> None:
+        def start(wish: MachineRecord, record: Path, log: Path) -> None:
             fault, faults = take_fault(self._folders.faults)
-            if fault is Fault.REFUSE:
+            if fault is LocalFault.REFUSE:
                 raise InsufficientCapacity(
                     "this host has no room for it, as a rehearsal wants it",
                     offering=request.offering or request.pool,
@@ -72,7 +72,7 @@ class LocalProvider:
 
         self._make(request.node_id, request.pool, start)
 
-    def boot(self, machine_id: str, prepare: Callable[[Machine], Boot]) -> None:
+    def boot(self, machine_id: str, prepare: Callable[[MachineRecord], Boot]) -> None:
         """Start a machine whose first process is of any kind, such as the service of an image; idempotent by its id.
 
         Everything else of this class holds for it as for a node.  `prepare` is called once its address and its
@@ -80,13 +80,13 @@ class LocalProvider:
         Raises what `create` raises, and what `prepare` does.
         """
 
-        def start(wish: Machine, record: Path, log: Path) -> None:
+        def start(wish: MachineRecord, record: Path, log: Path) -> None:
             first = prepare(wish)
             machine.boot(wish, record, log, first.command, **first.variables)
 
         self._make(machine_id, "", start)
 
-    def _make(self, machine_id: str, pool: str, start: Callable[[Machine, Path, Path], None]) -> None:
+    def _make(self, machine_id: str, pool: str, start: Callable[[MachineRecord, Path, Path], None]) -> None:
         record = self._record(machine_id)
         self._make_folders()
         with records.locked(self._folders.lock):
@@ -102,7 +102,7 @@ class LocalProvider:
                     offering=pool,
                     until=self._clock() + REFUSED_S,
                 )
-            wish = Machine(
+            wish = MachineRecord(
                 id=machine_id,
                 mark=self._folders.mark_of(machine_id),
                 pool=pool,
@@ -173,7 +173,7 @@ class LocalProvider:
         except OSError as error:
             raise ProviderError(f"the folders of the cluster cannot be made: {error}") from error
 
-    def _read_all(self) -> tuple[Machine, ...]:
+    def _read_all(self) -> tuple[MachineRecord, ...]:
         try:
             paths = [
                 path
@@ -187,7 +187,7 @@ class LocalProvider:
         # A record that disappears in between belongs to a node that was deleted.
         return tuple(node for path in paths if (node := records.read(path)) is not None)
 
-    def _completed(self, node: Machine) -> Machine:
+    def _completed(self, node: MachineRecord) -> MachineRecord:
         """A node whose maker died between starting it and writing its pid down."""
         if node.pid is not None:
             return node
@@ -196,7 +196,7 @@ class LocalProvider:
             records.write(self._record(node.id), found)
         return found
 
-    def _seen(self, node: Machine) -> ProvidedNode:
+    def _seen(self, node: MachineRecord) -> ProvidedNode:
         runs = node.is_running and node.ray_address == self._ray_address
         return ProvidedNode(
             node_id=node.id,
@@ -207,7 +207,7 @@ class LocalProvider:
             message=None if runs else self._why_not(node),
         )
 
-    def _why_not(self, node: Machine) -> str:
+    def _why_not(self, node: MachineRecord) -> str:
         if node.pid is None:
             return "its process was never started"
         if node.is_running:

@@ -14,7 +14,7 @@ from cluster.policies.problems import Conflict, Path
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class ClusterFacts:
     """What a document can be held against; None: it is not known, so nothing is said about it."""
 
     catalogue: tuple[Offering, ...] | None = None
@@ -24,7 +24,7 @@ class Known:
     rules: frozenset[str] | None = None
 
 
-def catalogue_conflicts(policies: Policies, known: Known) -> Iterator[Conflict]:
+def catalogue_conflicts(policies: Policies, known: ClusterFacts) -> Iterator[Conflict]:
     """Every value that names something that is not there, or more of it than there is."""
     if known.rules is not None:
         yield from _unknown_rules(policies, known.rules)

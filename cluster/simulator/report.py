@@ -13,7 +13,7 @@ from cluster.simulator.replay import Replay
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class ReplayReport:
     """One trace under one set of policies."""
 
     jobs: int
@@ -59,7 +59,7 @@ class Report:
     looks: int
 
 
-def report_of(replay: Replay) -> Report:
+def report_of(replay: Replay) -> ReplayReport:
     """The numbers of a replay that has run."""
     ended = replay.work.ended
     every = [*ended, *replay.work.given_up, *replay.work.unfinished()]
@@ -72,7 +72,7 @@ def report_of(replay: Replay) -> Report:
     held = math.fsum((sim.done_s + sim.lost_s + sim.stalled_s) * width(sim.job.resources) for sim in every)
     ledger, budget = replay.ledger, replay.policies.budget
     node_s = sum(ledger.node_s.values())
-    return Report(
+    return ReplayReport(
         jobs=len(replay.trace.jobs),
         succeeded=len(ended),
         failed=len(replay.trace.jobs) - len(ended),
@@ -126,7 +126,7 @@ def _project_violations(replay: Replay) -> int:
     )
 
 
-def as_numbers(report: Report) -> dict[str, Any]:
+def as_numbers(report: ReplayReport) -> dict[str, Any]:
     """The report as a JSON object, rounded to what means something."""
     return {
         name: round(value, 6) if isinstance(value, float) else value for name, value in asdict(report).items()

@@ -17,9 +17,9 @@ from starlette.routing import Route
 from cluster.azure.catalogue import BY_NAME
 from cluster.azure.emulator.disks import check_disk
 from cluster.azure.emulator.door import COMPUTE, Door, Endpoint, is_forced, iso
-from cluster.azure.emulator.faults import Place
+from cluster.azure.emulator.faults import FaultPoint
 from cluster.azure.emulator.security import check_security
-from cluster.azure.emulator.state import SUCCEEDED, Json, Machine, Refused
+from cluster.azure.emulator.state import SUCCEEDED, EmulatedMachine, Json, Refused
 
 _CUSTOM_DATA_BYTES = 65_535
 _MACHINES = "/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Compute/virtualMachines"
@@ -70,7 +70,7 @@ class _Arm:
         headers = self._door.operation_headers(request, operation)
         return JSONResponse(self._machine(request, machine), status_code=201, headers=headers)
 
-    def _put_again(self, request: Request, existing: Machine, body: Json) -> Response:
+    def _put_again(self, request: Request, existing: EmulatedMachine, body: Json) -> Response:
         if request.headers.get("If-None-Match") == "*":
             raise Refused(412, "PreconditionFailed", "The resource exists and If-None-Match is '*'.")
         if body.get("zones", []) != existing.body.get("zones", []):
@@ -105,7 +105,7 @@ class _Arm:
         return BY_NAME[name]
 
     async def get_machine(self, request: Request) -> Response:
-        self._door.meet_fault(Place.GET)
+        self._door.meet_fault(FaultPoint.GET)
         return JSONResponse(self._machine(request, self._found(request)))
 
     async def delete_machine(self, request: Request) -> Response:
@@ -122,10 +122,10 @@ class _Arm:
             if one.name not in self._cloud.unlisted and one.place is None
         ]
         documents = [self._machine(request, one) for one in sorted(listed, key=lambda one: one.name)]
-        return self._door.page(request, Place.LIST, documents)
+        return self._door.page(request, FaultPoint.LIST, documents)
 
     async def instance_view(self, request: Request) -> Response:
-        self._door.meet_fault(Place.GET)
+        self._door.meet_fault(FaultPoint.GET)
         machine = self._found(request)
         statuses: list[Json] = [{"code": f"ProvisioningState/{machine.state.lower()}", "level": "Info"}]
         if machine.error is not None:
@@ -143,7 +143,7 @@ class _Arm:
         return Response(status_code=204)
 
     async def operation(self, request: Request) -> Response:
-        self._door.meet_fault(Place.POLL)
+        self._door.meet_fault(FaultPoint.POLL)
         operation = self._cloud.operations.get(request.path_params["id"])
         if operation is None:
             raise Refused(404, "NotFound", "The operation was not found.")
@@ -159,7 +159,7 @@ class _Arm:
         return JSONResponse(answer)
 
     async def usages(self, _request: Request) -> Response:
-        self._door.meet_fault(Place.USAGES)
+        self._door.meet_fault(FaultPoint.USAGES)
         value = [
             {
                 "unit": "Count",
@@ -172,16 +172,16 @@ class _Arm:
         return JSONResponse({"value": value})
 
     async def skus(self, _request: Request) -> Response:
-        self._door.meet_fault(Place.SKUS)
+        self._door.meet_fault(FaultPoint.SKUS)
         return JSONResponse({"value": [self._sku(name) for name in BY_NAME]})
 
     async def resource_graph(self, _request: Request) -> Response:
-        self._door.meet_fault(Place.EVICTIONS)
+        self._door.meet_fault(FaultPoint.EVICTIONS)
         rows = [{"skuName": name.lower(), "evictionRate": "5-10"} for name in BY_NAME]
         return JSONResponse({"totalRecords": len(rows), "count": len(rows), "data": rows})
 
     async def scores(self, request: Request) -> Response:
-        self._door.meet_fault(Place.SCORES)
+        self._door.meet_fault(FaultPoint.SCORES)
         asked = await request.json()
         if len(asked["desiredSizes"]) > _SCORED_SIZES or len(asked["desiredLocations"]) > _SCORED_PLACES:
             raise Refused(400, "BadRequest", "Too many sizes or locations are asked for.")
@@ -200,13 +200,13 @@ class _Arm:
         return JSONResponse({**asked, "placementScores": rows})
 
     async def list_interfaces(self, request: Request) -> Response:
-        self._door.meet_fault(Place.PARTS)
+        self._door.meet_fault(FaultPoint.PARTS)
         return JSONResponse(
             {"value": [self._resource(request, one) for one in self._cloud.interfaces.values()]}
         )
 
     async def list_disks(self, request: Request) -> Response:
-        self._door.meet_fault(Place.PARTS)
+        self._door.meet_fault(FaultPoint.PARTS)
         return JSONResponse({"value": [self._resource(request, one) for one in self._cloud.disks.values()]})
 
     async def delete_interface(self, request: Request) -> Response:
@@ -223,14 +223,14 @@ class _Arm:
         self._cloud.disks.pop(request.path_params["name"], None)
         return Response(status_code=202 if disk is not None else 204)
 
-    def _found(self, request: Request) -> Machine:
+    def _found(self, request: Request) -> EmulatedMachine:
         name = request.path_params["name"]
         machine = self._cloud.machines.get(name.lower())
         if machine is None or machine.place is not None:
             raise Refused(404, "ResourceNotFound", f"The Resource 'virtualMachines/{name}' was not found.")
         return machine
 
-    def _machine(self, request: Request, machine: Machine) -> Json:
+    def _machine(self, request: Request, machine: EmulatedMachine) -> Json:
         subscription = request.path_params["subscription"]
         properties = {
             **machine.body["properties"],

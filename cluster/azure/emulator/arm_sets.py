@@ -12,10 +12,10 @@ from starlette.routing import Route
 from cluster.azure.catalogue import BY_NAME
 from cluster.azure.emulator.disks import check_disk
 from cluster.azure.emulator.door import Door, Endpoint, is_forced
-from cluster.azure.emulator.faults import Place
-from cluster.azure.emulator.scale_sets import MOST_INSTANCES, ScaleSet, ScaleSets, number_of
+from cluster.azure.emulator.faults import FaultPoint
+from cluster.azure.emulator.scale_sets import MOST_INSTANCES, EmulatedScaleSets, ScaleSet, number_of
 from cluster.azure.emulator.security import check_security
-from cluster.azure.emulator.state import SUCCEEDED, Json, Machine, Refused
+from cluster.azure.emulator.state import SUCCEEDED, EmulatedMachine, Json, Refused
 
 _SETS = (
     "/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Compute/virtualMachineScaleSets"
@@ -24,7 +24,7 @@ _SET = f"{_SETS}/{{name}}"
 _INSTANCE = f"{_SET}/virtualMachines/{{number}}"
 
 
-def routes(door: Door, sets: ScaleSets) -> list[Route]:
+def routes(door: Door, sets: EmulatedScaleSets) -> list[Route]:
     """The routes of the scale sets of one resource group."""
     arm = _ArmSets(door, sets)
     table: list[tuple[str, str, Endpoint]] = [
@@ -45,13 +45,13 @@ def routes(door: Door, sets: ScaleSets) -> list[Route]:
 
 
 class _ArmSets:
-    def __init__(self, door: Door, sets: ScaleSets) -> None:
+    def __init__(self, door: Door, sets: EmulatedScaleSets) -> None:
         self._door = door
         self._sets = sets
 
     async def list_sets(self, request: Request) -> Response:
         documents = [self._document(one) for _, one in sorted(self._sets.all.items())]
-        return self._door.page(request, Place.LIST_SETS, documents)
+        return self._door.page(request, FaultPoint.LIST_SETS, documents)
 
     async def put(self, request: Request) -> Response:
         name, body = request.path_params["name"], await request.json()
@@ -74,7 +74,7 @@ class _ArmSets:
         return JSONResponse(self._document(one), headers=headers)
 
     async def get(self, request: Request) -> Response:
-        self._door.meet_fault(Place.GET)
+        self._door.meet_fault(FaultPoint.GET)
         return JSONResponse(self._document(self._sets.get(request.path_params["name"])))
 
     async def delete(self, request: Request) -> Response:
@@ -90,7 +90,7 @@ class _ArmSets:
         return self._door.accepted(request, operation)
 
     async def view(self, request: Request) -> Response:
-        self._door.meet_fault(Place.VIEW)
+        self._door.meet_fault(FaultPoint.VIEW)
         one = self._sets.get(request.path_params["name"])
         return JSONResponse({"statuses": _statuses(one.state, one.error)})
 
@@ -100,10 +100,10 @@ class _ArmSets:
         documents = [
             _instance(machine) for machine in self._sets.instances(one) if machine.name not in unlisted
         ]
-        return self._door.page(request, Place.LIST_INSTANCES, documents)
+        return self._door.page(request, FaultPoint.LIST_INSTANCES, documents)
 
     async def get_instance(self, request: Request) -> Response:
-        self._door.meet_fault(Place.GET)
+        self._door.meet_fault(FaultPoint.GET)
         return JSONResponse(_instance(self._asked(request)))
 
     async def claim(self, request: Request) -> Response:
@@ -113,7 +113,7 @@ class _ArmSets:
         return JSONResponse(_instance(machine))
 
     async def instance_view(self, request: Request) -> Response:
-        self._door.meet_fault(Place.VIEW)
+        self._door.meet_fault(FaultPoint.VIEW)
         machine = self._asked(request)
         return JSONResponse({"statuses": _statuses(machine.state, machine.error)})
 
@@ -124,7 +124,7 @@ class _ArmSets:
         self._door.cloud.simulate_eviction(machine.name, self._door.clock())
         return Response(status_code=204)
 
-    def _asked(self, request: Request) -> Machine:
+    def _asked(self, request: Request) -> EmulatedMachine:
         return self._sets.instance(request.path_params["name"], request.path_params["number"])
 
     def _check(self, body: Json) -> None:
@@ -169,7 +169,7 @@ class _ArmSets:
         }
 
 
-def _instance(machine: Machine) -> Json:
+def _instance(machine: EmulatedMachine) -> Json:
     policy = {"protectFromScaleIn": machine.is_protected}
     return {
         **machine.body,

@@ -10,8 +10,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster.azure.emulator.clock import Clock
-from cluster.azure.emulator.faults import Fault
-from cluster.azure.emulator.scale_sets import ScaleSets
+from cluster.azure.emulator.faults import EmulatorFault
+from cluster.azure.emulator.scale_sets import EmulatedScaleSets
 from cluster.azure.emulator.state import Cloud
 from cluster.azure.emulator.tokens import Tokens
 
@@ -69,7 +69,7 @@ class Tags(RootModel[dict[str, str]]):
 class Control:
     """Turns the knobs of one emulated cloud."""
 
-    def __init__(self, cloud: Cloud, sets: ScaleSets, tokens: Tokens, clock: Clock) -> None:
+    def __init__(self, cloud: Cloud, sets: EmulatedScaleSets, tokens: Tokens, clock: Clock) -> None:
         self._cloud = cloud
         self._sets = sets
         self._tokens = tokens
@@ -126,7 +126,7 @@ class Control:
         )
 
     async def _add_fault(self, request: Request) -> Response:
-        fault = _parsed(Fault, await request.json())
+        fault = _parsed(EmulatorFault, await request.json())
         if isinstance(fault, Response):
             return fault
         self._cloud.faults.all.append(fault)

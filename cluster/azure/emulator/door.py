@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from cluster.azure.emulator.clock import Clock
-from cluster.azure.emulator.faults import Effect, Place
+from cluster.azure.emulator.faults import Effect, FaultPoint
 from cluster.azure.emulator.state import Cloud, Json, Operation, Refused
 from cluster.azure.emulator.tokens import Tokens
 
@@ -57,13 +57,13 @@ class Door:
         if group.lower() != self.group.lower():
             raise Refused(404, "ResourceGroupNotFound", f"Resource group '{group}' could not be found.")
 
-    def meet_fault(self, place: Place, **facts: Any) -> None:
+    def meet_fault(self, place: FaultPoint, **facts: Any) -> None:
         """Raise what a knob asks for at this place, if one does."""
         fault = self.cloud.faults.take(place, **facts)
         if fault is not None:
             raise ConnectionAbortedError if fault.effect is Effect.LOSE_ANSWER else Refused.by(fault)
 
-    def page(self, request: Request, place: Place, documents: Sequence[Json]) -> Response:
+    def page(self, request: Request, place: FaultPoint, documents: Sequence[Json]) -> Response:
         """The page that is asked for; a fault at this place may be met."""
         page, size = int(request.query_params.get("$skiptoken", "1")), self.cloud.page_size
         self.meet_fault(place, page=page)

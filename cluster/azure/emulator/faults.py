@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Place(StrEnum):
+class FaultPoint(StrEnum):
     """Where a request can meet a fault."""
 
     CREATE = "create"
@@ -53,12 +53,12 @@ class Effect(StrEnum):
     LEAK = "leak"
 
 
-class Fault(BaseModel):
+class EmulatorFault(BaseModel):
     """One thing that goes wrong."""
 
     model_config = ConfigDict(extra="forbid")
 
-    at: Place
+    at: FaultPoint
     effect: Effect = Effect.REFUSE
     status: int = 500
     code: str = "InternalServerError"
@@ -76,7 +76,7 @@ class Fault(BaseModel):
     #: How often it happened.
     fired: int = 0
 
-    def fits(self, at: Place, facts: dict[str, Any]) -> bool:
+    def fits(self, at: FaultPoint, facts: dict[str, Any]) -> bool:
         """True when it happens to this request."""
         wanted = {
             name: value for name in ("size", "zone", "page") if (value := getattr(self, name)) is not None
@@ -85,13 +85,13 @@ class Fault(BaseModel):
         return is_left and self.at is at and all(facts.get(name) == value for name, value in wanted.items())
 
 
-class Faults:
+class EmulatorFaults:
     """All knobs that were turned, the oldest first."""
 
     def __init__(self) -> None:
-        self.all: list[Fault] = []
+        self.all: list[EmulatorFault] = []
 
-    def take(self, at: Place, **facts: Any) -> Fault | None:
+    def take(self, at: FaultPoint, **facts: Any) -> EmulatorFault | None:
         """The first fault that this request meets, counted; `facts` are its size, zone and page, where it has any."""
         for fault in self.all:
             if fault.fits(at, facts):

@@ -26,7 +26,7 @@ from cluster.azure.emulator.start_up import (
     read_unit,
     started_service,
 )
-from cluster.azure.emulator.state import Cloud, Machine
+from cluster.azure.emulator.state import Cloud, EmulatedMachine
 from cluster.local import records
 from cluster.local.machine import own_flags
 from cluster.local.provider import Boot, LocalProvider
@@ -53,7 +53,7 @@ class LocalMachines:
         cloud.on_start.append(lambda machine: self._do(self.start, machine))
         cloud.on_end.append(lambda machine: self._do(self.end, machine))
 
-    def start(self, machine: Machine) -> None:
+    def start(self, machine: EmulatedMachine) -> None:
         """Boot.  Raises StartUpFailed and ProviderError."""
         start_up = read(machine.custom_data)
         service = _service(started_service(start_up))
@@ -61,7 +61,9 @@ class LocalMachines:
             self._running.add(machine.name)
         self._provider.boot(machine.name, lambda place: self._boot(machine, start_up, service, place))
 
-    def _boot(self, machine: Machine, start_up: StartUp, service: Service, place: records.Machine) -> Boot:
+    def _boot(
+        self, machine: EmulatedMachine, start_up: StartUp, service: Service, place: records.MachineRecord
+    ) -> Boot:
         root = Path(place.temporary) / "root"
         try:
             _write(root, start_up)
@@ -81,7 +83,7 @@ class LocalMachines:
         }
         return Boot(command=command_below(str(root), service, start_up, sys.executable), variables=variables)
 
-    def end(self, machine: Machine) -> None:
+    def end(self, machine: EmulatedMachine) -> None:
         """Take the power away."""
         with self._lock:
             was_running = machine.name in self._running
@@ -102,7 +104,7 @@ class LocalMachines:
         self._provider.kill(name)
         self._provider.delete(name)
 
-    def _do(self, work: Callable[[Machine], None], machine: Machine) -> None:
+    def _do(self, work: Callable[[EmulatedMachine], None], machine: EmulatedMachine) -> None:
         def told() -> None:
             try:
                 work(machine)

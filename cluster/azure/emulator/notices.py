@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from cluster.azure.emulator.clock import Clock
 from cluster.azure.emulator.imds import Announcement, MetadataServer
-from cluster.azure.emulator.state import Cloud, Machine
+from cluster.azure.emulator.state import Cloud, EmulatedMachine
 
 
 def metadata_of(cloud: Cloud, clock: Clock) -> MetadataServer:
@@ -30,7 +30,7 @@ def metadata_of(cloud: Cloud, clock: Clock) -> MetadataServer:
 
     metadata = MetadataServer(lambda name, _event_id: cloud.let_go(name, clock()), clock, compute)
 
-    def tell(machine: Machine, at: float) -> None:
+    def tell(machine: EmulatedMachine, at: float) -> None:
         # It may be told before it runs.
         metadata.add(machine.name)
         metadata.announce(machine.name, Announcement(notice_s=max(0.0, at - clock())))

@@ -17,7 +17,7 @@ from cluster.azure.emulator import arm, arm_sets, retail
 from cluster.azure.emulator.clock import Clock
 from cluster.azure.emulator.control import Control
 from cluster.azure.emulator.door import Door
-from cluster.azure.emulator.scale_sets import ScaleSets
+from cluster.azure.emulator.scale_sets import EmulatedScaleSets
 from cluster.azure.emulator.state import Cloud
 from cluster.azure.emulator.tokens import Tokens
 from cluster.azure.emulator.vault import KeyVault, Secrets, no_secrets
@@ -37,7 +37,7 @@ def application(
     `secrets` is what the key vault holds.
     """
     tokens = Tokens(cloud.faults, clock)
-    door, sets = Door(cloud, tokens, clock, GROUP, REGION), ScaleSets(cloud)
+    door, sets = Door(cloud, tokens, clock, GROUP, REGION), EmulatedScaleSets(cloud)
     routes = [
         *arm.routes(door),
         *arm_sets.routes(door, sets),

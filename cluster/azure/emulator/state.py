@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.azure.emulator.faults import Effect, Fault, Faults, Place
+from cluster.azure.emulator.faults import Effect, EmulatorFault, EmulatorFaults, FaultPoint
 
 Json = dict[str, Any]
 Key = tuple[str, str, str]
@@ -36,7 +36,7 @@ class Refused(Exception):
         self.body = body
 
     @classmethod
-    def by(cls, fault: Fault) -> Refused:
+    def by(cls, fault: EmulatorFault) -> Refused:
         """The error that a knob asks for."""
         return cls(fault.status, fault.code, fault.message, fault.retry_after, fault.body)
 
@@ -60,7 +60,7 @@ class Operation:
 
 
 @dataclass
-class Machine:
+class EmulatedMachine:
     """A virtual machine with what hangs on it."""
 
     name: str
@@ -114,8 +114,8 @@ class Cloud:
     """One subscription with one resource group; times are seconds since 1970."""
 
     def __init__(self) -> None:
-        self.faults = Faults()
-        self.machines: dict[str, Machine] = {}
+        self.faults = EmulatorFaults()
+        self.machines: dict[str, EmulatedMachine] = {}
         self.interfaces: dict[str, Json] = {}
         self.disks: dict[str, Json] = {}
         self.operations: dict[str, Operation] = {}
@@ -146,19 +146,21 @@ class Cloud:
         #: Machine-seconds of those that are gone, by capacity type.
         self.used_s: dict[str, float] = {"spot": 0.0, "on-demand": 0.0}
         #: Each is called with a machine that began to run, and with one that is gone.
-        self.on_start: list[Callable[[Machine], None]] = []
-        self.on_end: list[Callable[[Machine], None]] = []
+        self.on_start: list[Callable[[EmulatedMachine], None]] = []
+        self.on_end: list[Callable[[EmulatedMachine], None]] = []
         #: Each is called with a machine that will be evicted, and when: whoever plays its metadata service tells it.
-        self.on_notice: list[Callable[[Machine, float], None]] = []
+        self.on_notice: list[Callable[[EmulatedMachine, float], None]] = []
 
-    def create(self, name: str, body: Json, now: float, vcpus: int, family: str) -> tuple[Machine, Operation]:
+    def create(
+        self, name: str, body: Json, now: float, vcpus: int, family: str
+    ) -> tuple[EmulatedMachine, Operation]:
         """Accept a machine.  Raises Refused, and ConnectionAbortedError when a fault takes the answer away."""
         properties = dict(body["properties"])
         system = dict(properties["osProfile"])
         custom_data = system.pop("customData", "")
         properties["osProfile"] = system
-        machine = Machine(name, {**body, "properties": properties}, custom_data, now, vcpus, family)
-        fault = self.faults.take(Place.CREATE, size=machine.size, zone=machine.zone)
+        machine = EmulatedMachine(name, {**body, "properties": properties}, custom_data, now, vcpus, family)
+        fault = self.faults.take(FaultPoint.CREATE, size=machine.size, zone=machine.zone)
         if fault is not None and fault.effect is Effect.REFUSE:
             raise Refused.by(fault)
         self.check_quota(machine)
@@ -167,7 +169,7 @@ class Cloud:
         self._attach(machine)
         operation = self.operation(machine.name, "create", now, self.create_s)
         operation.error = error
-        later = self.faults.take(Place.CREATE_LATER, size=machine.size, zone=machine.zone)
+        later = self.faults.take(FaultPoint.CREATE_LATER, size=machine.size, zone=machine.zone)
         if later is not None:
             operation.evicts = later.effect is Effect.EVICT
             operation.error = None if operation.evicts else (later.code, later.message)
@@ -177,7 +179,7 @@ class Cloud:
 
     def delete(self, name: str, now: float, is_forced: bool) -> Operation | None:
         """Begin to delete a machine; None when there is none.  Raises Refused."""
-        fault = self.faults.take(Place.DELETE)
+        fault = self.faults.take(FaultPoint.DELETE)
         if fault is not None and fault.effect is Effect.REFUSE:
             raise Refused.by(fault)
         machine = self.machines.get(name.lower())
@@ -193,7 +195,7 @@ class Cloud:
         machine.state = DELETING
         machine.leaks = machine.leaks or (fault is not None and fault.effect is Effect.LEAK)
         operation = self.operation(machine.name, "delete", now, self.delete_takes_s(is_forced))
-        later = self.faults.take(Place.DELETE_LATER)
+        later = self.faults.take(FaultPoint.DELETE_LATER)
         operation.error = (later.code, later.message) if later is not None else None
         if fault is not None and fault.effect is Effect.DONE_BUT_REFUSE:
             raise Refused.by(fault)
@@ -247,7 +249,7 @@ class Cloud:
     def evict(self, name: str, now: float) -> None:
         """The cloud takes a machine back at once, with the eviction policy Delete."""
         machine = self.machines[name.lower()]
-        machine.leaks = machine.leaks or self.faults.take(Place.DELETE) is not None
+        machine.leaks = machine.leaks or self.faults.take(FaultPoint.DELETE) is not None
         self.remove(machine, now)
 
     def fail(self, name: str, code: str, message: str, now: float) -> None:
@@ -265,7 +267,7 @@ class Cloud:
     def _used(self, quota: str) -> int:
         return sum(one.vcpus for one in self.machines.values() if quota in one.quotas)
 
-    def check_quota(self, machine: Machine, number: int = 1) -> None:
+    def check_quota(self, machine: EmulatedMachine, number: int = 1) -> None:
         """Raise Refused when a quota has no room for so many more machines like this one."""
         for name, word in machine.quotas.items():
             limit, used, more = self.limits.get(name), self._used(name), number * machine.vcpus
@@ -288,7 +290,7 @@ class Cloud:
             return "High"
         return "Medium" if room > held else "Low"
 
-    def crowded(self, machine: Machine) -> tuple[str, str] | None:
+    def crowded(self, machine: EmulatedMachine) -> tuple[str, str] | None:
         """Why there is no room for one more: told only after the request was accepted, as Azure does."""
         room = self.room.get(machine.key)
         held = sum(
@@ -321,7 +323,7 @@ class Cloud:
         self.operations[operation.id] = operation
         return operation
 
-    def _attach(self, machine: Machine) -> None:
+    def _attach(self, machine: EmulatedMachine) -> None:
         for inline in machine.body["properties"]["networkProfile"]["networkInterfaceConfigurations"]:
             # The real name has a suffix; nobody may count on the one that was asked for.
             name = f"{inline['name']}-{machine.vm_id[:8]}"
@@ -355,7 +357,7 @@ class Cloud:
             for start in self.on_start:
                 start(machine)
 
-    def remove(self, machine: Machine, now: float) -> None:
+    def remove(self, machine: EmulatedMachine, now: float) -> None:
         """The machine is gone, and what hangs on it goes the way that its body says."""
         self.machines.pop(machine.name.lower(), None)
         # The next one of this name was told nothing.
@@ -367,7 +369,7 @@ class Cloud:
         for end in self.on_end:
             end(machine)
 
-    def _detach(self, machine: Machine) -> None:
+    def _detach(self, machine: EmulatedMachine) -> None:
         properties = machine.body["properties"]
         configurations = properties["networkProfile"]["networkInterfaceConfigurations"]
         cascades = all(one["properties"].get("deleteOption") == "Delete" for one in configurations)

@@ -13,7 +13,7 @@ from cluster.provider import ProvidedNode, ProviderError
 _GOING_S = 300.0
 
 #: Name of the set, number of the instance.
-Place = tuple[str, str]
+InstanceKey = tuple[str, str]
 
 
 @dataclass
@@ -21,7 +21,7 @@ class SetMemory:
     """All of it; times are seconds since 1970."""
 
     #: By node id.
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, InstanceKey] = field(default_factory=dict)
     #: Set by the id of a node that its document may name as waiting, whether or not it got an instance since.
     waits: dict[str, str] = field(default_factory=dict)
     #: Numbers of instances by set, as they were last seen.
@@ -29,15 +29,15 @@ class SetMemory:
     #: Nodes that Azure had no machine for, until they are deleted.
     refused: dict[str, ProvidedNode] = field(default_factory=dict)
     #: Which node each instance is given to, from before it is told: the answer may be lost, its tag be shown later.
-    claims: dict[Place, Waiting] = field(default_factory=dict)
+    claims: dict[InstanceKey, Waiting] = field(default_factory=dict)
     #: Azure's own id of each set.
     unique_ids: dict[str, str] = field(default_factory=dict)
     #: When each instance was asked to go.
-    going: dict[Place, float] = field(default_factory=dict)
+    going: dict[InstanceKey, float] = field(default_factory=dict)
     #: Where the last change of a set can be asked about.
     operations: dict[str, str] = field(default_factory=dict)
     #: Why instances failed.
-    failures: dict[Place, ProviderError] = field(default_factory=dict)
+    failures: dict[InstanceKey, ProviderError] = field(default_factory=dict)
     #: Since when sets have had no node.
     empty_since: dict[str, float] = field(default_factory=dict)
     has_looked: bool = False

@@ -37,7 +37,7 @@ from cluster.azure.scale_sets.domain import (
 )
 from cluster.azure.scale_sets.failures import SetFailures
 from cluster.azure.scale_sets.gathering import Gathering
-from cluster.azure.scale_sets.memory import Place, SetMemory
+from cluster.azure.scale_sets.memory import InstanceKey, SetMemory
 from cluster.azure.scale_sets.requests import SetRequests
 from cluster.azure.settings import AzureSettings
 from cluster.azure.wire import ArmError
@@ -67,7 +67,7 @@ class _Wish:
         return Waiting(node_id=self.request.node_id, since=self.since)
 
 
-class ScaleSets:
+class ScaleSetNodes:
     """The part of a provider that knows fabric domains; to be used on one event loop."""
 
     def __init__(
@@ -88,7 +88,7 @@ class ScaleSets:
         self._joining: Gathering[_Wish, None] = Gathering(self._lock, self._join)
         self._leaving: Gathering[str, bool] = Gathering(self._lock, self._delete)
 
-    def place_of(self, node_id: str) -> Place | None:
+    def place_of(self, node_id: str) -> InstanceKey | None:
         """Set and number of a node's instance, None while it has none and for other nodes."""
         return self._memory.places.get(node_id)
 
@@ -304,7 +304,7 @@ class ScaleSets:
         for node_id in node_ids:
             memory.places.pop(node_id, None)
 
-    async def _leave(self, name: str, node_ids: Collection[str]) -> dict[str, Place]:
+    async def _leave(self, name: str, node_ids: Collection[str]) -> dict[str, InstanceKey]:
         """Take names of nodes out of the set's document; where the instances are that they have got meanwhile."""
         for _ in range(_TRIES):
             found = await self._requests.read(name)

@@ -52,7 +52,7 @@ FAILED_LOOKS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class GpuReport:
     """What was seen of the GPUs at one look."""
 
     #: Output of nvidia-smi, standard output and error together; None: there is no nvidia-smi.
@@ -89,7 +89,7 @@ class Health:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class HealthHistory:
     """What is remembered from look to look."""
 
     #: How many GPUs there have to be: told at the start, or the most that were seen; None: neither yet.
@@ -98,20 +98,20 @@ class Course:
     failed_looks: int = 0
 
 
-def follow(course: Course, report: Report) -> tuple[Course, Health]:
+def follow(history: HealthHistory, report: GpuReport) -> tuple[HealthHistory, Health]:
     """The verdict after one more look: what is wrong with the GPUs counts at once, a tool that fails only in a row."""
-    health = judge(report, course.gpus)
+    health = judge(report, history.gpus)
     if not health.failure:
-        return Course(gpus=max(course.gpus or 0, health.gpus)), health
-    course = replace(course, failed_looks=course.failed_looks + 1)
-    if course.failed_looks >= FAILED_LOOKS:
+        return HealthHistory(gpus=max(history.gpus or 0, health.gpus)), health
+    history = replace(history, failed_looks=history.failed_looks + 1)
+    if history.failed_looks >= FAILED_LOOKS:
         health = replace(
             health, problems=(*health.problems, f"{health.failure}, {FAILED_LOOKS} times in a row")
         )
-    return course, health
+    return history, health
 
 
-def judge(report: Report, gpus_expected: int | None = None) -> Health:
+def judge(report: GpuReport, gpus_expected: int | None = None) -> Health:
     """What the machine's tools say about its GPUs at one look.
 
     `gpus_expected` is how many it had before, or should have; None: as many as are seen.  A machine without nvidia-smi
@@ -147,7 +147,7 @@ def judge(report: Report, gpus_expected: int | None = None) -> Health:
     return Health(problems=tuple(problems), gpus=len(rows), unread=_unread(tables))
 
 
-def unknown_field(report: Report) -> str | None:
+def unknown_field(report: GpuReport) -> str | None:
     """The column that this driver does not know, and the GPUs can be watched without; None: there is none such."""
     found = _UNKNOWN_FIELD.search(report.text or "")
     return found[1] if found and found[1] in report.query[1:] else None

@@ -78,7 +78,7 @@ class Document:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drain:
+class DrainNotice:
     """The machine will be gone, lose its processes or stand still: its work has to leave before `deadline_at`."""
 
     #: Seconds since 1970 by this machine's clock.
@@ -103,7 +103,7 @@ class Advice:
     reason: str
 
 
-Meaning = Drain | Pause | Advice
+Meaning = DrainNotice | Pause | Advice
 
 
 def parse(body: object) -> Document:
@@ -173,7 +173,7 @@ def meaning(event: ScheduledEvent, now: float, skew_s: float = 0.0) -> Meaning |
     who = " of its owner's" if event.source.casefold() == "user" else ""
     said = f": {event.description}" if event.description else ""
     if event.type in _ENDS:
-        return Drain(
+        return DrainNotice(
             deadline_at=_deadline(event, now, skew_s), reason=f"{event.type}{who} by the cloud{said}"
         )
     if event.type == EventType.FREEZE:
@@ -184,7 +184,7 @@ def meaning(event: ScheduledEvent, now: float, skew_s: float = 0.0) -> Meaning |
             return Pause(reason=f"{event.type}{who} by the cloud{said}", duration_s=event.duration_s)
         # Ray gives up a machine that is silent for longer: for its work it is as good as gone.
         how_long = "an unknown time" if event.duration_s is None else f"{event.duration_s:.0f} s"
-        return Drain(
+        return DrainNotice(
             deadline_at=_deadline(event, now, skew_s),
             reason=f"{event.type} for {how_long}{who} by the cloud{said}",
             ends_processes=False,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from cluster.node.agent.scheduled_events import (
     Advice,
     Document,
-    Drain,
+    DrainNotice,
     Meaning,
     Pause,
     ScheduledEvent,
@@ -62,7 +62,7 @@ Action = DrainNode | Acknowledge | EndSoftly | Tell
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class KnownEvent:
     """An event that concerns this machine."""
 
     event: ScheduledEvent
@@ -74,14 +74,14 @@ class Known:
 class State:
     """What the agent remembers from look to look."""
 
-    known: Mapping[str, Known] = field(default_factory=dict)
+    known: Mapping[str, KnownEvent] = field(default_factory=dict)
     #: The deadline that the head has accepted; None: none.
     drained_until: float | None = None
     #: When the head was first asked for a drain that is still wanted; None: it was not.
     asked_at: float | None = None
     ended_softly: bool = False
     #: Since the machine is sick: when its work shall have left.
-    sick: Drain | None = None
+    sick: DrainNotice | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ def step(state: State, machine: str, look: Look) -> tuple[State, list[Action]]:
         state, actions = _hear(state, machine, look, look.document)
     if look.problems and state.sick is None:
         reason = f"this machine is sick: {'; '.join(look.problems)}"
-        state = replace(state, sick=Drain(deadline_at=look.now + SICK_DRAIN_S, reason=reason))
+        state = replace(state, sick=DrainNotice(deadline_at=look.now + SICK_DRAIN_S, reason=reason))
         actions.append(Tell(message=reason))
     due = _soonest(_drains(state))
     if due is None:
@@ -123,7 +123,7 @@ def step(state: State, machine: str, look: Look) -> tuple[State, list[Action]]:
     return state, actions
 
 
-def _unheard(state: State, now: float) -> Drain | None:
+def _unheard(state: State, now: float) -> DrainNotice | None:
     """What ends this machine's processes in a moment, of which the head did not hear although it had the time."""
     if state.drained_until is not None or state.asked_at is None or state.ended_softly:
         return None
@@ -136,14 +136,14 @@ def _unheard(state: State, now: float) -> Drain | None:
 
 def _hear(state: State, machine: str, look: Look, document: Document) -> tuple[State, list[Action]]:
     actions: list[Action] = []
-    known: dict[str, Known] = {}
+    known: dict[str, KnownEvent] = {}
     for event in document.events:
         if not concerns(event, machine):
             continue
         before = state.known.get(event.id)
         if before is None:
             means = meaning(event, look.now, look.skew_s)
-            known[event.id] = Known(event=event, means=means)
+            known[event.id] = KnownEvent(event=event, means=means)
             actions.append(Tell(message=_said(event, means, look.now)))
         else:
             known[event.id] = _again(before, event, look)
@@ -152,20 +152,20 @@ def _hear(state: State, machine: str, look: Look, document: Document) -> tuple[S
     return replace(state, known=known), actions
 
 
-def _again(before: Known, event: ScheduledEvent, look: Look) -> Known:
+def _again(before: KnownEvent, event: ScheduledEvent, look: Look) -> KnownEvent:
     """An event that is there still; one that has begun, or comes sooner, has a nearer deadline."""
     means = meaning(event, look.now, look.skew_s)
     if before.is_acknowledged:
         # It begins because we let it: its work has left, and nothing has to hurry.
         return replace(before, event=event)
-    if isinstance(before.means, Drain) and isinstance(means, Drain):
+    if isinstance(before.means, DrainNotice) and isinstance(means, DrainNotice):
         means = min(before.means, means, key=lambda drain: drain.deadline_at)
     return replace(before, event=event, means=means)
 
 
 def _said(event: ScheduledEvent, means: Meaning | None, now: float) -> str:
     match means:
-        case Drain():
+        case DrainNotice():
             left_s = means.deadline_at - now
             return (
                 f"{means.reason}; its work has to leave this machine within {left_s:.0f} s, by"
@@ -179,12 +179,12 @@ def _said(event: ScheduledEvent, means: Meaning | None, now: float) -> str:
             return means.reason
 
 
-def _drains(state: State) -> list[Drain]:
-    ordered = [known.means for known in state.known.values() if isinstance(known.means, Drain)]
+def _drains(state: State) -> list[DrainNotice]:
+    ordered = [known.means for known in state.known.values() if isinstance(known.means, DrainNotice)]
     return ordered if state.sick is None else [*ordered, state.sick]
 
 
-def _soonest(drains: Sequence[Drain]) -> Drain | None:
+def _soonest(drains: Sequence[DrainNotice]) -> DrainNotice | None:
     return min(drains, key=lambda drain: drain.deadline_at, default=None)
 
 
@@ -200,7 +200,7 @@ def _acknowledgements(state: State, look: Look) -> list[Action]:
     return [
         Acknowledge(event_id=event_id)
         for event_id, known in state.known.items()
-        if isinstance(known.means, Drain)
+        if isinstance(known.means, DrainNotice)
         and not known.is_acknowledged
         and not known.event.is_started
         and len({name.casefold() for name in known.event.resources}) == 1

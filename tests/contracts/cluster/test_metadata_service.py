@@ -25,7 +25,7 @@ from cluster.node.agent.agent import Agent
 from cluster.node.agent.head import RayHead
 from cluster.node.agent.health import Health
 from cluster.node.agent.metadata import Heard, MetadataAway, MetadataService
-from cluster.node.agent.scheduled_events import API_VERSION, Drain, meaning
+from cluster.node.agent.scheduled_events import API_VERSION, DrainNotice, meaning
 from cluster.node.agent.watch import SICK_DRAIN_S
 
 T = TypeVar("T")
@@ -507,6 +507,6 @@ def test_what_is_heard_is_what_was_announced(
     heard = metadata.listen()
     (event,) = heard.document.events
     assert (event.resources, event.source, heard.skew_s) == (("w0",), "Platform", 0.0)
-    assert meaning(event, clock.now) == Drain(
+    assert meaning(event, clock.now) == DrainNotice(
         deadline_at=clock.now + 600, reason="Redeploy by the cloud: host repair"
     )

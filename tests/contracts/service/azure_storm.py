@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from cluster.azure import prices
 from cluster.azure.emulator.server import REGION
-from cluster.azure.emulator.state import Machine
+from cluster.azure.emulator.state import EmulatedMachine
 from cluster.azure.region_catalogue import RegionCatalogue, Sources
 from cluster.azure.rehearsal import AzureRehearsal
 from cluster.azure.supply import AzureSupply
@@ -220,7 +220,7 @@ class Storm:
         asleep.append(self.rig.clock() - began)
         self._acting = stands
 
-    def take(self, machines: list[Machine]) -> None:
+    def take(self, machines: list[EmulatedMachine]) -> None:
         """The cloud takes machines without a word."""
         states = {row.id: row.state for row in self.books.rows()}
         for machine in machines:
@@ -228,7 +228,7 @@ class Storm:
                 self.books.evicted.add(node_of(machine))
             self.rig.cloud.evict(machine.name, self.rig.server.clock())
 
-    def notice(self, machine: Machine) -> None:
+    def notice(self, machine: EmulatedMachine) -> None:
         """The cloud says that it will take a machine, and the agent drains its node."""
         at = self.rig.cloud.notice(machine.name, self.rig.server.clock())
         name = node_of(machine)

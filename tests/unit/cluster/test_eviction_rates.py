@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.policies.catalogue_conflicts import Known
+from cluster.policies.catalogue_conflicts import ClusterFacts
 from cluster.policies.documents import read_document
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import Policies
@@ -93,8 +93,8 @@ def test_a_zone_whose_nodes_do_not_join_is_asked_last_whatever_its_rate() -> Non
 def test_sizes_cannot_be_equal_where_nothing_is_taken_back() -> None:
     document = "pools: {{p: {{sizes: [a, b], capacity: {}, sizes_are_equal: true}}}}"
     with pytest.raises(PoliciesRefused, match="the cloud takes back nothing but spot"):
-        read_document(document.format("on-demand"), Known())
-    assert read_document(document.format("mixed"), Known()).pools["p"].sizes_are_equal
+        read_document(document.format("on-demand"), ClusterFacts())
+    assert read_document(document.format("mixed"), ClusterFacts()).pools["p"].sizes_are_equal
 
 
 always = settings(max_examples=40, deadline=None)

@@ -22,7 +22,7 @@ from cluster.simulator.ledger import DAY_S
 from cluster.simulator.nodes import SimNode
 from cluster.simulator.ports import Assumptions, FreeRoom
 from cluster.simulator.replay import Replay
-from cluster.simulator.report import Report, quantile, report_of
+from cluster.simulator.report import ReplayReport, quantile, report_of
 from cluster.traces.trace import MarketChange, Trace, TraceJob
 from remora.states import NodeState
 from tests.unit.cluster.simulated import ON_DEMAND, POLICIES, SPOT, InOrder, Keep, Wild, job, launch
@@ -32,7 +32,7 @@ TURNS = st.integers(0, 2**32)
 
 def replay(
     *jobs: TraceJob, planner: object, changes: tuple[MarketChange, ...] = (), seed: int = 0
-) -> tuple[Replay, Report]:
+) -> tuple[Replay, ReplayReport]:
     trace = Trace(offerings=(SPOT, ON_DEMAND), jobs=jobs, changes=changes, provisioning_s=120.0)
     run = Replay(trace, POLICIES, planner, InOrder(), Assumptions(seed=seed))  # type: ignore[arg-type]
     run.run()
@@ -330,7 +330,7 @@ def test_equal_seeds_give_equal_reports(seed: int) -> None:
 
 def wild(
     seed: int, planner: Wild | None = None, copies: int = 1, budget: float | None = None
-) -> tuple[Replay, Report]:
+) -> tuple[Replay, ReplayReport]:
     """Half of the jobs have models on so many workers, and so much money."""
     random = Random(seed)
     jobs = [

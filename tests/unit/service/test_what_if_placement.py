@@ -21,7 +21,7 @@ from cluster.scheduling.view import ClusterView
 from cluster.simulator.nodes import SimNode
 from cluster.simulator.ports import Assumptions, FreeRoom
 from cluster.simulator.replay import Replay
-from cluster.simulator.report import Report, report_of
+from cluster.simulator.report import ReplayReport, report_of
 from cluster.traces.trace import MarketChange, Trace, TraceJob
 from remora.spec.worker_sizes import WorkerSizes
 from service.queue.admission import admit
@@ -386,5 +386,5 @@ def limited(one: TraceJob, random: Random) -> TraceJob:
     )
 
 
-def without_looks(report: Report) -> Report:
+def without_looks(report: ReplayReport) -> ReplayReport:
     return replace(report, looks=0, refused=0)
