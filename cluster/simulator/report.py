@@ -1,4 +1,4 @@
-"""What a replay was like, in numbers: money in USD, times in seconds."""
+"""The results of a replay in numbers: money in USD, times in seconds."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cluster.simulator.replay import Replay
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayReport:
-    """One trace under one set of policies."""
+    """Results of one trace under one set of policies."""
 
     jobs: int
     #: Jobs that did all of their work.
     succeeded: int
-    #: Jobs that no node of the pools can carry, that were lost too often, spent their budget, or that nothing came for.
+    #: Jobs that fit on no node of the pools, were lost too often, spent their budget, or never got their nodes.
     failed: int
-    #: Those of the failed that never began.
+    #: Failed jobs that never started.
     never_ran: int
     cost_usd: float
     spot_usd: float
@@ -55,7 +55,7 @@ class ReplayReport:
     useful_s: float
     lost_s: float
     stalled_s: float
-    #: Times that the planner looked; where its answer is known, it is not asked.
+    #: Times that a plan was due; where it is known to be empty, the planner is not called.
     looks: int
 
 

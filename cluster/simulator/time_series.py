@@ -1,4 +1,4 @@
-"""The series of a replay in even steps of time: how many nodes there were, and how many jobs waited."""
+"""Time series of a replay in even steps: how many nodes there were, and how many jobs waited."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cluster.policies.offerings import CapacityType
 from cluster.simulator.replay import Replay
 
-#: Steps that a series has.
+#: Steps of a time series.
 STEPS = 240
 
 
@@ -23,7 +23,7 @@ class TimeSeries:
 
 
 def time_series_of(replay: Replay, until_s: float) -> TimeSeries:
-    """The series of a replay that has run, until a time that may be after its end."""
+    """The time series of a replay that has run, until a time that may be after its end."""
     step_s = max(until_s, 1.0) / STEPS
     lives: dict[CapacityType, list[tuple[float, float]]] = {one: [] for one in CapacityType}
     for node in replay.fleet.every:

@@ -135,4 +135,4 @@ def test_an_image_may_say_how_many_gpus_are_looked_for(
     monkeypatch: pytest.MonkeyPatch, told: str, gpus: int | None
 ) -> None:
     monkeypatch.setenv("REMORA_GPUS", told)
-    assert node_main._place().gpus == gpus
+    assert node_main._runtime().gpus == gpus

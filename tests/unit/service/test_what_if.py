@@ -17,7 +17,7 @@ from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
 from cluster.scheduling.installed_rules import load_rules
 from cluster.scheduling.planner import plan
-from cluster.simulator.ports import Assumptions, FreeRoom
+from cluster.simulator.ports import Assumptions, FreeCapacity
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.generator import Cluster, Wish, generated
@@ -72,8 +72,8 @@ def test_turns_and_starts_are_those_of_the_queue(seed: int) -> None:
     # what an attempt claims, and what it has taken of the rooms already, are the same to admission
     rooms = [Room(f"n{number}", "gpu", {"CPU": 16.0, "GPU": 4.0}) for number in range(5)]
     claim = random.randint(0, 4)
-    taken = [FreeRoom("n0", "gpu", {"CPU": 16.0 - claim, "GPU": 4.0 - claim})]
-    taken += [FreeRoom(room.node_id, "gpu", room.resources) for room in rooms[1:]]
+    taken = [FreeCapacity("n0", "gpu", {"CPU": 16.0 - claim, "GPU": 4.0 - claim})]
+    taken += [FreeCapacity(room.node_id, "gpu", room.resources) for room in rooms[1:]]
     sizes = [PoolSize("gpu", 8, {"CPU": 16.0, "GPU": 4.0})]
     claims = [Claim(WorkerSizes(claim, claim), {"CPU": 1.0, "GPU": 1.0})]
     decided = admit([row_of(job) for job in in_turn], claims, rooms, sizes)
@@ -243,7 +243,7 @@ def _wanted(job: TraceJob, hurry: int) -> TraceJob:
 class AlwaysAsking(Replay):
     """Asks the planner at every look, also when its answer is known."""
 
-    def _is_at_rest(self, now: float) -> bool:
+    def _is_plan_empty(self, now: float) -> bool:
         return False
 
 
