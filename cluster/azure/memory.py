@@ -38,7 +38,7 @@ class Group(StrEnum):
 
 
 @dataclass
-class Wish:
+class RequestedMachine:
     """A machine that was asked for, as long as it is expected to be listed."""
 
     request: NodeRequest
@@ -64,7 +64,7 @@ class Memory:
     """All of it; times are seconds since 1970."""
 
     #: By machine name.
-    wishes: dict[str, Wish] = field(default_factory=dict)
+    requested: dict[str, RequestedMachine] = field(default_factory=dict)
     #: Nodes seen in the last look, by machine name.
     nodes: dict[str, ProvidedNode] = field(default_factory=dict)
     #: Azure's own ids of the machines seen in the last look, by machine name.

@@ -32,7 +32,7 @@ from cluster.azure.body import (
 )
 from cluster.azure.errors import CloudFailure
 from cluster.azure.event_loop import EventLoopThread
-from cluster.azure.memory import Deletion, Group, Memory, Wish
+from cluster.azure.memory import Deletion, Group, Memory, RequestedMachine
 from cluster.azure.scale_sets.nodes import ScaleSetNodes
 from cluster.azure.settings import AzureSettings
 from cluster.azure.sweep import orphans
@@ -185,30 +185,32 @@ class AzureProvider:
         if name in memory.nodes and name not in memory.deleted:
             return
         # One whose answer was lost is counted already.
-        before = memory.wishes.get(name)
+        before = memory.requested.get(name)
         if before is None:
             await self._asking.check_quota(offering)
         body = machine_body(self._settings, request, offering, self._head, now)
-        wish = Wish(request, offering, now, counted_in=before.counted_in if before is not None else None)
+        requested = RequestedMachine(
+            request, offering, now, counted_in=before.counted_in if before is not None else None
+        )
         try:
-            wish.operation = await self._asking.asked(Group.CREATE, self._arm.put(name, body))
+            requested.operation = await self._asking.asked(Group.CREATE, self._arm.put(name, body))
         except ArmError as error:
             if error.failure.status == 412:
                 # It exists: asked for before, by this process or another one.
-                memory.wishes.setdefault(name, wish)
+                memory.requested.setdefault(name, requested)
                 return
             refused = self._asking.error(error.failure, offering)
             if isinstance(refused, Unanswered):
                 # It may have been taken: the next look asks, and until the quotas are read again it counts.
-                memory.wishes[name] = wish
+                memory.requested[name] = requested
                 if before is None:
-                    wish.counted_in = self._asking.one_more(offering)
+                    requested.counted_in = self._asking.one_more(offering)
             elif isinstance(refused, QuotaExceeded):
                 self._asking.forget_quota()
             raise refused from error
-        memory.wishes[name] = wish
+        memory.requested[name] = requested
         if before is None:
-            wish.counted_in = self._asking.one_more(offering)
+            requested.counted_in = self._asking.one_more(offering)
 
     async def _change(self, work: Coroutine[Any, Any, None]) -> None:
         """Do what makes every list of before, and of meanwhile, an old one."""
@@ -240,7 +242,7 @@ class AzureProvider:
             self._forget(now)
             missing = [
                 name
-                for name in {**self._memory.nodes, **self._memory.wishes}
+                for name in {**self._memory.nodes, **self._memory.requested}
                 if name not in ours and name not in self._memory.deleted
             ]
             found = await gathered(
@@ -254,11 +256,13 @@ class AzureProvider:
         await self._learn_failures([one for one in shown.values() if one.state in ("Failed", "Canceled")])
         # Names that Azure writes in another case are still ours.
         self._memory.nodes = {name: self._node(one) for name, one in shown.items()}
-        for name, wish in self._memory.wishes.items():
+        for name, requested in self._memory.requested.items():
             if name not in ours:
                 # Else it would keep its own place from whoever asks for it again.
-                self._asking.one_less(wish.offering, wish.counted_in)
-        self._memory.wishes = {n: wish for n, wish in self._memory.wishes.items() if n in shown}
+                self._asking.one_less(requested.offering, requested.counted_in)
+        self._memory.requested = {
+            n: requested for n, requested in self._memory.requested.items() if n in shown
+        }
         self._memory.refusals = {n: one for n, one in self._memory.refusals.items() if n in shown}
         joined = await self._sets.look()
         await self._sweep_when_due(now)
@@ -275,12 +279,12 @@ class AzureProvider:
         except ArmError as error:
             raise self._asking.error(error.failure, None) from error
         self._memory.deleted[name] = Deletion(self._clock(), self._memory.vm_ids.get(name, ""))
-        self._memory.wishes.pop(name, None)
+        self._memory.requested.pop(name, None)
         self._memory.nodes.pop(name, None)
 
     async def _simulate_eviction(self, node_id: str) -> None:
         name = machine_name(self._settings.cluster, node_id)
-        instance = self._sets.place_of(node_id)
+        instance = self._sets.instance_key_of(node_id)
         try:
             if instance is not None:
                 await self._asking.asked(Group.EVICT, self._arm.sets.simulate_eviction(*instance))
@@ -316,17 +320,21 @@ class AzureProvider:
                     self._asking.forget_quota()
 
     async def _reason_of(self, machine: SeenMachine) -> CloudFailure | None:
-        wish = self._memory.wishes.get(machine.name)
-        asked = [self._arm.operation_failure(wish.operation)] if wish is not None and wish.operation else []
+        requested = self._memory.requested.get(machine.name)
+        asked = (
+            [self._arm.operation_failure(requested.operation)]
+            if requested is not None and requested.operation
+            else []
+        )
         return await self._asking.first_told(machine.name, [*asked, self._arm.machine_failure(machine.name)])
 
     def _node_id(self, machine: SeenMachine) -> str | None:
         """The node that a machine is; None: it is not this cluster's."""
-        known, wish = self._memory.nodes.get(machine.name), self._memory.wishes.get(machine.name)
+        known, requested = self._memory.nodes.get(machine.name), self._memory.requested.get(machine.name)
         if known is not None:
             return known.node_id
-        if wish is not None:
-            return wish.request.node_id
+        if requested is not None:
+            return requested.request.node_id
         return node_of(self._settings.cluster, machine.name, machine.tags)
 
     def _note_strangers(self, others: Sequence[SeenMachine]) -> None:
@@ -381,7 +389,7 @@ class AzureProvider:
             # After the parts: a machine that is made meanwhile is in the list by then.
             machines = await self._asking.asked(Group.MACHINES, self._arm.machines())
             made = {one.name for one in machines if one.state in ("Succeeded", "Failed", "Canceled")}
-            being_made = {*(one.name for one in machines), *self._memory.wishes} - made
+            being_made = {*(one.name for one in machines), *self._memory.requested} - made
             left, self._memory.alone = orphans(
                 self._settings.cluster, resources, being_made, self._memory.alone, now
             )

@@ -60,7 +60,7 @@ class LocalProvider:
         """
         flags = join_flags(request, self._ray_address)
 
-        def start(wish: MachineRecord, record: Path, log: Path) -> None:
+        def start(planned: MachineRecord, record: Path, log: Path) -> None:
             fault, faults = take_fault(self._folders.faults)
             if fault is LocalFault.REFUSE:
                 raise InsufficientCapacity(
@@ -68,7 +68,7 @@ class LocalProvider:
                     offering=request.offering or request.pool,
                     until=self._clock() + REFUSED_S,
                 )
-            machine.start(self._folders.home, wish, record, log, flags, fault, faults.late_s)
+            machine.start(self._folders.home, planned, record, log, flags, fault, faults.late_s)
 
         self._make(request.node_id, request.pool, start)
 
@@ -80,9 +80,9 @@ class LocalProvider:
         Raises what `create` raises, and what `prepare` does.
         """
 
-        def start(wish: MachineRecord, record: Path, log: Path) -> None:
-            first = prepare(wish)
-            machine.boot(wish, record, log, first.command, **first.variables)
+        def start(planned: MachineRecord, record: Path, log: Path) -> None:
+            first = prepare(planned)
+            machine.boot(planned, record, log, first.command, **first.variables)
 
         self._make(machine_id, "", start)
 
@@ -102,7 +102,7 @@ class LocalProvider:
                     offering=pool,
                     until=self._clock() + REFUSED_S,
                 )
-            wish = MachineRecord(
+            planned = MachineRecord(
                 id=machine_id,
                 mark=self._folders.mark_of(machine_id),
                 pool=pool,
@@ -112,7 +112,7 @@ class LocalProvider:
                 temporary=str(self._folders.temporary_of(machine_id)),
                 cgroup=_text(self._folders.cgroup_of(machine_id)),
             )
-            start(wish, record, self.log(machine_id))
+            start(planned, record, self.log(machine_id))
 
     def list(self) -> list[ProvidedNode]:
         """Every node that was created and not deleted, in order of creation; dead ones say why they died.

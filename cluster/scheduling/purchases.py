@@ -324,12 +324,12 @@ def _words(offering: Offering) -> str:
 
 def _rule(policy: PoolPolicy, job: JobDemand | None) -> tuple[CapacityRule, bool]:
     """The rule that holds for the job in the pool, and whether the two exclude each other."""
-    wish = None if job is None else job.capacity
+    job_rule = None if job is None else job.capacity
     pools = policy.capacity
-    if wish is None or wish is pools or wish is CapacityRule.PREFER_SPOT:
+    if job_rule is None or job_rule is pools or job_rule is CapacityRule.PREFER_SPOT:
         return pools, False
-    if wish is CapacityRule.MIXED:
+    if job_rule is CapacityRule.MIXED:
         # Both capacity types are needed for a core and a fringe.
         both = pools in (CapacityRule.MIXED, CapacityRule.PREFER_SPOT)
         return (CapacityRule.MIXED if both else pools), False
-    return wish, {wish, pools} == {CapacityRule.SPOT, CapacityRule.ON_DEMAND}
+    return job_rule, {job_rule, pools} == {CapacityRule.SPOT, CapacityRule.ON_DEMAND}

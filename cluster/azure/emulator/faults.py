@@ -1,4 +1,4 @@
-"""Knobs: what shall go wrong, where, and how often; every one counts how often it did."""
+"""Faults to inject: what goes wrong, at which request, and how often; each counts how often it fired."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class FaultPoint(StrEnum):
-    """Where a request can meet a fault."""
+    """The requests, or parts of them, at which a fault can be injected."""
 
     CREATE = "create"
     #: After a create was accepted: its operation fails and leaves the machine behind.
@@ -54,7 +54,7 @@ class Effect(StrEnum):
 
 
 class EmulatorFault(BaseModel):
-    """One thing that goes wrong."""
+    """One fault to inject."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -65,7 +65,7 @@ class EmulatorFault(BaseModel):
     message: str = "An internal error occurred."
     #: Seconds of the Retry-After header; None sends none.
     retry_after: float | None = None
-    #: What is answered with the status, as it stands, instead of the document of an error.
+    #: The answer's body, verbatim, instead of the document of an error.
     body: str | None = None
     #: How often it happens; 0: for ever.
     times: int = Field(default=1, ge=0)
@@ -77,7 +77,7 @@ class EmulatorFault(BaseModel):
     fired: int = 0
 
     def fits(self, at: FaultPoint, facts: dict[str, Any]) -> bool:
-        """True when it happens to this request."""
+        """True when it fires at this request."""
         wanted = {
             name: value for name in ("size", "zone", "page") if (value := getattr(self, name)) is not None
         }
@@ -86,13 +86,13 @@ class EmulatorFault(BaseModel):
 
 
 class EmulatorFaults:
-    """All knobs that were turned, the oldest first."""
+    """All faults that are set, the oldest first."""
 
     def __init__(self) -> None:
         self.all: list[EmulatorFault] = []
 
     def take(self, at: FaultPoint, **facts: Any) -> EmulatorFault | None:
-        """The first fault that this request meets, counted; `facts` are its size, zone and page, where it has any."""
+        """The first fault that fires at this request, counted; `facts` are its size, zone and page, if it has any."""
         for fault in self.all:
             if fault.fits(at, facts):
                 fault.fired += 1

@@ -227,7 +227,7 @@ class MetadataServer:
                 event.is_started = True
                 self._machines[event.machine].incarnation += 1
 
-    # --- the control door
+    # --- the control API
 
     async def _control_announce(self, request: Request) -> Response:
         machine = request.path_params["machine"]

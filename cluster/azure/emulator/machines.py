@@ -59,12 +59,12 @@ class LocalMachines:
         service = _service(started_service(start_up))
         with self._lock:
             self._running.add(machine.name)
-        self._provider.boot(machine.name, lambda place: self._boot(machine, start_up, service, place))
+        self._provider.boot(machine.name, lambda record: self._boot(machine, start_up, service, record))
 
     def _boot(
-        self, machine: EmulatedMachine, start_up: StartUp, service: Service, place: records.MachineRecord
+        self, machine: EmulatedMachine, start_up: StartUp, service: Service, record: records.MachineRecord
     ) -> Boot:
-        root = Path(place.temporary) / "root"
+        root = Path(record.temporary) / "root"
         try:
             _write(root, start_up)
             runtime = root / "run" / service.runtime_folder
@@ -77,7 +77,7 @@ class LocalMachines:
             # What a real one finds at a link-local address, and the folders and the address that it has for itself.
             "AZURE_POD_IDENTITY_AUTHORITY_HOST": self._url(),
             "REMORA_METADATA_URL": metadata_url(self._url(), machine.name),
-            "REMORA_RAY_FLAGS": shlex.join(own_flags(place)),
+            "REMORA_RAY_FLAGS": shlex.join(own_flags(record)),
             # Its GPUs are numbers, which no tool of this host knows of.
             "REMORA_GPUS": "0",
         }

@@ -21,7 +21,7 @@ def metadata_of(cloud: Cloud, clock: Clock) -> MetadataServer:
         tags = machine.body.get("tags", {})
         return {
             "name": machine.name,
-            "vmScaleSetName": machine.place[0] if machine.place is not None else "",
+            "vmScaleSetName": machine.instance_key[0] if machine.instance_key is not None else "",
             "vmSize": machine.size,
             "zone": machine.zone,
             "priority": machine.body["properties"].get("priority", "Regular"),

@@ -28,7 +28,7 @@ MOST_INSTANCES = 100
 
 @dataclass
 class ScaleSet:
-    """One set; its instances are machines of the cloud whose `place` names it."""
+    """One set; its instances are machines of the cloud whose `instance_key` names it."""
 
     name: str
     body: Json
@@ -251,17 +251,19 @@ class EmulatedScaleSets:
         }
         family = size.family or f"standard{size.name}Family"
         name = f"{one.name}_{number}"
-        return EmulatedMachine(name, body, one.custom_data, now, size.vcpus, family, place=(one.name, number))
+        return EmulatedMachine(
+            name, body, one.custom_data, now, size.vcpus, family, instance_key=(one.name, number)
+        )
 
     def _ended(self, machine: EmulatedMachine) -> None:
         """An instance that Azure took back by itself lowers the capacity."""
-        one = self.all.get(machine.place[0].lower()) if machine.place is not None else None
+        one = self.all.get(machine.instance_key[0].lower()) if machine.instance_key is not None else None
         if one is not None and machine.state != DELETING:
             one.capacity = max(0, one.capacity - 1)
             one.version += 1
 
-    def _refused(self, place: FaultPoint, **facts: Any) -> EmulatorFault | None:
-        fault = self._cloud.faults.take(place, **facts)
+    def _refused(self, point: FaultPoint, **facts: Any) -> EmulatorFault | None:
+        fault = self._cloud.faults.take(point, **facts)
         if fault is not None and fault.effect is Effect.REFUSE:
             raise Refused.by(fault)
         return fault
@@ -269,11 +271,11 @@ class EmulatedScaleSets:
 
 def number_of(machine: EmulatedMachine) -> str:
     """Its number within its set."""
-    return machine.place[1] if machine.place is not None else ""
+    return machine.instance_key[1] if machine.instance_key is not None else ""
 
 
 def _is_of(machine: EmulatedMachine, one: ScaleSet) -> bool:
-    return machine.place is not None and machine.place[0] == one.name
+    return machine.instance_key is not None and machine.instance_key[0] == one.name
 
 
 def _zone(one: ScaleSet) -> str:

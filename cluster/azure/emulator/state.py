@@ -76,7 +76,7 @@ class EmulatedMachine:
     #: A fault leaves its network interface and disk behind.
     leaks: bool = False
     #: The scale set that it is an instance of, and its number there.
-    place: tuple[str, str] | None = None
+    instance_key: tuple[str, str] | None = None
     #: Azure may not end it by itself when the capacity of its set is lowered.
     is_protected: bool = False
     #: Version of its document.
@@ -364,7 +364,7 @@ class Cloud:
         self.evictions.pop(machine.name.lower(), None)
         self.wished.pop(machine.name.lower(), None)
         self.used_s[machine.capacity] += now - machine.created_at
-        if machine.place is None:
+        if machine.instance_key is None:
             self._detach(machine)
         for end in self.on_end:
             end(machine)

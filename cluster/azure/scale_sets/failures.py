@@ -39,14 +39,14 @@ class SetFailures:
 
     async def of_instance(self, seen: SeenSet, instance: SeenInstance) -> ProviderError | None:
         """Why an instance that failed did so, None when that cannot be found out now."""
-        place = (seen.name, instance.id)
-        if place not in self._memory.failures:
-            questions = [self._arm.sets.instance_failure(*place)]
+        key = (seen.name, instance.id)
+        if key not in self._memory.failures:
+            questions = [self._arm.sets.instance_failure(*key)]
             failure = await self._asking.first_told(instance.node_id or seen.name, questions, _SILENT)
             if failure is None:
                 return None
-            self._memory.failures[place] = self._judged(seen, failure)
-        return self._memory.failures[place]
+            self._memory.failures[key] = self._judged(seen, failure)
+        return self._memory.failures[key]
 
     def _judged(self, seen: SeenSet, failure: CloudFailure) -> ProviderError:
         offering = self._asking.offering(seen.tags.get(OFFERING_TAG))

@@ -53,7 +53,7 @@ EMPTY_S = 600.0
 
 
 @dataclass(frozen=True)
-class _Wish:
+class _RequestedNode:
     """One node that is asked for."""
 
     request: NodeRequest
@@ -85,12 +85,12 @@ class ScaleSetNodes:
         self._lock = asyncio.Lock()
         #: By the last look every instance is some node's and runs, and nobody waits for one.
         self.is_still = False
-        self._joining: Gathering[_Wish, None] = Gathering(self._lock, self._join)
+        self._joining: Gathering[_RequestedNode, None] = Gathering(self._lock, self._join)
         self._leaving: Gathering[str, bool] = Gathering(self._lock, self._delete)
 
-    def place_of(self, node_id: str) -> InstanceKey | None:
+    def instance_key_of(self, node_id: str) -> InstanceKey | None:
         """Set and number of a node's instance, None while it has none and for other nodes."""
-        return self._memory.places.get(node_id)
+        return self._memory.instance_keys.get(node_id)
 
     async def create(self, request: NodeRequest, offering: Offering) -> None:
         """Ask for a node of a fabric domain; returns when Azure has accepted it.  Raises ProviderError.
@@ -99,13 +99,13 @@ class ScaleSetNodes:
         """
         if not offering.has_fabric:
             raise InvalidRequest(f"InfiniBand does not join machines of {offering.size}; choose another size")
-        if request.node_id in self._memory.places or request.node_id in self._memory.waits:
+        if request.node_id in self._memory.instance_keys or request.node_id in self._memory.waits:
             return
         name = set_name(self._settings.cluster, request.fabric or "", offering.id)
         await self._asking.check_quota(offering)
         try:
             with self._asking.on_its_way(offering):
-                await self._joining.ask(name, _Wish(request, offering, round(self._clock(), 3)))
+                await self._joining.ask(name, _RequestedNode(request, offering, round(self._clock(), 3)))
         except ArmError as error:
             refused = self._asking.error(error.failure, offering)
             if isinstance(refused, QuotaExceeded):
@@ -135,15 +135,15 @@ class ScaleSetNodes:
 
     # --- joining
 
-    async def _join(self, name: str, wishes: Sequence[_Wish]) -> list[Exception | None]:
+    async def _join(self, name: str, requested: Sequence[_RequestedNode]) -> list[Exception | None]:
         """Ask for nodes of one set; those that no domain is large enough for are refused."""
         for _ in range(_TRIES):
             found = await self._requests.read(name)
             try:
                 if found is None:
-                    taken = await self._make(name, wishes)
+                    taken = await self._make(name, requested)
                 else:
-                    taken = await self._raise(*found, wishes)
+                    taken = await self._raise(*found, requested)
             except ArmError as error:
                 if error.failure.status == 412:
                     continue
@@ -152,31 +152,31 @@ class ScaleSetNodes:
             self._memory.sets.setdefault(name, set())
             for node_id in taken:
                 self._memory.waits[node_id] = name
-            return [None if one.request.node_id in taken else _too_many(one) for one in wishes]
+            return [None if one.request.node_id in taken else _too_many(one) for one in requested]
         raise ArmError(_busy(f"the scale set {name} is changed by somebody else, too"))
 
-    async def _make(self, name: str, wishes: Sequence[_Wish]) -> set[str]:
+    async def _make(self, name: str, requested: Sequence[_RequestedNode]) -> set[str]:
         """Make a set; which nodes it has taken."""
-        first = wishes[0].request
+        first = requested[0].request
         for other in await self._asking.asked(Group.SETS, self._arm.sets.all()):
             is_same = self._requests.is_ours(other) and other.tags.get(FABRIC_TAG) == first.fabric
             if is_same and other.name.lower() != name and (other.capacity or read_waiting(other.tags)):
                 # Two sets are not joined: machines of another offering have to be gone before.
                 raise ArmError(_busy(f"the fabric domain {first.fabric} still has machines in {other.name}"))
-        joining = [one.waits for one in wishes[:MOST_NODES]]
+        joining = [one.waits for one in requested[:MOST_NODES]]
         # Numbers begin anew: what is known of a former set of this name is wrong.
         self._memory.forget_set(name)
-        body = set_body(self._settings, first, wishes[0].offering, self._head, waiting_tags({}, joining))
+        body = set_body(self._settings, first, requested[0].offering, self._head, waiting_tags({}, joining))
         await self._requests.keep_operation(name, self._arm.sets.put(name, body, len(joining)))
         return {one.node_id for one in joining}
 
     async def _raise(
-        self, seen: SeenSet, instances: Sequence[SeenInstance], wishes: Sequence[_Wish]
+        self, seen: SeenSet, instances: Sequence[SeenInstance], requested: Sequence[_RequestedNode]
     ) -> set[str]:
         """Add nodes to a set; which ones it has taken."""
         if seen.state == "Deleting":
             raise ArmError(_busy(f"the scale set {seen.name} is being deleted"))
-        joining = [one.waits for one in wishes]
+        joining = [one.waits for one in requested]
         gone = self._memory.not_waiting(seen, instances)
         decision = decide(seen, instances, joining=joining, leaving=gone)
         if decision.nodes > MOST_NODES:
@@ -185,7 +185,7 @@ class ScaleSetNodes:
             decision = decide(seen, instances, joining=joining, leaving=gone)
         taken = {one.node_id for one in joining}
         await self._refuse_now(seen, decision)
-        body = set_body(self._settings, wishes[0].request, wishes[0].offering, self._head, {})
+        body = set_body(self._settings, requested[0].request, requested[0].offering, self._head, {})
         if seen.tags.get(MODEL_TAG) == body["tags"][MODEL_TAG]:
             await self._requests.write(seen, decision)
             return taken
@@ -231,7 +231,7 @@ class ScaleSetNodes:
         nodes = [_waiting_node(seen, one) for one in decision.waiting]
         for instance in instances:
             if instance.node_id is not None and memory.is_shown(seen.name, instance):
-                memory.places[instance.node_id] = (seen.name, instance.id)
+                memory.instance_keys[instance.node_id] = (seen.name, instance.id)
                 nodes.append(await self._node(seen, instance))
         return nodes
 
@@ -267,8 +267,8 @@ class ScaleSetNodes:
     # --- acting
 
     def _set_of(self, node_id: str) -> str | None:
-        place = self._memory.places.get(node_id)
-        return self._memory.waits.get(node_id, place[0] if place is not None else None)
+        key = self._memory.instance_keys.get(node_id)
+        return self._memory.waits.get(node_id, key[0] if key is not None else None)
 
     async def _delete(self, _: str, node_ids: Sequence[str]) -> list[bool | Exception]:
         """End nodes, those of each set together; whether each is in a fabric domain, or why it cannot be ended."""
@@ -294,15 +294,17 @@ class ScaleSetNodes:
 
     async def _delete_from(self, name: str, node_ids: Collection[str]) -> None:
         memory = self._memory
-        places = {one: memory.places[one] for one in node_ids if one in memory.places}
+        instance_keys = {one: memory.instance_keys[one] for one in node_ids if one in memory.instance_keys}
         waiting = {one for one in node_ids if one in memory.waits}
         if waiting:
             # First: a name that waits longer than its machine lives would be given another one.
-            places |= await self._leave(name, waiting)
-        for where in {where for where, _ in places.values()}:
-            await self._requests.end(where, sorted({number for at, number in places.values() if at == where}))
+            instance_keys |= await self._leave(name, waiting)
+        for where in {where for where, _ in instance_keys.values()}:
+            await self._requests.end(
+                where, sorted({number for at, number in instance_keys.values() if at == where})
+            )
         for node_id in node_ids:
-            memory.places.pop(node_id, None)
+            memory.instance_keys.pop(node_id, None)
 
     async def _leave(self, name: str, node_ids: Collection[str]) -> dict[str, InstanceKey]:
         """Take names of nodes out of the set's document; where the instances are that they have got meanwhile."""
@@ -369,8 +371,8 @@ def _is_still(seen: SeenSet, instances: Sequence[SeenInstance]) -> bool:
     return seen.state == "Succeeded" and runs and not read_waiting(seen.tags)
 
 
-def _too_many(wish: _Wish) -> InvalidRequest:
-    said = f"the fabric domain {wish.request.fabric} has no room for one more node, {MOST_NODES} is the most"
+def _too_many(requested: _RequestedNode) -> InvalidRequest:
+    said = f"the fabric domain {requested.request.fabric} has no room for one more node, {MOST_NODES} is the most"
     return InvalidRequest(said)
 
 

@@ -161,7 +161,7 @@ class TestTheService:
         assert after["Events"] == before["Events"] == []
         assert before["DocumentIncarnation"] < begun["DocumentIncarnation"] < after["DocumentIncarnation"]
 
-    def test_has_a_control_door(self, url: str) -> None:
+    def test_has_a_control_api(self, url: str) -> None:
         control = f"{url}/control"
         made = httpx2.post(f"{control}/machines/w1/events", json={"type": "Freeze"}, trust_env=False)
         place = f"{control}/events/{made.json()['EventId']}"

@@ -20,7 +20,7 @@ from cluster.scheduling.planner import plan
 from cluster.simulator.ports import Assumptions, FreeCapacity
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
-from cluster.traces.generator import Cluster, Wish, generated
+from cluster.traces.generator import Cluster, GeneratorOptions, generated
 from cluster.traces.trace import MarketChange, Trace, TraceJob
 from remora.spec.worker_sizes import WorkerSizes
 from service.queue.admission import Claim, PoolSize, admit
@@ -56,8 +56,8 @@ def policies(rule: CapacityRule, **fields: Any) -> Policies:
 
 
 def a_trace(seed: int, jobs: int = 25, quotas: Mapping[str, int] | None = None) -> Trace:
-    wish = Wish(seed=seed, jobs=jobs, span_s=600.0 * jobs, cluster=SMALL, most_gpus=16)
-    return replace(generated(wish, OFFERINGS, spot_nodes=4), quotas=quotas or {})
+    options = GeneratorOptions(seed=seed, jobs=jobs, span_s=600.0 * jobs, cluster=SMALL, most_gpus=16)
+    return replace(generated(options, OFFERINGS, spot_nodes=4), quotas=quotas or {})
 
 
 @settings(max_examples=40, deadline=None)
