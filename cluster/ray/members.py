@@ -39,7 +39,7 @@ class MemberNode:
     def leaves(self) -> str | None:
         """While draining, or once it has left: why, as its agent says; None without one."""
         has_to_go = self.is_draining or not self.is_alive
-        return self.agent.beat.leaves if has_to_go and self.agent is not None else None
+        return self.agent.heartbeat.leaves if has_to_go and self.agent is not None else None
 
 
 def is_given_away(brings: Mapping[str, float], free: Mapping[str, float] | None) -> bool:

@@ -19,7 +19,7 @@ from cluster.ray.members import MemberNode, chosen, doubtful, is_given_away
 
 #: Label that says which of our nodes a Ray node is.
 NODE_LABEL = "remora-node"
-#: Namespace and beginning of the keys under which agents tell how their machines are, as `agent/beats.py` writes it.
+#: Namespace and beginning of the keys of the agents' heartbeats in Ray's internal KV, as `agent/gcs.py` writes them.
 BEAT_NAMESPACE = b"remora"
 BEAT_PREFIX = b"agent:"
 #: Seconds for a question to the head that goes beyond its usual ones.
@@ -87,9 +87,9 @@ class RayMembership:
         # What agents say is no reason to see no nodes: where they cannot be asked about, what was heard last holds.
         with contextlib.suppress(Exception):
             # Who has left says nothing new, but may have said why between the last look and its end.
-            beats = _beats(members.keys() - (gone & self._last_words.keys()))
+            heartbeats = _heartbeats(members.keys() - (gone & self._last_words.keys()))
             now = self._clock()
-            heard = listen(self._heard, beats, now - self._looked_at)
+            heard = listen(self._heard, heartbeats, now - self._looked_at)
             self._looked_at = now
             self._last_words = {
                 node_id: self._last_words.get(node_id) or heard.get(node_id) for node_id in gone
@@ -124,10 +124,10 @@ def began_at(gcs: GcsClient) -> dict[str, float]:
     return {ray_node_id.hex(): node.start_time_ms / 1000 for ray_node_id, node in told.items()}
 
 
-def _beats(node_ids: Iterable[str]) -> dict[str, Heartbeat]:
+def _heartbeats(node_ids: Iterable[str]) -> dict[str, Heartbeat]:
     """The newest sign of life of each agent, in one question; without those that never gave one that can be read."""
     keys = {BEAT_PREFIX + node_id.encode(): node_id for node_id in node_ids}
     told = internal_kv.internal_kv_get_gcs_client().internal_kv_multi_get(
         list(keys), namespace=BEAT_NAMESPACE, timeout=_TIMEOUT_S
     )
-    return {keys[key]: beat for key, text in told.items() if (beat := read(text)) is not None}
+    return {keys[key]: heartbeat for key, text in told.items() if (heartbeat := read(text)) is not None}

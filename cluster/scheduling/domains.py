@@ -26,7 +26,7 @@ class Domains:
         # Nodes that go are in their domain until they are gone.
         return Counter(node.fabric for node in self._there if node.fabric is not None and node.is_paid)
 
-    def room(self, name: str) -> int:
+    def nodes_left(self, name: str) -> int:
         """Nodes that may still be launched into the domain."""
         return max(0, FABRIC_NODES - self._nodes[name])
 
@@ -45,7 +45,7 @@ class Domains:
         letters = sha256(f"{pool} {offering.id}".encode()).hexdigest()[:8]
         first = name = f"{pool[:POOL_LETTERS]}-own-{letters}"
         number = 1
-        while not self.room(name):
+        while not self.nodes_left(name):
             number += 1
             name = f"{first}-{number}"
         self.add(name)

@@ -285,7 +285,7 @@ class Space:
         worker, is_first = shape.worker, tier.seen < 0
         new = [bin_ for bin_ in bins[max(0, tier.seen) :] if slots(bin_.free, worker) > 0]
         if is_first and bins is self._worked:
-            new = [*self._with_room(worker), *new]
+            new = [*self._fitting_at_work(worker), *new]
         new = [bin_ for bin_ in new if suits(shape.example, shape.pools, bin_)]
         if is_first and len(shape.pools) > 1:
             preference = {name: at for at, name in enumerate(shape.pools)}
@@ -293,15 +293,15 @@ class Space:
         tier.bins.extend(new)
         tier.seen = len(bins)
 
-    def _with_room(self, worker: Resources) -> Iterator[Bin]:
+    def _fitting_at_work(self, worker: Resources) -> Iterator[Bin]:
         """Nodes that work and have room for one more such worker."""
         names = frozenset(name for name, amount in worker.items() if amount > 0 and name != "memory")
-        for node in self._with_some(names):
+        for node in self._at_work_with(names):
             bin_ = self._bin_of(node)
             if slots(bin_.free, worker) > 0:
                 yield bin_
 
-    def _with_some(self, names: frozenset[str]) -> list[NodeView]:
+    def _at_work_with(self, names: frozenset[str]) -> list[NodeView]:
         """Nodes that work and have something left of each resource, or do not say what is left, as they are filled.
 
         Most are full by far.  What the plan puts on a node only makes it fuller, so that those need no bin.

@@ -18,7 +18,7 @@ Rule = Callable[[ClusterView, Launch], str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sifted:
+class CheckedLaunches:
     """The launches that are left, and what is told of the others."""
 
     launches: list[Launch]
@@ -27,7 +27,7 @@ class Sifted:
     later: dict[str | None, str]
 
 
-def within_pace(context: PlanningContext, launches: Iterable[Launch]) -> Sifted:
+def within_pace(context: PlanningContext, launches: Iterable[Launch]) -> CheckedLaunches:
     """The launches that a pool's pace, its failures and its maintenance leave for now."""
     later: dict[str | None, str] = {}
     by_pool: dict[str, list[Launch]] = defaultdict(list)
@@ -43,7 +43,7 @@ def within_pace(context: PlanningContext, launches: Iterable[Launch]) -> Sifted:
             waits.append(Wait(pool=pool, reason=reason))
         for launch in mine[number:]:
             later.setdefault(launch.job_id, why)
-    return Sifted(launches=allowed, waits=waits, later=later)
+    return CheckedLaunches(launches=allowed, waits=waits, later=later)
 
 
 def _allowance(context: PlanningContext, pool: str) -> tuple[int, str]:
@@ -92,19 +92,21 @@ def veto(
     return None
 
 
-def past_rules(view: ClusterView, launches: Iterable[Launch], rules: Sequence[tuple[str, Rule]]) -> Sifted:
+def allowed_by_rules(
+    view: ClusterView, launches: Iterable[Launch], rules: Sequence[tuple[str, Rule]]
+) -> CheckedLaunches:
     """The launches that no rule of the site refuses; a rule that fails is passed over, and said to be."""
-    heard: list[Launch] = []
+    accepted: list[Launch] = []
     later: dict[str | None, str] = {}
     waits: dict[Wait, None] = {}
     for launch in launches:
         refusal, reasons = _asked(view, launch, rules)
         waits.update(dict.fromkeys(Wait(pool=launch.pool, reason=reason) for reason in reasons))
         if refusal is None:
-            heard.append(launch)
+            accepted.append(launch)
         else:
             later.setdefault(launch.job_id, refusal.reason)
-    return Sifted(launches=heard, waits=list(waits), later=later)
+    return CheckedLaunches(launches=accepted, waits=list(waits), later=later)
 
 
 def _asked(

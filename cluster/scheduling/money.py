@@ -52,7 +52,7 @@ class Money:
 
 
 @dataclass(frozen=True)
-class _Purse:
+class _PeriodBudget:
     """One of the two budgets."""
 
     period: str
@@ -64,13 +64,13 @@ class _Purse:
         return f"{self.spent:.2f} of {self.limit:.2f} USD of the {self.period} are spent"
 
 
-def _purses(view: ClusterView, policies: Policies) -> list[_Purse]:
+def _period_budgets(view: ClusterView, policies: Policies) -> list[_PeriodBudget]:
     budget = policies.budget
     both = (
         ("day", view.spent.today, budget.usd_per_day),
         ("month", view.spent.this_month, budget.usd_per_month),
     )
-    return [_Purse(period, spent, limit) for period, spent, limit in both if limit is not None]
+    return [_PeriodBudget(period, spent, limit) for period, spent, limit in both if limit is not None]
 
 
 def leaving_time_s(policies: Policies) -> float:
@@ -84,8 +84,8 @@ def money_of(view: ClusterView, policies: Policies, offerings: Mapping[str, Offe
     What the nodes will cost until they can be gone counts as spent before the last step, so that the budget is kept
     and not merely noticed.
     """
-    purses = _purses(view, policies)
-    if not purses:
+    budgets = _period_budgets(view, policies)
+    if not budgets:
         return Money(step=None, words="", rate_left=float("inf"))
     rate = sum(
         offerings[node.offering].price_per_hour
@@ -95,18 +95,18 @@ def money_of(view: ClusterView, policies: Policies, offerings: Mapping[str, Offe
     leaving_s = leaving_time_s(policies)
     step, period = view.budget_step, "day"
     words = (
-        " and ".join(purse.words for purse in purses)
+        " and ".join(budget.words for budget in budgets)
         + ", and the step that was reached holds until the day ends"
     )
     for candidate in STEPS:
         part = policies.budget.steps.get(candidate, 1.0)
         ahead = rate * leaving_s / 3600.0 if candidate is BudgetStep.PAUSE else 0.0
-        for purse in purses:
+        for budget in budgets:
             is_further = step is None or STEPS.index(candidate) >= STEPS.index(step)
-            if is_further and purse.spent + ahead >= part * purse.limit:
-                step, words, period = candidate, purse.words, purse.period
+            if is_further and budget.spent + ahead >= part * budget.limit:
+                step, words, period = candidate, budget.words, budget.period
     end = policies.budget.steps.get(BudgetStep.PAUSE, 1.0)
-    rate_left = min((end * p.limit - p.spent) * 3600.0 / (leaving_s + STAY_S) - rate for p in purses)
+    rate_left = min((end * p.limit - p.spent) * 3600.0 / (leaving_s + STAY_S) - rate for p in budgets)
     return Money(
         step=step,
         words=words if step else "",
@@ -135,6 +135,6 @@ def end_of(period: str, now: float) -> float:
 
 def step_reached(view: ClusterView, policies: Policies) -> BudgetStep | None:
     """The furthest step of the budget in this view, which holds from then on whether or not anybody is told of it."""
-    if not _purses(view, policies):
+    if not _period_budgets(view, policies):
         return None
     return money_of(view, policies, {offering.id: offering for offering in view.offerings}).step

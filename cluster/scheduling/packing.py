@@ -51,7 +51,7 @@ class Packing:
         #: Jobs that may not have their smallest group, whatever there is.
         self._refused: set[str] = set()
         #: By shape and domain: bins looked through, those of them with room for a worker, and whether any suits.
-        self._roomy: dict[object, dict[str, tuple[int, list[Bin], bool]]] = {}
+        self._bins_with_space: dict[object, dict[str, tuple[int, list[Bin], bool]]] = {}
 
     def pack(self) -> Packed:
         """Room for all jobs in the order of their turns."""
@@ -321,7 +321,7 @@ class Packing:
         """Domains that it may use, in the order in which admission takes them: its own, then the best fit."""
         own = [bin_.fabric for bin_ in self._space.own_of(job) if bin_.fabric is not None]
         room: dict[str, int] = {}
-        known = self._roomy.setdefault(job.shape, {})
+        known = self._bins_with_space.setdefault(job.shape, {})
         for name, bins in self._space.domains.items():
             # What has no room for one worker never has it again within a plan.
             seen, roomy, is_suited = known.get(name, (0, [], False))
@@ -354,7 +354,7 @@ class Packing:
         offering = bins[0].offering
         quote = Quote(workers_short=left)
         if offering is not None and bins[0].pool in self._context.policies.pools:
-            nodes = self._domains.room(name)
+            nodes = self._domains.nodes_left(name)
             ask = self._ask(job, bins[0].pool, left)._replace(offering=offering.id, nodes=nodes)
             quote = self._buy(ask)
         return found, [(bins[0].pool, lot, name) for lot in quote.lots], quote

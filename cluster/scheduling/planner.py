@@ -20,7 +20,7 @@ from cluster.scheduling.domains import Domains
 from cluster.scheduling.exchange import hand_over, move_off_spot, replacements, why_they_stay
 from cluster.scheduling.free_capacity import Space
 from cluster.scheduling.health import end_of
-from cluster.scheduling.launch_checks import Rule, past_rules, within_pace
+from cluster.scheduling.launch_checks import Rule, allowed_by_rules, within_pace
 from cluster.scheduling.money import MEANING
 from cluster.scheduling.packing import Packed, Packing
 from cluster.scheduling.purchases import Ask, Purchases, why_closed
@@ -60,19 +60,19 @@ def plan(
     hand_over(context, returns, before)
     packed, launches, short = _filled(context, returns, before)
     paced = within_pace(context, launches)
-    heard = past_rules(view, paced.launches, rules)
+    accepted = allowed_by_rules(view, paced.launches, rules)
     return (
         *ends,
         *returns.actions,
-        *heard.launches,
+        *accepted.launches,
         *_notices(context),
         *paced.waits,
-        *heard.waits,
+        *accepted.waits,
         *returns.waits,
         *short,
         *_closed(context),
         *(why_they_stay(context, returns, before) if tells_jobs else ()),
-        *(_waits(context, packed, heard.launches, heard.later | paced.later) if tells_jobs else ()),
+        *(_waits(context, packed, accepted.launches, accepted.later | paced.later) if tells_jobs else ()),
     )
 
 
@@ -215,13 +215,13 @@ def _notices(context: PlanningContext) -> list[Notice]:
 
 
 def _waits(
-    context: PlanningContext, packed: Packed, heard: Sequence[Launch], later: Mapping[str | None, str]
+    context: PlanningContext, packed: Packed, accepted: Sequence[Launch], later: Mapping[str | None, str]
 ) -> list[Wait]:
-    """Why each job has not all that it can use; `later` says why launches for it are not among those `heard`."""
+    """Why each job has not all that it can use; `later` says why launches for it are not among those `accepted`."""
     waits: list[Wait] = []
-    launched = Counter(launch.job_id for launch in heard)
+    launched = Counter(launch.job_id for launch in accepted)
     # Of nodes that a pool would have anyway some may be held up as well; nobody is told that those start.
-    starting = sum(node.is_usable and not node.is_member for node in context.view.unwell) + len(heard)
+    starting = sum(node.is_usable and not node.is_member for node in context.view.unwell) + len(accepted)
     reasons = packed.reasons | {job.id: packed.why_behind for job in packed.behind}
     for job in context.view.jobs:
         if (reason := reasons.get(job.id)) is not None:

@@ -282,7 +282,7 @@ class Purchases:
 
     def could_ever(self, job: JobDemand, pools: tuple[str, ...]) -> bool:
         """The job's smallest group would fit if every pool were empty and everything could be had."""
-        rooms = [0]
+        most_per_pool = [0]
         for pool in pools:
             if pool in self._context.limits:
                 policy = self._context.policies.pools[pool]
@@ -295,9 +295,11 @@ class Purchases:
                     bought = [o for o in bought if o.has_fabric]
                 sold = [o for o in bought if job.placement.allows(pool, o.zone, o.capacity)]
                 nodes = self._context.limits[pool].max_nodes
-                rooms.append(most_workers(sold, nodes, job.worker_resources, in_domain=job.needs_fabric))
+                most_per_pool.append(
+                    most_workers(sold, nodes, job.worker_resources, in_domain=job.needs_fabric)
+                )
         # A fabric domain lies in one pool.
-        return (max(rooms) if job.needs_fabric else sum(rooms)) >= job.min_workers
+        return (max(most_per_pool) if job.needs_fabric else sum(most_per_pool)) >= job.min_workers
 
 
 def _hold_core(quote: Quote) -> None:

@@ -205,7 +205,7 @@ class Returns:
                 )
         for node in idle[:surplus]:
             if node.idle_since is None:
-                reason = "nobody needs it any more; it goes once it has been unused for long enough"
+                reason = "it is not needed any more; it goes once it has been unused for long enough"
             elif now - node.idle_since < policy.idle_s:
                 reason = f"it is unused, and goes at {clock(node.idle_since + policy.idle_s)} if it still is"
             elif (until := self._context.limits[pool].maintenance_until) is not None:
@@ -214,6 +214,6 @@ class Returns:
                 reason = f"it is unused, and goes later: at most {policy.shrink_per_minute:g} a minute are returned"
             else:
                 self._left[pool] -= 1
-                self.give_back(node, f"nobody has used it for {now - node.idle_since:.0f} s")
+                self.give_back(node, f"it has been unused for {now - node.idle_since:.0f} s")
                 continue
             self._kept.append(Wait(node_id=node.id, reason=reason))

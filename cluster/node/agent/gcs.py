@@ -63,7 +63,7 @@ def is_empty(address: str, node_id: str, drained_id: str) -> bool | None:
     )
 
 
-def beat(address: str, node_id: str, text: str) -> None:
-    """Leave word of how the machine is."""
+def send_heartbeat(address: str, node_id: str, text: str) -> None:
+    """Store the agent's heartbeat in Ray's internal KV."""
     key = BEAT_PREFIX + node_id.encode()
     _client(address).internal_kv_put(key, text.encode(), True, BEAT_NAMESPACE, timeout=5)

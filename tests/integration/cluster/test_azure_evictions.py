@@ -124,7 +124,7 @@ class Joined:
         until(self.member, "the machine joins")
         client, key = GcsClient(address=head.ray_address), BEAT_PREFIX + node_id.encode()
         until(lambda: client.internal_kv_get(key, BEAT_NAMESPACE), "its agent gives a sign of life")
-        self.beat = json.loads(client.internal_kv_get(key, BEAT_NAMESPACE))
+        self.heartbeat = json.loads(client.internal_kv_get(key, BEAT_NAMESPACE))
 
     def member(self) -> MemberNode | None:
         found = RayMembership().observe().get(self.node_id)
@@ -217,7 +217,7 @@ def test_the_cloud_is_told_that_it_need_not_wait_once_the_work_has_left(
     home: Path, head: MachineRecord, emulator: str, azure: AzureProvider
 ) -> None:
     machine = Joined(azure, emulator, head, home, "node_b")
-    assert machine.beat["problems"] == []
+    assert machine.heartbeat["problems"] == []
     work = begin_work()
     event = Announced(emulator, machine.machine, {"type": "Terminate", "notice_s": 600})
     not_before = parsedate_to_datetime(event.document()["NotBefore"]).timestamp()

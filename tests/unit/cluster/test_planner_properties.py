@@ -331,7 +331,7 @@ def test_the_minimum_is_never_returned(view: ClusterView, rules: Policies) -> No
     actions = plan(view, rules, NOW)
     by_id = {one.id: one for one in view.nodes}
     unused = Counter(
-        by_id[action.node_id].pool for action in of(actions, Drain) if "nobody has used" in action.reason
+        by_id[action.node_id].pool for action in of(actions, Drain) if "has been unused for" in action.reason
     )
     after = done(view, actions, NOW)
     for name, policy in rules.pools.items():
