@@ -1,4 +1,4 @@
-"""What projects may still have, counted while a plan gives their jobs room (pure)."""
+"""The quotas of projects, counted while a plan places their jobs (pure)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cluster.scheduling.view import JobDemand, Spending
 
 
 class Counting:
-    """GPUs that count for each project that operators say something of; all others have whatever there is.
+    """GPUs in use by each project that has a policy; other projects are not limited.
 
-    `held` are the workers of each job by its id, which become more while the plan goes on.
+    `held` are the workers of each job by its id, which the plan increases.
     """
 
     def __init__(self, context: PlanningContext, held: Mapping[str, int]) -> None:
@@ -25,7 +25,7 @@ class Counting:
         self._gpus: defaultdict[str, float] = defaultdict(float)
         #: With how many workers each job counts.
         self._counted: dict[str, int] = {}
-        #: By project, the first of its jobs that waits for its quota: nobody of the project overtakes it.
+        #: By project, the first of its jobs that waits for its quota: no job of the project overtakes it.
         self._first: dict[str, str] = {}
         if self._projects:
             for job in sorted(context.view.jobs, key=attrgetter("turn")):
@@ -34,7 +34,7 @@ class Counting:
                 self.count(job, counted_workers(has, least, most) if job.is_running else has)
 
     def count(self, job: JobDemand, workers: int) -> None:
-        """From now on the job counts with so many workers, if that is more than before."""
+        """From now on the job counts with this number of workers, if that is more than before."""
         if job.project not in self._projects:
             return
         more = workers - self._counted.get(job.id, 0)
@@ -58,7 +58,7 @@ class Counting:
         return max(0, allowed - held), why
 
     def bar(self, job: JobDemand) -> str | None:
-        """Why nothing is bought for the job, while it may use what is there; or None."""
+        """Why nothing is bought for the job, although it may use nodes that exist; or None."""
         policy = self._projects.get(job.project)
         if policy is None:
             return None
@@ -73,7 +73,7 @@ class Counting:
         return never_allowed(job.project, policy, job.worker_resources, job.min_workers)
 
     def wait(self, job: JobDemand) -> None:
-        """Nobody of its project overtakes the job from now on."""
+        """From now on no job of its project overtakes this one."""
         self._first[job.project] = job.id
 
     def ahead_of(self, job: JobDemand) -> str | None:

@@ -1,4 +1,4 @@
-"""Fabric domains while a plan fills them: how many nodes each has, and which one a pool's next node is in (pure)."""
+"""Fabric domains within a plan: how many nodes each has, and in which one a pool's next node is launched (pure)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Domains:
 
     @lazy
     def _nodes(self) -> Counter[str]:
-        # Nodes that go are in their domain until they are gone.
+        # Nodes that leave count until they are gone.
         return Counter(node.fabric for node in self._there if node.fabric is not None and node.is_paid)
 
     def nodes_left(self, name: str) -> int:
@@ -35,7 +35,7 @@ class Domains:
         self._nodes[name] += 1
 
     def add_own(self, pool: str, offering: Offering) -> str | None:
-        """The domain of a node that a pool has for whoever comes; None for machines without InfiniBand.
+        """The domain of a node that a pool keeps for any job; None for machines without InfiniBand.
 
         A job that needs InfiniBand finds such nodes together: they are in the first domain of the pool and the offering
         that is not full.

@@ -1,7 +1,7 @@
 """Back to spot: on-demand nodes that stood in for it are exchanged one at a time (pure).
 
-The spot node comes first where the pool may have one node more; where it may not, the stand-in goes first, and its
-work finds a spot node like any other.
+The spot node is launched first where the pool may have one node more; where it may not, the stand-in is drained first,
+and a spot node is bought for its work like for any other.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Usable = Mapping[str, list[NodeView]]
 
 
 def hand_over(context: PlanningContext, returns: Returns, usable: Usable) -> None:
-    """Drain a stand-in of each pool whose work finds a spot node: one that is there, or one in its own place."""
+    """Drain a stand-in of each pool whose work fits on a spot node: an existing one, or one that replaces it."""
     for pool, policy in context.policies.pools.items():
-        # Nodes are looked through last: most of the time spot is not back, or the pool changes already.
+        # Nodes are checked last: most of the time spot is not back, or the pool changes already.
         if not returns.may_return(pool) or not (back := _back(context, policy, pool)):
             continue
         there = usable.get(pool, [])
@@ -46,9 +46,9 @@ def hand_over(context: PlanningContext, returns: Returns, usable: Usable) -> Non
 
 
 def move_off_spot(context: PlanningContext, returns: Returns, usable: Usable) -> None:
-    """Drain the spot nodes under jobs that may not rely on them any more, once there is room for all of it on demand.
+    """Drain the spot nodes under jobs that may not rely on them any more, once on-demand nodes for them are ready.
 
-    The room is bought where everybody else's is (`Packing`).  Nodes stay on which another job would be made late.
+    Those nodes are bought by `Packing`, like all others.  Nodes stay on which another job would be made late.
     """
     for job_id, workers in context.movers.items():
         job = context.jobs[job_id]
@@ -82,7 +82,7 @@ def replacements(
     usable: Usable,
     launched: set[str],
 ) -> list[Launch]:
-    """A spot node for each pool that has stand-ins, room for one more node, and nothing else on its way."""
+    """A spot node for each pool that has stand-ins, may have one more node, and has nothing else under way."""
     launches: list[Launch] = []
     for pool, policy in context.policies.pools.items():
         if pool in launched or not (back := _back(context, policy, pool)):
@@ -100,7 +100,7 @@ def replacements(
 
 
 def why_they_stay(context: PlanningContext, returns: Returns, usable: Usable) -> list[Wait]:
-    """Why stand-ins that the plan leaves alone are not exchanged now."""
+    """Why stand-ins that stay in this plan are not exchanged now."""
     waits: list[Wait] = []
     for pool, policy in context.policies.pools.items():
         sold = context.sold(pool, CapacityType.SPOT)
@@ -133,7 +133,7 @@ def _spare(context: PlanningContext, nodes: list[NodeView]) -> list[NodeView]:
 def _stand_ins(
     context: PlanningContext, policy: PoolPolicy, nodes: list[NodeView], spots: list[Offering]
 ) -> Iterator[NodeView]:
-    """On-demand nodes that could as well be one of the spots, and have been there for long enough to be worth it."""
+    """On-demand nodes whose work could run on one of the spot offerings, and that exist for long enough."""
     after_s = policy.return_to_spot_s or 0.0
     return (
         node
@@ -157,7 +157,7 @@ def _may_move(context: PlanningContext, job_id: str, pool: str, spots: list[Offe
         return False
     placement = job.placement
     is_welcome = placement is ANYWHERE or any(placement.allows(pool, o.zone, o.capacity) for o in spots)
-    # An exchange costs it a start, and what it goes to may be taken back.
+    # An exchange costs it a start, and its new node may be taken back.
     return is_welcome and context.may_return(job)
 
 
@@ -176,7 +176,7 @@ def _back(context: PlanningContext, policy: PoolPolicy, pool: str) -> list[Offer
 
 
 def _is_on_its_way(context: PlanningContext, pool: str) -> bool:
-    """The pool changes already, or may not: the next exchange waits until it is at rest."""
+    """The pool changes already, or may not: the next exchange waits until the change is complete."""
     if context.limits[pool].maintenance_until is not None:
         return True
     changing = context.view.unwell_of.get(pool, ())

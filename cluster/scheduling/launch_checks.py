@@ -1,4 +1,4 @@
-"""Which of the launches that are wished for are made now: pace, maintenance, failures and the site's rules (pure)."""
+"""Which of the planned launches are made now: pace, maintenance, failures and the site's rules decide (pure)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rule = Callable[[ClusterView, Launch], str | None]
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedLaunches:
-    """The launches that are left, and what is told of the others."""
+    """The launches that are allowed, and the reasons for the others."""
 
     launches: list[Launch]
     waits: list[Wait]
@@ -28,7 +28,7 @@ class CheckedLaunches:
 
 
 def within_pace(context: PlanningContext, launches: Iterable[Launch]) -> CheckedLaunches:
-    """The launches that a pool's pace, its failures and its maintenance leave for now."""
+    """The launches that a pool's pace, its failures and its maintenance allow now."""
     later: dict[str | None, str] = {}
     by_pool: dict[str, list[Launch]] = defaultdict(list)
     for launch in launches:
@@ -47,7 +47,7 @@ def within_pace(context: PlanningContext, launches: Iterable[Launch]) -> Checked
 
 
 def _allowance(context: PlanningContext, pool: str) -> tuple[int, str]:
-    """How many nodes of a pool may be launched now, and what says so."""
+    """How many nodes of a pool may be launched now, and why no more."""
     now, view = context.now, context.view
     policy, until = context.policies.pools[pool], context.limits[pool].maintenance_until
     if until is not None:
@@ -57,7 +57,7 @@ def _allowance(context: PlanningContext, pool: str) -> tuple[int, str]:
         return 0, f"nodes of pool {pool!r} failed at first, the next is tried at {clock(not_before)}"
     number = pace_left(policy.grow_per_minute, [node.created_at for node in view.nodes_of.get(pool, ())], now)
     if not_before > float("-inf"):
-        # One try at a time until one works; a start that is still on its way is that try.
+        # One try at a time until one works; a node that is still starting is that try.
         number = min(number, 0 if trying(view, pool, now) else 1)
         return number, f"nodes of pool {pool!r} failed at first, one is tried at a time"
     return number, f"at most {policy.grow_per_minute:g} a minute are launched"
@@ -78,7 +78,7 @@ def veto(
     rules: Sequence[tuple[str, Rule]],
     failed: Callable[[str, Exception], None],
 ) -> Veto | None:
-    """The first rule that refuses the launch.  One that raises is passed over, after `failed` was told."""
+    """The first rule that refuses the launch.  A rule that raises is skipped, after `failed` was called."""
     for name, rule in rules:
         try:
             said = rule(view, launch)
@@ -95,7 +95,7 @@ def veto(
 def allowed_by_rules(
     view: ClusterView, launches: Iterable[Launch], rules: Sequence[tuple[str, Rule]]
 ) -> CheckedLaunches:
-    """The launches that no rule of the site refuses; a rule that fails is passed over, and said to be."""
+    """The launches that no rule of the site refuses; a rule that fails is skipped, which is reported."""
     accepted: list[Launch] = []
     later: dict[str | None, str] = {}
     waits: dict[Wait, None] = {}
@@ -112,7 +112,7 @@ def allowed_by_rules(
 def _asked(
     view: ClusterView, launch: Launch, rules: Sequence[tuple[str, Rule]]
 ) -> tuple[Veto | None, list[str]]:
-    """What refuses a launch, and all that is to be told about it."""
+    """The rule that refuses a launch, and all that is to be reported about it."""
     told: list[str] = []
 
     def failed(name: str, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""How many nodes a pool may have now, and how quickly it may change (pure)."""
+"""How many nodes a pool may have now, and how many may be launched and returned per minute (pure)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Limits:
 
 
 def limits_of(policy: PoolPolicy, now: float) -> Limits:
-    """The pool's limits with those of its schedules; of two windows that overlap, the one that stands later holds."""
+    """The pool's limits with those of its schedules; where windows overlap, the one listed later wins."""
     least, most, warm = policy.min_nodes, policy.max_nodes, policy.warm_nodes
     for schedule in policy.schedules:
         if ends_at(schedule.window, now) is not None:
@@ -34,7 +34,7 @@ def limits_of(policy: PoolPolicy, now: float) -> Limits:
 
 
 def pace_left(per_minute: float, moments: Iterable[float], now: float) -> int:
-    """How often something may still be done now that was done at these `moments`.
+    """How often an action may be repeated now that was done at these `moments`.
 
     Counted over a minute, or over as long as one of them takes at a pace below one a minute.
     """
@@ -43,7 +43,7 @@ def pace_left(per_minute: float, moments: Iterable[float], now: float) -> int:
 
 
 def next_at(per_minute: float, moments: Iterable[float], now: float) -> float | None:
-    """When `pace_left` lets it be done again that was done at these `moments`; None: now."""
+    """When `pace_left` allows the action again that was done at these `moments`; None: now."""
     counted = sorted(at for at in moments if now - window_of(per_minute) < at <= now)
     allowed = _allowed(per_minute)
     return None if len(counted) < allowed else counted[-allowed] + window_of(per_minute)

@@ -1,10 +1,10 @@
-"""Which nodes to launch, to drain and to end: a pure decision over what is wished for and what is seen.
+"""Which nodes to launch, to drain and to end: a pure function of demand, nodes, offerings and policies.
 
     actions = plan(view, policies, now)
 
-The order of thought: what is of no use goes; then what the budget and the limits of the pools demand; then every job
-is given room, whole groups first, on nodes that are there and on nodes that are bought; then pools get their minimum;
-then what nobody uses is returned.  Everything that is not done has its reason among the actions, as a `Wait`.
+The order: nodes of no use go; then the steps of the budget and the limits of the pools are carried out; then pools get
+their minimum, and every job is placed, whole groups first, on nodes that exist and on nodes that are bought; then
+unused nodes are returned.  Everything that is not done has its reason among the actions, as a `Wait`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cluster.scheduling.view import ClusterView, NodeView
 from cluster.scheduling.words import count
 from remora.states import NodeState
 
-#: How often room is sought in one plan, as what is returned makes room for something else.
+#: How often jobs are placed in one plan, as nodes that are returned leave limits for others.
 PASSES = 4
 
 
@@ -44,9 +44,9 @@ def plan(
     """What to do now, and why the rest is not done.
 
     Applied to the cluster, the plan leads to a view whose plan at the same `now` has no further launch, drain or end,
-    or nearly none: where sizes or pools are mixed, jobs may find a better place on what was bought, once.
-    `rules` are asked in order, by name, about every launch.  With `tells_jobs` false nobody is going to read why jobs
-    wait and stand-ins stay, so that it is left out; all else stays as it is.
+    or nearly none: where sizes or pools are mixed, jobs may fit better on what was bought, once.
+    `rules` are called in order, with their names, for every launch.  With `tells_jobs` false the reasons why jobs wait
+    and why on-demand nodes stay are left out, as they are not read; all else is the same.
     """
     pools = policies.pools
     doubtful = _doubtful(view, pools)
@@ -79,9 +79,9 @@ def plan(
 def _filled(
     context: PlanningContext, returns: Returns, before: Mapping[str, list[NodeView]]
 ) -> tuple[Packed, list[Launch], list[Wait]]:
-    """Room for everybody, what is bought for it, and what pools are short of.
+    """Place all jobs: the packing, the launches for it, and what pools are short of.
 
-    What then is unused makes room for others, so it is done again.
+    Nodes that are then unused are returned, which leaves limits for others, so it is done again.
     """
     for _ in range(PASSES):
         usable = _usable(context, returns)
@@ -100,14 +100,14 @@ def _filled(
 
 
 def _doubtful(view: ClusterView, pools: Mapping[str, PoolPolicy]) -> list[NodeView]:
-    """Nodes that may be of no use: all others are well, and of a pool that the policies know."""
+    """Nodes that may be of no use: all others are well, and of a pool that is in the policies."""
     if view.nodes_of.keys() <= pools.keys():
         return view.unwell
     return [node for node in view.nodes if not (node.is_well and node.pool in pools)]
 
 
 def _after(view: ClusterView, ends: Sequence[Terminate | Drain]) -> ClusterView:
-    """The view once what is of no use has gone."""
+    """The view once the nodes of no use have gone."""
     if not ends:
         return view
     ending = {action.node_id: action for action in ends}
@@ -136,7 +136,7 @@ def _usable(context: PlanningContext, returns: Returns) -> Mapping[str, list[Nod
 def _minimum(
     context: PlanningContext, purchases: Purchases, space: Space, domains: Domains, short: list[Wait]
 ) -> list[Launch]:
-    """Nodes up to each pool's minimum; jobs may have them like any other node that is there."""
+    """Launches up to each pool's minimum; jobs may use these nodes like any other."""
     launches: list[Launch] = []
     for pool, limits in context.limits.items():
         least = min(limits.min_nodes, limits.max_nodes)
@@ -149,7 +149,7 @@ def _minimum(
 def _warm(
     context: PlanningContext, purchases: Purchases, space: Space, domains: Domains, short: list[Wait]
 ) -> list[Launch]:
-    """What each pool keeps ready beyond the nodes in use."""
+    """Launches of the nodes that each pool keeps ready beyond those in use."""
     is_any = any(limits.warm_nodes for limits in context.limits.values())
     if not is_any or context.money.reached(BudgetStep.STOP_GROWING):
         return []
@@ -166,9 +166,9 @@ def _warm(
 def _own(
     purchases: Purchases, domains: Domains, pool: str, wanted: int, short: list[Wait], *, is_patient: bool
 ) -> list[Launch]:
-    """Nodes that the pool has for whoever comes; those with InfiniBand in domains of the pool.
+    """Nodes of the pool itself, for any job; those with InfiniBand in domains of the pool.
 
-    What it cannot have comes into `short`.
+    What cannot be bought is added to `short`.
     """
     have = purchases.nodes[pool]
     if have >= wanted:
@@ -193,7 +193,7 @@ def _own(
 
 
 def _closed(context: PlanningContext) -> list[Wait]:
-    """What pools ask for no more, as its nodes failed."""
+    """The offerings that pools do not buy now, as their nodes failed."""
     return [
         Wait(pool=pool, reason=why_closed(context.offerings[offering], pool, until))
         for pool in context.limits
@@ -202,7 +202,7 @@ def _closed(context: PlanningContext) -> list[Wait]:
 
 
 def _notices(context: PlanningContext) -> list[Notice]:
-    """What owners have not been told about the cluster's budget yet."""
+    """What has not been reported to owners about the cluster's budget yet."""
     step, words = context.money.step, context.money.words
     message = (
         "the cluster's budget has room again"
@@ -217,10 +217,10 @@ def _notices(context: PlanningContext) -> list[Notice]:
 def _waits(
     context: PlanningContext, packed: Packed, accepted: Sequence[Launch], later: Mapping[str | None, str]
 ) -> list[Wait]:
-    """Why each job has not all that it can use; `later` says why launches for it are not among those `accepted`."""
+    """Why each job lacks workers that it can use; `later` says why launches for it are not among those `accepted`."""
     waits: list[Wait] = []
     launched = Counter(launch.job_id for launch in accepted)
-    # Of nodes that a pool would have anyway some may be held up as well; nobody is told that those start.
+    # Nodes that a pool would launch anyway may be held up as well; then they are not reported as starting.
     starting = sum(node.is_usable and not node.is_member for node in context.view.unwell) + len(accepted)
     reasons = packed.reasons | {job.id: packed.why_behind for job in packed.behind}
     for job in context.view.jobs:

@@ -1,4 +1,4 @@
-"""What may still be bought within the limits, the quota, the budget and the rules of capacity (pure)."""
+"""Counts what a plan buys, within limits, quotas, the budget and the capacity rules (pure)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cluster.scheduling.words import clock, count
 
 
 class Ask(NamedTuple):
-    """Room that somebody wants in one pool."""
+    """A request for nodes of one pool: for workers of a job, or for the pool itself."""
 
     pool: str
     worker: Mapping[str, float]
@@ -27,9 +27,9 @@ class Ask(NamedTuple):
     job: JobDemand | None = None
     #: On-demand nodes that the job is on already, for its own core under `mixed`.
     on_demand: int = 0
-    #: All of it has to be this offering, for a fabric domain that is there; None: any.
+    #: All nodes have to be of this offering, for an existing fabric domain; None: any.
     offering: str | None = None
-    #: Without a job: it waits for spot however long that takes, as nobody needs it yet.
+    #: Without a job: it waits for spot however long that takes, as no job needs it yet.
     is_patient: bool = False
     #: Nodes at most.
     nodes: int = 100_000
@@ -37,7 +37,7 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True)
 class Lot:
-    """Nodes of one offering."""
+    """Nodes of one offering that were bought for a request."""
 
     offering: Offering
     nodes: int
@@ -45,13 +45,13 @@ class Lot:
     note: str
     #: It is of an on-demand core.
     is_core: bool = False
-    #: Counted, and asked for only once the rest of the group is there.
+    #: Counted, but launched only once the rest of the group can be had.
     is_held: bool = False
 
 
 @dataclass
 class Quote:
-    """What can be had of what was asked for."""
+    """What was bought for a request, and why it is not all."""
 
     lots: list[Lot] = field(default_factory=list)
     workers_short: int = 0
@@ -60,7 +60,7 @@ class Quote:
 
     @property
     def words(self) -> str:
-        """Why it is not all, as much of it as people read."""
+        """Why it is not all: the first reasons, for people."""
         reasons = list(self.reasons)
         more = f", and {len(reasons) - 4} reasons more" if len(reasons) > 4 else ""
         return "; ".join(reasons[:4]) + more if reasons else "nothing that is sold has room"
@@ -72,7 +72,7 @@ class Quote:
 
 @dataclass(frozen=True)
 class _Stage:
-    """One capacity type, in the order in which they are tried."""
+    """One capacity type to try, with the most nodes of it."""
 
     capacity: CapacityType
     most: int | None = None
@@ -104,17 +104,17 @@ class Purchases:
         self._closed: dict[tuple[str, CapacityType], dict[str, None]] = {}
 
     def mark(self) -> int:
-        """Where the counts stand, for `back`."""
+        """The current state of the counts, for `back`."""
         return len(self._bought)
 
     def back(self, mark: int) -> None:
-        """Forget what was bought since."""
+        """Undo what was bought since."""
         while len(self._bought) > mark:
             pool, offering, nodes, self._rate_left = self._bought.pop()
             self._count(offering, pool, -nodes)
 
     def _to_be_had(self, pool: str, capacity: CapacityType) -> list[Offering]:
-        """What of these offerings is neither refused nor closed now."""
+        """The offerings that are neither refused nor closed now."""
         key = (pool, capacity)
         if key not in self._open:
             refused, closed = self._context.refused, self._context.closed(pool)
@@ -123,7 +123,7 @@ class Purchases:
         return self._open[key]
 
     def _why_no_others(self, pool: str, capacity: CapacityType) -> Mapping[str, None]:
-        """Why the others are not to be had; worked out only where what is to be had is not enough."""
+        """Why the others are not available; computed only where the available ones are not enough."""
         key = (pool, capacity)
         if key not in self._closed:
             sold, refused = self._context.sold(pool, capacity), self._context.refused
@@ -140,7 +140,7 @@ class Purchases:
         return self._closed[key]
 
     def buy(self, ask: Ask) -> Quote:
-        """Buy what can be had, first choice first; the counts go on from there."""
+        """Buy what is available, first choice first, and count it."""
         quote = Quote(workers_short=ask.workers)
         most = self._context.limits[ask.pool].max_nodes
         if self.nodes[ask.pool] >= most:
@@ -197,7 +197,7 @@ class Purchases:
         return got
 
     def _allowed(self, offering: Offering, pool: str) -> Iterator[tuple[int, str]]:
-        """How many nodes of the offering each limit still allows."""
+        """How many nodes of the offering each limit still allows, with the reason that it gives for no more."""
         limits, money = self._context.limits[pool], self._context.money
         have = self.nodes[pool]
         yield max(0, limits.max_nodes - have), f"pool {pool!r} may have {count(limits.max_nodes, 'node')}"
@@ -236,7 +236,7 @@ class Purchases:
             rule = CapacityRule.ON_DEMAND
         stages = self._unlimited(ask, policy, rule, quote)
         if self._context.money.reached(BudgetStep.SPOT_ONLY):
-            # What costs nothing is no matter of the budget.
+            # The budget does not concern what costs nothing.
             stages = [s for s in stages if s.capacity is CapacityType.SPOT or self._is_free(ask.pool)]
             if not stages:
                 quote.refuse(f"the budget has reached {self._context.money.step}: only spot is bought")
@@ -281,7 +281,7 @@ class Purchases:
         return all(o.price_per_hour <= 0 for o in self._context.sold(pool, CapacityType.ON_DEMAND))
 
     def could_ever(self, job: JobDemand, pools: tuple[str, ...]) -> bool:
-        """The job's smallest group would fit if every pool were empty and everything could be had."""
+        """The job's smallest group would fit if every pool were empty and every offering available."""
         most_per_pool = [0]
         for pool in pools:
             if pool in self._context.limits:
@@ -303,19 +303,19 @@ class Purchases:
 
 
 def _hold_core(quote: Quote) -> None:
-    """Leave the core for when its spot nodes are on their way: alone it would stand idle, at each try for spot anew."""
+    """Hold the core back while spot is bought too: alone it would stay idle, again at each try for spot."""
     if any(lot.offering.capacity is CapacityType.SPOT for lot in quote.lots):
         quote.lots = [replace(lot, is_held=lot.is_core) for lot in quote.lots]
 
 
 def why_closed(offering: Offering, pool: str, until: float) -> str:
-    """Why a pool asks for none of an offering."""
+    """Why a pool buys none of an offering."""
     failed = f"its last nodes in pool {pool!r} did not join or were sick"
     return f"{_words(offering)} is not tried before {clock(until)}{_again(pool)}, as {failed}"
 
 
 def _again(pool: str) -> str:
-    """What an operator can do before then."""
+    """What an operator can do to try it before then."""
     return f" (`remora pools reopen {pool}` asks at once)"
 
 

@@ -1,4 +1,4 @@
-"""Nodes that are given back: out of money, above a limit, or unused (pure)."""
+"""Nodes that are returned to the cloud: the budget is spent, a limit is exceeded, or they are unused (pure)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Usable = Mapping[str, list[NodeView]]
 
 
 class Returns:
-    """Decides what goes before anything is packed, and what is left over afterwards."""
+    """Decides which nodes go before jobs are placed, and which unused ones go afterwards."""
 
     def __init__(self, context: PlanningContext) -> None:
         self._context = context
         self.actions: list[Terminate | Drain] = []
         self._waits: list[Wait] = []
         self._kept: list[Wait] = []
-        #: Nodes that the plan lets go, by id.
+        #: Nodes that the plan returns, by id.
         self._gone: dict[str, NodeView] = {}
         self._left = {
             pool: pace_left(policy.shrink_per_minute, self._leaving_since(pool), context.now)
@@ -40,17 +40,17 @@ class Returns:
 
     @property
     def waits(self) -> list[Wait]:
-        """Why other nodes do not go."""
+        """Why other nodes are not returned."""
         return [*self._waits, *self._kept]
 
     @property
     def all_stay(self) -> bool:
-        """The plan so far leaves every node alone."""
+        """The plan so far returns no node."""
         return not self._gone
 
     @property
     def held(self) -> Mapping[str, int]:
-        """Workers on usable nodes that the plan so far leaves alone, by job id; a job without any may be missing."""
+        """Workers on usable nodes that the plan so far keeps, by job id; a job without any may be missing."""
         held = self._context.held
         if self._gone:
             held = dict(held)
@@ -59,11 +59,11 @@ class Returns:
         return held
 
     def staying(self, nodes: list[NodeView]) -> list[NodeView]:
-        """Those of the nodes that the plan so far leaves alone."""
+        """Those of the nodes that the plan so far keeps."""
         return [node for node in nodes if node.id not in self._gone] if self._gone else nodes
 
     def give_back(self, node: NodeView, reason: str) -> None:
-        """Let a node go: what may have been given work is drained with a deadline, the rest is ended."""
+        """Return a node: one that may have been given work is drained with a deadline, any other is ended."""
         self._gone[node.id] = node
         policy = self._context.policies.pools[node.pool]
         if node.may_work:
@@ -73,16 +73,16 @@ class Returns:
             self.actions.append(Terminate(node_id=node.id, reason=reason))
 
     def may_return(self, pool: str) -> bool:
-        """The pace of the pool allows one more to go now."""
+        """The pace of the pool allows one more return now."""
         return self._left[pool] > 0
 
     def give_back_one(self, node: NodeView, reason: str) -> None:
-        """Let a node go that counts for the pace."""
+        """Return a node that counts for the pace."""
         self._left[node.pool] -= 1
         self.give_back(node, reason)
 
     def out_of_money(self, usable: Usable) -> None:
-        """What the steps of the budget demand, mildest first; what costs nothing stays."""
+        """Carry out the steps of the budget, mildest first; nodes that cost nothing stay."""
         money = self._context.money
         if money.step is None:
             return
@@ -120,7 +120,7 @@ class Returns:
     def _drain_some(
         self, nodes: list[NodeView], number: int, reason: str, *, keep_minimum: bool = False
     ) -> int:
-        """Give back up to so many nodes, those that cost least work; how many it became."""
+        """Return up to `number` nodes, those that cost least work; the result is how many."""
         losses = Losses(self._context.jobs, self._context.held, self._context.now)
         for node in self._gone.values():
             losses.drain(node)
@@ -130,7 +130,7 @@ class Returns:
         return len(chosen)
 
     def above_limits(self, usable: Usable) -> None:
-        """Nodes beyond what a pool may have: those that start, then unused ones, then what costs least work."""
+        """Return nodes above a pool's limit: those that start, then unused ones, then those that cost least work."""
         for pool, nodes in usable.items():
             limits = self._context.limits[pool]
             if len(nodes) <= limits.max_nodes:
@@ -164,13 +164,13 @@ class Returns:
         self._waits.append(Wait(pool=pool, reason=reason))
 
     def unused(self, space: Space) -> bool:
-        """Return what nobody has use for: longest unused first, dear before cheap.  True when something went."""
+        """Return unused nodes: the longest unused first, expensive before cheap.  True when a node was returned."""
         before = len(self.actions)
         self._kept.clear()
         free: dict[str, list[NodeView]] = {pool: [] for pool in self._context.policies.pools}
         used = Counter[str]()
         for bin_ in space.others:
-            # What still starts does not make superfluous what is there: it may never come.
+            # A node that still starts does not replace one that is ready: it may never join.
             if bin_.node is None or not bin_.node.is_member:
                 continue
             if bin_.is_used:

@@ -18,7 +18,7 @@ def ends_at(window: Window, now: float) -> float | None:
 
 @lru_cache(maxsize=4096)
 def _last_begin(begins: str, minute: int, days: int) -> float | None:
-    """When it last began, at or before the given minute since 1970 and at most so many days back; None: not then."""
+    """When it last began, at or before the given minute since 1970 and at most `days` back; None: not then."""
     fields = parse_cron(begins)
     moment = datetime.fromtimestamp(minute * 60, UTC)
     for back in range(days + 1):
