@@ -55,10 +55,10 @@ _NETWORK_VERSION = "2022-11-01"
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFile:
-    """What a machine is told about itself."""
+    """The content of the node file: what a machine needs to join the cluster."""
 
     cluster: str
-    #: None: an instance of a scale set, all of which are told the same; its own tags say which node it is.
+    #: None: an instance of a scale set, whose instances all get the same file; its own tags say which node it is.
     node: str | None
     pool: str
     #: Address of the Ray head, `host:port`.
@@ -153,7 +153,7 @@ def _digest(text: str) -> str:
 
 
 def created_at(tags: Mapping[str, str]) -> float:
-    """When a machine was asked for, seconds since 1970; 0.0 when somebody wrote something else there."""
+    """When a machine was requested, seconds since 1970; 0.0 when the tag has another content."""
     try:
         return float(tags.get(CREATED_TAG) or 0.0)
     except ValueError:

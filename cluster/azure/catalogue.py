@@ -25,7 +25,7 @@ _OTHER_REGIONS = 1.3
 #: The quota of all spot machines of a region, whatever their size.
 SPOT_QUOTA = "lowPriorityCores"
 
-#: A spot price that nobody told is taken for this part of the on-demand price: above what spot mostly costs.
+#: An unknown spot price counts as this part of the on-demand price: above what spot mostly costs.
 _UNKNOWN_SPOT_PART = 0.4
 #: Chance of an eviction per hour where Azure tells none: the middle of its second-lowest bucket (5 to 10 %).
 _UNKNOWN_EVICTIONS_PER_HOUR = 0.075

@@ -1,4 +1,4 @@
-"""Nodes that are virtual machines of Azure, behind the synchronous door of `cluster.provider.Provider`.
+"""Nodes that are virtual machines of Azure, behind the synchronous interface `cluster.provider.Provider`.
 
 Nodes of a fabric domain are instances of scale sets, see `cluster.azure.scale_sets`.  Any other node is one PUT: its
 network interface and its disk come and go with the machine.  Nothing waits for an operation;
@@ -113,7 +113,7 @@ class AzureProvider:
             self._thread.run(self._change(self._create(request, offering)))
 
     def list(self) -> list[ProvidedNode]:
-        """Every machine that has the name of one of this cluster's, in order of creation, whatever its tags are now.
+        """Every machine that has the name of one of this cluster's, in order of creation; tags do not matter.
 
         Raises when any page of the list fails.
         A machine that the list lacks although it was there, or was just asked for, is asked about by itself.
@@ -136,7 +136,7 @@ class AzureProvider:
         self._thread.run(self._change(self._simulate_eviction(node_id)))
 
     def is_allowance_low(self) -> bool:
-        """Azure has told lately that it will answer only few more questions; asks nobody."""
+        """Azure reported lately that it allows only few more requests; sends no request."""
         return self._arm.allowance.is_low()
 
     def quota_left(self) -> dict[str, int]:
@@ -144,12 +144,12 @@ class AzureProvider:
         return self._thread.run(self._quota_left())
 
     def quota_known(self) -> dict[str, int]:
-        """The same as far as it is known, without asking anybody; empty after a refusal until it is read again."""
+        """The same as far as it is known, without a request; empty after a refusal until it is read again."""
         reading = self._memory.quotas
         return reading.left() if reading is not None else {}
 
     def quota_limits(self) -> dict[str, int]:
-        """Units of each quota in all, by its name in lower case, as far as they are known; asks nobody."""
+        """Units of each quota in all, by its name in lower case, as far as they are known; sends no request."""
         reading = self._memory.quotas
         return reading.limits() if reading is not None else {}
 
@@ -162,17 +162,17 @@ class AzureProvider:
 
     def skus(self) -> builtins.list[dict[str, Any]]:
         """Resource SKUs of the region in wire form, for `cluster.azure.region_catalogue`; raises ProviderError."""
-        return self._thread.run(self._told(Group.SKUS, self._arm.skus(self._settings.region)))
+        return self._thread.run(self._answered(Group.SKUS, self._arm.skus(self._settings.region)))
 
     def evictions(self) -> builtins.list[dict[str, Any]]:
         """Rows of the Resource Graph, for `cluster.azure.region_catalogue`; raises ProviderError."""
-        return self._thread.run(self._told(Group.GRAPH, self._arm.evictions(self._settings.region)))
+        return self._thread.run(self._answered(Group.GRAPH, self._arm.evictions(self._settings.region)))
 
     def scores(self, sizes: Sequence[str]) -> builtins.list[dict[str, Any]]:
         """Placement scores of spot machines, for `cluster.azure.region_catalogue`; raises ProviderError."""
-        return self._thread.run(self._told(Group.SCORES, self._arm.scores(self._settings.region, sizes)))
+        return self._thread.run(self._answered(Group.SCORES, self._arm.scores(self._settings.region, sizes)))
 
-    async def _told(self, group: Group, request: Coroutine[Any, Any, Answer]) -> Answer:
+    async def _answered(self, group: Group, request: Coroutine[Any, Any, Answer]) -> Answer:
         try:
             return await self._asking.asked(group, request)
         except ArmError as error:
@@ -258,7 +258,7 @@ class AzureProvider:
         self._memory.nodes = {name: self._node(one) for name, one in shown.items()}
         for name, requested in self._memory.requested.items():
             if name not in ours:
-                # Else it would keep its own place from whoever asks for it again.
+                # Otherwise its quota would count as used when it is requested again.
                 self._asking.one_less(requested.offering, requested.counted_in)
         self._memory.requested = {
             n: requested for n, requested in self._memory.requested.items() if n in shown
@@ -311,8 +311,8 @@ class AzureProvider:
     async def _learn_failures(self, failed: Sequence[SeenMachine]) -> None:
         """Find out why machines failed; what cannot be found out now is asked for at the next look."""
         unknown = [one for one in failed if one.name not in self._memory.refusals]
-        told = await gathered([self._reason_of(one) for one in unknown])
-        for machine, failure in zip(unknown, told, strict=True):
+        found = await gathered([self._reason_of(one) for one in unknown])
+        for machine, failure in zip(unknown, found, strict=True):
             if failure is not None:
                 refusal = self._asking.error(failure, self._asking.offering(machine.tags.get(OFFERING_TAG)))
                 self._memory.refusals[machine.name] = refusal
@@ -326,7 +326,9 @@ class AzureProvider:
             if requested is not None and requested.operation
             else []
         )
-        return await self._asking.first_told(machine.name, [*asked, self._arm.machine_failure(machine.name)])
+        return await self._asking.first_failure(
+            machine.name, [*asked, self._arm.machine_failure(machine.name)]
+        )
 
     def _node_id(self, machine: SeenMachine) -> str | None:
         """The node that a machine is; None: it is not this cluster's."""
@@ -369,7 +371,7 @@ class AzureProvider:
         )
 
     async def _quota_left(self) -> dict[str, int]:
-        # Whoever plans with it asks for no machine while there seems to be no room, and would so never hear of more.
+        # The planner requests no machine while the quota seems used up, and so would never learn of more.
         reading = await self._asking.reading(quota.READ_AGAIN_S)
         return reading.left() if reading is not None else {}
 

@@ -56,7 +56,7 @@ class Reading:
         }
 
     def limits(self) -> dict[str, int]:
-        """Units in all by quota name in lower case, whoever uses them."""
+        """Units in all by quota name in lower case, used or not."""
         return {name: limit for name, (_, limit) in self.usages.items()}
 
 

@@ -1,7 +1,7 @@
-"""What goes wrong with the next local nodes, where somebody wants to see how the service takes it.
+"""Faults to inject into the next local nodes, to test how the service handles them.
 
-The knobs stand in a file of the home, so that an operator can turn them while the service runs.  Each is the number of
-nodes that it is still for; a node that is asked for gets the first one that is not used up.
+They are in a file of the home, so that an operator can set them while the service runs.  Each is the number of nodes
+that it is still for; a requested node gets the first one that is not used up.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cluster.provider import ProviderError
 
-#: The most of anything that anybody wants to go wrong, nodes or seconds.
+#: The largest value of each setting, nodes or seconds.
 _MOST = 1_000_000
 
 
@@ -31,7 +31,7 @@ class LocalFault(StrEnum):
 
 
 class LocalFaults(BaseModel):
-    """How many of the next nodes get each of them."""
+    """How many of the next nodes get each fault."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -52,7 +52,7 @@ class LocalFaults(BaseModel):
 
 
 def read_faults(path: Path) -> LocalFaults:
-    """The knobs as they stand; without a file nothing goes wrong.  Raises ProviderError for a file that is none."""
+    """The current settings; without a file nothing goes wrong.  Raises ProviderError for an invalid file."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:
@@ -69,7 +69,7 @@ def read_faults(path: Path) -> LocalFaults:
 
 
 def write_faults(path: Path, faults: LocalFaults) -> None:
-    """Turn the knobs, at once or not at all.  Raises ProviderError when that is not possible."""
+    """Write the settings atomically.  Raises ProviderError when that is not possible."""
     draft = path.with_suffix(".draft")
     try:
         draft.write_text(faults.model_dump_json() + "\n")

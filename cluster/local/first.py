@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _reap_until(child: int) -> None:
-    """Reap whatever ends below this process until the child has; ends with its exit code, or 128 and its signal."""
+    """Reap all descendants until the child has ended; ends with its exit code, or 128 and its signal."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while True:

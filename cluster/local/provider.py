@@ -1,6 +1,6 @@
 """The local provider: every node is a real raylet in a session of its own, with a loopback address of its own.
 
-A node outlives whoever created it.  What is known about it stands in `<home>/nodes/<node_id>.json`, so a controller
+A node outlives the process that created it.  Its record is `<home>/nodes/<node_id>.json`, so a controller
 that starts again finds every node and never mistakes a recycled pid for one.
 """
 
@@ -24,7 +24,7 @@ from cluster.processes import find_by_environment
 from cluster.provider import InsufficientCapacity, InvalidRequest, NodeRequest, ProvidedNode, ProviderError
 from cluster.ray.joining import join_flags
 
-#: Seconds for which a refusal is believed.
+#: Seconds for which a refusal is valid.
 REFUSED_S = 10.0
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -45,7 +45,7 @@ class LocalProvider:
         """Nodes are recorded in `home` and join the head at `ray_address` (`host:port`).
 
         A machine that belongs to another head is listed as one that does not run: its cluster is gone.  `clock` says
-        the time, in seconds since 1970, of who reads until when there is no room.
+        the time of refusals, in seconds since 1970.
         """
         self._folders = ClusterFolders(home.resolve())
         self._ray_address = ray_address
@@ -92,7 +92,7 @@ class LocalProvider:
         with records.locked(self._folders.lock):
             if record.exists():
                 return
-            # Again, with the lock held: whoever deleted the last machine removed the temporary folder.
+            # Again, with the lock held: the deletion of the last machine removes the temporary folder.
             self._make_folders()
             taken = {node.address for node in self._read_all()}
             address = node_address(self._folders.home, taken)
@@ -127,11 +127,11 @@ class LocalProvider:
         return [self._seen(node) for node in sorted(nodes, key=lambda node: (node.created_at, node.id))]
 
     def delete(self, node_id: str) -> None:
-        """End the node with a grace of some seconds, whatever state it is in, and forget it."""
+        """End the node in any state, with a grace of some seconds, and forget it."""
         self._end(node_id, machine.STOP_GRACE_S)
         if self._folders.home.exists():
             with records.locked(self._folders.lock):
-                # Nobody can be starting it now; what was started since the first look goes too.
+                # No process can be starting it now; what was started since the first look is ended too.
                 self._end(node_id, 0.0)
                 self._record(node_id).unlink(missing_ok=True)
                 self._folders.remove_temporary_if_empty()
@@ -219,7 +219,7 @@ class LocalProvider:
         try:
             node = records.read(record)
         except ProviderError:
-            # Whatever its record was, its processes carry its name.
+            # Even without a readable record its processes carry its name.
             node = None
         temporary = Path(node.temporary) if node else self._folders.temporary_of(node_id)
         cgroup = self._folders.cgroup_of(node_id)

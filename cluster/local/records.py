@@ -1,4 +1,4 @@
-"""What is on disk about each machine, so that whoever comes next finds and ends it.
+"""The record on disk of each local machine, so that a later process can find and end it.
 
 A record is written before its process is started and completed afterwards: a crash in between leaves a record
 without a pid, and its process, if there is one, is found by the environment it carries.
@@ -79,7 +79,7 @@ def read(path: Path) -> MachineRecord | None:
 
 
 def write(path: Path, machine: MachineRecord) -> None:
-    """Write a record at once or not at all.  Raises ProviderError when the disk refuses."""
+    """Write a record atomically.  Raises ProviderError when it cannot be written."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with draft.open("w") as file:
@@ -93,7 +93,7 @@ def write(path: Path, machine: MachineRecord) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep other processes and threads out while a machine is made; the kernel frees the lock of the dead."""
+    """Lock out other processes and threads while a machine is made; the kernel frees the lock of a dead process."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

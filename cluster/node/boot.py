@@ -1,4 +1,4 @@
-"""What a node starts, out of what it was told (pure)."""
+"""The processes that a node starts, from its node file (pure)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cluster.ray.joining import NODE_VARIABLE, RAY_SETTINGS, join_flags, ray_sta
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRuntime:
-    """Where on the machine, and with what, its processes run."""
+    """The machine's settings for its processes: interpreter, folder, metadata service, flags."""
 
     #: The interpreter that has Ray.
     python: str

@@ -1,4 +1,4 @@
-"""Policies against what there is: sizes, zones, prices and site rules that are known (pure)."""
+"""Validates policies against the catalogue and the installed site rules: sizes, zones, prices, names (pure)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cluster.policies.problems import Conflict, Path
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterFacts:
-    """What a document can be held against; None: it is not known, so nothing is said about it."""
+    """What a document is validated against; None: not known, so it is not checked."""
 
     catalogue: tuple[Offering, ...] | None = None
     #: Most nodes of a size that there can be, where that is known.

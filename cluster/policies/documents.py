@@ -35,7 +35,7 @@ def read_document(text: str, known: ClusterFacts) -> Policies:
 def read_stored(text: str) -> Policies:
     """The policies that a document means which was accepted once: only what is not well formed is refused.
 
-    What contradicts itself is refused at the door: a release that finds more there unseats nothing that is followed.
+    Contradictions are refused only when a document is applied: a newer release that finds more keeps accepted ones.
     """
     return _formed(text)[0]
 

@@ -105,7 +105,7 @@ class LocalMachines:
         self._provider.delete(name)
 
     def _do(self, work: Callable[[EmulatedMachine], None], machine: EmulatedMachine) -> None:
-        def told() -> None:
+        def attempt() -> None:
             try:
                 work(machine)
             except (StartUpFailed, ProviderError) as error:
@@ -114,7 +114,7 @@ class LocalMachines:
 
         # Nothing boots any more while everything ends.
         with contextlib.suppress(RuntimeError):
-            self._hands.submit(told)
+            self._hands.submit(attempt)
 
 
 def _service(name: str) -> Service:

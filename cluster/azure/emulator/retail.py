@@ -1,4 +1,4 @@
-"""The list of retail prices as Azure gives it: by pages, to anybody, and with kinds of prices that nobody wants."""
+"""The list of retail prices as Azure gives it: by pages, without a token, and with prices that are not used."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class EmulatedScaleSets:
         return operation
 
     def _grow(self, one: ScaleSet, now: float) -> tuple[Operation, EmulatorFault | None]:
-        """Bring the set to its capacity, as far as there are machines: whoever is missing fails the operation.
+        """Bring the set to its capacity, as far as there are machines; a missing one fails the operation.
 
         The operation, and a fault that takes its answer away.  Raises Refused.
         """

@@ -32,7 +32,7 @@ _PATIENCE_S = 30.0
 def application(
     cloud: Cloud, clock: Clock, metadata: ASGIApp | None = None, secrets: Secrets = no_secrets
 ) -> Starlette:
-    """The emulator for one cloud; `metadata` answers below /metadata whatever is not about tokens.
+    """The emulator for one cloud; `metadata` answers requests below /metadata that are not about tokens.
 
     `secrets` is what the key vault holds.
     """

@@ -1,6 +1,6 @@
 """What exists in the emulated subscription, and how it changes with time.
 
-Nothing runs by itself: whoever asks says what time it is, and what was due until then happens.
+Nothing runs by itself: every call passes the time, and what was due until then happens.
 """
 
 from __future__ import annotations
@@ -137,10 +137,10 @@ class Cloud:
         self.unlisted: set[str] = set()
         #: Seconds between the notice of an eviction and the eviction.
         self.notice_s = 30.0
-        #: Seconds between the wish for a simulated eviction and its notice; the real one takes minutes.
+        #: Seconds between the request for a simulated eviction and its notice; the real one takes minutes.
         self.announce_s = 0.0
-        #: Machines whose eviction was wished for, by name in lower case, and when each is told.
-        self.wished: dict[str, float] = {}
+        #: Machines whose eviction was requested, by name in lower case, with the time of the notice.
+        self.requested_evictions: dict[str, float] = {}
         #: Machines that will be evicted, by name in lower case, and when.
         self.evictions: dict[str, float] = {}
         #: Machine-seconds of those that are gone, by capacity type.
@@ -148,7 +148,7 @@ class Cloud:
         #: Each is called with a machine that began to run, and with one that is gone.
         self.on_start: list[Callable[[EmulatedMachine], None]] = []
         self.on_end: list[Callable[[EmulatedMachine], None]] = []
-        #: Each is called with a machine that will be evicted, and when: whoever plays its metadata service tells it.
+        #: Each is called with a machine that will be evicted, and when, for the emulated metadata service.
         self.on_notice: list[Callable[[EmulatedMachine, float], None]] = []
 
     def create(
@@ -212,10 +212,10 @@ class Cloud:
         for operation in list(self.operations.values()):
             if operation.status == "InProgress" and operation.due_at <= now:
                 self._finish(operation, now)
-        for name, at in list(self.wished.items()):
+        for name, at in list(self.requested_evictions.items()):
             if at <= now:
-                del self.wished[name]
-                # By the time at which it was due: nobody may have asked meanwhile.
+                del self.requested_evictions[name]
+                # By the time at which it was due: there may have been no request meanwhile.
                 self.notice(name, at)
         for name, at in list(self.evictions.items()):
             if at <= now:
@@ -224,18 +224,18 @@ class Cloud:
                     self.evict(name, now)
 
     def simulate_eviction(self, name: str, now: float) -> None:
-        """Give a machine its notice `announce_s` from now; one for which that was wished before keeps its time."""
+        """Give a machine its notice `announce_s` from now; an earlier request for it keeps its time."""
         if self.announce_s <= 0:
             self.notice(name, now)
         elif name.lower() not in self.evictions:
-            self.wished.setdefault(name.lower(), now + self.announce_s)
+            self.requested_evictions.setdefault(name.lower(), now + self.announce_s)
 
     def notice(self, name: str, now: float) -> float:
-        """Say that a machine will be evicted `notice_s` from now; when that is, also for one that was told before."""
+        """Announce that a machine will be evicted `notice_s` from now; returns when, also if it was before."""
         machine = self.machines[name.lower()]
-        told = self.evictions.get(name.lower())
-        if told is not None:
-            return told
+        announced = self.evictions.get(name.lower())
+        if announced is not None:
+            return announced
         at = self.evictions[name.lower()] = now + self.notice_s
         for tell in self.on_notice:
             tell(machine, at)
@@ -268,7 +268,7 @@ class Cloud:
         return sum(one.vcpus for one in self.machines.values() if quota in one.quotas)
 
     def check_quota(self, machine: EmulatedMachine, number: int = 1) -> None:
-        """Raise Refused when a quota has no room for so many more machines like this one."""
+        """Raise Refused when a quota does not allow `number` more machines like this one."""
         for name, word in machine.quotas.items():
             limit, used, more = self.limits.get(name), self._used(name), number * machine.vcpus
             if limit is not None and used + more > limit:
@@ -282,7 +282,7 @@ class Cloud:
                 )
 
     def score(self, size: str, zone: str, count: int) -> str:
-        """Azure's word for the chance of so many spot machines there."""
+        """Azure's word for the chance of this many spot machines there."""
         key = (size, zone, "spot")
         room = self.room.get(key)
         held = sum(1 for other in self.machines.values() if other.key == key and other.state != FAILED)
@@ -291,7 +291,7 @@ class Cloud:
         return "Medium" if room > held else "Low"
 
     def crowded(self, machine: EmulatedMachine) -> tuple[str, str] | None:
-        """Why there is no room for one more: told only after the request was accepted, as Azure does."""
+        """Why there is no capacity for one more: reported only after the request was accepted, as Azure does."""
         room = self.room.get(machine.key)
         held = sum(
             1 for other in self.machines.values() if other.key == machine.key and other.state != FAILED
@@ -360,9 +360,9 @@ class Cloud:
     def remove(self, machine: EmulatedMachine, now: float) -> None:
         """The machine is gone, and what hangs on it goes the way that its body says."""
         self.machines.pop(machine.name.lower(), None)
-        # The next one of this name was told nothing.
+        # The next one of this name has got no notice.
         self.evictions.pop(machine.name.lower(), None)
-        self.wished.pop(machine.name.lower(), None)
+        self.requested_evictions.pop(machine.name.lower(), None)
         self.used_s[machine.capacity] += now - machine.created_at
         if machine.instance_key is None:
             self._detach(machine)

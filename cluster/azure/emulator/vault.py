@@ -1,4 +1,4 @@
-"""A key vault as machines use it: secrets for whoever shows a token of managed identity."""
+"""A key vault as machines use it: its secrets can be read with a token of a managed identity."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def no_secrets(_name: str) -> str | None:
 
 
 def secrets_of(home: Path, cluster: str) -> Secrets:
-    """The vault of a local cluster: it holds what the head of this folder and everybody else shows."""
+    """The vault of a local cluster: it holds the token with which processes connect to the head of this folder."""
     token = ClusterFolders(home.resolve()).token
 
     def secret(name: str) -> str | None:

@@ -34,7 +34,7 @@ class SetFailures:
         questions += [
             self._arm.sets.instance_failure(seen.name, one.id) for one in decision.surplus if one.has_failed
         ]
-        failure = await self._asking.first_told(seen.name, questions, _SILENT)
+        failure = await self._asking.first_failure(seen.name, questions, _SILENT)
         return self._judged(seen, failure) if failure is not None else None
 
     async def of_instance(self, seen: SeenSet, instance: SeenInstance) -> ProviderError | None:
@@ -42,7 +42,7 @@ class SetFailures:
         key = (seen.name, instance.id)
         if key not in self._memory.failures:
             questions = [self._arm.sets.instance_failure(*key)]
-            failure = await self._asking.first_told(instance.node_id or seen.name, questions, _SILENT)
+            failure = await self._asking.first_failure(instance.node_id or seen.name, questions, _SILENT)
             if failure is None:
                 return None
             self._memory.failures[key] = self._judged(seen, failure)

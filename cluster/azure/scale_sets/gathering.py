@@ -1,4 +1,4 @@
-"""Requests that come within a moment are done together, because Azure takes seconds for each change of a scale set."""
+"""Batches requests that come within a moment, because Azure takes seconds for each change of a scale set."""
 
 from __future__ import annotations
 
@@ -53,6 +53,6 @@ class Gathering(Generic[Item, Answer]):
     async def _do(self, key: str, batch: _Batch[Item, Answer]) -> Sequence[Answer | Exception]:
         await asyncio.sleep(GATHER_S)
         async with self._lock:
-            # Whoever comes from here on is done with the next ones.
+            # Requests that come from here on are in the next batch.
             del self._batches[key]
             return await self._act(key, batch.items)

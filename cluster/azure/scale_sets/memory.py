@@ -1,4 +1,4 @@
-"""What one process knows of scale sets beyond what a look shows; losing it costs nothing but a look."""
+"""What one process knows of scale sets beyond what a list shows; when it is lost, the next look restores it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SetMemory:
     sets: dict[str, set[str]] = field(default_factory=dict)
     #: Nodes that Azure had no machine for, until they are deleted.
     refused: dict[str, ProvidedNode] = field(default_factory=dict)
-    #: Which node each instance is given to, from before it is told: the answer may be lost, its tag be shown later.
+    #: The node of each instance, from before its tag is written: the answer may be lost, the tag be shown later.
     claims: dict[InstanceKey, Waiting] = field(default_factory=dict)
     #: Azure's own id of each set.
     unique_ids: dict[str, str] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class SetMemory:
         self.failures = {key: why for key, why in self.failures.items() if key[0] != name}
 
     def claim(self, name: str, instance: SeenInstance, node: Waiting) -> None:
-        """An instance is given to a node; what the node was given before was somebody else's."""
+        """Record that an instance belongs to a node, in place of any other instance that it had."""
         self.claims = {key: one for key, one in self.claims.items() if one.node_id != node.node_id}
         self.claims[(name, instance.id)] = node
         self.instance_keys[node.node_id] = (name, instance.id)
@@ -78,7 +78,7 @@ class SetMemory:
         return instance
 
     def not_waiting(self, seen: SeenSet, instances: Sequence[SeenInstance]) -> set[str]:
-        """Nodes that wait no longer, whatever the set's document says: they had a machine, or were refused one."""
+        """Nodes that wait no longer, even if the set's document names them: they had a machine, or were refused one."""
         here = {one.id for one in instances}
         given = {node.node_id: number for (name, number), node in self.claims.items() if name == seen.name}
         given |= {one.node_id: one.instance for one in read_waiting(seen.tags) if one.instance is not None}

@@ -1,7 +1,7 @@
 """Nodes of fabric domains: instances of Uniform scale sets, the only machines of Azure that InfiniBand joins.
 
 A set's own document says which nodes wait for an instance and how many instances there shall be, changed together in
-one request that fails when somebody else changed it meanwhile.  Every look compares that with the instances: one that
+one request that fails when another process changed it meanwhile.  Every look compares that with the instances: one that
 is nobody's becomes the node that has waited longest, by a tag, which the machine reads before it joins Ray.
 """
 
@@ -46,7 +46,7 @@ from cluster.provider import InvalidRequest, NodeRequest, ProvidedNode, Provider
 
 log = logging.getLogger(__name__)
 
-#: How often a document is read again because somebody else changed it.
+#: How often a document is read again because another process changed it.
 _TRIES = 3
 #: Seconds for which a set without nodes is kept: a job that grows again soon comes back to it.
 EMPTY_S = 600.0
@@ -83,7 +83,7 @@ class ScaleSetNodes:
         self._failures = SetFailures(arm, asking, self._memory)
         # One look or change at a time: each decides by what it has just read.
         self._lock = asyncio.Lock()
-        #: By the last look every instance is some node's and runs, and nobody waits for one.
+        #: By the last look every instance belongs to a node and runs, and no node waits for one.
         self.is_still = False
         self._joining: Gathering[_RequestedNode, None] = Gathering(self._lock, self._join)
         self._leaving: Gathering[str, bool] = Gathering(self._lock, self._delete)
@@ -126,7 +126,7 @@ class ScaleSetNodes:
         Raises ProviderError.  Nodes of one set that are deleted together are two requests to Azure.
         """
         if self._memory.has_looked and not self._lock.locked() and self._set_of(node_id) is None:
-            # Not in any: whoever deletes a single machine need not wait for others.
+            # In no set: the deletion of a single machine need not wait for others.
             return self._memory.refused.pop(node_id, None) is not None
         try:
             return await self._leaving.ask("", node_id)
@@ -164,7 +164,7 @@ class ScaleSetNodes:
                 # Two sets are not joined: machines of another offering have to be gone before.
                 raise ArmError(_busy(f"the fabric domain {first.fabric} still has machines in {other.name}"))
         joining = [one.waits for one in requested[:MOST_NODES]]
-        # Numbers begin anew: what is known of a former set of this name is wrong.
+        # Numbers begin at 0 again: what is known of a former set of this name is wrong.
         self._memory.forget_set(name)
         body = set_body(self._settings, first, requested[0].offering, self._head, waiting_tags({}, joining))
         await self._requests.keep_operation(name, self._arm.sets.put(name, body, len(joining)))

@@ -1,4 +1,4 @@
-"""What is read of scale sets and changed in them, with what this process knows that Azure may not show yet."""
+"""Reads and changes scale sets, corrected by what this process knows and Azure may not show yet."""
 
 from __future__ import annotations
 
@@ -52,23 +52,23 @@ class SetRequests:
         return seen, [self._memory.known(seen, one) for one in instances]
 
     async def claim(self, seen: SeenSet, instance: SeenInstance, node: Waiting) -> None:
-        """Tell an instance which node it is."""
+        """Write into an instance's tags which node it is."""
         own = {name: value for name, value in seen.tags.items() if not name.startswith(WAITS_TAG)}
-        # First: it stays this node's although the answer may be lost.
+        # First: the instance stays this node's even if the answer is lost.
         self._memory.claim(seen.name, instance, node)
         await self._asking.asked(
             Group.CHANGE_SET, self._arm.sets.claim(seen.name, instance, {**own, **claim_tags(node)})
         )
 
     async def write(self, seen: SeenSet, decision: Decision) -> None:
-        """Write down what was decided of a set's document, when that is news."""
+        """Write the decision into a set's document, if it changes the document."""
         if not decision.is_news:
             return
         tags = waiting_tags(seen.tags, decision.named)
         await self.keep_operation(seen.name, self._arm.sets.update(seen, decision.capacity, tags))
 
     async def keep_operation(self, name: str, request: Coroutine[Any, Any, str | None]) -> None:
-        """Send a change of a set, and remember where to ask how it went."""
+        """Send a change of a set, and remember the address of its operation."""
         operation = await self._asking.asked(Group.CHANGE_SET, request)
         if operation is not None:
             self._memory.operations[name] = operation

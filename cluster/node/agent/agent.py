@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two questions for events, as Azure advises.
 POLL_S = 1.0
-#: Seconds more after a question that failed as nobody thought it could: its traceback is logged each time.
+#: Additional seconds after a request that failed with an unexpected error: its traceback is logged each time.
 AGAIN_S = 4.0
 #: Seconds between two looks at the GPUs.
 HEALTH_S = 30.0
@@ -89,7 +89,7 @@ class Agent:
     def _keep_listening(self, stopping: threading.Event) -> None:
         pause_s = 0.0
         while not stopping.wait(POLL_S + pause_s):
-            # What nobody thought of must not leave the machine without ears while it goes on giving signs of life.
+            # An unexpected error must not end the watch for notices while heartbeats go on.
             try:
                 pause_s = self.listen()
             except Exception:

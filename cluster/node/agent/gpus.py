@@ -18,7 +18,7 @@ _OTHER_MAKER = Path("/dev/kfd")
 
 
 class Gpus:
-    """The GPUs of this machine; as many as were told, or were seen once, are expected from then on."""
+    """The GPUs of this machine; the number that was given, or the most that were seen, is expected from then on."""
 
     def __init__(
         self,

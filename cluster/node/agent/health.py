@@ -47,7 +47,7 @@ _NOTHING_TOLD = frozenset({"n/a", "[n/a]", "not supported", "[not supported]", "
 #: have words of their own for what they do not count any more, and a new one would make a whole fleet sick.
 _SICK_WORDS = re.compile(r"requires re(?:set|start)|unknown error|\berr!", re.IGNORECASE)
 
-#: So many looks in a row at which the tool itself failed make the machine sick: one may be slow on a busy machine.
+#: Looks in a row at which the tool itself failed that make the machine sick: one may be slow on a busy machine.
 FAILED_LOOKS = 3
 
 
@@ -67,7 +67,7 @@ class GpuReport:
 
     @property
     def is_refused(self) -> bool:
-        """Nvidia-smi does not take the question, whatever the GPUs are like: its exit status for wrong arguments."""
+        """Nvidia-smi rejects its arguments, which says nothing about the GPUs."""
         return self.exit_code == 2
 
 
@@ -77,7 +77,7 @@ class Health:
 
     problems: tuple[str, ...] = ()
     gpus: int = 0
-    #: Why the tool did not tell how the GPUs are, a sentence; empty: it did.
+    #: Why the tool did not report the GPUs' health, a sentence; empty: it did.
     failure: str = ""
     #: Words where counters should be that are known neither for a sickness nor for none, a sentence; empty: none.
     unread: str = ""
@@ -90,9 +90,9 @@ class Health:
 
 @dataclass(frozen=True, kw_only=True)
 class HealthHistory:
-    """What is remembered from look to look."""
+    """What is kept from look to look."""
 
-    #: How many GPUs there have to be: told at the start, or the most that were seen; None: neither yet.
+    #: How many GPUs there have to be: given at the start, or the most that were seen; None: neither yet.
     gpus: int | None = None
     #: Looks in a row, up to the newest, at which the tool itself failed.
     failed_looks: int = 0

@@ -64,10 +64,10 @@ def written(
     )
 
 
-def read(told: bytes) -> Heartbeat | None:
+def read(stored: bytes) -> Heartbeat | None:
     """The heartbeat in a stored text; None when it cannot be read."""
     try:
-        document = json.loads(told)
+        document = json.loads(stored)
         at, deaf_s = float(document["at"]), document.get("deaf_s")
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
