@@ -15,10 +15,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster.azure.catalogue import BY_NAME
-from cluster.azure.emulator.disks import check_disk
 from cluster.azure.emulator.faults import FaultPoint
 from cluster.azure.emulator.front_end import COMPUTE, ArmFrontEnd, Endpoint, is_forced, iso
-from cluster.azure.emulator.security import check_security
+from cluster.azure.emulator.machine_checks import check_disk, check_security
 from cluster.azure.emulator.state import SUCCEEDED, EmulatedMachine, Json, Refused
 
 _CUSTOM_DATA_BYTES = 65_535
