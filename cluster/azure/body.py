@@ -2,8 +2,8 @@
 
 Nodes of a fabric domain are instances of a scale set, whose body is made of the same parts.
 
-Everything the machine brings is deleted with it.  What is written here is read by anybody on the machine, so it holds
-names and addresses and no secret: the node fetches the cluster's secret with its identity.
+Everything the machine brings is deleted with it.  Every process of the machine can read what is written here, so it
+holds names and addresses and no secret: the node fetches the cluster's secret with its identity.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def part_of(cluster: str, part: str) -> bool:
 def node_of(cluster: str, machine: str, tags: Mapping[str, str]) -> str | None:
     """Id of the node of this cluster that a machine is, by its name first and its tags second; None: it is not ours.
 
-    A machine that bears our tags and another name was not made by us: a copy of one of ours, or one that somebody
-    else has tagged.
+    A machine that bears our tags and another name was not made by us: a copy of one of ours, or one that was tagged
+    by others.
     """
     node_id = node_named(cluster, machine)
     if node_id is not None or tags.get(CLUSTER_TAG) != cluster:

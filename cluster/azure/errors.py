@@ -1,6 +1,6 @@
 """What an error of Azure means: one table from its codes and messages to the errors of `cluster.provider` (pure).
 
-The code decides, never the status: an operation that failed is told with status 200, a quota that is used up and a
+The code decides, never the status: an operation that failed is reported with status 200, a quota that is used up and a
 size that is sold out both come as 409, and throttling by the compute service has the same code as a used-up quota.
 """
 

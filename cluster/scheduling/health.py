@@ -137,9 +137,11 @@ def _why_missing(node: NodeView) -> str:
         return "the provider does not know it"
     match zone_and_capacity(node.offering)[1]:
         case CapacityType.SPOT:
-            return "its machine is gone: the cloud took it back (evicted it), or somebody deleted it"
+            return (
+                "its machine is gone: the cloud took it back (evicted it), or it was deleted outside Remora"
+            )
         case CapacityType.ON_DEMAND:
-            return "its machine is gone: somebody deleted it, or the cloud lost it"
+            return "its machine is gone: it was deleted outside Remora, or the cloud lost it"
         case _:
             return "its machine is gone"
 

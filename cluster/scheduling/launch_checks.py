@@ -113,10 +113,10 @@ def _asked(
     view: ClusterView, launch: Launch, rules: Sequence[tuple[str, Rule]]
 ) -> tuple[Veto | None, list[str]]:
     """The rule that refuses a launch, and all that is to be reported about it."""
-    told: list[str] = []
+    reasons: list[str] = []
 
     def failed(name: str, error: Exception) -> None:
-        told.append(f"the rule {name} is passed over, as it failed: {error!r}")
+        reasons.append(f"the rule {name} is passed over, as it failed: {error!r}")
 
     refusal = veto(view, launch, rules, failed)
-    return refusal, told if refusal is None else [*told, refusal.reason]
+    return refusal, reasons if refusal is None else [*reasons, refusal.reason]

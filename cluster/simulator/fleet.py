@@ -123,7 +123,7 @@ class Fleet:
         if (
             rate > 0
             and stock.offering.capacity is CapacityType.SPOT
-            and action.offering not in self.market.told
+            and action.offering not in self.market.traced
         ):
             self._event_queue.add(now + self._random.expovariate(rate), self._take, node)
 

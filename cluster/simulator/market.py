@@ -46,7 +46,7 @@ class SimulatedMarket:
         self._quotas = quotas or {}
         self._offered: tuple[Offering, ...] | None = None
         #: Offerings whose capacity the trace gives; the others lose nodes by their eviction rate.
-        self.told = frozenset(named)
+        self.traced = frozenset(named)
 
     def change(self, change: MarketChange) -> Stock:
         """Apply a change."""

@@ -259,7 +259,7 @@ class Work:
     def _is_settled(self, now: float) -> bool:
         """No job can start or grow: nothing has become free, and the first waiting job was too large for what there is.
 
-        Where projects have quotas, others than the first may start, and all of them anew when a day begins.
+        Where projects have quotas, others than the first may start, and all are checked again when a day begins.
         """
         fleet = self._fleet()
         if fleet.has_freed_capacity or self._is_any_off_spot or self.waiting.first(1) != self._settled:

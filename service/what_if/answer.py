@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from cluster.policies.policies import Policies, PoolPolicy
-from cluster.scheduling.installed_rules import Told
+from cluster.scheduling.installed_rules import FailureReport
 from cluster.scheduling.launch_checks import Rule
 from cluster.scheduling.planner import plan
 from cluster.scheduling.words import count
@@ -25,7 +25,7 @@ from service.what_if.turns import ServiceQueue
 
 Progress = Callable[[float], None]
 #: The site rules of these names, which tell before they fail: `cluster.scheduling.installed_rules.load_rules`.
-Load = Callable[[Iterable[str], Told], Sequence[tuple[str, Rule]]]
+Load = Callable[[Iterable[str], FailureReport], Sequence[tuple[str, Rule]]]
 
 
 def replayed(

@@ -1,4 +1,4 @@
-"""Emulated machines that run: each boots on this host, with what its start-up data says and what the image has.
+"""Emulated machines that run: each boots on this host, from its start-up data and with the image's service.
 
 It does what cloud-init and systemd of a real one do: it writes the files of the document below a root folder of its
 own and starts the service that the document names, whose unit is the image's, in `deploy/node/`.  So what joins the Ray

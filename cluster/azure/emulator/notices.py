@@ -1,4 +1,4 @@
-"""Machines of an emulated cloud hear from their metadata service that they will be evicted, as real ones do."""
+"""Connects an emulated cloud with its metadata service, which announces evictions to the machines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def metadata_of(cloud: Cloud, clock: Clock) -> MetadataServer:
     metadata = MetadataServer(lambda name, _event_id: cloud.let_go(name, clock()), clock, compute)
 
     def tell(machine: EmulatedMachine, at: float) -> None:
-        # It may be told before it runs.
+        # The notice may come before it runs.
         metadata.add(machine.name)
         metadata.announce(machine.name, Announcement(notice_s=max(0.0, at - clock())))
 

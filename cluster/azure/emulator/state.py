@@ -325,7 +325,7 @@ class Cloud:
 
     def _attach(self, machine: EmulatedMachine) -> None:
         for inline in machine.body["properties"]["networkProfile"]["networkInterfaceConfigurations"]:
-            # The real name has a suffix; nobody may count on the one that was asked for.
+            # The real name has a suffix: the requested name must not be relied on.
             name = f"{inline['name']}-{machine.vm_id[:8]}"
             owned = {"virtualMachine": {"id": machine.name}}
             self.interfaces[name] = {"name": name, "tags": inline.get("tags", {}), "properties": owned}

@@ -2,7 +2,7 @@
 
 A set's own document says which nodes wait for an instance and how many instances there shall be, changed together in
 one request that fails when another process changed it meanwhile.  Every look compares that with the instances: one that
-is nobody's becomes the node that has waited longest, by a tag, which the machine reads before it joins Ray.
+belongs to no node becomes the node that has waited longest, by a tag, which the machine reads before it joins Ray.
 """
 
 from __future__ import annotations
@@ -241,9 +241,9 @@ class ScaleSetNodes:
         if await self._try("written", self._requests.write(seen, decision)):
             # Some at a time: a hundred of them, one after the other, would take minutes.
             claims = [self._requests.claim(seen, instance, node) for instance, node in decision.claims]
-            await gathered([self._try("told its node", claim) for claim in claims])
+            await gathered([self._try("tagged with its node", claim) for claim in claims])
         if decision.surplus:
-            log.info("%s has %d machines that nobody waits for", seen.name, len(decision.surplus))
+            log.info("%s has %d machines that no node waits for", seen.name, len(decision.surplus))
             numbers = [one.id for one in decision.surplus]
             await self._try("reduced", self._requests.end(seen.name, numbers))
         await self._delete_when_empty(seen, bool(instances or decision.waiting))

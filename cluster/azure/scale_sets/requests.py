@@ -42,7 +42,7 @@ class SetRequests:
         seen = replace(seen, name=name)
         self._memory.forget_replaced(seen)
         instances = await self._asking.asked(Group.SETS, self._arm.sets.instances(name))
-        # A list that lacks what was there is not believed.
+        # A list may lack instances that exist: those that were there before are read one by one.
         missing = self._memory.expected(seen) - {one.id for one in instances}
         lost = [
             self._asking.asked(Group.SETS, self._arm.sets.instance(name, number))

@@ -1,4 +1,4 @@
-"""The agent itself: listens, decides by `watch`, acts.  Nothing that is away keeps it from what is there."""
+"""The agent's loops: read events and GPU health, decide by `watch`, act; a silent service does not block the others."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Metadata(Protocol):
         ...
 
     def listen(self) -> Heard:
-        """The events of now.  Raises MetadataAway."""
+        """The current events.  Raises MetadataAway."""
         ...
 
     def acknowledge(self, event_id: str) -> None:
-        """The cloud need not wait any longer.  Raises MetadataAway."""
+        """Approve an event: the cloud need not wait any longer.  Raises MetadataAway."""
         ...
 
 
@@ -80,7 +80,7 @@ class Agent:
 
     def run(self, stopping: threading.Event) -> None:
         """Watch until `stopping` is set."""
-        # The first answer may take two minutes, and a GPU's driver may hang: neither may keep the other waiting.
+        # The first answer may take two minutes, and a GPU's driver may hang: neither may delay the other.
         for name, work in (("metadata", self._keep_listening), ("gpus", self._keep_looking)):
             threading.Thread(target=work, args=(stopping,), name=name, daemon=True).start()
         while not stopping.wait(POLL_S):
@@ -113,7 +113,7 @@ class Agent:
                 self._machine = self._metadata.name()
             self._heard = self._metadata.listen()
         except MetadataAway as away:
-            # What was heard last holds: an event that cannot be looked at any more is not cancelled.
+            # The last document holds: an event that cannot be read any more is not cancelled.
             if str(away) != self._complaint:
                 log.warning("%s; trying again", away)
             self._complaint = str(away)
@@ -128,7 +128,7 @@ class Agent:
         self._head.say(self._health.problems)
 
     def turn(self) -> None:
-        """Do what is to be done now; never waits for the head."""
+        """Carry out what is to be done now; never waits for the head."""
         if self._head.drained_until is not None:
             self.state = drained(self.state, self._head.drained_until)
         heard = self._heard

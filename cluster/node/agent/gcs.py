@@ -1,4 +1,4 @@
-"""What the agent asks of the head of the Ray cluster, one call each; run in a process that may be thrown away.
+"""The agent's requests to the head of the Ray cluster, one call each; run in a process that may be killed.
 
 Ray's client waits for a head that does not answer, and ends its process when that takes too long.
 """

@@ -728,8 +728,11 @@ def test_what_is_of_no_use_goes(changes: dict[str, Any], is_failure: bool) -> No
 @pytest.mark.parametrize(
     ("capacity", "said"),
     [
-        ("spot", "its machine is gone: the cloud took it back (evicted it), or somebody deleted it"),
-        ("on-demand", "its machine is gone: somebody deleted it, or the cloud lost it"),
+        (
+            "spot",
+            "its machine is gone: the cloud took it back (evicted it), or it was deleted outside Remora",
+        ),
+        ("on-demand", "its machine is gone: it was deleted outside Remora, or the cloud lost it"),
         ("", "its machine is gone"),
     ],
 )
