@@ -20,7 +20,7 @@ from azure.core.credentials_async import AsyncTokenCredential
 
 from cluster.azure import quota
 from cluster.azure.arm import Arm, SeenMachine
-from cluster.azure.asking import Asking, gathered
+from cluster.azure.arm_requests import ArmRequests, gathered
 from cluster.azure.body import (
     CLUSTER_TAG,
     OFFERING_TAG,
@@ -85,8 +85,8 @@ class AzureProvider:
         self._memory = Memory()
         self._thread = EventLoopThread("azure")
         self._arm = self._thread.run(self._open(credential))
-        self._asking = Asking(self._arm, self._memory, settings.region, catalogue, clock)
-        self._sets = ScaleSetNodes(settings, self._arm, self._asking, head, clock)
+        self._arm_requests = ArmRequests(self._arm, self._memory, settings.region, catalogue, clock)
+        self._sets = ScaleSetNodes(settings, self._arm, self._arm_requests, head, clock)
         self._credential = credential
 
     async def _open(self, credential: AsyncTokenCredential) -> Arm:
@@ -104,7 +104,7 @@ class AzureProvider:
         What Azure refuses only later is the `refusal` of a listed node that does not run.
         """
         _check(request)
-        offering = self._asking.offering(request.offering)
+        offering = self._arm_requests.offering(request.offering)
         if offering is None:
             raise InvalidRequest(f"{request.offering!r} is not an offering of {self._settings.region}")
         if request.fabric is not None:
@@ -174,9 +174,9 @@ class AzureProvider:
 
     async def _answered(self, group: Group, request: Coroutine[Any, Any, Answer]) -> Answer:
         try:
-            return await self._asking.asked(group, request)
+            return await self._arm_requests.send(group, request)
         except ArmError as error:
-            raise self._asking.error(error.failure, None) from error
+            raise self._arm_requests.error(error.failure, None) from error
 
     async def _create(self, request: NodeRequest, offering: Offering) -> None:
         name = machine_name(self._settings.cluster, request.node_id)
@@ -187,30 +187,30 @@ class AzureProvider:
         # One whose answer was lost is counted already.
         before = memory.requested.get(name)
         if before is None:
-            await self._asking.check_quota(offering)
+            await self._arm_requests.check_quota(offering)
         body = machine_body(self._settings, request, offering, self._head, now)
         requested = RequestedMachine(
             request, offering, now, counted_in=before.counted_in if before is not None else None
         )
         try:
-            requested.operation = await self._asking.asked(Group.CREATE, self._arm.put(name, body))
+            requested.operation = await self._arm_requests.send(Group.CREATE, self._arm.put(name, body))
         except ArmError as error:
             if error.failure.status == 412:
                 # It exists: asked for before, by this process or another one.
                 memory.requested.setdefault(name, requested)
                 return
-            refused = self._asking.error(error.failure, offering)
+            refused = self._arm_requests.error(error.failure, offering)
             if isinstance(refused, Unanswered):
                 # It may have been taken: the next look asks, and until the quotas are read again it counts.
                 memory.requested[name] = requested
                 if before is None:
-                    requested.counted_in = self._asking.one_more(offering)
+                    requested.counted_in = self._arm_requests.one_more(offering)
             elif isinstance(refused, QuotaExceeded):
-                self._asking.forget_quota()
+                self._arm_requests.forget_quota()
             raise refused from error
         memory.requested[name] = requested
         if before is None:
-            requested.counted_in = self._asking.one_more(offering)
+            requested.counted_in = self._arm_requests.one_more(offering)
 
     async def _change(self, work: Coroutine[Any, Any, None]) -> None:
         """Do what makes every list of before, and of meanwhile, an old one."""
@@ -235,7 +235,7 @@ class AzureProvider:
     async def _look(self) -> tuple[tuple[ProvidedNode, ...], bool]:
         """What there is, and whether no single machine is expected to change."""
         try:
-            listed = await self._asking.asked(Group.MACHINES, self._arm.machines())
+            listed = await self._arm_requests.send(Group.MACHINES, self._arm.machines())
             ours = {one.name: one for one in listed if self._node_id(one) is not None}
             self._note_strangers([one for one in listed if one.name not in ours])
             now = self._clock()
@@ -246,11 +246,11 @@ class AzureProvider:
                 if name not in ours and name not in self._memory.deleted
             ]
             found = await gathered(
-                [self._asking.asked(Group.MACHINES, self._arm.machine(name)) for name in missing]
+                [self._arm_requests.send(Group.MACHINES, self._arm.machine(name)) for name in missing]
             )
             ours |= {one.name: one for one in found if one is not None}
         except ArmError as error:
-            raise self._asking.error(error.failure, None) from error
+            raise self._arm_requests.error(error.failure, None) from error
         shown = {name: one for name, one in ours.items() if not self._is_going(one)}
         self._memory.vm_ids = {name: one.vm_id for name, one in ours.items()}
         await self._learn_failures([one for one in shown.values() if one.state in ("Failed", "Canceled")])
@@ -259,7 +259,7 @@ class AzureProvider:
         for name, requested in self._memory.requested.items():
             if name not in ours:
                 # Otherwise its quota would count as used when it is requested again.
-                self._asking.one_less(requested.offering, requested.counted_in)
+                self._arm_requests.one_less(requested.offering, requested.counted_in)
         self._memory.requested = {
             n: requested for n, requested in self._memory.requested.items() if n in shown
         }
@@ -275,9 +275,9 @@ class AzureProvider:
             return
         name = machine_name(self._settings.cluster, node_id)
         try:
-            await self._asking.asked(Group.DELETE, self._arm.delete(name))
+            await self._arm_requests.send(Group.DELETE, self._arm.delete(name))
         except ArmError as error:
-            raise self._asking.error(error.failure, None) from error
+            raise self._arm_requests.error(error.failure, None) from error
         self._memory.deleted[name] = Deletion(self._clock(), self._memory.vm_ids.get(name, ""))
         self._memory.requested.pop(name, None)
         self._memory.nodes.pop(name, None)
@@ -287,14 +287,14 @@ class AzureProvider:
         instance = self._sets.instance_key_of(node_id)
         try:
             if instance is not None:
-                await self._asking.asked(Group.EVICT, self._arm.sets.simulate_eviction(*instance))
+                await self._arm_requests.send(Group.EVICT, self._arm.sets.simulate_eviction(*instance))
             else:
-                await self._asking.asked(Group.EVICT, self._arm.simulate_eviction(name))
+                await self._arm_requests.send(Group.EVICT, self._arm.simulate_eviction(name))
         except ArmError as error:
             if error.failure.status in (400, 404, 409):
                 said = f"Azure does not simulate an eviction of {node_id}: {error.failure.message}"
                 raise InvalidRequest(said) from error
-            raise self._asking.error(error.failure, None) from error
+            raise self._arm_requests.error(error.failure, None) from error
 
     def _forget(self, now: float) -> None:
         self._memory.deleted = {n: one for n, one in self._memory.deleted.items() if now - one.at < _GOING_S}
@@ -314,10 +314,12 @@ class AzureProvider:
         found = await gathered([self._reason_of(one) for one in unknown])
         for machine, failure in zip(unknown, found, strict=True):
             if failure is not None:
-                refusal = self._asking.error(failure, self._asking.offering(machine.tags.get(OFFERING_TAG)))
+                refusal = self._arm_requests.error(
+                    failure, self._arm_requests.offering(machine.tags.get(OFFERING_TAG))
+                )
                 self._memory.refusals[machine.name] = refusal
                 if isinstance(refusal, QuotaExceeded):
-                    self._asking.forget_quota()
+                    self._arm_requests.forget_quota()
 
     async def _reason_of(self, machine: SeenMachine) -> CloudFailure | None:
         requested = self._memory.requested.get(machine.name)
@@ -326,7 +328,7 @@ class AzureProvider:
             if requested is not None and requested.operation
             else []
         )
-        return await self._asking.first_failure(
+        return await self._arm_requests.first_failure(
             machine.name, [*asked, self._arm.machine_failure(machine.name)]
         )
 
@@ -372,7 +374,7 @@ class AzureProvider:
 
     async def _quota_left(self) -> dict[str, int]:
         # The planner requests no machine while the quota seems used up, and so would never learn of more.
-        reading = await self._asking.reading(quota.READ_AGAIN_S)
+        reading = await self._arm_requests.reading(quota.READ_AGAIN_S)
         return reading.left() if reading is not None else {}
 
     async def _sweep_when_due(self, now: float) -> None:
@@ -386,10 +388,10 @@ class AzureProvider:
         now = self._clock()
         self._memory.swept_at = now
         try:
-            resources = await self._asking.asked(Group.PARTS, self._arm.interfaces())
-            resources += await self._asking.asked(Group.PARTS, self._arm.disks())
+            resources = await self._arm_requests.send(Group.PARTS, self._arm.interfaces())
+            resources += await self._arm_requests.send(Group.PARTS, self._arm.disks())
             # After the parts: a machine that is made meanwhile is in the list by then.
-            machines = await self._asking.asked(Group.MACHINES, self._arm.machines())
+            machines = await self._arm_requests.send(Group.MACHINES, self._arm.machines())
             made = {one.name for one in machines if one.state in ("Succeeded", "Failed", "Canceled")}
             being_made = {*(one.name for one in machines), *self._memory.requested} - made
             left, self._memory.alone = orphans(
@@ -397,9 +399,9 @@ class AzureProvider:
             )
             for one in left:
                 log.warning("%s was left behind by a machine and is deleted", one.name)
-                await self._asking.asked(Group.DELETE_PART, self._arm.delete_resource(one))
+                await self._arm_requests.send(Group.DELETE_PART, self._arm.delete_resource(one))
         except ArmError as error:
-            raise self._asking.error(error.failure, None) from error
+            raise self._arm_requests.error(error.failure, None) from error
         return tuple(one.name for one in left)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.azure.arm import Arm
-from cluster.azure.asking import Asking, gathered
+from cluster.azure.arm_requests import ArmRequests, gathered
 from cluster.azure.body import (
     FABRIC_TAG,
     MODEL_TAG,
@@ -25,6 +25,7 @@ from cluster.azure.body import (
 )
 from cluster.azure.errors import CloudFailure
 from cluster.azure.memory import Group
+from cluster.azure.scale_sets.batching import RequestBatcher
 from cluster.azure.scale_sets.domain import (
     MOST_NODES,
     Decision,
@@ -36,7 +37,6 @@ from cluster.azure.scale_sets.domain import (
     waiting_tags,
 )
 from cluster.azure.scale_sets.failures import SetFailures
-from cluster.azure.scale_sets.gathering import Gathering
 from cluster.azure.scale_sets.memory import InstanceKey, SetMemory
 from cluster.azure.scale_sets.requests import SetRequests
 from cluster.azure.settings import AzureSettings
@@ -71,22 +71,27 @@ class ScaleSetNodes:
     """The part of a provider that knows fabric domains; to be used on one event loop."""
 
     def __init__(
-        self, settings: AzureSettings, arm: Arm, asking: Asking, head: str, clock: Callable[[], float]
+        self,
+        settings: AzureSettings,
+        arm: Arm,
+        arm_requests: ArmRequests,
+        head: str,
+        clock: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._arm = arm
-        self._asking = asking
+        self._arm_requests = arm_requests
         self._head = head
         self._clock = clock
         self._memory = SetMemory()
-        self._requests = SetRequests(settings.cluster, arm, asking, self._memory, clock)
-        self._failures = SetFailures(arm, asking, self._memory)
+        self._requests = SetRequests(settings.cluster, arm, arm_requests, self._memory, clock)
+        self._failures = SetFailures(arm, arm_requests, self._memory)
         # One look or change at a time: each decides by what it has just read.
         self._lock = asyncio.Lock()
         #: By the last look every instance belongs to a node and runs, and no node waits for one.
         self.is_still = False
-        self._joining: Gathering[_RequestedNode, None] = Gathering(self._lock, self._join)
-        self._leaving: Gathering[str, bool] = Gathering(self._lock, self._delete)
+        self._joining: RequestBatcher[_RequestedNode, None] = RequestBatcher(self._lock, self._join)
+        self._leaving: RequestBatcher[str, bool] = RequestBatcher(self._lock, self._delete)
 
     def instance_key_of(self, node_id: str) -> InstanceKey | None:
         """Set and number of a node's instance, None while it has none and for other nodes."""
@@ -102,14 +107,14 @@ class ScaleSetNodes:
         if request.node_id in self._memory.instance_keys or request.node_id in self._memory.waits:
             return
         name = set_name(self._settings.cluster, request.fabric or "", offering.id)
-        await self._asking.check_quota(offering)
+        await self._arm_requests.check_quota(offering)
         try:
-            with self._asking.on_its_way(offering):
-                await self._joining.ask(name, _RequestedNode(request, offering, round(self._clock(), 3)))
+            with self._arm_requests.on_its_way(offering):
+                await self._joining.submit(name, _RequestedNode(request, offering, round(self._clock(), 3)))
         except ArmError as error:
-            refused = self._asking.error(error.failure, offering)
+            refused = self._arm_requests.error(error.failure, offering)
             if isinstance(refused, QuotaExceeded):
-                self._asking.forget_quota()
+                self._arm_requests.forget_quota()
             raise refused from error
 
     async def look(self) -> list[ProvidedNode]:
@@ -129,9 +134,9 @@ class ScaleSetNodes:
             # In no set: the deletion of a single machine need not wait for others.
             return self._memory.refused.pop(node_id, None) is not None
         try:
-            return await self._leaving.ask("", node_id)
+            return await self._leaving.submit("", node_id)
         except ArmError as error:
-            raise self._asking.error(error.failure, None) from error
+            raise self._arm_requests.error(error.failure, None) from error
 
     # --- joining
 
@@ -158,7 +163,7 @@ class ScaleSetNodes:
     async def _make(self, name: str, requested: Sequence[_RequestedNode]) -> set[str]:
         """Make a set; which nodes it has taken."""
         first = requested[0].request
-        for other in await self._asking.asked(Group.SETS, self._arm.sets.all()):
+        for other in await self._arm_requests.send(Group.SETS, self._arm.sets.all()):
             is_same = self._requests.is_ours(other) and other.tags.get(FABRIC_TAG) == first.fabric
             if is_same and other.name.lower() != name and (other.capacity or read_waiting(other.tags)):
                 # Two sets are not joined: machines of another offering have to be gone before.
@@ -200,12 +205,12 @@ class ScaleSetNodes:
     async def _look(self) -> list[ProvidedNode]:
         memory = self._memory
         try:
-            listed = await self._asking.asked(Group.SETS, self._arm.sets.all())
+            listed = await self._arm_requests.send(Group.SETS, self._arm.sets.all())
             ours = {one.name.lower(): one for one in listed if self._requests.is_ours(one)}
             names = sorted(ours.keys() | memory.sets.keys())
             read = await gathered([self._requests.read(name, ours.get(name)) for name in names])
         except ArmError as error:
-            raise self._asking.error(error.failure, None) from error
+            raise self._arm_requests.error(error.failure, None) from error
         found = [one for one in read if one is not None]
         memory.begin_look(found, self._clock())
         nodes: list[ProvidedNode] = []
@@ -254,7 +259,9 @@ class ScaleSetNodes:
             since.pop(seen.name, None)
         elif self._clock() - since.setdefault(seen.name, self._clock()) >= EMPTY_S:
             log.info("the scale set %s has had no node for a while and is deleted", seen.name)
-            await self._try("deleted", self._asking.asked(Group.DELETE_SET, self._arm.sets.delete(seen.name)))
+            await self._try(
+                "deleted", self._arm_requests.send(Group.DELETE_SET, self._arm.sets.delete(seen.name))
+            )
 
     async def _try(self, what: str, work: Coroutine[Any, Any, object]) -> bool:
         try:

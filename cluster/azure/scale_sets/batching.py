@@ -22,7 +22,7 @@ class _Batch(Generic[Item, Answer]):
     done: asyncio.Task[Sequence[Answer | Exception]] | None = None
 
 
-class Gathering(Generic[Item, Answer]):
+class RequestBatcher(Generic[Item, Answer]):
     """Does requests of the same key together, under a lock; for one event loop.
 
     `act` is given a key and its requests, and answers each with a value or with what is to be raised for it; what it
@@ -38,7 +38,7 @@ class Gathering(Generic[Item, Answer]):
         self._act = act
         self._batches: dict[str, _Batch[Item, Answer]] = {}
 
-    async def ask(self, key: str, item: Item) -> Answer:
+    async def submit(self, key: str, item: Item) -> Answer:
         """The answer to one request; raises what was answered for it."""
         batch = self._batches.setdefault(key, _Batch())
         number = len(batch.items)

@@ -25,8 +25,8 @@ _AT_ONCE = 16
 Answer = TypeVar("Answer")
 
 
-class Asking:
-    """The one way by which requests of a provider go to Azure; for one event loop."""
+class ArmRequests:
+    """Sends all requests of a provider to Azure, and counts its machines against the quotas; for one event loop."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Asking:
         #: Of nodes whose requests gather or have no answer yet.
         self._on_its_way: list[Offering] = []
 
-    async def asked(self, group: Group, request: Coroutine[Any, Any, Answer]) -> Answer:
+    async def send(self, group: Group, request: Coroutine[Any, Any, Answer]) -> Answer:
         """Send a request unless Azure said not to send any of its group before some time.  Raises ArmError."""
         wait_s = self._memory.not_before.get(group, -math.inf) - self._clock()
         if wait_s > 0:
@@ -75,7 +75,7 @@ class Asking:
                 question.close()
                 continue
             try:
-                found = await self.asked(Group.REASONS, question)
+                found = await self.send(Group.REASONS, question)
             except ArmError as error:
                 # What does not exist any more will not say it either.
                 is_sure = is_sure and error.failure.status == 404
@@ -108,7 +108,7 @@ class Asking:
         now = self._clock()
         if now - self._memory.quotas_asked_at >= good_for_s:
             try:
-                usages = await self.asked(Group.USAGES, self._arm.usages(self._region))
+                usages = await self.send(Group.USAGES, self._arm.usages(self._region))
                 self._memory.quotas = quota.Reading(read_at=now, usages=usages)
             except ArmError as error:
                 # Not knowing is no reason to stop.
