@@ -13,8 +13,8 @@ from benchmarks.yardstick import Yardstick
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
 from cluster.simulator.ports import Assumptions
-from cluster.simulator.report import Report, report_of
-from cluster.traces.generator import CLUSTERS, DAY_S, Wish, generate_jobs, generated
+from cluster.simulator.report import ReplayReport, report_of
+from cluster.traces.generator import CLUSTERS, DAY_S, GeneratorOptions, generate_jobs, generated
 from cluster.traces.skypilot import read_skypilot
 from cluster.traces.trace import Trace, TraceJob, merged
 from service.what_if.answer import replayed
@@ -45,7 +45,7 @@ def run(jobs: int = 100_000) -> dict[str, Any]:
     }
 
 
-def speed(jobs: int) -> tuple[float, float, Report]:
+def speed(jobs: int) -> tuple[float, float, ReplayReport]:
     """Seconds of processor time for one replay under `prefer-spot`, the slowdown meanwhile, and its report."""
     trace, yardstick = a_generated_trace(0, jobs), Yardstick()
     yardstick.measure()
@@ -100,20 +100,20 @@ def offerings() -> tuple[Offering, ...]:
     )
 
 
-def _wish(seed: int, jobs: int) -> Wish:
+def _options(seed: int, jobs: int) -> GeneratorOptions:
     # as many jobs a day as the Philly clusters had
     cluster = replace(CLUSTERS["philly"], longest_s=7 * DAY_S)
-    return Wish(seed=seed, jobs=jobs, span_s=75 * DAY_S * jobs / 112_956, cluster=cluster)
+    return GeneratorOptions(seed=seed, jobs=jobs, span_s=75 * DAY_S * jobs / 112_956, cluster=cluster)
 
 
 def a_generated_trace(seed: int, jobs: int) -> Trace:
     """Jobs and market of the published distributions."""
-    return generated(_wish(seed, jobs), offerings(), spot_nodes=NODES // 2)
+    return generated(_options(seed, jobs), offerings(), spot_nodes=NODES // 2)
 
 
 def a_trace_with_files(seed: int, jobs: int) -> Trace:
     """The same jobs with a market read from files in SkyPilot's format, which are generated as well."""
-    arrived: tuple[TraceJob, ...] = generate_jobs(_wish(seed, jobs))
+    arrived: tuple[TraceJob, ...] = generate_jobs(_options(seed, jobs))
     spot = [one.id for one in offerings() if one.capacity is CapacityType.SPOT]
     files = [read_skypilot(_availability(f"{seed} {name}"), name) for name in spot]
     return merged([Trace(offerings=offerings(), jobs=arrived), *files])

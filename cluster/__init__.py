@@ -1,1 +1,1 @@
-"""Machines: what there is, what is wished for, and how to get from one to the other."""
+"""Machines: which there are, which are needed, and how to get from one to the other."""

@@ -1,4 +1,4 @@
-"""A property that is computed when it is first asked for, and kept."""
+"""A property that is computed at its first use and then kept."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Value = TypeVar("Value")
 class lazy(Generic[Value]):  # noqa: N801 - reads like `property`
     """`functools.cached_property` without its lock, which Python 3.12 dropped as well: frozen values need none.
 
-    Two threads that ask at once compute the same value twice.  It stands in the instance's `__dict__`, so that the
-    second question does not come here any more.
+    Two threads that read it at once compute the same value twice.  It is stored in the instance's `__dict__`, so later
+    reads do not call the descriptor.
     """
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:

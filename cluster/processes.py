@@ -33,8 +33,8 @@ ProcessesRemain = cgroups.ProcessesRemain
 def identity(pid: int) -> str | None:
     """What tells this process from any other that had or will have its pid; None when there is no such process.
 
-    Made of the machine's boot and the process's start in clock ticks: unlike a time of day it does not move when
-    somebody sets the clock.
+    Made of the machine's boot and the process's start in clock ticks: unlike a time of day it does not change when the
+    clock is set.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -73,7 +73,7 @@ def find_by_environment(name: str, value: str) -> list[psutil.Process]:
 
 
 def values_of(name: str) -> set[str]:
-    """All values that this variable has in the environments of this machine's processes, as far as they may be read."""
+    """All values of this variable in the environments of this machine's processes, as far as they may be read."""
     beginning = f"{name}=".encode()
     found: set[str] = set()
     for pid in psutil.pids():
@@ -124,7 +124,7 @@ def sweep(name: str, value: str, grace_s: float, leader: tuple[int, str] | None 
             return count
         count += len(processes)
         end(processes, grace_s)
-        # Whoever is forked by an ending process gets no second grace.
+        # A process that is forked by an ending one gets no second grace.
         grace_s = 0.0
     raise ProcessesRemain(f"processes with {name}={value} keep appearing")
 

@@ -1,7 +1,7 @@
-"""The wall between Remora and whoever makes machines; an interface is its promises.
+"""The interface between Remora and what makes machines, with its guarantees.
 
 A provider makes, lists and deletes nodes.  It decides nothing: the planner says what to make.  The node's row exists
-before `create` is called, so an answer that gets lost leaks nothing: whatever `list` shows is compared with the rows.
+before `create` is called, so a lost answer leaks nothing: everything that `list` shows is compared with the rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class QuotaExceeded(ProviderError):
 
 
 class Throttled(ProviderError):
-    """Asked too often; ask again after `retry_after_s` seconds."""
+    """Too many requests; try again after `retry_after_s` seconds."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class Throttled(ProviderError):
 
 
 class Unanswered(Throttled):
-    """No clear answer came: what was asked for may have been done; asking again, or `list`, tells."""
+    """No clear answer came: the request may have been carried out; the same request again, or `list`, shows it."""
 
 
 class InvalidRequest(ProviderError):
@@ -56,7 +56,7 @@ class Unauthorized(ProviderError):
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRequest:
-    """A machine that is wished for."""
+    """A machine to be made."""
 
     #: `node_...`; the provider marks the machine with it, so `create` is idempotent by it.
     node_id: str
@@ -93,7 +93,7 @@ class Provider(Protocol):
     """Makes machines that join the Ray cluster by themselves."""
 
     def create(self, request: NodeRequest) -> None:
-        """Ask for a machine and return without waiting until it has started.
+        """Request a machine and return without waiting until it has started.
 
         Idempotent by `request.node_id`: asked again for one that exists, it changes nothing.
         Raises one of the errors above; then nothing was made, or `list` will show what was.
@@ -108,5 +108,5 @@ class Provider(Protocol):
         ...
 
     def delete(self, node_id: str) -> None:
-        """End the machine and all that runs on it; fine when it is gone already or never was."""
+        """End the machine and all that runs on it; does nothing when it is gone already or never existed."""
         ...

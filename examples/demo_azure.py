@@ -70,7 +70,7 @@ class Course(Seen):
 
 
 class Cloud:
-    """The control door of the emulator."""
+    """The control API of the emulator."""
 
     def __init__(self, url: str) -> None:
         self._http = httpx2.Client(base_url=url, timeout=10.0)

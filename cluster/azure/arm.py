@@ -1,7 +1,7 @@
 """The few requests to Azure Resource Manager that nodes need, with Azure's own client; every failure is an `ArmError`.
 
-Nothing here waits for an operation or tries again: a look at what there is says what became of a request, and when
-to ask again is decided by whoever asked.
+Nothing here waits for an operation or tries again: the next list of resources shows the outcome of a request, and the
+caller decides when to try again.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from cluster.azure.wire import (
     failure_of,
     header,
     name_of,
+    reported_failure,
     state_of,
     tags_of,
-    told_failure,
     vm_id_of,
 )
 
@@ -55,7 +55,7 @@ class SeenMachine:
     tags: Mapping[str, str] = field(default_factory=dict)
     #: Azure's word: `Creating`, `Succeeded`, `Failed`, `Deleting`, ...
     state: str = ""
-    #: Azure's own id of this machine, which no later one of the same name has; empty: it tells none.
+    #: Azure's own id of this machine, which no later one of the same name has; empty: none is given.
     vm_id: str = ""
 
 
@@ -85,7 +85,7 @@ class Arm:
         self._endpoint = settings.endpoint.rstrip("/")
         # The client's own policies would sleep as long as Azure says inside a call, try writes again, and register
         # resource providers; with these a request is one request.
-        #: What Azure tells of how much it still lets us ask.
+        #: The rate limits that Azure reports.
         self.allowance = Allowance(clock)
         policies = [
             RequestIdPolicy(),
@@ -178,15 +178,15 @@ class Arm:
         """What a machine says that its creation failed with, None when it does not say."""
         async with Failures():
             view = await self._client.virtual_machines.instance_view(self._group, name)
-            return told_failure(view.statuses)
+            return reported_failure(view.statuses)
 
     async def usages(self, region: str) -> dict[str, tuple[int, int]]:
         """Used units and limit of every compute quota of a region, by its name in lower case.
 
-        A quota that cannot be read is left out, as if Azure did not tell of it.
+        A quota that cannot be read is left out.
         """
         async with Failures():
-            return dict([told async for one in self._client.usage.list(region) if (told := _usage(one))])
+            return dict([usage async for one in self._client.usage.list(region) if (usage := _usage(one))])
 
     async def skus(self, region: str) -> list[dict[str, Any]]:
         """Resource SKUs of a region in their wire form; some megabytes."""

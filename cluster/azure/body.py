@@ -2,8 +2,8 @@
 
 Nodes of a fabric domain are instances of a scale set, whose body is made of the same parts.
 
-Everything the machine brings is deleted with it.  What is written here is read by anybody on the machine, so it holds
-names and addresses and no secret: the node fetches the cluster's secret with its identity.
+Everything the machine brings is deleted with it.  Every process of the machine can read what is written here, so it
+holds names and addresses and no secret: the node fetches the cluster's secret with its identity.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ _NETWORK_VERSION = "2022-11-01"
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFile:
-    """What a machine is told about itself."""
+    """The content of the node file: what a machine needs to join the cluster."""
 
     cluster: str
-    #: None: an instance of a scale set, all of which are told the same; its own tags say which node it is.
+    #: None: an instance of a scale set, whose instances all get the same file; its own tags say which node it is.
     node: str | None
     pool: str
     #: Address of the Ray head, `host:port`.
@@ -108,8 +108,8 @@ def part_of(cluster: str, part: str) -> bool:
 def node_of(cluster: str, machine: str, tags: Mapping[str, str]) -> str | None:
     """Id of the node of this cluster that a machine is, by its name first and its tags second; None: it is not ours.
 
-    A machine that bears our tags and another name was not made by us: a copy of one of ours, or one that somebody
-    else has tagged.
+    A machine that bears our tags and another name was not made by us: a copy of one of ours, or one that was tagged
+    by others.
     """
     node_id = node_named(cluster, machine)
     if node_id is not None or tags.get(CLUSTER_TAG) != cluster:
@@ -153,7 +153,7 @@ def _digest(text: str) -> str:
 
 
 def created_at(tags: Mapping[str, str]) -> float:
-    """When a machine was asked for, seconds since 1970; 0.0 when somebody wrote something else there."""
+    """When a machine was requested, seconds since 1970; 0.0 when the tag has another content."""
     try:
         return float(tags.get(CREATED_TAG) or 0.0)
     except ValueError:

@@ -25,7 +25,7 @@ _OTHER_REGIONS = 1.3
 #: The quota of all spot machines of a region, whatever their size.
 SPOT_QUOTA = "lowPriorityCores"
 
-#: A spot price that nobody told is taken for this part of the on-demand price: above what spot mostly costs.
+#: An unknown spot price counts as this part of the on-demand price: above what spot mostly costs.
 _UNKNOWN_SPOT_PART = 0.4
 #: Chance of an eviction per hour where Azure tells none: the middle of its second-lowest bucket (5 to 10 %).
 _UNKNOWN_EVICTIONS_PER_HOUR = 0.075
@@ -37,16 +37,16 @@ DISK_GB = 128
 #: Of a machine's memory, what the kernel and the firmware keep, and bytes that the system, Ray and the agent take.
 _KERNEL_PART = 0.03
 _SYSTEM_BYTES = 2**30
-#: What Ray gives to its object store by default: this part of what is available, and no more than so many bytes.
+#: What Ray gives to its object store by default: this part of the available memory, and at most these bytes.
 #: https://docs.ray.io/en/latest/ray-core/scheduling/memory-management.html
 _OBJECT_STORE_PART = 0.3
 _OBJECT_STORE_BYTES = 200 * 10**9
 
 
 def memory_for_workers(memory_gib: int) -> int:
-    """Bytes that workers may ask for on a machine of so many GiB: what the system and Ray take is left out.
+    """Bytes that workers may request on a machine of `memory_gib` GiB, without what the system and Ray take.
 
-    A node announces the very number to Ray (`ray start --memory`), so that what was bought has what was promised.
+    A node passes the same number to Ray (`ray start --memory`), so that it has the memory that the planner counted.
     """
     available = memory_gib * 2**30 * (1 - _KERNEL_PART) - _SYSTEM_BYTES
     return int(available - min(_OBJECT_STORE_PART * available, _OBJECT_STORE_BYTES))

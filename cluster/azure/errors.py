@@ -1,6 +1,6 @@
 """What an error of Azure means: one table from its codes and messages to the errors of `cluster.provider` (pure).
 
-The code decides, never the status: an operation that failed is told with status 200, a quota that is used up and a
+The code decides, never the status: an operation that failed is reported with status 200, a quota that is used up and a
 size that is sold out both come as 409, and throttling by the compute service has the same code as a used-up quota.
 """
 
@@ -25,7 +25,7 @@ from cluster.provider import (
 
 @dataclass(frozen=True, kw_only=True)
 class CloudFailure:
-    """One error as Azure told it, of a request or of an operation that failed later."""
+    """One error as Azure reported it, of a request or of an operation that failed later."""
 
     code: str
     message: str = ""
@@ -41,7 +41,7 @@ class Reason(StrEnum):
     CAPACITY = "capacity"
     QUOTA = "quota"
     THROTTLED = "throttled"
-    #: Nobody knows whether it was done.
+    #: It is not known whether it was done.
     UNANSWERED = "unanswered"
     #: It will never work as it is.
     INVALID = "invalid"
@@ -130,7 +130,7 @@ _QUOTA_S = 10 * MINUTE_S
 _RESTRICTED_S = 4 * HOUR_S
 #: Roles that were just assigned take some minutes to be seen everywhere.
 _ROLE_S = 5 * MINUTE_S
-#: What only an operator can change: often enough to notice that somebody did, seldom enough to stay quiet.
+#: For what only an operator can change: often enough to notice that it was changed, seldom enough to stay quiet.
 _OPERATOR_S = HOUR_S
 #: Another change of the same resource ends within seconds.
 _BUSY_S = 15.0
@@ -138,7 +138,7 @@ _BUSY_S = 15.0
 _RESERVED_S = 180.0
 #: A server that stumbled mostly answers at the next try.
 _STUMBLED_S = 10.0
-#: A code that nobody here knows: it neither stops a pool for long nor is asked for in a loop.
+#: For an unknown code: it neither stops a pool for long nor is tried in a loop.
 _UNKNOWN_S = 5 * MINUTE_S
 
 #: The first line that fits decides.
@@ -317,7 +317,7 @@ def judge(failure: CloudFailure, capacity: CapacityType | None = None) -> Verdic
     if failure.code.lower() == "skunotavailable" and capacity is CapacityType.SPOT:
         memory_s = _SPOT_NOT_AVAILABLE_S
     if verdict.reason is Reason.QUOTA and _NO_QUOTA.search(failure.message):
-        # Nothing comes back of a limit of zero: somebody has to ask for more.
+        # A limit of zero never frees units: an operator has to request more.
         memory_s = _OPERATOR_S
     if verdict.reason in (Reason.THROTTLED, Reason.UNANSWERED) and failure.retry_after_s is not None:
         memory_s = failure.retry_after_s

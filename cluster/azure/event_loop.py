@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for asynchronous clients behind a door that is called from plain threads."""
+"""An event loop in a thread of its own, for asynchronous clients that are called from plain threads."""
 
 from __future__ import annotations
 

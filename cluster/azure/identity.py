@@ -14,7 +14,7 @@ def credential(client_id: str | None, developer: bool = False) -> AsyncTokenCred
     """The credential of the controller.
 
     `client_id` names the user-assigned identity of its machine: no chain of guesses, one hop.  With `developer` it is
-    whoever is logged in on this machine, such as by `az login`.
+    the user who is logged in on this machine, such as by `az login`.
     """
     if developer:
         return DefaultAzureCredential(exclude_managed_identity_credential=True)

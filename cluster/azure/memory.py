@@ -1,4 +1,4 @@
-"""What one process knows of the machines of Azure beyond what a list shows; losing it costs nothing but a look."""
+"""What one process knows of Azure's machines beyond what a list shows; when it is lost, the next list restores it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Group(StrEnum):
 
 
 @dataclass
-class Wish:
+class RequestedMachine:
     """A machine that was asked for, as long as it is expected to be listed."""
 
     request: NodeRequest
@@ -64,7 +64,7 @@ class Memory:
     """All of it; times are seconds since 1970."""
 
     #: By machine name.
-    wishes: dict[str, Wish] = field(default_factory=dict)
+    requested: dict[str, RequestedMachine] = field(default_factory=dict)
     #: Nodes seen in the last look, by machine name.
     nodes: dict[str, ProvidedNode] = field(default_factory=dict)
     #: Azure's own ids of the machines seen in the last look, by machine name.
@@ -80,9 +80,9 @@ class Memory:
     swept_at: float = -math.inf
     #: Machines of others that bear this cluster's tag, by the last look.
     strangers: set[str] = field(default_factory=set)
-    #: The last that Azure told; None: nothing yet, or it turned out to be wrong.
+    #: The last reading; None: none yet, or it turned out to be wrong.
     quotas: quota.Reading | None = None
-    #: When they were last asked for, told or not.
+    #: When they were last requested, with an answer or not.
     quotas_asked_at: float = -math.inf
     #: How many requests that change something have begun or ended.
     changes: int = 0

@@ -27,7 +27,7 @@ def read_prices(items: Iterable[Mapping[str, Any]]) -> Prices:
     """USD per hour by size and capacity type out of the list's items, pure.
 
     Windows, the retired "low priority" kind, and prices of other units are left out; where a size has several
-    meters, the dearest counts, so that nobody spends more than was planned.
+    meters, the dearest counts, so that no more is spent than was planned.
     """
     found: Prices = {}
     for item in items:

@@ -1,4 +1,4 @@
-"""Nodes that are virtual machines of Azure, behind the synchronous door of `cluster.provider.Provider`.
+"""Nodes that are virtual machines of Azure, behind the synchronous interface `cluster.provider.Provider`.
 
 Nodes of a fabric domain are instances of scale sets, see `cluster.azure.scale_sets`.  Any other node is one PUT: its
 network interface and its disk come and go with the machine.  Nothing waits for an operation;
@@ -20,7 +20,7 @@ from azure.core.credentials_async import AsyncTokenCredential
 
 from cluster.azure import quota
 from cluster.azure.arm import Arm, SeenMachine
-from cluster.azure.asking import Asking, gathered
+from cluster.azure.arm_requests import ArmRequests, gathered
 from cluster.azure.body import (
     CLUSTER_TAG,
     OFFERING_TAG,
@@ -32,8 +32,8 @@ from cluster.azure.body import (
 )
 from cluster.azure.errors import CloudFailure
 from cluster.azure.event_loop import EventLoopThread
-from cluster.azure.memory import Deletion, Group, Memory, Wish
-from cluster.azure.scale_sets.nodes import ScaleSets
+from cluster.azure.memory import Deletion, Group, Memory, RequestedMachine
+from cluster.azure.scale_sets.nodes import ScaleSetNodes
 from cluster.azure.settings import AzureSettings
 from cluster.azure.sweep import orphans
 from cluster.azure.wire import ArmError
@@ -85,8 +85,8 @@ class AzureProvider:
         self._memory = Memory()
         self._thread = EventLoopThread("azure")
         self._arm = self._thread.run(self._open(credential))
-        self._asking = Asking(self._arm, self._memory, settings.region, catalogue, clock)
-        self._sets = ScaleSets(settings, self._arm, self._asking, head, clock)
+        self._arm_requests = ArmRequests(self._arm, self._memory, settings.region, catalogue, clock)
+        self._sets = ScaleSetNodes(settings, self._arm, self._arm_requests, head, clock)
         self._credential = credential
 
     async def _open(self, credential: AsyncTokenCredential) -> Arm:
@@ -104,7 +104,7 @@ class AzureProvider:
         What Azure refuses only later is the `refusal` of a listed node that does not run.
         """
         _check(request)
-        offering = self._asking.offering(request.offering)
+        offering = self._arm_requests.offering(request.offering)
         if offering is None:
             raise InvalidRequest(f"{request.offering!r} is not an offering of {self._settings.region}")
         if request.fabric is not None:
@@ -113,7 +113,7 @@ class AzureProvider:
             self._thread.run(self._change(self._create(request, offering)))
 
     def list(self) -> list[ProvidedNode]:
-        """Every machine that has the name of one of this cluster's, in order of creation, whatever its tags are now.
+        """Every machine that has the name of one of this cluster's, in order of creation; tags do not matter.
 
         Raises when any page of the list fails.
         A machine that the list lacks although it was there, or was just asked for, is asked about by itself.
@@ -136,7 +136,7 @@ class AzureProvider:
         self._thread.run(self._change(self._simulate_eviction(node_id)))
 
     def is_allowance_low(self) -> bool:
-        """Azure has told lately that it will answer only few more questions; asks nobody."""
+        """Azure reported lately that it allows only few more requests; sends no request."""
         return self._arm.allowance.is_low()
 
     def quota_left(self) -> dict[str, int]:
@@ -144,12 +144,12 @@ class AzureProvider:
         return self._thread.run(self._quota_left())
 
     def quota_known(self) -> dict[str, int]:
-        """The same as far as it is known, without asking anybody; empty after a refusal until it is read again."""
+        """The same as far as it is known, without a request; empty after a refusal until it is read again."""
         reading = self._memory.quotas
         return reading.left() if reading is not None else {}
 
     def quota_limits(self) -> dict[str, int]:
-        """Units of each quota in all, by its name in lower case, as far as they are known; asks nobody."""
+        """Units of each quota in all, by its name in lower case, as far as they are known; sends no request."""
         reading = self._memory.quotas
         return reading.limits() if reading is not None else {}
 
@@ -161,22 +161,22 @@ class AzureProvider:
         return self._thread.run(self._sweep())
 
     def skus(self) -> builtins.list[dict[str, Any]]:
-        """Resource SKUs of the region in their wire form, for `cluster.azure.market`; raises ProviderError."""
-        return self._thread.run(self._told(Group.SKUS, self._arm.skus(self._settings.region)))
+        """Resource SKUs of the region in wire form, for `cluster.azure.region_catalogue`; raises ProviderError."""
+        return self._thread.run(self._answered(Group.SKUS, self._arm.skus(self._settings.region)))
 
     def evictions(self) -> builtins.list[dict[str, Any]]:
-        """Rows of the Resource Graph, for `cluster.azure.market`; raises ProviderError."""
-        return self._thread.run(self._told(Group.GRAPH, self._arm.evictions(self._settings.region)))
+        """Rows of the Resource Graph, for `cluster.azure.region_catalogue`; raises ProviderError."""
+        return self._thread.run(self._answered(Group.GRAPH, self._arm.evictions(self._settings.region)))
 
     def scores(self, sizes: Sequence[str]) -> builtins.list[dict[str, Any]]:
-        """Placement scores of spot machines, for `cluster.azure.market`; raises ProviderError."""
-        return self._thread.run(self._told(Group.SCORES, self._arm.scores(self._settings.region, sizes)))
+        """Placement scores of spot machines, for `cluster.azure.region_catalogue`; raises ProviderError."""
+        return self._thread.run(self._answered(Group.SCORES, self._arm.scores(self._settings.region, sizes)))
 
-    async def _told(self, group: Group, request: Coroutine[Any, Any, Answer]) -> Answer:
+    async def _answered(self, group: Group, request: Coroutine[Any, Any, Answer]) -> Answer:
         try:
-            return await self._asking.asked(group, request)
+            return await self._arm_requests.send(group, request)
         except ArmError as error:
-            raise self._asking.error(error.failure, None) from error
+            raise self._arm_requests.error(error.failure, None) from error
 
     async def _create(self, request: NodeRequest, offering: Offering) -> None:
         name = machine_name(self._settings.cluster, request.node_id)
@@ -185,30 +185,32 @@ class AzureProvider:
         if name in memory.nodes and name not in memory.deleted:
             return
         # One whose answer was lost is counted already.
-        before = memory.wishes.get(name)
+        before = memory.requested.get(name)
         if before is None:
-            await self._asking.check_quota(offering)
+            await self._arm_requests.check_quota(offering)
         body = machine_body(self._settings, request, offering, self._head, now)
-        wish = Wish(request, offering, now, counted_in=before.counted_in if before is not None else None)
+        requested = RequestedMachine(
+            request, offering, now, counted_in=before.counted_in if before is not None else None
+        )
         try:
-            wish.operation = await self._asking.asked(Group.CREATE, self._arm.put(name, body))
+            requested.operation = await self._arm_requests.send(Group.CREATE, self._arm.put(name, body))
         except ArmError as error:
             if error.failure.status == 412:
                 # It exists: asked for before, by this process or another one.
-                memory.wishes.setdefault(name, wish)
+                memory.requested.setdefault(name, requested)
                 return
-            refused = self._asking.error(error.failure, offering)
+            refused = self._arm_requests.error(error.failure, offering)
             if isinstance(refused, Unanswered):
                 # It may have been taken: the next look asks, and until the quotas are read again it counts.
-                memory.wishes[name] = wish
+                memory.requested[name] = requested
                 if before is None:
-                    wish.counted_in = self._asking.one_more(offering)
+                    requested.counted_in = self._arm_requests.one_more(offering)
             elif isinstance(refused, QuotaExceeded):
-                self._asking.forget_quota()
+                self._arm_requests.forget_quota()
             raise refused from error
-        memory.wishes[name] = wish
+        memory.requested[name] = requested
         if before is None:
-            wish.counted_in = self._asking.one_more(offering)
+            requested.counted_in = self._arm_requests.one_more(offering)
 
     async def _change(self, work: Coroutine[Any, Any, None]) -> None:
         """Do what makes every list of before, and of meanwhile, an old one."""
@@ -233,32 +235,34 @@ class AzureProvider:
     async def _look(self) -> tuple[tuple[ProvidedNode, ...], bool]:
         """What there is, and whether no single machine is expected to change."""
         try:
-            listed = await self._asking.asked(Group.MACHINES, self._arm.machines())
+            listed = await self._arm_requests.send(Group.MACHINES, self._arm.machines())
             ours = {one.name: one for one in listed if self._node_id(one) is not None}
             self._note_strangers([one for one in listed if one.name not in ours])
             now = self._clock()
             self._forget(now)
             missing = [
                 name
-                for name in {**self._memory.nodes, **self._memory.wishes}
+                for name in {**self._memory.nodes, **self._memory.requested}
                 if name not in ours and name not in self._memory.deleted
             ]
             found = await gathered(
-                [self._asking.asked(Group.MACHINES, self._arm.machine(name)) for name in missing]
+                [self._arm_requests.send(Group.MACHINES, self._arm.machine(name)) for name in missing]
             )
             ours |= {one.name: one for one in found if one is not None}
         except ArmError as error:
-            raise self._asking.error(error.failure, None) from error
+            raise self._arm_requests.error(error.failure, None) from error
         shown = {name: one for name, one in ours.items() if not self._is_going(one)}
         self._memory.vm_ids = {name: one.vm_id for name, one in ours.items()}
         await self._learn_failures([one for one in shown.values() if one.state in ("Failed", "Canceled")])
         # Names that Azure writes in another case are still ours.
         self._memory.nodes = {name: self._node(one) for name, one in shown.items()}
-        for name, wish in self._memory.wishes.items():
+        for name, requested in self._memory.requested.items():
             if name not in ours:
-                # Else it would keep its own place from whoever asks for it again.
-                self._asking.one_less(wish.offering, wish.counted_in)
-        self._memory.wishes = {n: wish for n, wish in self._memory.wishes.items() if n in shown}
+                # Otherwise its quota would count as used when it is requested again.
+                self._arm_requests.one_less(requested.offering, requested.counted_in)
+        self._memory.requested = {
+            n: requested for n, requested in self._memory.requested.items() if n in shown
+        }
         self._memory.refusals = {n: one for n, one in self._memory.refusals.items() if n in shown}
         joined = await self._sets.look()
         await self._sweep_when_due(now)
@@ -271,26 +275,26 @@ class AzureProvider:
             return
         name = machine_name(self._settings.cluster, node_id)
         try:
-            await self._asking.asked(Group.DELETE, self._arm.delete(name))
+            await self._arm_requests.send(Group.DELETE, self._arm.delete(name))
         except ArmError as error:
-            raise self._asking.error(error.failure, None) from error
+            raise self._arm_requests.error(error.failure, None) from error
         self._memory.deleted[name] = Deletion(self._clock(), self._memory.vm_ids.get(name, ""))
-        self._memory.wishes.pop(name, None)
+        self._memory.requested.pop(name, None)
         self._memory.nodes.pop(name, None)
 
     async def _simulate_eviction(self, node_id: str) -> None:
         name = machine_name(self._settings.cluster, node_id)
-        instance = self._sets.place_of(node_id)
+        instance = self._sets.instance_key_of(node_id)
         try:
             if instance is not None:
-                await self._asking.asked(Group.EVICT, self._arm.sets.simulate_eviction(*instance))
+                await self._arm_requests.send(Group.EVICT, self._arm.sets.simulate_eviction(*instance))
             else:
-                await self._asking.asked(Group.EVICT, self._arm.simulate_eviction(name))
+                await self._arm_requests.send(Group.EVICT, self._arm.simulate_eviction(name))
         except ArmError as error:
             if error.failure.status in (400, 404, 409):
                 said = f"Azure does not simulate an eviction of {node_id}: {error.failure.message}"
                 raise InvalidRequest(said) from error
-            raise self._asking.error(error.failure, None) from error
+            raise self._arm_requests.error(error.failure, None) from error
 
     def _forget(self, now: float) -> None:
         self._memory.deleted = {n: one for n, one in self._memory.deleted.items() if now - one.at < _GOING_S}
@@ -307,26 +311,34 @@ class AzureProvider:
     async def _learn_failures(self, failed: Sequence[SeenMachine]) -> None:
         """Find out why machines failed; what cannot be found out now is asked for at the next look."""
         unknown = [one for one in failed if one.name not in self._memory.refusals]
-        told = await gathered([self._reason_of(one) for one in unknown])
-        for machine, failure in zip(unknown, told, strict=True):
+        found = await gathered([self._reason_of(one) for one in unknown])
+        for machine, failure in zip(unknown, found, strict=True):
             if failure is not None:
-                refusal = self._asking.error(failure, self._asking.offering(machine.tags.get(OFFERING_TAG)))
+                refusal = self._arm_requests.error(
+                    failure, self._arm_requests.offering(machine.tags.get(OFFERING_TAG))
+                )
                 self._memory.refusals[machine.name] = refusal
                 if isinstance(refusal, QuotaExceeded):
-                    self._asking.forget_quota()
+                    self._arm_requests.forget_quota()
 
     async def _reason_of(self, machine: SeenMachine) -> CloudFailure | None:
-        wish = self._memory.wishes.get(machine.name)
-        asked = [self._arm.operation_failure(wish.operation)] if wish is not None and wish.operation else []
-        return await self._asking.first_told(machine.name, [*asked, self._arm.machine_failure(machine.name)])
+        requested = self._memory.requested.get(machine.name)
+        asked = (
+            [self._arm.operation_failure(requested.operation)]
+            if requested is not None and requested.operation
+            else []
+        )
+        return await self._arm_requests.first_failure(
+            machine.name, [*asked, self._arm.machine_failure(machine.name)]
+        )
 
     def _node_id(self, machine: SeenMachine) -> str | None:
         """The node that a machine is; None: it is not this cluster's."""
-        known, wish = self._memory.nodes.get(machine.name), self._memory.wishes.get(machine.name)
+        known, requested = self._memory.nodes.get(machine.name), self._memory.requested.get(machine.name)
         if known is not None:
             return known.node_id
-        if wish is not None:
-            return wish.request.node_id
+        if requested is not None:
+            return requested.request.node_id
         return node_of(self._settings.cluster, machine.name, machine.tags)
 
     def _note_strangers(self, others: Sequence[SeenMachine]) -> None:
@@ -361,8 +373,8 @@ class AzureProvider:
         )
 
     async def _quota_left(self) -> dict[str, int]:
-        # Whoever plans with it asks for no machine while there seems to be no room, and would so never hear of more.
-        reading = await self._asking.reading(quota.READ_AGAIN_S)
+        # The planner requests no machine while the quota seems used up, and so would never learn of more.
+        reading = await self._arm_requests.reading(quota.READ_AGAIN_S)
         return reading.left() if reading is not None else {}
 
     async def _sweep_when_due(self, now: float) -> None:
@@ -376,20 +388,20 @@ class AzureProvider:
         now = self._clock()
         self._memory.swept_at = now
         try:
-            resources = await self._asking.asked(Group.PARTS, self._arm.interfaces())
-            resources += await self._asking.asked(Group.PARTS, self._arm.disks())
+            resources = await self._arm_requests.send(Group.PARTS, self._arm.interfaces())
+            resources += await self._arm_requests.send(Group.PARTS, self._arm.disks())
             # After the parts: a machine that is made meanwhile is in the list by then.
-            machines = await self._asking.asked(Group.MACHINES, self._arm.machines())
+            machines = await self._arm_requests.send(Group.MACHINES, self._arm.machines())
             made = {one.name for one in machines if one.state in ("Succeeded", "Failed", "Canceled")}
-            being_made = {*(one.name for one in machines), *self._memory.wishes} - made
+            being_made = {*(one.name for one in machines), *self._memory.requested} - made
             left, self._memory.alone = orphans(
                 self._settings.cluster, resources, being_made, self._memory.alone, now
             )
             for one in left:
                 log.warning("%s was left behind by a machine and is deleted", one.name)
-                await self._asking.asked(Group.DELETE_PART, self._arm.delete_resource(one))
+                await self._arm_requests.send(Group.DELETE_PART, self._arm.delete_resource(one))
         except ArmError as error:
-            raise self._asking.error(error.failure, None) from error
+            raise self._arm_requests.error(error.failure, None) from error
         return tuple(one.name for one in left)
 
 

@@ -10,9 +10,9 @@ from cluster.policies.offerings import CapacityType, Offering
 
 #: The quota of all on-demand machines of a region, which every on-demand machine uses besides its family's.
 REGION_QUOTA = "cores"
-#: A reading that says there is room is good for so long: errors correct it anyway.
+#: Seconds for which a reading with units left is valid: errors correct it anyway.
 READ_EVERY_S = 600.0
-#: A reading that says there is no room, or that somebody plans with, is good for so long only: nodes that ended gave
+#: Seconds for which a reading with a used-up quota, or one that is used for planning, is valid: nodes that ended gave
 #: some back.
 READ_AGAIN_S = 30.0
 
@@ -56,7 +56,7 @@ class Reading:
         }
 
     def limits(self) -> dict[str, int]:
-        """Units in all by quota name in lower case, whoever uses them."""
+        """Units in all by quota name in lower case, used or not."""
         return {name: limit for name, (_, limit) in self.usages.items()}
 
 

@@ -16,7 +16,7 @@ class AzureRehearsal:
 
     @property
     def own_notice_s(self) -> float:
-        """Azure gives its own notice, within minutes of the wish, and takes the machine itself when that is over."""
+        """Azure gives its own notice, within minutes of the request, and takes the machine itself afterwards."""
         return NOTICE_S
 
     def notify(self, node_id: str, deadline_at: float) -> None:  # noqa: ARG002  # Azure sets it

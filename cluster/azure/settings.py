@@ -35,7 +35,7 @@ class AzureSettings(BaseModel):
     vault: str = Field(pattern=r"^(https://[^/]|http://127\.)")
     #: Client id of the controller's own identity; None: the only one that its machine has.
     controller_client_id: str | None = None
-    #: The controller is whoever is logged in on its machine, such as by `az login`: for trying things out.
+    #: The controller uses the login on its machine, such as by `az login`: for trying things out.
     developer_login: bool = False
     ssh_public_key: str = Field(pattern=r"^(ssh|ecdsa)-\S+ \S+")
     #: GiB of the disk of the operating system; it lies on the machine itself where that has the room.

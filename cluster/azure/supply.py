@@ -1,4 +1,4 @@
-"""What can be bought in Azure now, and how much of it, kept fresh beside whoever asks."""
+"""Offerings and quotas of Azure, refreshed by a thread, so that reading them never waits."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import logging
 import threading
 from collections.abc import Mapping
 
-from cluster.azure.market import Market
 from cluster.azure.provider import AzureProvider
+from cluster.azure.region_catalogue import RegionCatalogue
 from cluster.policies.offerings import Offering
 
 log = logging.getLogger(__name__)
 
 #: Seconds between two looks for what is old; catalogue, prices and quotas each say for how long they are good.
 _LOOK_EVERY_S = 5.0
-#: Seconds that `close` waits for a request that is on its way; afterwards its answer is of no use to anybody.
+#: Seconds that `close` waits for a request that is under way; its answer is of no use any more.
 _PATIENCE_S = 2.0
 
 
 class AzureSupply:
-    """`service.loops.ports.Supply` of one region: answers at once, from what the last `look` found out.
+    """`service.loops.ports.Supply` of one region: answers at once, with the results of the last `look`.
 
     After `begin` a thread of its own looks every few seconds, until `close`.
     """
 
-    def __init__(self, provider: AzureProvider, market: Market) -> None:
+    def __init__(self, provider: AzureProvider, catalogue: RegionCatalogue) -> None:
         self._provider = provider
-        self._market = market
+        self._catalogue = catalogue
         #: The last reading that there was: after a refusal the provider has none for a while.
         self._quota_left: Mapping[str, int] = {}
         self._quota_limits: Mapping[str, int] = {}
@@ -40,7 +40,7 @@ class AzureSupply:
 
     def offerings(self) -> tuple[Offering, ...]:
         """Everything that is sold in the region, as far as it is known."""
-        return self._market()
+        return self._catalogue()
 
     def quota_left(self) -> Mapping[str, int]:
         """Units left by quota name in lower case, with what was asked for since Azure was read."""
@@ -53,18 +53,18 @@ class AzureSupply:
         return self._quota_limits
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop reading."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join(_PATIENCE_S)
 
     def look(self) -> None:
-        """Ask Azure for what is old; what it does not tell stays as it was known."""
+        """Read from Azure what is old; where it does not answer, the old values stay."""
         try:
             self._provider.quota_left()
-            self._market.refresh()
+            self._catalogue.refresh()
         except Exception as error:
-            # Whoever plans goes on with what is known.
+            # The planner goes on with what is known.
             if not self._closing.is_set():
                 log.warning("what can be bought cannot be read, the last answers stay: %s", error)
 

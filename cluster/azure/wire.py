@@ -1,4 +1,4 @@
-"""What Azure's client raises, as one kind of error, whatever was asked."""
+"""Turns all exceptions of Azure's client into one error, and reads values of its answers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class ArmError(Exception):
 
 
 class Failures:
-    """Between its begin and its end, whatever goes wrong is raised as `ArmError`.
+    """A context in which every exception is raised as `ArmError`.
 
-    An answer that cannot be read, which parsers raise all kinds of things for, is no answer: what was asked for may be
-    done or not.
+    An answer that cannot be read, for which parsers raise many kinds of errors, counts as no answer: the request may
+    have been carried out or not.
     """
 
     async def __aenter__(self) -> None:
@@ -38,10 +38,10 @@ class Failures:
 def failure_of(error: BaseException) -> CloudFailure:
     """What an exception of Azure's client tells; its class is of no use, see `cluster.azure.errors`."""
     if isinstance(error, HttpResponseError) and error.response is not None:
-        told = error.error
+        value = error.error
         return CloudFailure(
-            code=str(told.code) if told is not None and told.code else type(error).__name__,
-            message=str(told.message or "") if told is not None else str(error),
+            code=str(value.code) if value is not None and value.code else type(error).__name__,
+            message=str(value.message or "") if value is not None else str(error),
             # Of an answer that was no error and cannot be read, nothing is known.
             status=error.status_code if error.status_code is None or error.status_code >= 400 else None,
             retry_after_s=_seconds(header(getattr(error.response, "headers", {}), "Retry-After")),
@@ -52,23 +52,23 @@ def failure_of(error: BaseException) -> CloudFailure:
 
 
 def header(headers: Mapping[str, str], name: str) -> str | None:
-    """The value of a header, in whatever case its name is written."""
+    """The value of a header; the case of its name does not matter."""
     return next((value for key, value in headers.items() if key.lower() == name.lower()), None)
 
 
-#: The longest pause that is kept: whoever sees nothing for longer than this had better ask.
+#: The longest pause that is kept: without any answer for longer than this, a request is better.
 LONGEST_PAUSE_S = 3600.0
 
 
 def _seconds(text: str | None) -> float | None:
     """A Retry-After in seconds; one that is a date, which Azure does not send here, or no time counts as none."""
-    told = math.nan
+    value = math.nan
     with contextlib.suppress(ValueError):
-        told = float(text or "nan")
-    return min(told, LONGEST_PAUSE_S) if math.isfinite(told) and told >= 0.0 else None
+        value = float(text or "nan")
+    return min(value, LONGEST_PAUSE_S) if math.isfinite(value) and value >= 0.0 else None
 
 
-def told_failure(statuses: Iterable[Any] | None) -> CloudFailure | None:
+def reported_failure(statuses: Iterable[Any] | None) -> CloudFailure | None:
     """What the statuses of an instance view say that went wrong, None when they do not say."""
     for status in statuses or []:
         said = str(status.code or "")
@@ -78,16 +78,16 @@ def told_failure(statuses: Iterable[Any] | None) -> CloudFailure | None:
     return None
 
 
-def name_of(told: object) -> str:
-    """A name or a number as Azure tells it.  Raises ValueError when it tells none."""
-    if not isinstance(told, str) or not told:
-        raise ValueError(f"{told!r} is no name of anything")
-    return told
+def name_of(value: object) -> str:
+    """A name or a number as Azure returns it.  Raises ValueError when there is none."""
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r} is no name of anything")
+    return value
 
 
-def tags_of(told: Mapping[Any, Any] | None) -> dict[str, str]:
-    """Tags as Azure tells them; values are texts, whatever was written there."""
-    return {str(name): str(value) for name, value in (told or {}).items()}
+def tags_of(tags: Mapping[Any, Any] | None) -> dict[str, str]:
+    """Tags as Azure returns them, all values as texts."""
+    return {str(name): str(value) for name, value in (tags or {}).items()}
 
 
 def state_of(properties: Any) -> str:
@@ -96,10 +96,10 @@ def state_of(properties: Any) -> str:
 
 
 def unique_id_of(properties: Any) -> str:
-    """Azure's own id of the scale set that has these properties; empty where it tells none."""
+    """Azure's own id of the scale set that has these properties; empty where it has none."""
     return str((properties.unique_id if properties is not None else None) or "")
 
 
 def vm_id_of(properties: Any) -> str:
-    """Azure's own id of the machine that has these properties; empty where it tells none."""
+    """Azure's own id of the machine that has these properties; empty where it has none."""
     return str((properties.vm_id if properties is not None else None) or "")

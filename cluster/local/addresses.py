@@ -17,7 +17,7 @@ def head_address(home: Path) -> str:
 
 
 def node_address(home: Path, taken: Collection[str]) -> str | None:
-    """The lowest address of this home that nobody has, None when all 253 are taken."""
+    """The lowest free address of this home, None when all 253 are taken."""
     block = _block(home)
     return next((free for n in range(2, 255) if (free := f"{block}.{n}") not in taken), None)
 

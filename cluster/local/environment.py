@@ -1,4 +1,4 @@
-"""The environment that head, nodes and everybody who connects to them share."""
+"""The environment that the head, nodes and all processes that connect to them share."""
 
 from __future__ import annotations
 

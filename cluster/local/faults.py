@@ -1,7 +1,7 @@
-"""What goes wrong with the next local nodes, where somebody wants to see how the service takes it.
+"""Faults to inject into the next local nodes, to test how the service handles them.
 
-The knobs stand in a file of the home, so that an operator can turn them while the service runs.  Each is the number of
-nodes that it is still for; a node that is asked for gets the first one that is not used up.
+They are in a file of the home, so that an operator can set them while the service runs.  Each is the number of nodes
+that it is still for; a requested node gets the first one that is not used up.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cluster.provider import ProviderError
 
-#: The most of anything that anybody wants to go wrong, nodes or seconds.
+#: The largest value of each setting, nodes or seconds.
 _MOST = 1_000_000
 
 
-class Fault(StrEnum):
+class LocalFault(StrEnum):
     """What goes wrong with one node."""
 
     #: There is no machine for it: the provider refuses, and makes nothing.
@@ -30,8 +30,8 @@ class Fault(StrEnum):
     JOIN_LATE = "join_late"
 
 
-class Faults(BaseModel):
-    """How many of the next nodes get each of them."""
+class LocalFaults(BaseModel):
+    """How many of the next nodes get each fault."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -42,25 +42,25 @@ class Faults(BaseModel):
     #: Seconds that those of `join_late` come later.
     late_s: float = Field(default=30.0, ge=0, le=_MOST, allow_inf_nan=False)
 
-    def first(self) -> tuple[Fault | None, Faults]:
+    def first(self) -> tuple[LocalFault | None, LocalFaults]:
         """What the next node gets, if anything, and what is left for those after it."""
-        for fault in Fault:
+        for fault in LocalFault:
             left: int = getattr(self, fault.value)
             if left:
                 return fault, self.model_copy(update={fault.value: left - 1})
         return None, self
 
 
-def read_faults(path: Path) -> Faults:
-    """The knobs as they stand; without a file nothing goes wrong.  Raises ProviderError for a file that is none."""
+def read_faults(path: Path) -> LocalFaults:
+    """The current settings; without a file nothing goes wrong.  Raises ProviderError for an invalid file."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:
-        return Faults()
+        return LocalFaults()
     except OSError as error:
         raise ProviderError(f"{path} cannot be read: {error.strerror}") from error
     try:
-        return Faults.model_validate_json(text)
+        return LocalFaults.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
@@ -68,8 +68,8 @@ def read_faults(path: Path) -> Faults:
         raise ProviderError(f"{path}: {said}; remove it, or write it as docs/local-cluster.md says") from None
 
 
-def write_faults(path: Path, faults: Faults) -> None:
-    """Turn the knobs, at once or not at all.  Raises ProviderError when that is not possible."""
+def write_faults(path: Path, faults: LocalFaults) -> None:
+    """Write the settings atomically.  Raises ProviderError when that is not possible."""
     draft = path.with_suffix(".draft")
     try:
         draft.write_text(faults.model_dump_json() + "\n")
@@ -78,7 +78,7 @@ def write_faults(path: Path, faults: Faults) -> None:
         raise ProviderError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def take_fault(path: Path) -> tuple[Fault | None, Faults]:
+def take_fault(path: Path) -> tuple[LocalFault | None, LocalFaults]:
     """What the next node gets, which is used up thereby; to be called with the cluster's lock held."""
     before = read_faults(path)
     fault, after = before.first()

@@ -5,7 +5,7 @@
 CGROUP is a folder of cgroup version 2, which this process enters before it becomes the command.  Where it is empty,
 there are none: then the command is a child, and this process stays above it as the reaper of all its descendants, so
 that those who lose their parents stay below it and leave no zombie (`ray start` would reap none of them).  It ends with
-the command, and the command with it; SIGTERM it leaves to the command, since whoever ends a machine signals all of it.
+the command, and the command with it; it leaves SIGTERM to the command: the end of a machine signals all processes.
 Standard library only.
 
 Source: prctl(2), wait(2).
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _reap_until(child: int) -> None:
-    """Reap whatever ends below this process until the child has; ends with its exit code, or 128 and its signal."""
+    """Reap all descendants until the child has ended; ends with its exit code, or 128 and its signal."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while True:

@@ -46,7 +46,7 @@ class ClusterFolders:
 
     @property
     def address(self) -> Path:
-        """The head's address as `host:port`, for whoever wants to join or connect."""
+        """The head's address as `host:port`, for processes that join or connect."""
         return self.home / "ray.address"
 
     @property
@@ -79,12 +79,12 @@ class ClusterFolders:
 
     @property
     def faults(self) -> Path:
-        """What shall go wrong with the next nodes; only whoever rehearses that makes it."""
+        """The faults to inject into the next nodes; the file exists only in rehearsals."""
         return self.home / "faults.json"
 
     @property
     def lock(self) -> Path:
-        """Held for a moment by whoever makes or forgets a machine."""
+        """The lock that is held while a machine is made or forgotten."""
         return self.home / "cluster.lock"
 
     @property
@@ -99,7 +99,7 @@ class ClusterFolders:
     def make(self) -> None:
         """Make the folders; private to their owner where they hold secrets or sockets.
 
-        Raises PermissionError when somebody else made the temporary folder first.
+        Raises PermissionError when another user made the temporary folder first.
         """
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.nodes.mkdir(mode=0o700, exist_ok=True)

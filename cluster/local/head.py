@@ -9,7 +9,7 @@ from pathlib import Path
 from cluster.local import machine, records
 from cluster.local.addresses import head_address
 from cluster.local.folders import ClusterFolders
-from cluster.local.records import Machine
+from cluster.local.records import MachineRecord
 from cluster.provider import ProviderError
 from remora.ports import free_port
 
@@ -18,7 +18,7 @@ class HeadFailed(Exception):
     """The head ended before it could be reached, or took too long; the message says what it said last."""
 
 
-def find_head(home: Path) -> Machine | None:
+def find_head(home: Path) -> MachineRecord | None:
     """The head of this home while it runs, else None.  Raises ProviderError when its record cannot be read."""
     folders = ClusterFolders(home.resolve())
     recorded = records.read(folders.head)
@@ -31,7 +31,7 @@ def find_head(home: Path) -> Machine | None:
     return recorded if recorded.is_running else None
 
 
-def start_head(home: Path, **variables: str) -> Machine:
+def start_head(home: Path, **variables: str) -> MachineRecord:
     """Start a head and return without waiting; `wait_until_reachable` waits.  `variables` are added to its environment.
 
     A head of this home that runs already is returned as it is; what a dead one left is removed.
@@ -50,7 +50,7 @@ def start_head(home: Path, **variables: str) -> Machine:
         cgroup = folders.cgroup_of(folders.head_id)
         head = machine.start(
             folders.home,
-            Machine(
+            MachineRecord(
                 id=folders.head_id,
                 mark=folders.mark_of(folders.head_id),
                 pool="",
@@ -73,7 +73,7 @@ def start_head(home: Path, **variables: str) -> Machine:
         return head
 
 
-def wait_until_reachable(home: Path, head: Machine, timeout_s: float = 60.0) -> None:
+def wait_until_reachable(home: Path, head: MachineRecord, timeout_s: float = 60.0) -> None:
     """Return when nodes can join the head.  Raises HeadFailed when it ends or takes longer than `timeout_s`."""
     log = ClusterFolders(home.resolve()).logs / "head.log"
     deadline = time.monotonic() + timeout_s
@@ -88,7 +88,7 @@ def wait_until_reachable(home: Path, head: Machine, timeout_s: float = 60.0) -> 
         time.sleep(0.05)
 
 
-def is_reachable(head: Machine) -> bool:
+def is_reachable(head: MachineRecord) -> bool:
     """True when the head accepts connections."""
     host, _, port = head.ray_address.rpartition(":")
     try:
@@ -127,7 +127,7 @@ def temporary_of(folders: ClusterFolders) -> Path | None:
     return Path(recorded.temporary) if recorded else None
 
 
-def _recorded(folders: ClusterFolders) -> Machine | None:
+def _recorded(folders: ClusterFolders) -> MachineRecord | None:
     try:
         return records.read(folders.head)
     except ProviderError:

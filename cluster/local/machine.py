@@ -18,8 +18,8 @@ import psutil
 from cluster import processes
 from cluster.local import records
 from cluster.local.environment import MACHINE_VARIABLE, bare_environment, process_environment
-from cluster.local.faults import Fault
-from cluster.local.records import Machine
+from cluster.local.faults import LocalFault
+from cluster.local.records import MachineRecord
 from cluster.provider import ProviderError
 from cluster.ray.joining import NODE_VARIABLE, ray_start
 from remora.cgroups import LEAF, Cgroup
@@ -40,14 +40,14 @@ _children: list[subprocess.Popen[bytes]] = []
 
 def start(
     home: Path,
-    machine: Machine,
+    machine: MachineRecord,
     record: Path,
     log: Path,
     flags: Sequence[str],
-    fault: Fault | None = None,
+    fault: LocalFault | None = None,
     late_s: float = 0.0,
     variables: Mapping[str, str] | None = None,
-) -> Machine:
+) -> MachineRecord:
     """Start the machine's `ray start` in a session of its own and return at once, with its record written.
 
     `flags` follow those that every machine has, and `variables` are added to its environment.  With a `fault` that
@@ -59,21 +59,23 @@ def start(
     )
 
 
-def _faulty(command: list[str], fault: Fault | None, late_s: float) -> list[str]:
+def _faulty(command: list[str], fault: LocalFault | None, late_s: float) -> list[str]:
     """The first process of a machine with which something goes wrong; a late one becomes `ray start` in the end."""
     python = [sys.executable, "-P", "-c"]
     match fault:
-        case Fault.DIE:
+        case LocalFault.DIE:
             return [*python, "raise SystemExit('Error: it dies while it starts, as a rehearsal wants it')"]
-        case Fault.NEVER_JOIN:
+        case LocalFault.NEVER_JOIN:
             return [*python, "import signal\nwhile True: signal.pause()"]
-        case Fault.JOIN_LATE:
+        case LocalFault.JOIN_LATE:
             late = "import os, sys, time\ntime.sleep(float(sys.argv[1]))\nos.execv(sys.argv[2], sys.argv[2:])"
             return [*python, late, str(late_s), *command]
     return command
 
 
-def boot(machine: Machine, record: Path, log: Path, command: Sequence[str], **variables: str) -> Machine:
+def boot(
+    machine: MachineRecord, record: Path, log: Path, command: Sequence[str], **variables: str
+) -> MachineRecord:
     """The same with a first process of any kind, which gets nothing of this host's cluster but its own place.
 
     Which node it is, if any, it finds out by itself.  `variables` are added to its environment.
@@ -83,8 +85,8 @@ def boot(machine: Machine, record: Path, log: Path, command: Sequence[str], **va
 
 
 def start_first(
-    machine: Machine, record: Path, log: Path, command: Sequence[str], environment: Mapping[str, str]
-) -> Machine:
+    machine: MachineRecord, record: Path, log: Path, command: Sequence[str], environment: Mapping[str, str]
+) -> MachineRecord:
     """Start the machine's first process in a session and a cgroup of its own and return at once.
 
     Its record is written then.  Raises ProviderError when it cannot be started.
@@ -113,7 +115,7 @@ def start_first(
     return started
 
 
-def _enter_cgroup(machine: Machine) -> str:
+def _enter_cgroup(machine: MachineRecord) -> str:
     """The folder of the cgroup that its first process is to enter, made now; empty where there are none.
 
     It lies in that of the machine, beside those that the machine makes for commands.
@@ -128,7 +130,7 @@ def _enter_cgroup(machine: Machine) -> str:
     return str(Path(machine.cgroup, LEAF))
 
 
-def own_flags(machine: Machine) -> list[str]:
+def own_flags(machine: MachineRecord) -> list[str]:
     """Flags of `ray start` that keep the machine apart from the others of this host."""
     return [
         f"--node-ip-address={machine.address}",
@@ -138,7 +140,7 @@ def own_flags(machine: Machine) -> list[str]:
     ]
 
 
-def _marks(machine: Machine) -> dict[str, str]:
+def _marks(machine: MachineRecord) -> dict[str, str]:
     """What all its processes carry."""
     work = Path(machine.temporary) / "work"
     return {MACHINE_VARIABLE: machine.mark, NODE_VARIABLE: machine.id, "REMORA_WORK_DIR": str(work)}
@@ -148,7 +150,7 @@ def end(
     mark: str,
     temporary: Path | None,
     grace_s: float = STOP_GRACE_S,
-    known: Machine | None = None,
+    known: MachineRecord | None = None,
     cgroup: Path | None = None,
 ) -> bool:
     """End every process of the machine with this mark, at once when `grace_s` is 0, and remove its temporary folder.

@@ -1,6 +1,6 @@
 """The local provider: every node is a real raylet in a session of its own, with a loopback address of its own.
 
-A node outlives whoever created it.  What is known about it stands in `<home>/nodes/<node_id>.json`, so a controller
+A node outlives the process that created it.  Its record is `<home>/nodes/<node_id>.json`, so a controller
 that starts again finds every node and never mistakes a recycled pid for one.
 """
 
@@ -17,14 +17,14 @@ import psutil
 from cluster.local import machine, records
 from cluster.local.addresses import node_address
 from cluster.local.environment import MACHINE_VARIABLE
-from cluster.local.faults import Fault, take_fault
+from cluster.local.faults import LocalFault, take_fault
 from cluster.local.folders import ClusterFolders
-from cluster.local.records import Machine
+from cluster.local.records import MachineRecord
 from cluster.processes import find_by_environment
 from cluster.provider import InsufficientCapacity, InvalidRequest, NodeRequest, ProvidedNode, ProviderError
 from cluster.ray.joining import join_flags
 
-#: Seconds for which a refusal is believed.
+#: Seconds for which a refusal is valid.
 REFUSED_S = 10.0
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -45,7 +45,7 @@ class LocalProvider:
         """Nodes are recorded in `home` and join the head at `ray_address` (`host:port`).
 
         A machine that belongs to another head is listed as one that does not run: its cluster is gone.  `clock` says
-        the time, in seconds since 1970, of who reads until when there is no room.
+        the time of refusals, in seconds since 1970.
         """
         self._folders = ClusterFolders(home.resolve())
         self._ray_address = ray_address
@@ -60,19 +60,19 @@ class LocalProvider:
         """
         flags = join_flags(request, self._ray_address)
 
-        def start(wish: Machine, record: Path, log: Path) -> None:
+        def start(planned: MachineRecord, record: Path, log: Path) -> None:
             fault, faults = take_fault(self._folders.faults)
-            if fault is Fault.REFUSE:
+            if fault is LocalFault.REFUSE:
                 raise InsufficientCapacity(
                     "this host has no room for it, as a rehearsal wants it",
                     offering=request.offering or request.pool,
                     until=self._clock() + REFUSED_S,
                 )
-            machine.start(self._folders.home, wish, record, log, flags, fault, faults.late_s)
+            machine.start(self._folders.home, planned, record, log, flags, fault, faults.late_s)
 
         self._make(request.node_id, request.pool, start)
 
-    def boot(self, machine_id: str, prepare: Callable[[Machine], Boot]) -> None:
+    def boot(self, machine_id: str, prepare: Callable[[MachineRecord], Boot]) -> None:
         """Start a machine whose first process is of any kind, such as the service of an image; idempotent by its id.
 
         Everything else of this class holds for it as for a node.  `prepare` is called once its address and its
@@ -80,19 +80,19 @@ class LocalProvider:
         Raises what `create` raises, and what `prepare` does.
         """
 
-        def start(wish: Machine, record: Path, log: Path) -> None:
-            first = prepare(wish)
-            machine.boot(wish, record, log, first.command, **first.variables)
+        def start(planned: MachineRecord, record: Path, log: Path) -> None:
+            first = prepare(planned)
+            machine.boot(planned, record, log, first.command, **first.variables)
 
         self._make(machine_id, "", start)
 
-    def _make(self, machine_id: str, pool: str, start: Callable[[Machine, Path, Path], None]) -> None:
+    def _make(self, machine_id: str, pool: str, start: Callable[[MachineRecord, Path, Path], None]) -> None:
         record = self._record(machine_id)
         self._make_folders()
         with records.locked(self._folders.lock):
             if record.exists():
                 return
-            # Again, with the lock held: whoever deleted the last machine removed the temporary folder.
+            # Again, with the lock held: the deletion of the last machine removes the temporary folder.
             self._make_folders()
             taken = {node.address for node in self._read_all()}
             address = node_address(self._folders.home, taken)
@@ -102,7 +102,7 @@ class LocalProvider:
                     offering=pool,
                     until=self._clock() + REFUSED_S,
                 )
-            wish = Machine(
+            planned = MachineRecord(
                 id=machine_id,
                 mark=self._folders.mark_of(machine_id),
                 pool=pool,
@@ -112,7 +112,7 @@ class LocalProvider:
                 temporary=str(self._folders.temporary_of(machine_id)),
                 cgroup=_text(self._folders.cgroup_of(machine_id)),
             )
-            start(wish, record, self.log(machine_id))
+            start(planned, record, self.log(machine_id))
 
     def list(self) -> list[ProvidedNode]:
         """Every node that was created and not deleted, in order of creation; dead ones say why they died.
@@ -127,11 +127,11 @@ class LocalProvider:
         return [self._seen(node) for node in sorted(nodes, key=lambda node: (node.created_at, node.id))]
 
     def delete(self, node_id: str) -> None:
-        """End the node with a grace of some seconds, whatever state it is in, and forget it."""
+        """End the node in any state, with a grace of some seconds, and forget it."""
         self._end(node_id, machine.STOP_GRACE_S)
         if self._folders.home.exists():
             with records.locked(self._folders.lock):
-                # Nobody can be starting it now; what was started since the first look goes too.
+                # No process can be starting it now; what was started since the first look is ended too.
                 self._end(node_id, 0.0)
                 self._record(node_id).unlink(missing_ok=True)
                 self._folders.remove_temporary_if_empty()
@@ -173,7 +173,7 @@ class LocalProvider:
         except OSError as error:
             raise ProviderError(f"the folders of the cluster cannot be made: {error}") from error
 
-    def _read_all(self) -> tuple[Machine, ...]:
+    def _read_all(self) -> tuple[MachineRecord, ...]:
         try:
             paths = [
                 path
@@ -187,7 +187,7 @@ class LocalProvider:
         # A record that disappears in between belongs to a node that was deleted.
         return tuple(node for path in paths if (node := records.read(path)) is not None)
 
-    def _completed(self, node: Machine) -> Machine:
+    def _completed(self, node: MachineRecord) -> MachineRecord:
         """A node whose maker died between starting it and writing its pid down."""
         if node.pid is not None:
             return node
@@ -196,7 +196,7 @@ class LocalProvider:
             records.write(self._record(node.id), found)
         return found
 
-    def _seen(self, node: Machine) -> ProvidedNode:
+    def _seen(self, node: MachineRecord) -> ProvidedNode:
         runs = node.is_running and node.ray_address == self._ray_address
         return ProvidedNode(
             node_id=node.id,
@@ -207,7 +207,7 @@ class LocalProvider:
             message=None if runs else self._why_not(node),
         )
 
-    def _why_not(self, node: Machine) -> str:
+    def _why_not(self, node: MachineRecord) -> str:
         if node.pid is None:
             return "its process was never started"
         if node.is_running:
@@ -219,7 +219,7 @@ class LocalProvider:
         try:
             node = records.read(record)
         except ProviderError:
-            # Whatever its record was, its processes carry its name.
+            # Even without a readable record its processes carry its name.
             node = None
         temporary = Path(node.temporary) if node else self._folders.temporary_of(node_id)
         cgroup = self._folders.cgroup_of(node_id)

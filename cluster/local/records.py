@@ -1,4 +1,4 @@
-"""What is on disk about each machine, so that whoever comes next finds and ends it.
+"""The record on disk of each local machine, so that a later process can find and end it.
 
 A record is written before its process is started and completed afterwards: a crash in between leaves a record
 without a pid, and its process, if there is one, is found by the environment it carries.
@@ -21,7 +21,7 @@ from cluster.provider import ProviderError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class MachineRecord:
     """One head or node: a `ray start --block` and all that it started."""
 
     #: Name of the machine: the node's id, or `head_...`.
@@ -50,11 +50,11 @@ class Machine:
             self.pid is not None and self.identity is not None and processes.is_alive(self.pid, self.identity)
         )
 
-    def started_as(self, pid: int) -> Machine:
+    def started_as(self, pid: int) -> MachineRecord:
         """The record completed by its process."""
         return replace(self, pid=pid, identity=processes.identity(pid))
 
-    def find_process(self) -> Machine:
+    def find_process(self) -> MachineRecord:
         """The record completed by what runs, when its writer died before it could."""
         if self.pid is not None:
             return self
@@ -65,11 +65,11 @@ class Machine:
         return self if oldest is None else self.started_as(oldest.pid)
 
 
-def read(path: Path) -> Machine | None:
+def read(path: Path) -> MachineRecord | None:
     """The record in a file, None when there is no such file.  Raises ProviderError when it cannot be understood."""
     try:
         fields: dict[str, Any] = json.loads(path.read_bytes())
-        return Machine(**fields)
+        return MachineRecord(**fields)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as error:
@@ -78,8 +78,8 @@ def read(path: Path) -> Machine | None:
         ) from error
 
 
-def write(path: Path, machine: Machine) -> None:
-    """Write a record at once or not at all.  Raises ProviderError when the disk refuses."""
+def write(path: Path, machine: MachineRecord) -> None:
+    """Write a record atomically.  Raises ProviderError when it cannot be written."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with draft.open("w") as file:
@@ -93,7 +93,7 @@ def write(path: Path, machine: Machine) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep other processes and threads out while a machine is made; the kernel frees the lock of the dead."""
+    """Lock out other processes and threads while a machine is made; the kernel frees the lock of a dead process."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -19,7 +19,7 @@ class LocalRehearsal:
 
     @property
     def own_notice_s(self) -> None:
-        """A local node has nobody but us who takes it: its notice is as long as it is wished for."""
+        """None: only this process takes a local node, so its notice is as long as requested."""
         return None
 
     def notify(self, node_id: str, deadline_at: float) -> None:

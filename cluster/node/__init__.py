@@ -1,1 +1,1 @@
-"""What the image of a machine runs: it reads what the machine is, fetches the cluster's secret, and joins Ray."""
+"""The service of a machine's image: reads the node file, fetches the cluster's secret, and joins Ray."""

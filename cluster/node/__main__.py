@@ -26,7 +26,7 @@ from cluster.azure.body import NODE_FILE, NodeFile, secret_name
 from cluster.node import processes
 from cluster.node.agent.metadata import URL
 from cluster.node.agent.naming import node_id
-from cluster.node.boot import Place, start_of
+from cluster.node.boot import NodeRuntime, start_of
 from cluster.node.file import NodeFileUnusable, parse
 from cluster.provider import InvalidRequest
 from remora import cgroups
@@ -56,30 +56,30 @@ def main(words: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     try:
-        return be_node(parse(path.read_text()), _place(), stopping)
+        return be_node(parse(path.read_text()), _runtime(), stopping)
     except NodeFileUnusable as error:
         return _give_up(f"{path} makes no node of this machine: {error}")
     except (OSError, UnicodeDecodeError) as error:
         return _give_up(f"{path} cannot be read, or its node cannot be started: {error}")
 
 
-def be_node(node: NodeFile, place: Place, stopping: threading.Event) -> int:
+def be_node(node: NodeFile, runtime: NodeRuntime, stopping: threading.Event) -> int:
     """From the file to the end of Ray; the exit status.  Raises NodeFileUnusable."""
     token = _secret(node, stopping)
     if not token:
         return 0
-    _write(Path(place.token), token)
+    _write(Path(runtime.token), token)
     log.info("the secret of the cluster %s has come", node.cluster)
     log.info("%s", cgroups.walls().sentence)
-    name = node.node or node_id(place.metadata_url, stopping)
+    name = node.node or node_id(runtime.metadata_url, stopping)
     if not name:
         return 0
     try:
-        start = start_of(node, name, place)
+        start = start_of(node, name, runtime)
     except InvalidRequest as error:
         raise NodeFileUnusable(str(error)) from error
     log.info("joining the Ray head %s as %s", node.head, name)
-    status = processes.run(start.ray, start.agent, start.environment, Path(place.ray_pid), stopping)
+    status = processes.run(start.ray, start.agent, start.environment, Path(runtime.ray_pid), stopping)
     if status is None:
         log.info("asked to end; Ray and the agent have ended")
         return 0
@@ -109,9 +109,9 @@ def _write(path: Path, secret: str) -> None:
         file.write(secret)
 
 
-def _place() -> Place:
+def _runtime() -> NodeRuntime:
     gpus = os.environ.get("REMORA_GPUS", "")
-    return Place(
+    return NodeRuntime(
         python=sys.executable,
         run=Path(os.environ.get("RUNTIME_DIRECTORY") or "/run/remora"),
         metadata_url=os.environ.get("REMORA_METADATA_URL") or URL,

@@ -1,4 +1,4 @@
-"""What a node starts, out of what it was told (pure)."""
+"""The processes that a node starts, from its node file (pure)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from cluster.ray.joining import NODE_VARIABLE, RAY_SETTINGS, join_flags, ray_sta
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where on the machine, and with what, its processes run."""
+class NodeRuntime:
+    """The machine's settings for its processes: interpreter, folder, metadata service, flags."""
 
     #: The interpreter that has Ray.
     python: str
@@ -45,7 +45,7 @@ class Start:
     environment: dict[str, str]
 
 
-def start_of(node: NodeFile, node_id: str, place: Place) -> Start:
+def start_of(node: NodeFile, node_id: str, runtime: NodeRuntime) -> Start:
     """What makes this machine the node `node_id`.  Raises `cluster.provider.InvalidRequest` for what Ray would refuse.
 
     No secret is in it: both read the secret out of its file.
@@ -53,15 +53,15 @@ def start_of(node: NodeFile, node_id: str, place: Place) -> Start:
     request = NodeRequest(
         node_id=node_id, pool=node.pool, resources=dict(node.resources), labels=dict(node.labels)
     )
-    gpus = place.gpus if place.gpus is not None else _gpus(node)
+    gpus = runtime.gpus if runtime.gpus is not None else _gpus(node)
     agent = [
-        *(place.python, "-P", "-m", "cluster.node.agent", "--head", node.head, "--node-id", node_id),
-        *("--metadata-url", place.metadata_url, "--ray-pid-file", str(place.ray_pid)),
+        *(runtime.python, "-P", "-m", "cluster.node.agent", "--head", node.head, "--node-id", node_id),
+        *("--metadata-url", runtime.metadata_url, "--ray-pid-file", str(runtime.ray_pid)),
         *("--gpus", str(gpus)),
     ]
-    environment = {**RAY_SETTINGS, **token_environment(str(place.token)), NODE_VARIABLE: node_id}
+    environment = {**RAY_SETTINGS, **token_environment(str(runtime.token)), NODE_VARIABLE: node_id}
     return Start(
-        ray=ray_start(place.python, [*place.ray_flags, *join_flags(request, node.head)]),
+        ray=ray_start(runtime.python, [*runtime.ray_flags, *join_flags(request, node.head)]),
         agent=agent,
         environment=environment,
     )

@@ -1,4 +1,4 @@
-"""What the machine is told about itself, out of the file that its start-up data wrote (pure)."""
+"""Parses the node file, which the machine's start-up data wrote (pure)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class NodeFileUnusable(Exception):
 
 
 def parse(text: str) -> NodeFile:
-    """The file's content; what a newer controller says besides is passed over.
+    """The file's content; unknown fields of a newer controller are ignored.
 
     Raises NodeFileUnusable when something is missing or is not what it should be.
     """

@@ -1,4 +1,4 @@
-"""What it means that a vault gave no secret: how long to wait before asking again, and what the log says (pure)."""
+"""After a key vault gave no secret: how long to wait before the next try, and what the log says (pure)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from azure.core.exceptions import (
 _FIRST_WAIT_S = 1.0
 #: A role that is given takes minutes to reach the vault.  Asking more often would hit its limits when many boot.
 _LONGEST_WAIT_S = 30.0
-#: A vault may ask for a longer pause, and is believed as far as this.
+#: A vault may ask for a longer pause, which is kept up to this.
 _LONGEST_PAUSE_S = 120.0
 
 
 def wait_s(tries: int, asked_s: float = 0.0) -> float:
-    """Seconds until the next try after so many that failed; `asked_s` is the pause that the vault asked for."""
+    """Seconds until the next try after `tries` that failed; `asked_s` is the pause that the vault asked for."""
     own = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** min(tries - 1, 10))
     return max(own, min(asked_s, _LONGEST_PAUSE_S))
 
@@ -26,8 +26,8 @@ def wait_s(tries: int, asked_s: float = 0.0) -> float:
 def asked_s(error: AzureError) -> float:
     """The pause that an answer asks for, seconds; 0.0 where it asks for none."""
     headers = getattr(getattr(error, "response", None), "headers", {})
-    told = str(headers.get("Retry-After", ""))
-    return float(told) if told.isascii() and told.isdigit() else 0.0
+    header = str(headers.get("Retry-After", ""))
+    return float(header) if header.isascii() and header.isdigit() else 0.0
 
 
 def complaint(error: AzureError, vault: str, name: str) -> str:

@@ -37,7 +37,7 @@ class Vault:
         self._credential = ManagedIdentityCredential(client_id=client_id or None, retry_total=0)
         self._url = url
         if url.startswith(_LOOPBACK):
-            # The emulator's.  The client speaks HTTPS alone, so it is told of one and its transport does the rest.
+            # The emulator's.  The client speaks HTTPS alone, so it gets an HTTPS address that its transport maps.
             self._client = SecretClient(
                 url.replace("http://", "https://", 1),
                 self._credential,
@@ -58,7 +58,7 @@ class Vault:
     def fetch(self, name: str, stopping: threading.Event) -> str:
         """The secret of this name, however long that takes; empty when stopped before.
 
-        Raises VaultUnusable when whoever answers is no vault.
+        Raises VaultUnusable when the address is not a vault's.
         """
         tries, said = 0, ""
         while not stopping.is_set():

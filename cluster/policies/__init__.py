@@ -1,1 +1,1 @@
-"""The operators' policies and what they speak of, offerings and placement: documents, problems, values (pure)."""
+"""The operators' policies, with offerings and placement: documents, their problems, and values (pure)."""

@@ -1,4 +1,4 @@
-"""Policies against what there is: sizes, zones, prices and site rules that are known (pure)."""
+"""Validates policies against the catalogue and the installed site rules: sizes, zones, prices, names (pure)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cluster.policies.problems import Conflict, Path
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
-    """What a document can be held against; None: it is not known, so nothing is said about it."""
+class ClusterFacts:
+    """What a document is validated against; None: not known, so it is not checked."""
 
     catalogue: tuple[Offering, ...] | None = None
     #: Most nodes of a size that there can be, where that is known.
@@ -24,7 +24,7 @@ class Known:
     rules: frozenset[str] | None = None
 
 
-def catalogue_conflicts(policies: Policies, known: Known) -> Iterator[Conflict]:
+def catalogue_conflicts(policies: Policies, known: ClusterFacts) -> Iterator[Conflict]:
     """Every value that names something that is not there, or more of it than there is."""
     if known.rules is not None:
         yield from _unknown_rules(policies, known.rules)

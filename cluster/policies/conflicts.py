@@ -1,4 +1,4 @@
-"""Policies that are well formed and cannot be followed: every such pair of values, in words (pure)."""
+"""Finds pairs of values in well-formed policies that contradict each other, with a message for each (pure)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LIMITS = ("min_nodes", "max_nodes", "warm_nodes")
 
 
 def conflicts(policies: Policies) -> Iterator[Conflict]:
-    """Every pair of values that contradict each other, whatever there is to buy."""
+    """Every pair of values that contradict each other, independent of the catalogue."""
     windows = sum(len(pool.schedules) + len(pool.maintenance) for pool in policies.pools.values())
     if windows > MAX_WINDOWS:
         message = f"schedules and maintenance have {windows} windows in all; write at most {MAX_WINDOWS}"
@@ -138,7 +138,9 @@ def _scheduled_limits(path: Path, pool: PoolPolicy, own: Path, one: Schedule) ->
     # A pool that is closed for a time has no core then either.
     for key in ("min_nodes", "warm_nodes", *(_core(pool) if one.max_nodes else ())):
         low, high = limit(key), limit("max_nodes")
-        if low.path[:-1] != path or high.path[:-1] != path:  # otherwise the pool itself is told
+        if (
+            low.path[:-1] != path or high.path[:-1] != path
+        ):  # otherwise the conflict is reported of the pool itself
             yield from _above(low, high, said)
 
 

@@ -1,4 +1,4 @@
-"""Windows of time that come again and again, given by the five fields of cron, in UTC (pure).
+"""Recurring time windows, given by the five fields of cron, in UTC (pure).
 
 A calendar is one whole number with a bit for each minute of four years, so that "do these two ever overlap" is one
 operation.  Four years hold every day of the month, leap days included, and every day of the week.
@@ -128,8 +128,8 @@ def days() -> list[dt.date]:
 
 def minutes_by_day(minutes: int) -> list[int]:
     """How many minutes of each of these days a calendar has."""
-    told = minutes.to_bytes(_SPAN_DAYS * _DAY_BYTES, "little")
-    slices = [told[begin : begin + _DAY_BYTES] for begin in range(0, len(told), _DAY_BYTES)]
+    packed = minutes.to_bytes(_SPAN_DAYS * _DAY_BYTES, "little")
+    slices = [packed[begin : begin + _DAY_BYTES] for begin in range(0, len(packed), _DAY_BYTES)]
     # Most days are like many others.
     numbers = {one: int.from_bytes(one, "little").bit_count() for one in set(slices)}
     return [numbers[one] for one in slices]

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from cluster.policies.catalogue_conflicts import Known, catalogue_conflicts
+from cluster.policies.catalogue_conflicts import ClusterFacts, catalogue_conflicts
 from cluster.policies.conflicts import conflicts
 from cluster.policies.policies import MAX_NAMED, Policies
 from cluster.policies.problems import Conflict, Path, PoliciesRefused, PolicyProblem, form_conflicts
@@ -23,7 +23,7 @@ _EMPTY = "the document is empty; write `pools: {}` if the cluster shall have no 
 _TOP = "a policy document is a mapping with the keys pools, projects, budget and rules"
 
 
-def read_document(text: str, known: Known) -> Policies:
+def read_document(text: str, known: ClusterFacts) -> Policies:
     """The policies that a document means.  Raises PoliciesRefused with every problem that can be found at once."""
     policies, lines = _formed(text)
     found = _placed(itertools.chain(conflicts(policies), catalogue_conflicts(policies, known)), lines)
@@ -35,7 +35,7 @@ def read_document(text: str, known: Known) -> Policies:
 def read_stored(text: str) -> Policies:
     """The policies that a document means which was accepted once: only what is not well formed is refused.
 
-    What contradicts itself is refused at the door: a release that finds more there unseats nothing that is followed.
+    Contradictions are refused only when a document is applied: a newer release that finds more keeps accepted ones.
     """
     return _formed(text)[0]
 

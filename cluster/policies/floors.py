@@ -100,7 +100,7 @@ def _dearest(
     for period, usd in zip(periods, by_day, strict=True):
         if period is not None:
             total[period] += usd
-    # To the cent, as it is told: what fits exactly is not refused for a rounding.
+    # To the cent, as it is reported: what fits exactly is not refused for a rounding.
     cents = {period: round(usd, 2) for period, usd in total.items()}
     dearest = max(cents, key=lambda period: (cents[period], -period.toordinal()))
     mine = [number for number, period in enumerate(periods) if period == dearest]
@@ -113,7 +113,7 @@ def _dearest(
 
 
 def _usd_per_hour(pool: PoolPolicy, nodes: int, catalogue: Collection[Offering]) -> float:
-    """USD for an hour of so many nodes at the least, of what the pool may buy."""
+    """The least USD for an hour of `nodes` nodes of the pool's offerings."""
     core = min(nodes, pool.on_demand_core) if pool.capacity is CapacityRule.MIXED else 0
     on_demand = core * _cheapest(pool, (CapacityType.ON_DEMAND,), catalogue)
     return on_demand + (nodes - core) * _cheapest(pool, bought_by(pool.capacity), catalogue)

@@ -1,7 +1,7 @@
 """Which nodes a job accepts, by pool, zone, capacity type and fabric domain (pure).
 
-One description for everybody who asks: the planner and the queue hold nodes against it, and Ray is told of it by the
-labels that every node bears.
+One description for all uses: the planner and the queue match nodes against it, and Ray gets it as a label selector for
+the labels that every node bears.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cluster.lazy import lazy
 from cluster.policies.offerings import CapacityType
 from cluster.policies.policies import CapacityRule
 
-#: Labels of a Ray node that say where it stands; a node whose zone or capacity type nobody knows lacks that one.
+#: Labels of a Ray node for its location; a node whose zone or capacity type is not known lacks that one.
 POOL_LABEL = "remora-pool"
 ZONE_LABEL = "remora-zone"
 CAPACITY_LABEL = "remora-capacity"
@@ -54,9 +54,9 @@ class Placement:
         return _CAPACITIES.get(self.capacity, ())
 
     def takes(self, capacity: CapacityType | None) -> bool:
-        """The job may run on nodes that are paid for so.
+        """The job may run on nodes of this capacity type.
 
-        None: nobody knows how, and then it is none that a job asks for, as the node lacks the label that Ray goes by.
+        None: not known, and then it matches no job that asks for one, as the node lacks the label that Ray matches.
         """
         return not self.capacities or capacity in self.capacities
 

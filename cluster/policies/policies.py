@@ -57,7 +57,7 @@ class CapacityRule(StrEnum):
 
 
 class Window(_Policy):
-    """A span of time that comes again and again, in UTC."""
+    """A recurring span of time, in UTC."""
 
     #: When it begins: five fields of cron.
     begins: Annotated[Word, AfterValidator(_cron)]
@@ -90,7 +90,7 @@ class PoolPolicy(_Policy):
     max_nodes: Count = 10
     #: Nodes kept ready beyond those in use.
     warm_nodes: Count = 0
-    #: A node that nobody used for so long is returned.
+    #: A node that was unused for this long is returned.
     idle_s: Seconds = 300.0
     #: Launches, and returns, per minute at most.
     grow_per_minute: Annotated[Number, Field(gt=0, le=10_000)] = 60.0
@@ -99,9 +99,9 @@ class PoolPolicy(_Policy):
     patience_s: Seconds = 600.0
     #: Under `mixed`: nodes bought on demand before any spot.
     on_demand_core: Count = 1
-    #: On-demand nodes that stood in for spot are exchanged when spot has been available for so long; None: never.
+    #: On-demand nodes that stood in for spot are exchanged when spot has been available for this long; None: never.
     return_to_spot_s: Seconds | None = None
-    #: A node that has not joined after so long is given up.
+    #: A node that has not joined after this long is given up.
     join_timeout_s: Annotated[Duration, Field(gt=0, le=86_400)] = 900.0
     #: Seconds that a node which is to be returned while it works is given.
     drain_s: Annotated[Duration, Field(gt=0, le=86_400)] = 120.0

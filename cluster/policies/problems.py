@@ -1,4 +1,4 @@
-"""Words for what is wrong with a policy document (pure)."""
+"""Messages for what is wrong with a policy document (pure)."""
 
 from __future__ import annotations
 

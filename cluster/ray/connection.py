@@ -18,7 +18,7 @@ def connect(home: Path, ray_address: str) -> None:
     """`ray.init` for the cluster of this home, from any process and however often.
 
     Ray reads its environment when it is imported and keeps the secret for ever, so a process that imported it before
-    has to be told.  Raises ConnectionError when the head does not answer.
+    gets the secret here.  Raises ConnectionError when the head does not answer.
     """
     os.environ.update(ray_environment(home))
     Config.initialize("")

@@ -26,7 +26,7 @@ class MemberNode:
     is_draining: bool
     #: Ray resources it brings, e.g. {"CPU": 1.0}; empty when it is dead.
     resources: dict[str, float] = field(default_factory=dict)
-    #: Ray has given some of its resources away: workers are on it, or start there before their driver has told of them.
+    #: Ray has allocated some of its resources: to workers on it, or to those that their driver does not report yet.
     is_in_use: bool = False
     #: While draining: when it has to be gone, seconds since 1970.
     deadline_at: float | None = None
@@ -39,13 +39,13 @@ class MemberNode:
     def leaves(self) -> str | None:
         """While draining, or once it has left: why, as its agent says; None without one."""
         has_to_go = self.is_draining or not self.is_alive
-        return self.agent.beat.leaves if has_to_go and self.agent is not None else None
+        return self.agent.heartbeat.leaves if has_to_go and self.agent is not None else None
 
 
 def is_given_away(brings: Mapping[str, float], free: Mapping[str, float] | None) -> bool:
     """Some of what a node brings is not free; None: Ray does not say yet, as of a node that joins just now.
 
-    Objects that are kept on a node are nobody's work: whoever needs them holds something else of a node.
+    Objects that are kept on a node are no work: a task or actor that needs them holds other resources of a node.
     """
     if free is None:
         return False
@@ -65,7 +65,7 @@ def doubtful(members: Iterable[MemberNode]) -> bool:
 def chosen(members: Iterable[MemberNode], began_at: Mapping[str, float]) -> dict[str, MemberNode]:
     """The Ray node that counts for each node id: a living one before a dead one, then the newest.
 
-    A machine joins again when its raylet was started anew.  Until Ray gives the first one up both are alive, in no
+    A machine joins again when its raylet was restarted.  Until Ray gives the first one up both are alive, in no
     order, and the first is a ghost: whether it drained says nothing about the new one, which takes work.  `began_at`
     is by Ray's own ids.
     """

@@ -19,7 +19,7 @@ from cluster.ray.members import MemberNode, chosen, doubtful, is_given_away
 
 #: Label that says which of our nodes a Ray node is.
 NODE_LABEL = "remora-node"
-#: Namespace and beginning of the keys under which agents tell how their machines are, as `agent/beats.py` writes it.
+#: Namespace and beginning of the keys of the agents' heartbeats in Ray's internal KV, as `agent/gcs.py` writes them.
 BEAT_NAMESPACE = b"remora"
 BEAT_PREFIX = b"agent:"
 #: Seconds for a question to the head that goes beyond its usual ones.
@@ -27,7 +27,7 @@ _TIMEOUT_S = 5.0
 
 
 class MembershipUnknown(Exception):
-    """Ray could not be asked; whoever wanted to know must not take that for "no members"."""
+    """Ray could not be asked; the caller must not treat that as "no members"."""
 
 
 class RayMembership:
@@ -37,7 +37,7 @@ class RayMembership:
         self._clock = clock
         self._looked_at = clock()
         self._heard: dict[str, AgentStatus] = {}
-        #: What agents said last whose nodes have left; None of those that never said anything.
+        #: The last status of agents whose nodes have left; None of those that never sent a heartbeat.
         self._last_words: dict[str, AgentStatus | None] = {}
         self._asking = threading.RLock()
         self._is_left = False
@@ -87,9 +87,9 @@ class RayMembership:
         # What agents say is no reason to see no nodes: where they cannot be asked about, what was heard last holds.
         with contextlib.suppress(Exception):
             # Who has left says nothing new, but may have said why between the last look and its end.
-            beats = _beats(members.keys() - (gone & self._last_words.keys()))
+            heartbeats = _heartbeats(members.keys() - (gone & self._last_words.keys()))
             now = self._clock()
-            heard = listen(self._heard, beats, now - self._looked_at)
+            heard = listen(self._heard, heartbeats, now - self._looked_at)
             self._looked_at = now
             self._last_words = {
                 node_id: self._last_words.get(node_id) or heard.get(node_id) for node_id in gone
@@ -120,14 +120,14 @@ def _member(
 
 def began_at(gcs: GcsClient) -> dict[str, float]:
     """When each Ray node began, seconds since 1970, by Ray's own ids; `ray.nodes()` does not tell."""
-    told = gcs.get_all_node_info(timeout=_TIMEOUT_S)
-    return {ray_node_id.hex(): node.start_time_ms / 1000 for ray_node_id, node in told.items()}
+    answers = gcs.get_all_node_info(timeout=_TIMEOUT_S)
+    return {ray_node_id.hex(): node.start_time_ms / 1000 for ray_node_id, node in answers.items()}
 
 
-def _beats(node_ids: Iterable[str]) -> dict[str, Heartbeat]:
+def _heartbeats(node_ids: Iterable[str]) -> dict[str, Heartbeat]:
     """The newest sign of life of each agent, in one question; without those that never gave one that can be read."""
     keys = {BEAT_PREFIX + node_id.encode(): node_id for node_id in node_ids}
-    told = internal_kv.internal_kv_get_gcs_client().internal_kv_multi_get(
+    answers = internal_kv.internal_kv_get_gcs_client().internal_kv_multi_get(
         list(keys), namespace=BEAT_NAMESPACE, timeout=_TIMEOUT_S
     )
-    return {keys[key]: beat for key, text in told.items() if (beat := read(text)) is not None}
+    return {keys[key]: heartbeat for key, text in answers.items() if (heartbeat := read(text)) is not None}

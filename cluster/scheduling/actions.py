@@ -1,4 +1,4 @@
-"""What a plan says: actions, and the reasons of what is not done (pure)."""
+"""What a plan contains: actions, and the reasons for what is not done (pure)."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Terminate:
     reason: str
     #: True when it never became useful, so that its row ends as `failed` and slows its pool down.
     is_failure: bool = False
-    #: True when it was a member, and Ray lost it while its machine runs: something lies between the two.
+    #: True when it was a member, and Ray lost it while its machine runs: the network between them is cut.
     is_cut_off: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """Something that is not done now, and why; exactly one of `job_id`, `pool` and `node_id` says for whom."""
+    """Something that is not done now, and why; exactly one of `job_id`, `pool` and `node_id` says what it is about."""
 
     reason: str
     job_id: str | None = None
@@ -60,11 +60,11 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """Tell the owner of a job how the cluster's budget touches it."""
+    """Report to the owner of a job how the cluster's budget affects it."""
 
     job_id: str
     message: str
-    #: What the message is about; None: the budget has room again.
+    #: The step of the budget that the message is about; None: no step is in force any more.
     step: BudgetStep | None
 
 

@@ -1,4 +1,4 @@
-"""A view and the policies, sorted for the questions that a plan asks (pure)."""
+"""The input of one plan, indexed: a view of the cluster under a version of the policies at one moment (pure)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from cluster.scheduling.slack import is_urgent, may_rely_on_spot, may_return, sh
 from cluster.scheduling.view import ClusterView, JobDemand, NodeView
 
 
-class Situation:
-    """One view under one version of the policies at one moment."""
+class PlanningContext:
+    """One view under one version of the policies at one moment, with what several parts of a plan compute from it."""
 
     def __init__(self, view: ClusterView, policies: Policies, now: float) -> None:
         self.view = view
@@ -56,7 +56,7 @@ class Situation:
         return workers_on(chain.from_iterable(self.usable.values()))
 
     def paid_as(self, nodes: Iterable[NodeView], capacity: CapacityType) -> list[NodeView]:
-        """Those of the nodes that are paid for so."""
+        """Those of the nodes that are of this capacity type."""
         capacities = self._capacities
         return [node for node in nodes if capacities.get(node.offering) is capacity]
 
@@ -70,9 +70,9 @@ class Situation:
         return until
 
     def closed(self, pool: str) -> Mapping[str, float]:
-        """Until when the pool asks for none of an offering, by its id, as its nodes failed again and again there.
+        """Until when the pool buys none of an offering, by its id, as its nodes failed again and again.
 
-        What costs nothing is asked for all the same.
+        An offering that costs nothing is bought all the same.
         """
         if pool not in self._closed:
             priced = {name for name, offering in self.offerings.items() if offering.price_per_hour > 0}
@@ -101,9 +101,9 @@ class Situation:
     def sold(self, pool: str, capacity: CapacityType) -> list[Offering]:
         """What the pool may buy of a capacity type: its sizes in order, and each in its zones in order.
 
-        Zones of which little is to be hoped come after a size's others: the cloud hardly has any there, or nodes that
-        were made there did not join.  Sizes that are equal to the operators are taken as one, of which those come first
-        that the cloud takes back least often.
+        Zones with little chance come after a size's others: the cloud has hardly any capacity there, or nodes that were
+        made there did not join.  Sizes that the policy calls equal count as one, of which those come first that the
+        cloud takes back least often.
         """
         key = (pool, capacity)
         if key not in self._sold:
@@ -128,9 +128,9 @@ class Situation:
         return self._sold[key]
 
     def why_before_others(self, pool: str, offering: Offering) -> str:
-        """Why it is asked for before a size that stands before its own in the policy; empty where none is behind it.
+        """Why it is bought before a size that precedes its own in the policy; empty where there is no such size.
 
-        What the cloud refuses now, or what is closed, is not behind it for that.
+        Sizes that the cloud refuses now, or that are closed, do not count.
         """
         policy = self.policies.pools[pool]
         if not policy.sizes_are_equal or offering.capacity is not CapacityType.SPOT:
@@ -173,13 +173,13 @@ class Situation:
         return max(0.0, self.now - job.waits_since)
 
     def is_urgent(self, job: JobDemand) -> bool:
-        """Only what the cloud does not take back is bought for it: with spot its deadline could be missed."""
+        """Only on-demand nodes are bought for it: with spot its deadline could be missed."""
         if job.deadline_at is None:
             return False
         return not may_rely_on_spot(job, self.now, self.view.start_up_s, self._ready_in_s(job))
 
     def is_sold_on_demand(self, job: JobDemand, pools: Iterable[str]) -> bool:
-        """Some of the pools may buy the job what the cloud does not take back."""
+        """Some of the pools may buy on-demand nodes for the job."""
         if job.capacity is CapacityRule.SPOT:
             return False
         known = self.policies.pools
@@ -200,7 +200,7 @@ class Situation:
         return not may_rely_on_spot(job, self.now, self.view.start_up_s, 0.0)
 
     def may_be_kept(self, node: NodeView) -> bool:
-        """Others are given no room on the node before the job that it was bought for has had its turn."""
+        """The node is reserved for the job that it was bought for, until that job has had its turn."""
         return keeping.may_be_kept(node, self.now, self.view.start_up_s)
 
     def _ready_in_s(self, job: JobDemand) -> float:
@@ -221,7 +221,7 @@ class Situation:
 
     @lazy
     def movers(self) -> Mapping[str, int]:
-        """Jobs that should move from spot to on-demand nodes, with how many workers; nothing where nobody has to."""
+        """Jobs that should move from spot to on-demand nodes, with the number of workers on spot."""
         jobs = [
             job
             for job in self.view.jobs
@@ -237,7 +237,7 @@ class Situation:
         return {
             job.id: on_spot[job.id]
             for job in jobs
-            # What cannot be taken away carries its smallest group: it goes on whatever happens to the rest.
+            # Its on-demand nodes hold its smallest group: it goes on whatever happens to the rest.
             if on_spot.get(job.id) and self.held.get(job.id, 0) - on_spot[job.id] < job.min_workers
         }
 

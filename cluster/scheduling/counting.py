@@ -1,4 +1,4 @@
-"""What projects may still have, counted while a plan gives their jobs room (pure)."""
+"""The quotas of projects, counted while a plan places their jobs (pure)."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from collections import defaultdict
 from collections.abc import Mapping
 from operator import attrgetter
 
-from cluster.scheduling.context import Situation
+from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.quotas import allowed_workers, counted_workers, gpus_of, never_allowed, why_no_money
 from cluster.scheduling.view import JobDemand, Spending
 
 
 class Counting:
-    """GPUs that count for each project that operators say something of; all others have whatever there is.
+    """GPUs in use by each project that has a policy; other projects are not limited.
 
-    `held` are the workers of each job by its id, which become more while the plan goes on.
+    `held` are the workers of each job by its id, which the plan increases.
     """
 
-    def __init__(self, situation: Situation, held: Mapping[str, int]) -> None:
-        self._projects = situation.policies.projects
-        self._spent = situation.view.spent_by_project
-        self._now = situation.now
+    def __init__(self, context: PlanningContext, held: Mapping[str, int]) -> None:
+        self._projects = context.policies.projects
+        self._spent = context.view.spent_by_project
+        self._now = context.now
         self._held = held
         self._gpus: defaultdict[str, float] = defaultdict(float)
         #: With how many workers each job counts.
         self._counted: dict[str, int] = {}
-        #: By project, the first of its jobs that waits for its quota: nobody of the project overtakes it.
+        #: By project, the first of its jobs that waits for its quota: no job of the project overtakes it.
         self._first: dict[str, str] = {}
         if self._projects:
-            for job in sorted(situation.view.jobs, key=attrgetter("turn")):
+            for job in sorted(context.view.jobs, key=attrgetter("turn")):
                 has = held.get(job.id, 0)
                 least, most = job.min_workers, job.max_workers
                 self.count(job, counted_workers(has, least, most) if job.is_running else has)
 
     def count(self, job: JobDemand, workers: int) -> None:
-        """From now on the job counts with so many workers, if that is more than before."""
+        """From now on the job counts with this number of workers, if that is more than before."""
         if job.project not in self._projects:
             return
         more = workers - self._counted.get(job.id, 0)
@@ -58,7 +58,7 @@ class Counting:
         return max(0, allowed - held), why
 
     def bar(self, job: JobDemand) -> str | None:
-        """Why nothing is bought for the job, while it may use what is there; or None."""
+        """Why nothing is bought for the job, although it may use nodes that exist; or None."""
         policy = self._projects.get(job.project)
         if policy is None:
             return None
@@ -73,7 +73,7 @@ class Counting:
         return never_allowed(job.project, policy, job.worker_resources, job.min_workers)
 
     def wait(self, job: JobDemand) -> None:
-        """Nobody of its project overtakes the job from now on."""
+        """From now on no job of its project overtakes this one."""
         self._first[job.project] = job.id
 
     def ahead_of(self, job: JobDemand) -> str | None:

@@ -1,4 +1,4 @@
-"""Fabric domains while a plan fills them: how many nodes each has, and which one a pool's next node is in (pure)."""
+"""Fabric domains within a plan: how many nodes each has, and in which one a pool's next node is launched (pure)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Domains:
 
     @lazy
     def _nodes(self) -> Counter[str]:
-        # Nodes that go are in their domain until they are gone.
+        # Nodes that leave count until they are gone.
         return Counter(node.fabric for node in self._there if node.fabric is not None and node.is_paid)
 
-    def room(self, name: str) -> int:
+    def nodes_left(self, name: str) -> int:
         """Nodes that may still be launched into the domain."""
         return max(0, FABRIC_NODES - self._nodes[name])
 
@@ -35,7 +35,7 @@ class Domains:
         self._nodes[name] += 1
 
     def add_own(self, pool: str, offering: Offering) -> str | None:
-        """The domain of a node that a pool has for whoever comes; None for machines without InfiniBand.
+        """The domain of a node that a pool keeps for any job; None for machines without InfiniBand.
 
         A job that needs InfiniBand finds such nodes together: they are in the first domain of the pool and the offering
         that is not full.
@@ -45,7 +45,7 @@ class Domains:
         letters = sha256(f"{pool} {offering.id}".encode()).hexdigest()[:8]
         first = name = f"{pool[:POOL_LETTERS]}-own-{letters}"
         number = 1
-        while not self.room(name):
+        while not self.nodes_left(name):
             number += 1
             name = f"{first}-{number}"
         self.add(name)

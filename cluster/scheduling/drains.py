@@ -1,4 +1,4 @@
-"""Which working nodes are given back: those that cost least work (pure)."""
+"""Which working nodes are drained first: those whose drain costs least work (pure)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 
 from cluster.scheduling.view import JobDemand, NodeView
 
-#: Work on a node that no job of the view owns is worth so many seconds for each of its workers.
+#: Seconds that the drain of a worker costs whose job is not in the view.
 UNKNOWN_S = 3600.0
-#: A node that is in use without a worker that was told of is being started on: that is about what its start has taken.
+#: Seconds that the drain of a node costs which is in use without a known worker: about what a worker's start takes.
 START_S = 30.0
 
 
@@ -24,7 +24,7 @@ def workers_on(nodes: Iterable[NodeView]) -> dict[str, int]:
 
 
 class Losses:
-    """What draining nodes costs, one after the other, in seconds of workers' time; `workers` by job id are there.
+    """What draining nodes one after the other costs, in seconds of workers' time; `workers` is their number by job id.
 
     A group that is left with too few workers stops as a whole: all its workers do again what they did since the last
     checkpoint.  A group that goes on smaller loses what the drained workers did, and all stand still for the resume.
@@ -40,7 +40,10 @@ class Losses:
     def of(self, node: NodeView) -> float:
         """Seconds of workers' time that draining this node costs, after those that were drained before."""
         cost = START_S if node.is_in_use and not node.jobs else 0.0
-        for job_id, workers in node.jobs.items():  # asked for every node: a loop is half of a call of sum()
+        for (
+            job_id,
+            workers,
+        ) in node.jobs.items():  # called for every node: a loop takes half the time of sum()
             cost += self._of_job(job_id, workers)
         return cost
 
@@ -50,19 +53,19 @@ class Losses:
             return workers * UNKNOWN_S
         if job_id in self._stopped:
             return 0.0
-        everybody = self._workers[job_id]
+        in_all = self._workers[job_id]
         stops = self._left[job_id] - workers < job.min_workers
-        return everybody * job.resume_s + (everybody if stops else workers) * job.unsaved_s(self._now)
+        return in_all * job.resume_s + (in_all if stops else workers) * job.unsaved_s(self._now)
 
     def keeps_minimum(self, node: NodeView) -> bool:
-        """Every job on the node keeps `min_workers` without it; whose workers just start there is not known."""
+        """Every job on the node keeps `min_workers` without it; False when an unknown worker is starting there."""
         return (bool(node.jobs) or not node.is_in_use) and all(
             job_id in self._jobs and self._left[job_id] - workers >= self._jobs[job_id].min_workers
             for job_id, workers in node.jobs.items()
         )
 
     def drain(self, node: NodeView) -> None:
-        """The node goes; what the others cost changes with it."""
+        """Count the node as drained, which changes what the others cost."""
         for job_id, workers in node.jobs.items():
             self._left[job_id] -= workers
             job = self._jobs.get(job_id)
@@ -73,7 +76,7 @@ class Losses:
 def cheapest(
     nodes: Iterable[NodeView], losses: Losses, count: int, *, keep_minimum: bool = False
 ) -> list[NodeView]:
-    """Up to `count` of the nodes, the one that costs least first; the newest of equals.
+    """Up to `count` of the nodes, the one that costs least first, of equal ones the newest.
 
     With `keep_minimum` only those are taken without which every job keeps its smallest group.
     """
@@ -94,7 +97,7 @@ def cheapest(
     while heap and len(taken) < count:
         cost, _, _, at = heapq.heappop(heap)
         node = nodes[at]
-        # What was changed by a node before is in the heap twice; what lost too much once never has more again.
+        # A node whose cost has changed is in the heap twice; a job that lost too many workers never has more again.
         if at in taken or cost != current[at] or (keep_minimum and not losses.keeps_minimum(node)):
             continue
         taken[at] = node

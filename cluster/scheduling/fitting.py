@@ -1,6 +1,6 @@
-"""How many workers find room on a node, and on all nodes that a pool may have (pure).
+"""How many workers fit on a node, and on all nodes that a pool may have (pure).
 
-Planner, queue and replay ask the same functions, so that nothing is bought for what can never start.
+Planner, queue and replay call the same functions, so that nothing is bought for a job that can never start.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FABRIC_NODES = 100
 
 
 class Showing(Protocol):
-    """A node that says what it brings."""
+    """A node that reports its resources."""
 
     @property
     def offering(self) -> str:
@@ -32,9 +32,9 @@ class Showing(Protocol):
 
 
 def slots(free: Resources, worker: Resources) -> int:
-    """How many such workers the free resources carry.
+    """How many such workers fit into the free resources.
 
-    Memory that nobody has announced is no limit: Ray measures it once the node is there, and `as_shown` keeps it.
+    Memory that is not known is no limit: Ray measures it once the node has joined, and `as_shown` keeps it.
     """
     least = 0
     for name, amount in worker.items():
@@ -47,22 +47,22 @@ def slots(free: Resources, worker: Resources) -> int:
             count = int(have / amount + 1e-9)
             if count <= 0:
                 return 0
-            # Asked for every job and node: a comparison is a third of a call of min().
+            # Called for every job and node: a comparison takes a third of the time of min().
             if count < least or not least:
                 least = count
     return least
 
 
 def most_workers(sold: Iterable[Offering], nodes: int, worker: Resources, *, in_domain: bool = False) -> int:
-    """Workers for which so many nodes have room, all of them of what is sold, complete and empty."""
+    """Most workers that fit on this many empty nodes of the offerings; `in_domain`: within one fabric domain."""
     per_node = max((slots(one.resources, worker) for one in sold), default=0)
     return per_node * (min(nodes, FABRIC_NODES) if in_domain else nodes)
 
 
 def as_shown(offerings: Iterable[Offering], nodes: Iterable[Showing]) -> tuple[Offering, ...]:
-    """The offerings with no more memory than nodes of their sizes have shown, and with that where it was not known.
+    """The offerings with at most the memory that nodes of their sizes reported, and with that where it was not known.
 
-    Else a size that turns out to be too small for a worker would be bought for it again and again.
+    Otherwise a size that turns out to be too small for a worker would be bought for it again and again.
     """
     shown: dict[str, float] = {}
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Free room on nodes, those that are there and those that a plan buys (pure)."""
+"""Free capacity of nodes, those that exist and those that a plan buys (pure)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from operator import attrgetter
 
 from cluster.lazy import lazy
 from cluster.policies.offerings import CapacityType, Offering, zone_and_capacity
-from cluster.scheduling.context import Situation
+from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.fitting import Resources, slots
 from cluster.scheduling.view import JobDemand, NodeView
 
 
 class Bin:
-    """A node while a plan fills it."""
+    """A node and what is free on it, while a plan places workers."""
 
     __slots__ = ("_free", "_holds", "_own", "fabric", "is_kept", "is_used", "node", "offering", "pool")
 
@@ -29,15 +29,15 @@ class Bin:
     ) -> None:
         self.pool = pool
         self._free = free
-        #: A copy once something was taken off it: in most plans few nodes are given anything.
+        #: A copy of `free` once something was subtracted: in most plans few nodes are given anything.
         self._own: dict[str, float] | None = None
-        #: Workers that are to be taken off it before anybody is told what is free.
+        #: Workers whose resources are to be subtracted before `free` is read.
         self._holds: Sequence[tuple[Resources, int]] = ()
         self.offering = offering
         self.fabric = fabric
         #: None for a node that this plan buys.
         self.node = node
-        #: A worker runs on it or was given room on it.
+        #: A worker runs on it or was placed on it.
         self.is_used = False
         #: It was bought for a job whose turn has not come in this plan.
         self.is_kept = False
@@ -49,17 +49,17 @@ class Bin:
 
     @property
     def zone(self) -> str | None:
-        """Where it is, when it is known."""
+        """Its zone, when it is known."""
         return self._stands[0] if self.offering is None else self.offering.zone
 
     @property
     def _stands(self) -> tuple[str | None, CapacityType | None]:
-        """Zone and capacity type of a node whose offering is sold no more: its labels say them all the same."""
+        """Zone and capacity type of a node whose offering is not sold any more, read from the offering's id."""
         return zone_and_capacity("" if self.node is None else self.node.offering)
 
     @property
     def free(self) -> Resources:
-        """What is left; counted when it is asked for, as in most plans few nodes are."""
+        """What is left; computed at its first use, as most plans need it of few nodes."""
         if self._holds:
             free = self._own_free()
             for worker, count in self._holds:
@@ -68,11 +68,11 @@ class Bin:
         return self._free
 
     def hold(self, holds: Sequence[tuple[Resources, int]]) -> None:
-        """So many workers are on it already, which nobody has taken off what is free."""
+        """Set the workers that are on it already and are not yet subtracted from what is free."""
         self._holds = holds
 
     def put(self, worker: Resources, count: int) -> None:
-        """Give room to so many workers."""
+        """Place this many workers."""
         if count > 0:
             _take(self._own_free(), worker, count)
             self.is_used = True
@@ -94,13 +94,13 @@ class Tier:
     """Bins that may suit a shape, in the order in which they are filled."""
 
     bins: list[Bin] = field(default_factory=list)
-    #: How many of all bins have been looked through; -1: not even the nodes that work.
+    #: How many of all bins have been checked; -1: not even the nodes that work.
     seen: int = -1
 
 
 @dataclass
 class Shape:
-    """Jobs whose workers may be put into the same bins."""
+    """Jobs whose workers need the same resources and accept the same nodes."""
 
     worker: Resources
     pools: tuple[str, ...]
@@ -109,22 +109,22 @@ class Shape:
     #: What is full for this shape stays so within a plan, and is taken out.
     tiers: tuple[Tier, Tier] = field(default_factory=lambda: (Tier(), Tier()))
     kept_start: int = 0
-    #: The smallest gang that found no room, with the reason; nothing gets better within a plan.
+    #: The smallest group that did not fit, with the reason; capacity never grows within a plan.
     failed: dict[object, tuple[int, str]] = field(default_factory=dict)
 
 
 class Space:
     """All bins of a plan: its nodes, on which there are `held` workers of each job, and what it buys."""
 
-    def __init__(self, situation: Situation, nodes: Iterable[NodeView], held: Mapping[str, int]) -> None:
-        self._situation = situation
+    def __init__(self, context: PlanningContext, nodes: Iterable[NodeView], held: Mapping[str, int]) -> None:
+        self._context = context
         self._shapes: dict[object, Shape] = {}
         nodes = list(nodes)
         #: Nodes that work; most of them are full, and need neither a bin nor an order.
         self.at_work: list[NodeView] = [node for node in nodes if node.jobs]
         self._at_work: dict[str, Bin] = {}
         self._left_of: dict[frozenset[str], list[NodeView]] = {}
-        #: Open to everybody: bought by this plan or for a job that had its turn; and unused ones.
+        #: Open to all jobs: bought by this plan or for a job that had its turn; and unused ones.
         self._worked: list[Bin] = []
         self._unused: list[Bin] = []
         self._kept: list[Bin] = []
@@ -133,7 +133,7 @@ class Space:
         #: Workers by job, and the domains that they are in.
         self.held: dict[str, int] = defaultdict(int, held)
         self.held_in: dict[str, set[str]] = defaultdict(set)
-        #: On-demand nodes on which this plan gave a job room.
+        #: How many on-demand nodes this plan gave each job.
         self._on_demand: dict[str, int] = defaultdict(int)
         joined = [(node, node.fabric) for node in self.at_work if node.fabric is not None]
         for node, fabric in sorted(joined, key=lambda one: one[0].filling_order):
@@ -148,7 +148,7 @@ class Space:
         bin_ = self._at_work.get(node.id)
         if bin_ is None:
             free = node.resources if node.free is None else node.free
-            offering = self._situation.offering_of(node)
+            offering = self._context.offering_of(node)
             bin_ = self._at_work[node.id] = Bin(node.pool, free, offering, node.fabric, node)
             bin_.is_used = True
             if node.free is None:
@@ -156,16 +156,16 @@ class Space:
         return bin_
 
     def _worker_of(self, job_id: str) -> Resources:
-        job = self._situation.jobs.get(job_id)
+        job = self._context.jobs.get(job_id)
         return {} if job is None else job.worker_resources
 
     def _add_unused(self, node: NodeView) -> None:
         free = node.resources if node.free is None else node.free
-        bin_ = Bin(node.pool, free, self._situation.offering_of(node), node.fabric, node)
+        bin_ = Bin(node.pool, free, self._context.offering_of(node), node.fabric, node)
         self._register(bin_)
-        if node.bought_for is not None and node.bought_for in self._situation.jobs:
+        if node.bought_for is not None and node.bought_for in self._context.jobs:
             self._own[node.bought_for].append(bin_)
-            bin_.is_kept = self._situation.may_be_kept(node)
+            bin_.is_kept = self._context.may_be_kept(node)
         (self._kept if bin_.is_kept else self._unused).append(bin_)
 
     def _register(self, bin_: Bin) -> None:
@@ -184,7 +184,7 @@ class Space:
 
     @lazy
     def _worked_on_demand(self) -> dict[str, int]:
-        on_demand = self._situation.paid_as(self.at_work, CapacityType.ON_DEMAND)
+        on_demand = self._context.paid_as(self.at_work, CapacityType.ON_DEMAND)
         return Counter(job_id for node in on_demand for job_id in node.jobs)
 
     def on_demand_of(self, job: JobDemand) -> int:
@@ -204,7 +204,7 @@ class Space:
         return bin_
 
     def note(self, job_id: str, bin_: Bin, workers: int) -> None:
-        """The job has so many workers in the bin."""
+        """Record that the job has this many workers in the bin."""
         self.held[job_id] += workers
         if bin_.fabric is not None:
             self.held_in[job_id].add(bin_.fabric)
@@ -212,7 +212,7 @@ class Space:
             self._on_demand[job_id] += 1
 
     def put(self, job: JobDemand, bin_: Bin, workers: int) -> None:
-        """Give the job room for so many workers in the bin."""
+        """Place this many workers of the job in the bin."""
         bin_.put(job.worker_resources, workers)
         self.note(job.id, bin_, workers)
 
@@ -220,7 +220,7 @@ class Space:
         """The shape that the job shares with others."""
         shape = self._shapes.get(job.shape)
         if shape is None:
-            pools = job.pools or tuple(self._situation.policies.pools)
+            pools = job.pools or tuple(self._context.policies.pools)
             shape = self._shapes[job.shape] = Shape(job.worker_resources, pools, job)
         return shape
 
@@ -229,7 +229,7 @@ class Space:
         return self._own.get(job.id, ()) if self._own else ()
 
     def open(self, job: JobDemand, *, unused: bool) -> None:
-        """The job has had its turn: what it uses of its own nodes is open to others, and the `unused` ones too."""
+        """After the job's turn: open the nodes that it uses to other jobs, and with `unused` its unused ones too."""
         own = self._own.get(job.id)
         if own is None:
             return
@@ -242,9 +242,9 @@ class Space:
                 shape.failed.clear()
 
     def find(self, job: JobDemand, shape: Shape, workers: int) -> tuple[list[tuple[Bin, int]], int]:
-        """Room for up to so many workers, on nodes that were bought for the job and then on those open to everybody.
+        """Bins for up to this many workers: nodes that were bought for the job first, then those open to all.
 
-        Beside it: for how many workers there is none.
+        The second value is the number of workers that do not fit.
         """
         found: list[tuple[Bin, int]] = []
         for bin_ in self.own_of(job):
@@ -258,7 +258,7 @@ class Space:
         return found, self._find_free(shape, workers, found)
 
     def _find_free(self, shape: Shape, workers: int, found: list[tuple[Bin, int]]) -> int:
-        """Add room on nodes that are open to everybody to what was found; how many workers are left."""
+        """Add bins that are open to all jobs to those found; returns how many workers are left."""
         taken = {id(bin_) for bin_, _ in found} if found else ()
         worked, unused = shape.tiers
         for tier, bins in ((worked, self._worked), (unused, self._unused)):
@@ -278,14 +278,14 @@ class Space:
         return workers
 
     def _look_through(self, shape: Shape, tier: Tier, bins: list[Bin]) -> None:
-        """Take bins that came since into the shape's own list; the pool that is asked for first comes first.
+        """Add bins that are new since the last call to the shape's list; the job's first pool comes first.
 
-        What has no room for one worker never has it again within a plan.
+        A bin that has no capacity for one worker never has it again within a plan.
         """
         worker, is_first = shape.worker, tier.seen < 0
         new = [bin_ for bin_ in bins[max(0, tier.seen) :] if slots(bin_.free, worker) > 0]
         if is_first and bins is self._worked:
-            new = [*self._with_room(worker), *new]
+            new = [*self._fitting_at_work(worker), *new]
         new = [bin_ for bin_ in new if suits(shape.example, shape.pools, bin_)]
         if is_first and len(shape.pools) > 1:
             preference = {name: at for at, name in enumerate(shape.pools)}
@@ -293,16 +293,16 @@ class Space:
         tier.bins.extend(new)
         tier.seen = len(bins)
 
-    def _with_room(self, worker: Resources) -> Iterator[Bin]:
-        """Nodes that work and have room for one more such worker."""
+    def _fitting_at_work(self, worker: Resources) -> Iterator[Bin]:
+        """Nodes that work and have capacity for one more such worker."""
         names = frozenset(name for name, amount in worker.items() if amount > 0 and name != "memory")
-        for node in self._with_some(names):
+        for node in self._at_work_with(names):
             bin_ = self._bin_of(node)
             if slots(bin_.free, worker) > 0:
                 yield bin_
 
-    def _with_some(self, names: frozenset[str]) -> list[NodeView]:
-        """Nodes that work and have something left of each resource, or do not say what is left, as they are filled.
+    def _at_work_with(self, names: frozenset[str]) -> list[NodeView]:
+        """Nodes that work and have something left of each resource, or do not report it, in filling order.
 
         Most are full by far.  What the plan puts on a node only makes it fuller, so that those need no bin.
         """
@@ -317,7 +317,7 @@ class Space:
         return nodes
 
     def find_kept(self, job: JobDemand, shape: Shape, workers: int) -> list[tuple[Bin, int]]:
-        """Room on nodes that were bought for others who had no turn yet: the last resort."""
+        """Capacity on nodes that were bought for jobs that had no turn yet: the last resort."""
         found: list[tuple[Bin, int]] = []
         own = {id(bin_) for bin_ in self.own_of(job)}
         at = shape.kept_start
@@ -339,5 +339,5 @@ def in_filling_order(nodes: Iterable[NodeView]) -> list[NodeView]:
 
 
 def suits(job: JobDemand, pools: tuple[str, ...], bin_: Bin) -> bool:
-    """The job may be put there, as far as its wishes go; whether there is room is another question."""
+    """The job's placement allows the bin; its free capacity is not checked."""
     return bin_.pool in pools and job.placement.allows(bin_.pool, bin_.zone, bin_.capacity)

@@ -1,4 +1,4 @@
-"""Nodes that have to go whatever is wished for, and pools whose nodes fail (pure)."""
+"""Nodes that have to go whatever the demand, and backoff for pools and offerings whose nodes fail (pure)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cluster.scheduling.actions import Drain, Terminate
 from cluster.scheduling.view import ENDED, JOINED, ClusterView, NodeView
 from remora.states import NodeState
 
-#: A machine that the provider does not list is given up once it was asked for in vain for so many seconds, and so many
-#: times: how much time passes between two looks says nothing about the machine.
+#: A machine that the provider does not list is given up once it was requested in vain for this many seconds and this
+#: many times: how much time passes between two looks says nothing about the machine.
 CREATE_TIMEOUT_S = 10.0
 LEAST_ASKS = 4
-#: Seconds that a node is given for its work where nobody else says it: its pool is in no policy any more, or the drain
+#: Seconds that a node is given for its work where no policy says it: its pool is in no policy any more, or the drain
 #: that its agent began is not known to Ray any more.
 DRAIN_S = 120.0
 #: The first pause after a failed start; it doubles with every further one in a row.
@@ -25,27 +25,27 @@ LONGEST_PAUSE_S = 120.0
 #: A node whose machine was found sick when it had been ready for no longer than this failed as if it had never joined:
 #: to bring it, and to start its jobs again without it, costs about as much as it did.
 SICK_AT_FIRST_S = 1800.0
-#: After such a node the next one counts as one that works when it has been ready for so much longer than that one was
-#: before it was found sick: its agent looks at its GPUs every half minute, and Ray's word of it takes some seconds.
+#: After such a node the next one counts as one that works when it has been ready for this much longer than that one was
+#: before it was found sick: its agent looks at its GPUs every half minute, and its report takes some seconds.
 PROVEN_S = 120.0
-#: So many failures of one offering in a row close it to their pool.
+#: Failures of one offering in a row that close it to their pool.
 STRIKES = 3
-#: A node is waited for so many times as long as the slowest of the newest so many nodes of its pool took to be ready,
+#: A node may take JOIN_FACTOR times as long to be ready as the slowest of the NEWEST_JOINS newest nodes of its pool,
 JOIN_FACTOR = 2.0
 NEWEST_JOINS = 5
-#: and at most so many times as long as `join_timeout_s` of its pool.
+#: and at most this many times as long as `join_timeout_s` of its pool.
 LONGEST_JOIN_FACTOR = 4.0
-#: For so long at first, for twice as long each time a try fails then, and never for longer than this.
+#: For how long an offering is closed at first, twice as long each time a try fails then, and at most.
 FIRST_CLOSED_S = 1800.0
 LONGEST_CLOSED_S = 7200.0
-#: Seconds for which a zone whose nodes did not join, or were cut off, is asked last.
+#: Seconds for which a zone whose nodes did not join, or were cut off, is tried last.
 SILENT_S = 900.0
 
 
 def end_of(
     node: NodeView, view: ClusterView, pools: Mapping[str, PoolPolicy], now: float
 ) -> Terminate | Drain | None:
-    """Why a node of a view has to go whatever the wishes for its pool are, or None."""
+    """The end or drain of a node that has to go whatever the demand for its pool is, or None."""
     if node.is_well and node.pool in pools:
         return None
     if node.state in ENDED:
@@ -69,17 +69,17 @@ def end_of(
 def _failure(
     node: NodeView, view: ClusterView, pools: Mapping[str, PoolPolicy], now: float
 ) -> Terminate | None:
-    """Why a node is of no use, or None; who was never a member fails, who was one merely ends."""
+    """The end of a node that is of no use, or None; one that was never a member fails, one that was merely ends."""
     never_joined = node.state not in JOINED and not node.is_member
     age_s = now - node.created_at
-    # One that drains leaves by itself, once nothing runs on it.
+    # A draining node leaves by itself, once nothing runs on it.
     has_left = node.state is NodeState.DRAINING and node.provided and not node.is_member
     if has_left:
         return Terminate(node_id=node.id, reason="it is drained, and Ray has let it go")
     if node.provided and not node.is_running:
         return Terminate(node_id=node.id, reason="its machine stopped", is_failure=never_joined)
-    is_wish = node.state is NodeState.REQUESTED and not node.provided
-    if is_wish and not _was_asked_for_in_vain(node, now, view.paused_until):
+    is_requested = node.state is NodeState.REQUESTED and not node.provided
+    if is_requested and not _was_asked_for_in_vain(node, now, view.paused_until):
         return None
     if not node.provided:
         return Terminate(node_id=node.id, reason=_why_missing(node), is_failure=never_joined)
@@ -96,9 +96,9 @@ def _failure(
 def join_limit_s(view: ClusterView, node: NodeView, timeout_s: float, now: float) -> float:
     """Seconds after which a node that has not joined is given up; `timeout_s` is `join_timeout_s` of its pool.
 
-    Longer where machines are slow, so that none is bought in a circle: twice as long with every try in a row that was
-    given up before this node was made, twice what the slowest of the newest joins took, and at most four times
-    `timeout_s`.
+    Longer where machines are slow, so that nodes are not given up and bought again forever: twice as long with every
+    try in a row that was given up before this node was made, twice what the slowest of the newest joins took, and at
+    most four times `timeout_s`.
     """
     nodes = view.nodes_of.get(node.pool, ())
     joined = [(one.ready_at, one.ready_at - one.created_at) for one in nodes if one.ready_at is not None]
@@ -124,22 +124,24 @@ def _given_up_before(view: ClusterView, node: NodeView, timeout_s: float, now: f
 
 
 def _was_asked_for_in_vain(node: NodeView, now: float, paused_until: float) -> bool:
-    """No clear answer came for long enough; nobody may have asked while the controller was away, or saw nothing."""
+    """No clear answer came for long enough, and to enough requests: the controller may have been away meanwhile."""
     if node.unanswered_since is None or node.unanswered < LEAST_ASKS:
         return False
-    # What was to be asked for during a pause was asked for at its end.
+    # What was to be requested during a pause was requested at its end.
     return now - max(node.unanswered_since, paused_until) > CREATE_TIMEOUT_S
 
 
 def _why_missing(node: NodeView) -> str:
-    """What may have become of a machine that the provider lists no more; clouds do not say it."""
+    """The likely cause for a machine that the provider does not list any more; clouds do not report it."""
     if node.state is NodeState.REQUESTED:
         return "the provider does not know it"
     match zone_and_capacity(node.offering)[1]:
         case CapacityType.SPOT:
-            return "its machine is gone: the cloud took it back (evicted it), or somebody deleted it"
+            return (
+                "its machine is gone: the cloud took it back (evicted it), or it was deleted outside Remora"
+            )
         case CapacityType.ON_DEMAND:
-            return "its machine is gone: somebody deleted it, or the cloud lost it"
+            return "its machine is gone: it was deleted outside Remora, or the cloud lost it"
         case _:
             return "its machine is gone"
 
@@ -155,8 +157,8 @@ def _end_of_drain(node: NodeView, now: float) -> Terminate | None:
 def remembered_s(policies: Policies) -> float:
     """Seconds for which nodes that failed, or were sick, have to stay in a view after their end.
 
-    A try that is made because older failures are nearly forgotten has to end, and to be told from the next one, before
-    they are; and an offering that fails again and again stays closed for ever longer only while that is known.
+    A try that is made because older failures are nearly forgotten has to end, and to be distinguished from the next
+    one, before they are; and the backoff of an offering that fails again and again grows only while that is known.
     """
     longest_s = LONGEST_JOIN_FACTOR * max(
         (pool.join_timeout_s for pool in policies.pools.values()), default=0.0
@@ -167,7 +169,7 @@ def remembered_s(policies: Policies) -> float:
 def launch_not_before(view: ClusterView, pool: str, now: float) -> float:
     """When a pool may launch again: a pause after its newest try that failed, which doubles with every one in a row.
 
-    In a row are nodes of the pool that failed, or were sick at first, for as long as no newer one speaks against it.
+    In a row are nodes of the pool that failed, or were sick at first, until a newer one works.
     """
     failed = _in_a_row(_unwell(view, pool, now), view.nodes_of.get(pool, ()), now)
     if not failed:
@@ -186,10 +188,10 @@ def _unwell(view: ClusterView, pool: str, now: float) -> Sequence[NodeView]:
 
 
 def _in_a_row(unwell: Iterable[NodeView], nodes: Iterable[NodeView], now: float) -> list[NodeView]:
-    """Failures among `unwell` that no newer one of `nodes` has made good.
+    """Failures among `unwell` that no newer working one of `nodes` ends.
 
-    That nodes join again is known from the first one that does; that they are not sick any more, from one that has been
-    ready for longer than the sick one was.
+    One node that joins ends a row of nodes that did not; a row of sick nodes ends with one that has been ready for
+    longer than the sick one was.
     """
     failed = [node for node in unwell if _never_came(node) or _was_sick_at_first(node)]
     if not failed:
@@ -232,9 +234,9 @@ def _proven_s(nodes: Iterable[NodeView]) -> float | None:
 
 
 def _works(node: NodeView, now: float, proven_s: float | None) -> bool:
-    """It has joined, and nothing is known against it; after sick ones that is known only after some time.
+    """It has joined and has not failed; after sick nodes that counts only after `proven_s`.
 
-    What has gone since, as it was not needed any more, has worked all the same.
+    A node that was returned since, as it was not needed any more, has worked too.
     """
     has_worked = node.ready_at is not None and not node.is_failure and not node.is_cut_off
     if not (node.state in JOINED or has_worked) or _was_sick_at_first(node):
@@ -252,11 +254,11 @@ def _failed_at(node: NodeView, now: float) -> float:
 
 
 def closed_offerings(view: ClusterView, pool: str, join_timeout_s: float, now: float) -> dict[str, float]:
-    """Until when a pool asks for no more of each offering whose nodes failed again and again, by `Offering.id`.
+    """Until when a pool buys no more of each offering whose nodes failed again and again, by `Offering.id`.
 
     Three failures in a row close it; from then on every try that fails does, for twice as long as the one before.
-    Nodes that never had a machine count as nothing here: whatever refuses those costs no money.  Nor do spot nodes that
-    went before their time to join was up (`join_limit_s`): clouds take machines back also while they boot.
+    Nodes that never had a machine do not count: a refusal costs no money.  Nor do spot nodes that went before their
+    time to join was up (`join_limit_s`): clouds take machines back also while they boot.
     """
     unwell: dict[str, list[NodeView]] = defaultdict(list)
     for node in _unwell(view, pool, now):
@@ -287,7 +289,7 @@ def _was_taken_at_boot(view: ClusterView, node: NodeView, join_timeout_s: float,
 
 
 def _closed_until(failed: Iterable[tuple[float, float]]) -> float:
-    """Until when what failed then is closed, by the times of each failure and of the wish for its node."""
+    """Until when an offering is closed, by the times of each failure and of the request for its node."""
     until = since = last = float("-inf")
     strikes = closings = 0
     for failed_at, created_at in failed:
@@ -305,9 +307,10 @@ def _closed_until(failed: Iterable[tuple[float, float]]) -> float:
 def silent_zones(view: ClusterView, zone_of: Callable[[NodeView], str | None], now: float) -> frozenset[str]:
     """Zones in which the newest nodes did not come up, or all members were lost while their machines ran.
 
-    Whatever keeps a zone's machines from joining, as a head that cannot be reached from there, is likely to keep the
-    next one.  What failed is newer than all that joined there; what was cut off has left no member behind.  Both are
-    forgotten after a quarter of an hour, so that the zone is tried again.  A sick machine says nothing about its zone.
+    What keeps a zone's machines from joining, such as a head that cannot be reached from there, is likely to affect the
+    next one.  The failed nodes are newer than all that joined there; those that were cut off left no other member.
+    Both are forgotten after a quarter of an hour, so that the zone is tried again.  A sick machine says nothing about
+    its zone.
     """
     lately = [node for node in view.unwell if now - _failed_at(node, now) <= SILENT_S]
     failed = _newest((node for node in lately if _never_came(node)), zone_of)

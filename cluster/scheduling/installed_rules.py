@@ -12,14 +12,14 @@ from cluster.scheduling.view import ClusterView
 
 #: A sentence that refuses a launch, or None.  It sees the view that the plan is made from, and nothing else.
 SiteRule = Callable[[ClusterView, Launch], str | None]
-#: Hears the name of a rule that failed, and what it did.
-Told = Callable[[str, str], None]
+#: Called with the name of a rule that failed, and a sentence about the failure.
+FailureReport = Callable[[str, str], None]
 
 GROUP = "remora.rules"
 
 
 class RuleBroken(Exception):
-    """A rule cannot be asked, or answers what it must not; the message is a sentence."""
+    """A rule cannot be called, or returned a value of a wrong type; the message is a sentence."""
 
 
 def rule_names() -> frozenset[str]:
@@ -27,20 +27,20 @@ def rule_names() -> frozenset[str]:
     return frozenset(point.name for point in entry_points(group=GROUP))
 
 
-def load_rules(names: Iterable[str], told: Told) -> tuple[tuple[str, SiteRule], ...]:
-    """The rules of these names, in this order, each of which tells before it raises.
+def load_rules(names: Iterable[str], report: FailureReport) -> tuple[tuple[str, SiteRule], ...]:
+    """The rules of these names, in this order, each of which calls `report` before it raises.
 
-    One that is not installed or cannot be imported raises when it is asked, as any that fails.
+    One that is not installed or cannot be imported raises when it is called, as any that fails.
     """
-    return tuple((name, _telling(name, _load(name), told)) for name in names)
+    return tuple((name, _reporting(name, _load(name), report)) for name in names)
 
 
-def _telling(name: str, rule: SiteRule, told: Told) -> SiteRule:
+def _reporting(name: str, rule: SiteRule, report: FailureReport) -> SiteRule:
     def asked(view: ClusterView, launch: Launch) -> str | None:
         try:
             return _sentence(rule(view, launch))
         except Exception as error:
-            told(name, _why(error))
+            report(name, _why(error))
             raise
 
     return asked

@@ -1,11 +1,11 @@
-"""Which nodes are kept for which job: running groups of other jobs do not grow onto them (pure).
+"""Which nodes are reserved (kept) for which job: running groups of other jobs do not grow onto them (pure).
 
-The one answer for the planner, the queue, the drivers and a replay.  A node is kept for the job that it was bought for
-while nothing runs on it and the job has fewer workers than its smallest group, be it that it waits, starts or lost too
-many; or, if it is not a spot node, while a job with a deadline that runs on spot nodes is to move to it.  It is kept
-from its order on, so that everybody knows of it before it joins, and for `kept_s` after it was ready.
+The planner, the queue, the drivers and a replay all use it.  A node is kept for the job that it was bought for while
+nothing runs on it and the job has fewer workers than its smallest group, because it waits, starts or lost too many; or,
+if it is not a spot node, while a job with a deadline that runs on spot nodes is to move to it.  It is kept from its
+order on, so that all of them know of it before it joins, and for `kept_s` after it was ready.
 
-Jobs that end, or that nothing lets start, are not among those that are asked about; then nothing is kept for them.
+Jobs that end, or that may not start, are not passed; nothing is kept for them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEPT_S = 600.0
 def kept_s(start_up_s: float) -> float:
     """Seconds after its readiness for which a node is kept at most.
 
-    Of a group's nodes the last ones may be ordered a second time: as long as that takes, the first ones are kept.
+    A group's last nodes may be ordered a second time: as long as that takes, the first ones are kept.
     """
     return max(KEPT_S, STARTS * start_up_s)
 

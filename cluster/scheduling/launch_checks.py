@@ -1,4 +1,4 @@
-"""Which of the launches that are wished for are made now: pace, maintenance, failures and the site's rules (pure)."""
+"""Which of the planned launches are made now: pace, maintenance, failures and the site's rules decide (pure)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cluster.scheduling.actions import Launch, Wait
-from cluster.scheduling.context import Situation
+from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.health import launch_not_before, trying
 from cluster.scheduling.limits import pace_left
 from cluster.scheduling.view import ClusterView
@@ -18,8 +18,8 @@ Rule = Callable[[ClusterView, Launch], str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sifted:
-    """The launches that are left, and what is told of the others."""
+class CheckedLaunches:
+    """The launches that are allowed, and the reasons for the others."""
 
     launches: list[Launch]
     waits: list[Wait]
@@ -27,8 +27,8 @@ class Sifted:
     later: dict[str | None, str]
 
 
-def within_pace(situation: Situation, launches: Iterable[Launch]) -> Sifted:
-    """The launches that a pool's pace, its failures and its maintenance leave for now."""
+def within_pace(context: PlanningContext, launches: Iterable[Launch]) -> CheckedLaunches:
+    """The launches that a pool's pace, its failures and its maintenance allow now."""
     later: dict[str | None, str] = {}
     by_pool: dict[str, list[Launch]] = defaultdict(list)
     for launch in launches:
@@ -36,20 +36,20 @@ def within_pace(situation: Situation, launches: Iterable[Launch]) -> Sifted:
     allowed: list[Launch] = []
     waits: list[Wait] = []
     for pool, mine in by_pool.items():
-        number, why = _allowance(situation, pool)
+        number, why = _allowance(context, pool)
         allowed.extend(mine[:number])
         if number < len(mine):
             reason = f"{count(len(mine) - number, 'node')} more are launched later: {why}"
             waits.append(Wait(pool=pool, reason=reason))
         for launch in mine[number:]:
             later.setdefault(launch.job_id, why)
-    return Sifted(launches=allowed, waits=waits, later=later)
+    return CheckedLaunches(launches=allowed, waits=waits, later=later)
 
 
-def _allowance(situation: Situation, pool: str) -> tuple[int, str]:
-    """How many nodes of a pool may be launched now, and what says so."""
-    now, view = situation.now, situation.view
-    policy, until = situation.policies.pools[pool], situation.limits[pool].maintenance_until
+def _allowance(context: PlanningContext, pool: str) -> tuple[int, str]:
+    """How many nodes of a pool may be launched now, and why no more."""
+    now, view = context.now, context.view
+    policy, until = context.policies.pools[pool], context.limits[pool].maintenance_until
     if until is not None:
         return 0, f"nothing is launched before the maintenance ends at {clock(until)}"
     not_before = launch_not_before(view, pool, now)
@@ -57,7 +57,7 @@ def _allowance(situation: Situation, pool: str) -> tuple[int, str]:
         return 0, f"nodes of pool {pool!r} failed at first, the next is tried at {clock(not_before)}"
     number = pace_left(policy.grow_per_minute, [node.created_at for node in view.nodes_of.get(pool, ())], now)
     if not_before > float("-inf"):
-        # One try at a time until one works; a start that is still on its way is that try.
+        # One try at a time until one works; a node that is still starting is that try.
         number = min(number, 0 if trying(view, pool, now) else 1)
         return number, f"nodes of pool {pool!r} failed at first, one is tried at a time"
     return number, f"at most {policy.grow_per_minute:g} a minute are launched"
@@ -78,7 +78,7 @@ def veto(
     rules: Sequence[tuple[str, Rule]],
     failed: Callable[[str, Exception], None],
 ) -> Veto | None:
-    """The first rule that refuses the launch.  One that raises is passed over, after `failed` was told."""
+    """The first rule that refuses the launch.  A rule that raises is skipped, after `failed` was called."""
     for name, rule in rules:
         try:
             said = rule(view, launch)
@@ -92,29 +92,31 @@ def veto(
     return None
 
 
-def past_rules(view: ClusterView, launches: Iterable[Launch], rules: Sequence[tuple[str, Rule]]) -> Sifted:
-    """The launches that no rule of the site refuses; a rule that fails is passed over, and said to be."""
-    heard: list[Launch] = []
+def allowed_by_rules(
+    view: ClusterView, launches: Iterable[Launch], rules: Sequence[tuple[str, Rule]]
+) -> CheckedLaunches:
+    """The launches that no rule of the site refuses; a rule that fails is skipped, which is reported."""
+    accepted: list[Launch] = []
     later: dict[str | None, str] = {}
     waits: dict[Wait, None] = {}
     for launch in launches:
         refusal, reasons = _asked(view, launch, rules)
         waits.update(dict.fromkeys(Wait(pool=launch.pool, reason=reason) for reason in reasons))
         if refusal is None:
-            heard.append(launch)
+            accepted.append(launch)
         else:
             later.setdefault(launch.job_id, refusal.reason)
-    return Sifted(launches=heard, waits=list(waits), later=later)
+    return CheckedLaunches(launches=accepted, waits=list(waits), later=later)
 
 
 def _asked(
     view: ClusterView, launch: Launch, rules: Sequence[tuple[str, Rule]]
 ) -> tuple[Veto | None, list[str]]:
-    """What refuses a launch, and all that is to be told about it."""
-    told: list[str] = []
+    """The rule that refuses a launch, and all that is to be reported about it."""
+    reasons: list[str] = []
 
     def failed(name: str, error: Exception) -> None:
-        told.append(f"the rule {name} is passed over, as it failed: {error!r}")
+        reasons.append(f"the rule {name} is passed over, as it failed: {error!r}")
 
     refusal = veto(view, launch, rules, failed)
-    return refusal, told if refusal is None else [*told, refusal.reason]
+    return refusal, reasons if refusal is None else [*reasons, refusal.reason]

@@ -1,13 +1,15 @@
-"""How many nodes a pool may have now, and how quickly it may change (pure)."""
+"""How many nodes a pool may have now, and how many may be launched and returned per minute (pure)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime, time, timedelta
+from functools import lru_cache
 
-from cluster.policies.policies import PoolPolicy
-from cluster.scheduling.windows import ends_at
+from cluster.policies.cron_fields import parse_cron
+from cluster.policies.policies import PoolPolicy, Window
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Limits:
 
 
 def limits_of(policy: PoolPolicy, now: float) -> Limits:
-    """The pool's limits with those of its schedules; of two windows that overlap, the one that stands later holds."""
+    """The pool's limits with those of its schedules; where windows overlap, the one listed later wins."""
     least, most, warm = policy.min_nodes, policy.max_nodes, policy.warm_nodes
     for schedule in policy.schedules:
         if ends_at(schedule.window, now) is not None:
@@ -34,7 +36,7 @@ def limits_of(policy: PoolPolicy, now: float) -> Limits:
 
 
 def pace_left(per_minute: float, moments: Iterable[float], now: float) -> int:
-    """How often something may still be done now that was done at these `moments`.
+    """How often an action may be repeated now that was done at these `moments`.
 
     Counted over a minute, or over as long as one of them takes at a pace below one a minute.
     """
@@ -43,7 +45,7 @@ def pace_left(per_minute: float, moments: Iterable[float], now: float) -> int:
 
 
 def next_at(per_minute: float, moments: Iterable[float], now: float) -> float | None:
-    """When `pace_left` lets it be done again that was done at these `moments`; None: now."""
+    """When `pace_left` allows the action again that was done at these `moments`; None: now."""
     counted = sorted(at for at in moments if now - window_of(per_minute) < at <= now)
     allowed = _allowed(per_minute)
     return None if len(counted) < allowed else counted[-allowed] + window_of(per_minute)
@@ -57,3 +59,26 @@ def window_of(per_minute: float) -> float:
 def _allowed(per_minute: float) -> int:
     """How often within the window."""
     return max(1, math.floor(per_minute * window_of(per_minute) / 60.0 + 1e-9))
+
+
+def ends_at(window: Window, now: float) -> float | None:
+    """When the window that `now` lies in ends, in seconds since 1970; None outside of it."""
+    begin = _last_begin(window.begins, int(now // 60), math.ceil(window.lasts_s / 86_400))
+    return begin + window.lasts_s if begin is not None and now < begin + window.lasts_s else None
+
+
+@lru_cache(maxsize=4096)
+def _last_begin(begins: str, minute: int, days: int) -> float | None:
+    """When it last began, at or before the given minute since 1970 and at most `days` back; None: not then."""
+    fields = parse_cron(begins)
+    moment = datetime.fromtimestamp(minute * 60, UTC)
+    for back in range(days + 1):
+        day = (moment - timedelta(days=back)).date()
+        if not fields.begins_on(day):
+            continue
+        for hour in sorted(fields.hours, reverse=True):
+            for at in sorted(fields.minutes, reverse=True):
+                begin = datetime.combine(day, time(hour, at), UTC)
+                if begin <= moment:
+                    return begin.timestamp()
+    return None

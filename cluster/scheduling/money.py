@@ -1,4 +1,4 @@
-"""How far the cluster's budget is spent, what that demands, and what may still be bought (pure)."""
+"""How much of the cluster's budget is spent, which step that reaches, and what may still be bought, in USD (pure)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cluster.scheduling.words import clock
 
 #: Steps of the budget, mildest first.
 STEPS = (BudgetStep.STOP_GROWING, BudgetStep.SPOT_ONLY, BudgetStep.SHRINK, BudgetStep.PAUSE)
-#: What each of them does, for people.
+#: The effect of each step, for people.
 MEANING = {
     BudgetStep.STOP_GROWING: "no more nodes are bought",
     BudgetStep.SPOT_ONLY: "on-demand nodes are given back, and only spot is used",
@@ -22,7 +22,7 @@ MEANING = {
 }
 #: Seconds that may pass between two plans, and before a machine that was ended costs nothing any more.
 LOOK_S = 30.0
-#: A node that could be paid for less long than this is not bought: it would be gone before it was of use.
+#: A node that could be paid for less time than this is not bought: it would end before it was of use.
 STAY_S = 900.0
 
 
@@ -52,8 +52,8 @@ class Money:
 
 
 @dataclass(frozen=True)
-class _Purse:
-    """One of the two budgets."""
+class _PeriodBudget:
+    """The budget of a day or of a month."""
 
     period: str
     spent: float
@@ -64,28 +64,28 @@ class _Purse:
         return f"{self.spent:.2f} of {self.limit:.2f} USD of the {self.period} are spent"
 
 
-def _purses(view: ClusterView, policies: Policies) -> list[_Purse]:
+def _period_budgets(view: ClusterView, policies: Policies) -> list[_PeriodBudget]:
     budget = policies.budget
     both = (
         ("day", view.spent.today, budget.usd_per_day),
         ("month", view.spent.this_month, budget.usd_per_month),
     )
-    return [_Purse(period, spent, limit) for period, spent, limit in both if limit is not None]
+    return [_PeriodBudget(period, spent, limit) for period, spent, limit in both if limit is not None]
 
 
 def leaving_time_s(policies: Policies) -> float:
-    """Seconds for which nodes cost money once there is none left: until that is noticed, drained, and ended."""
+    """Seconds for which nodes go on costing money once the budget is spent: to notice that, drain and end them."""
     return 2.0 * LOOK_S + max((pool.drain_s for pool in policies.pools.values()), default=0.0)
 
 
 def money_of(view: ClusterView, policies: Policies, offerings: Mapping[str, Offering]) -> Money:
-    """Where the cluster's budget stands.
+    """The state of the cluster's budget.
 
-    What the nodes will cost until they can be gone counts as spent before the last step, so that the budget is kept
-    and not merely noticed.
+    What the nodes will cost until they can be ended counts as spent before the last step, so that the budget is not
+    exceeded.
     """
-    purses = _purses(view, policies)
-    if not purses:
+    budgets = _period_budgets(view, policies)
+    if not budgets:
         return Money(step=None, words="", rate_left=float("inf"))
     rate = sum(
         offerings[node.offering].price_per_hour
@@ -95,18 +95,18 @@ def money_of(view: ClusterView, policies: Policies, offerings: Mapping[str, Offe
     leaving_s = leaving_time_s(policies)
     step, period = view.budget_step, "day"
     words = (
-        " and ".join(purse.words for purse in purses)
+        " and ".join(budget.words for budget in budgets)
         + ", and the step that was reached holds until the day ends"
     )
     for candidate in STEPS:
         part = policies.budget.steps.get(candidate, 1.0)
         ahead = rate * leaving_s / 3600.0 if candidate is BudgetStep.PAUSE else 0.0
-        for purse in purses:
+        for budget in budgets:
             is_further = step is None or STEPS.index(candidate) >= STEPS.index(step)
-            if is_further and purse.spent + ahead >= part * purse.limit:
-                step, words, period = candidate, purse.words, purse.period
+            if is_further and budget.spent + ahead >= part * budget.limit:
+                step, words, period = candidate, budget.words, budget.period
     end = policies.budget.steps.get(BudgetStep.PAUSE, 1.0)
-    rate_left = min((end * p.limit - p.spent) * 3600.0 / (leaving_s + STAY_S) - rate for p in purses)
+    rate_left = min((end * p.limit - p.spent) * 3600.0 / (leaving_s + STAY_S) - rate for p in budgets)
     return Money(
         step=step,
         words=words if step else "",
@@ -117,7 +117,7 @@ def money_of(view: ClusterView, policies: Policies, offerings: Mapping[str, Offe
 
 
 def ends_of(period: str, until: float, limit: str) -> str:
-    """What ends a time in which the money of a day or month is spent, for people; `limit` is what operators raise."""
+    """Until when the money of a day or month is spent, for people; `limit` names the value that operators can raise."""
     return (
         f"until {clock(until)}, when the next {period} begins, or until an operator raises {limit} by"
         " `remora policy apply`"
@@ -134,7 +134,7 @@ def end_of(period: str, now: float) -> float:
 
 
 def step_reached(view: ClusterView, policies: Policies) -> BudgetStep | None:
-    """The furthest step of the budget in this view, which holds from then on whether or not anybody is told of it."""
-    if not _purses(view, policies):
+    """The furthest step of the budget in this view; it holds from then on, also where it is not reported."""
+    if not _period_budgets(view, policies):
         return None
     return money_of(view, policies, {offering.id: offering for offering in view.offerings}).step

@@ -1,4 +1,4 @@
-"""Give every job room, whole groups at once: on nodes that are there, then on nodes that are bought for it (pure)."""
+"""Gang scheduling: places every job's workers, whole groups at once, on existing nodes, then on bought ones (pure)."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from cluster.lazy import lazy
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import BudgetStep, CapacityRule
 from cluster.scheduling.actions import Launch
-from cluster.scheduling.context import Situation
+from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.counting import Counting
 from cluster.scheduling.domains import POOL_LETTERS, Domains
 from cluster.scheduling.fitting import FABRIC_NODES, slots
 from cluster.scheduling.free_capacity import Bin, Shape, Space, suits
-from cluster.scheduling.purchases import Ask, Lot, Market, Quote
+from cluster.scheduling.purchases import Ask, Lot, Purchases, Quote
 from cluster.scheduling.view import JobDemand
 from cluster.scheduling.words import count
 
 
 @dataclass
 class Packed:
-    """Where everything went."""
+    """The result of a packing."""
 
     space: Space
     launches: list[Launch] = field(default_factory=list)
     #: Why a job did not get all that it can use, by job id; without those in `behind`.
     reasons: dict[str, str] = field(default_factory=dict)
-    #: Jobs that had no turn, and why: as many as wait, so that each is given its reason only when it is told.
+    #: Jobs that had no turn, and why: there may be many, so the reason is stored once.
     behind: list[JobDemand] = field(default_factory=list)
     why_behind: str = ""
     #: Jobs that have their smallest group on nodes of which some still start or are to be bought.
@@ -39,28 +39,28 @@ class Packed:
 class Packing:
     """One pass over all jobs: first the smallest groups, then what they can use beyond."""
 
-    def __init__(self, situation: Situation, space: Space, market: Market, domains: Domains) -> None:
-        self._situation = situation
+    def __init__(
+        self, context: PlanningContext, space: Space, purchases: Purchases, domains: Domains
+    ) -> None:
+        self._context = context
         self._space = space
-        self._market = market
+        self._purchases = purchases
         self._domains = domains
         self._packed = Packed(space)
-        self._counting = Counting(situation, space.held)
-        #: Jobs that may not have their smallest group, whatever there is.
+        self._counting = Counting(context, space.held)
+        #: Jobs that may not have their smallest group, however much capacity there is.
         self._refused: set[str] = set()
-        #: By shape and domain: bins looked through, those of them with room for a worker, and whether any suits.
-        self._roomy: dict[object, dict[str, tuple[int, list[Bin], bool]]] = {}
+        #: By shape and domain: number of bins checked, those of them with capacity for a worker, and whether any suits.
+        self._bins_with_space: dict[object, dict[str, tuple[int, list[Bin], bool]]] = {}
 
     def pack(self) -> Packed:
-        """Room for all jobs in the order of their turns."""
+        """Place all jobs in the order of their turns."""
         jobs = self._wanting()
-        jobs.sort(key=self._turn if self._situation.urgent else attrgetter("turn"))
+        jobs.sort(key=self._turn if self._context.urgent else attrgetter("turn"))
         packed, served = self._packed, list[JobDemand]()
-        there, held = self._space.held, self._situation.held
-        # Those whose nodes this plan drains have had their room bought, and are given it like everybody else.
-        movers = {
-            one: n for one, n in self._situation.movers.items() if there.get(one, 0) == held.get(one, 0)
-        }
+        there, held = self._space.held, self._context.held
+        # For those whose nodes this plan drains, nodes have been bought already: they are placed like all others.
+        movers = {one: n for one, n in self._context.movers.items() if there.get(one, 0) == held.get(one, 0)}
         for at, job in enumerate(jobs):
             if packed.why_behind and not job.is_running:
                 packed.behind = jobs[at:]  # what runs comes before what waits
@@ -72,50 +72,50 @@ class Packing:
                 served.append(job)
             elif self._blocks(job):
                 packed.why_behind = f"it waits for its turn behind {job.id}, which waits for nodes"
-            elif self._situation.view.in_turns:
+            elif self._context.view.in_turns:
                 self._space.open(
                     job, unused=True
-                )  # it is not nodes that it waits for, and others may have its own
+                )  # it waits for something else than nodes, and others may have its own
         for job in served:
             self._beyond(job)
             self._space.open(job, unused=True)
         for job_id, workers in movers.items():
-            self._off_spot(self._situation.jobs[job_id], workers)
+            self._off_spot(self._context.jobs[job_id], workers)
         return packed
 
     def _turn(self, job: JobDemand) -> tuple[object, ...]:
-        """Of equal priority, and where no queue has put them in order, urgent jobs come first."""
+        """Sort key: of equal priority, and where no queue has put them in order, urgent jobs come first."""
         *before, created_at, job_id = job.turn
-        return (*before, job.id not in self._situation.urgent, created_at, job_id)
+        return (*before, job.id not in self._context.urgent, created_at, job_id)
 
     def _wanting(self) -> list[JobDemand]:
-        """All but those that run with all the workers that they can use, which need no turn."""
+        """All jobs but those that run with all the workers that they can use."""
         held, owners = self._space.held, self._space.owners
         return [
             job
-            for job in self._situation.view.jobs
+            for job in self._context.view.jobs
             if not job.is_running or held.get(job.id, 0) < job.max_workers or job.id in owners
         ]
 
     def _limit(self, job: JobDemand, refusal: str) -> None:
-        """It may not have its smallest group, whatever there is; nobody of its project overtakes it, others may."""
+        """Record that it may not have its smallest group; no job of its project overtakes it, other jobs may."""
         never = self._counting.never(job)
         self._packed.reasons[job.id] = refusal if never is None else never
         self._refused.add(job.id)
         is_of_project = never is None and not self._has_spent(job)
-        if is_of_project and not job.is_running and self._situation.view.in_turns and self._could_ever(job):
+        if is_of_project and not job.is_running and self._context.view.in_turns and self._could_ever(job):
             self._counting.wait(job)
 
     def _could_ever(self, job: JobDemand) -> bool:
-        return self._market.could_ever(job, job.pools or tuple(self._situation.policies.pools))
+        return self._purchases.could_ever(job, job.pools or tuple(self._context.policies.pools))
 
     def _blocks(self, job: JobDemand) -> bool:
-        """Nobody overtakes it: what it waits for is nodes, and not its own project or budget."""
-        is_next = self._situation.view.in_turns and job.id not in self._refused
+        """No job overtakes it: it waits for nodes, and not for its own project's quota or budget."""
+        is_next = self._context.view.in_turns and job.id not in self._refused
         return is_next and self._could_ever(job)
 
     def _smallest_group(self, job: JobDemand) -> bool:
-        """Room for the job's smallest group, all of it or nothing."""
+        """Place the job's smallest group, all of it or nothing."""
         wanted = job.min_workers - self._space.held.get(job.id, 0)
         if wanted <= 0:
             return True
@@ -128,7 +128,7 @@ class Packing:
                 self._limit(job, refusal)
                 return False
             if (bar := self._counting.bar(job)) is not None and not self._space.own_of(job):
-                self._limit(job, bar)  # it would live off nodes that others pay for
+                self._limit(job, bar)  # it would use nodes that others pay for
                 return False
         why = self._obtain_whole(job, wanted)
         if why is None:
@@ -140,11 +140,11 @@ class Packing:
         return why is None
 
     def _beyond(self, job: JobDemand) -> None:
-        """Room for what the job can use beyond its smallest group, as much as there is."""
+        """Place the workers that the job can use beyond its smallest group, as many as fit."""
         wanted = job.max_workers - self._space.held.get(job.id, 0)
         if wanted <= 0:
             return
-        money = self._situation.money
+        money = self._context.money
         if money.reached(BudgetStep.SHRINK):
             self._packed.reasons[job.id] = f"the budget has reached {money.step}: {money.words}"
             return
@@ -154,14 +154,14 @@ class Packing:
         if allowed < wanted:
             self._packed.reasons[job.id] = refusal
         wanted = allowed
-        mark, held = self._market.mark(), self._space.held.get(job.id, 0)
+        mark, held = self._purchases.mark(), self._space.held.get(job.id, 0)
         shape = self._space.shape_of(job)
         found, lots, quote = self._look(job, shape, wanted)
         got = wanted - quote.workers_short
         short = _short(quote, wanted) if quote.workers_short else None
         # What is over cannot be used: no worker group of the job has such a size.
         while over := min(got, held + got - job.sizes.fit(held + got)):
-            self._market.back(mark)
+            self._purchases.back(mark)
             wanted = got - over
             found, lots, quote = self._look(job, shape, wanted)
             got = wanted - quote.workers_short
@@ -171,7 +171,7 @@ class Packing:
             self._packed.reasons[job.id] = short
 
     def _off_spot(self, job: JobDemand, workers: int) -> None:
-        """Room on demand for all workers that have to leave spot, or none; they move there once it is ready."""
+        """On-demand nodes for all workers that have to leave spot, or none; they move once the nodes are ready."""
         looked = None if self._has_spent(job) else self._look_on_demand(job, workers)
         if looked is not None:
             # It has no more workers for it at any time: they leave one place for the other.
@@ -183,26 +183,26 @@ class Packing:
     def _buy(self, ask: Ask) -> Quote:
         bar = None if ask.job is None else self._counting.bar(ask.job)
         if bar is None:
-            return self._market.buy(ask)
+            return self._purchases.buy(ask)
         quote = Quote(workers_short=ask.workers)
         quote.refuse(bar)
         return quote
 
     def _obtain_whole(self, job: JobDemand, wanted: int) -> str | None:
-        """Room for all these workers, or why there is none."""
+        """Place all these workers; returns why that is not possible, or None."""
         shape = self._space.shape_of(job)
-        # Workers that it has, and nodes that are its own, may make it luckier than the others; a domain of its own may
-        # make it less so.
+        # Workers that it has, and nodes that were bought for it, may let it fit where others do not; a domain that it
+        # is bound to may do the opposite.
         has_more = self._space.own_of(job) or self._space.held.get(job.id, 0)
         is_like_others = not has_more and job.fabric is None
         if is_like_others and shape.failed:
             failed = shape.failed.get(self._failure_key(job, shape))
             if failed is not None and wanted >= failed[0]:
                 return failed[1]
-        mark = self._market.mark()
+        mark = self._purchases.mark()
         found, lots, quote = self._look(job, shape, wanted)
         if quote.workers_short:
-            self._market.back(mark)
+            self._purchases.back(mark)
             why = _short(quote, wanted)
             if is_like_others:
                 shape.failed[self._failure_key(job, shape)] = (wanted, why)
@@ -211,11 +211,11 @@ class Packing:
         return None
 
     def _failure_key(self, job: JobDemand, shape: Shape) -> object:
-        """What, beside its shape, decides what the market has for a job."""
-        waited_s = self._situation.waited_s(job)
-        policies = self._situation.policies.pools
+        """What, beside its shape, decides what can be bought for a job."""
+        waited_s = self._context.waited_s(job)
+        policies = self._context.policies.pools
         patient = tuple(waited_s < policies[pool].patience_s for pool in shape.pools if pool in policies)
-        hurry = (self._situation.is_urgent(job), self._situation.keeps_off_free_spot(job))
+        hurry = (self._context.is_urgent(job), self._context.keeps_off_free_spot(job))
         return (patient, hurry, self._core(job), self._counting.bar(job))
 
     def _core(self, job: JobDemand) -> int:
@@ -225,12 +225,12 @@ class Packing:
     def _look(
         self, job: JobDemand, shape: Shape, wanted: int
     ) -> tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote]:
-        """Room on nodes that are there, and what is bought for the rest: (bin, workers), (pool, lot, domain)."""
+        """Capacity on existing nodes, and what is bought for the rest: (bin, workers), (pool, lot, domain)."""
         if job.needs_fabric:
             return self._look_in_domains(job, shape, wanted)
-        is_urgent = self._situation.is_urgent(job) and self._situation.is_sold_on_demand(job, shape.pools)
-        # What is ready it may still rely on when what is to be bought would come too late for that.
-        if is_urgent and self._situation.keeps_off_free_spot(job):
+        is_urgent = self._context.is_urgent(job) and self._context.is_sold_on_demand(job, shape.pools)
+        # It may still rely on spot that is ready when spot that is to be bought would come too late for that.
+        if is_urgent and self._context.keeps_off_free_spot(job):
             safe = self._look_on_demand(job, wanted)
             if safe is not None:
                 return safe
@@ -243,7 +243,7 @@ class Packing:
             return found, [], Quote()
         lots, quote = self._shop(job, shape.pools, short)
         if quote.workers_short and self._space.held.get(job.id, 0) < job.min_workers:
-            # Whose turn comes first is served first, also from what was bought for those behind it.
+            # The job with the earlier turn is served first, also from nodes that were bought for those behind it.
             kept = self._space.find_kept(job, shape, quote.workers_short)
             found = [*found, *kept]
             quote.workers_short -= sum(workers for _, workers in kept)
@@ -252,29 +252,29 @@ class Packing:
     def _look_on_demand(
         self, job: JobDemand, wanted: int
     ) -> tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote] | None:
-        """Room for all of it on nodes that the cloud does not take back, as if the job had asked for them; or None."""
+        """Capacity for all of it on on-demand nodes, as if the job had asked for them; or None."""
         safe = replace(job, capacity=CapacityRule.ON_DEMAND)
-        shape, mark = self._space.shape_of(safe), self._market.mark()
+        shape, mark = self._space.shape_of(safe), self._purchases.mark()
         found, short = self._space.find(safe, shape, wanted)
         if short <= 0:
             return found, [], Quote()
         lots, quote = self._shop(safe, shape.pools, short)
         if not quote.workers_short:
             return found, lots, quote
-        self._market.back(mark)
+        self._purchases.back(mark)
         return None
 
     def _shop(
         self, job: JobDemand, pools: Iterable[str], short: int
     ) -> tuple[list[tuple[str, Lot, str | None]], Quote]:
-        """Buy room in the first pool that has all of it, else in several."""
-        known = [pool for pool in pools if pool in self._situation.policies.pools]
+        """Buy nodes in the first pool that can have all of them, else in several."""
+        known = [pool for pool in pools if pool in self._context.policies.pools]
         for pool in known:
-            mark = self._market.mark()
+            mark = self._purchases.mark()
             quote = self._buy(self._ask(job, pool, short))
             if not quote.workers_short or len(known) == 1:
                 return [(pool, lot, None) for lot in quote.lots], quote
-            self._market.back(mark)
+            self._purchases.back(mark)
         lots: list[tuple[str, Lot, str | None]] = []
         total = Quote(workers_short=short)
         for pool in known:
@@ -296,7 +296,7 @@ class Packing:
     def _look_in_domains(
         self, job: JobDemand, shape: Shape, wanted: int
     ) -> tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote]:
-        """The same within one fabric domain: the one it is in, else one that can hold it, else a new one."""
+        """As `_look`, within one fabric domain: the one it is in, else one that can hold it, else a new one."""
         held_in = self._space.held_in.get(job.id, set())
         if job.fabric in self._space.domains:
             held_in = {job.fabric}  # its workers are nowhere else, and start nowhere else
@@ -306,11 +306,11 @@ class Packing:
             return [], [], short
         best: tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote] = ([], [], short)
         for name in held_in or self._domains_for(job, shape, wanted):
-            mark = self._market.mark()
+            mark = self._purchases.mark()
             looked = self._look_in(name, job, shape, wanted)
             if not looked[2].workers_short or held_in:
                 return looked
-            self._market.back(mark)
+            self._purchases.back(mark)
             best[2].reasons.update(looked[2].reasons)
         if self._space.held.get(job.id, 0):
             short.refuse("its workers are on nodes without InfiniBand")
@@ -320,19 +320,21 @@ class Packing:
     def _domains_for(self, job: JobDemand, shape: Shape, wanted: int) -> list[str]:
         """Domains that it may use, in the order in which admission takes them: its own, then the best fit."""
         own = [bin_.fabric for bin_ in self._space.own_of(job) if bin_.fabric is not None]
-        room: dict[str, int] = {}
-        known = self._roomy.setdefault(job.shape, {})
+        free: dict[str, int] = {}
+        known = self._bins_with_space.setdefault(job.shape, {})
         for name, bins in self._space.domains.items():
-            # What has no room for one worker never has it again within a plan.
-            seen, roomy, is_suited = known.get(name, (0, [], False))
+            # A bin that has no capacity for one worker never has it again within a plan.
+            seen, with_space, is_suited = known.get(name, (0, [], False))
             new = [bin_ for bin_ in bins[seen:] if suits(job, shape.pools, bin_)]
-            counts = [(bin_, number) for bin_ in (*roomy, *new) if (number := slots(bin_.free, shape.worker))]
+            counts = [
+                (bin_, number) for bin_ in (*with_space, *new) if (number := slots(bin_.free, shape.worker))
+            ]
             is_suited = is_suited or bool(new)
             known[name] = (len(bins), [bin_ for bin_, _ in counts], is_suited)
             if is_suited:
-                room[name] = sum(number for bin_, number in counts if not bin_.is_kept)
+                free[name] = sum(number for bin_, number in counts if not bin_.is_kept)
         rest = sorted(
-            room, key=lambda name: (room[name] < wanted, -min(room[name], job.max_workers), room[name])
+            free, key=lambda name: (free[name] < wanted, -min(free[name], job.max_workers), free[name])
         )
         return list(dict.fromkeys([*own, *rest]))
 
@@ -345,16 +347,16 @@ class Packing:
         own = self._space.own_of(job)
         for bin_ in sorted(bins, key=lambda one: one not in own):
             is_open = not bin_.is_kept or bin_ in own
-            room = slots(bin_.free, shape.worker) if is_open and suits(job, shape.pools, bin_) else 0
-            if left > 0 and room > 0:
-                found.append((bin_, min(room, left)))
+            workers = slots(bin_.free, shape.worker) if is_open and suits(job, shape.pools, bin_) else 0
+            if left > 0 and workers > 0:
+                found.append((bin_, min(workers, left)))
                 left -= found[-1][1]
         if left <= 0:
             return found, [], Quote()
         offering = bins[0].offering
         quote = Quote(workers_short=left)
-        if offering is not None and bins[0].pool in self._situation.policies.pools:
-            nodes = self._domains.room(name)
+        if offering is not None and bins[0].pool in self._context.policies.pools:
+            nodes = self._domains.nodes_left(name)
             ask = self._ask(job, bins[0].pool, left)._replace(offering=offering.id, nodes=nodes)
             quote = self._buy(ask)
         return found, [(bins[0].pool, lot, name) for lot in quote.lots], quote
@@ -365,26 +367,26 @@ class Packing:
         """All of one offering, as a domain cannot be mixed."""
         for pool in shape.pools:
             for offering in self._with_fabric(pool, job):
-                mark = self._market.mark()
+                mark = self._purchases.mark()
                 ask = self._ask(job, pool, wanted)._replace(offering=offering.id, nodes=FABRIC_NODES)
                 quote = self._buy(ask)
                 if not quote.workers_short:
                     name = self._new_name(pool, job, offering)
                     return [], [(pool, lot, name) for lot in quote.lots], quote
-                self._market.back(mark)
+                self._purchases.back(mark)
                 short.reasons.update(quote.reasons)
         if not short.reasons:
             short.refuse("no pool that it may use is sold nodes with InfiniBand")
         return [], [], short
 
     def _with_fabric(self, pool: str, job: JobDemand) -> list[Offering]:
-        """What the pool is sold with InfiniBand, in the order in which other nodes are bought."""
-        if pool not in self._situation.policies.pools:
+        """The pool's offerings with InfiniBand, in the order in which other nodes are bought."""
+        if pool not in self._context.policies.pools:
             return []
         order = (CapacityType.SPOT, CapacityType.ON_DEMAND)
-        if self._situation.is_urgent(job):
+        if self._context.is_urgent(job):
             order = (CapacityType.ON_DEMAND, CapacityType.SPOT)
-        return [one for capacity in order for one in self._situation.sold(pool, capacity) if one.has_fabric]
+        return [one for capacity in order for one in self._context.sold(pool, capacity) if one.has_fabric]
 
     def _new_name(self, pool: str, job: JobDemand, offering: Offering) -> str:
         """A name for a domain; it becomes a label of Ray nodes, which has 63 letters at most.
@@ -400,9 +402,9 @@ class Packing:
 
     @lazy
     def _offerings_in(self) -> Mapping[str, set[str]]:
-        """What the nodes of each domain were bought as, those that go and went lately included."""
+        """The offerings of the nodes of each domain, including nodes that leave or left lately."""
         found: defaultdict[str, set[str]] = defaultdict(set)
-        for node in self._situation.view.nodes:
+        for node in self._context.view.nodes:
             if node.fabric is not None:
                 found[node.fabric].add(node.offering)
         return found
@@ -416,7 +418,7 @@ class Packing:
         *,
         are_more: bool = True,
     ) -> None:
-        """Give the job what was found and what was bought for it; the workers are more than it has, or move there."""
+        """Place the workers on what was found and bought; with `are_more` they are added, else they move there."""
 
         def put(bin_: Bin, number: int) -> None:
             if are_more:

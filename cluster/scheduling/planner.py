@@ -1,10 +1,10 @@
-"""Which nodes to launch, to drain and to end: a pure decision over what is wished for and what is seen.
+"""Which nodes to launch, to drain and to end: a pure function of demand, nodes, offerings and policies.
 
     actions = plan(view, policies, now)
 
-The order of thought: what is of no use goes; then what the budget and the limits of the pools demand; then every job
-is given room, whole groups first, on nodes that are there and on nodes that are bought; then pools get their minimum;
-then what nobody uses is returned.  Everything that is not done has its reason among the actions, as a `Wait`.
+The order: nodes of no use go; then the steps of the budget and the limits of the pools are carried out; then pools get
+their minimum, and every job is placed, whole groups first, on nodes that exist and on nodes that are bought; then
+unused nodes are returned.  Everything that is not done has its reason among the actions, as a `Wait`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from dataclasses import replace
 
 from cluster.policies.policies import BudgetStep, Policies, PoolPolicy
 from cluster.scheduling.actions import Drain, Launch, Notice, Plan, Terminate, Wait
-from cluster.scheduling.context import Situation
+from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.domains import Domains
 from cluster.scheduling.exchange import hand_over, move_off_spot, replacements, why_they_stay
 from cluster.scheduling.free_capacity import Space
 from cluster.scheduling.health import end_of
-from cluster.scheduling.launch_checks import Rule, past_rules, within_pace
+from cluster.scheduling.launch_checks import Rule, allowed_by_rules, within_pace
 from cluster.scheduling.money import MEANING
 from cluster.scheduling.packing import Packed, Packing
-from cluster.scheduling.purchases import Ask, Market, why_closed
+from cluster.scheduling.purchases import Ask, Purchases, why_closed
 from cluster.scheduling.returns import Returns
 from cluster.scheduling.view import ClusterView, NodeView
 from cluster.scheduling.words import count
 from remora.states import NodeState
 
-#: How often room is sought in one plan, as what is returned makes room for something else.
+#: How often jobs are placed in one plan, as nodes that are returned leave limits for others.
 PASSES = 4
 
 
@@ -44,70 +44,70 @@ def plan(
     """What to do now, and why the rest is not done.
 
     Applied to the cluster, the plan leads to a view whose plan at the same `now` has no further launch, drain or end,
-    or nearly none: where sizes or pools are mixed, jobs may find a better place on what was bought, once.
-    `rules` are asked in order, by name, about every launch.  With `tells_jobs` false nobody is going to read why jobs
-    wait and stand-ins stay, so that it is left out; all else stays as it is.
+    or nearly none: where sizes or pools are mixed, jobs may fit better on what was bought, once.
+    `rules` are called in order, with their names, for every launch.  With `tells_jobs` false the reasons why jobs wait
+    and why on-demand nodes stay are left out, as they are not read; all else is the same.
     """
     pools = policies.pools
     doubtful = _doubtful(view, pools)
     ends = [end for node in doubtful if (end := end_of(node, view, pools, now)) is not None]
-    situation = Situation(_after(view, ends), policies, now)
-    returns = Returns(situation)
-    returns.out_of_money(_usable(situation, returns))
-    returns.above_limits(_usable(situation, returns))
-    before = _usable(situation, returns)
-    move_off_spot(situation, returns, before)
-    hand_over(situation, returns, before)
-    packed, launches, short = _filled(situation, returns, before)
-    paced = within_pace(situation, launches)
-    heard = past_rules(view, paced.launches, rules)
+    context = PlanningContext(_after(view, ends), policies, now)
+    returns = Returns(context)
+    returns.out_of_money(_usable(context, returns))
+    returns.above_limits(_usable(context, returns))
+    before = _usable(context, returns)
+    move_off_spot(context, returns, before)
+    hand_over(context, returns, before)
+    packed, launches, short = _filled(context, returns, before)
+    paced = within_pace(context, launches)
+    accepted = allowed_by_rules(view, paced.launches, rules)
     return (
         *ends,
         *returns.actions,
-        *heard.launches,
-        *_notices(situation),
+        *accepted.launches,
+        *_notices(context),
         *paced.waits,
-        *heard.waits,
+        *accepted.waits,
         *returns.waits,
         *short,
-        *_closed(situation),
-        *(why_they_stay(situation, returns, before) if tells_jobs else ()),
-        *(_waits(situation, packed, heard.launches, heard.later | paced.later) if tells_jobs else ()),
+        *_closed(context),
+        *(why_they_stay(context, returns, before) if tells_jobs else ()),
+        *(_waits(context, packed, accepted.launches, accepted.later | paced.later) if tells_jobs else ()),
     )
 
 
 def _filled(
-    situation: Situation, returns: Returns, before: Mapping[str, list[NodeView]]
+    context: PlanningContext, returns: Returns, before: Mapping[str, list[NodeView]]
 ) -> tuple[Packed, list[Launch], list[Wait]]:
-    """Room for everybody, what is bought for it, and what pools are short of.
+    """Place all jobs: the packing, the launches for it, and what pools are short of.
 
-    What then is unused makes room for others, so it is done again.
+    Nodes that are then unused are returned, which leaves limits for others, so it is done again.
     """
     for _ in range(PASSES):
-        usable = _usable(situation, returns)
-        market = Market(situation, usable)
-        space = Space(situation, [node for nodes in usable.values() for node in nodes], returns.held)
-        domains = Domains(situation.view.nodes)
+        usable = _usable(context, returns)
+        purchases = Purchases(context, usable)
+        space = Space(context, [node for nodes in usable.values() for node in nodes], returns.held)
+        domains = Domains(context.view.nodes)
         short: list[Wait] = []
-        least = _minimum(situation, market, space, domains, short)
-        packed = Packing(situation, space, market, domains).pack()
-        launches = [*least, *packed.launches, *_warm(situation, market, space, domains, short)]
+        least = _minimum(context, purchases, space, domains, short)
+        packed = Packing(context, space, purchases, domains).pack()
+        launches = [*least, *packed.launches, *_warm(context, purchases, space, domains, short)]
         launched = {launch.pool for launch in launches}
-        launches.extend(replacements(situation, returns, market, domains, before, launched))
+        launches.extend(replacements(context, returns, purchases, domains, before, launched))
         if not returns.unused(packed.space) or not packed.reasons:
             break
     return packed, launches, short
 
 
 def _doubtful(view: ClusterView, pools: Mapping[str, PoolPolicy]) -> list[NodeView]:
-    """Nodes that may be of no use: all others are well, and of a pool that the policies know."""
+    """Nodes that may be of no use: all others are well, and of a pool that is in the policies."""
     if view.nodes_of.keys() <= pools.keys():
         return view.unwell
     return [node for node in view.nodes if not (node.is_well and node.pool in pools)]
 
 
 def _after(view: ClusterView, ends: Sequence[Terminate | Drain]) -> ClusterView:
-    """The view once what is of no use has gone."""
+    """The view once the nodes of no use have gone."""
     if not ends:
         return view
     ending = {action.node_id: action for action in ends}
@@ -126,54 +126,54 @@ def _after(view: ClusterView, ends: Sequence[Terminate | Drain]) -> ClusterView:
     return replace(view, nodes=tuple(nodes))
 
 
-def _usable(situation: Situation, returns: Returns) -> Mapping[str, list[NodeView]]:
+def _usable(context: PlanningContext, returns: Returns) -> Mapping[str, list[NodeView]]:
     if returns.all_stay:
-        return situation.usable
-    staying = {pool: returns.staying(nodes) for pool, nodes in situation.usable.items()}
+        return context.usable
+    staying = {pool: returns.staying(nodes) for pool, nodes in context.usable.items()}
     return {pool: nodes for pool, nodes in staying.items() if nodes}
 
 
 def _minimum(
-    situation: Situation, market: Market, space: Space, domains: Domains, short: list[Wait]
+    context: PlanningContext, purchases: Purchases, space: Space, domains: Domains, short: list[Wait]
 ) -> list[Launch]:
-    """Nodes up to each pool's minimum; jobs may have them like any other node that is there."""
+    """Launches up to each pool's minimum; jobs may use these nodes like any other."""
     launches: list[Launch] = []
-    for pool, limits in situation.limits.items():
+    for pool, limits in context.limits.items():
         least = min(limits.min_nodes, limits.max_nodes)
-        for launch in _own(market, domains, pool, least, short, is_patient=False):
-            space.buy(pool, situation.offerings[launch.offering], launch.fabric, is_used=False)
+        for launch in _own(purchases, domains, pool, least, short, is_patient=False):
+            space.buy(pool, context.offerings[launch.offering], launch.fabric, is_used=False)
             launches.append(launch)
     return launches
 
 
 def _warm(
-    situation: Situation, market: Market, space: Space, domains: Domains, short: list[Wait]
+    context: PlanningContext, purchases: Purchases, space: Space, domains: Domains, short: list[Wait]
 ) -> list[Launch]:
-    """What each pool keeps ready beyond the nodes in use."""
-    is_any = any(limits.warm_nodes for limits in situation.limits.values())
-    if not is_any or situation.money.reached(BudgetStep.STOP_GROWING):
+    """Launches of the nodes that each pool keeps ready beyond those in use."""
+    is_any = any(limits.warm_nodes for limits in context.limits.values())
+    if not is_any or context.money.reached(BudgetStep.STOP_GROWING):
         return []
     used: dict[str, int] = defaultdict(int)
     for bin_ in space.everything:
         used[bin_.pool] += bin_.is_used
     launches: list[Launch] = []
-    for pool, limits in situation.limits.items():
+    for pool, limits in context.limits.items():
         wanted = min(used[pool] + limits.warm_nodes, limits.max_nodes)
-        launches.extend(_own(market, domains, pool, wanted, short, is_patient=True))
+        launches.extend(_own(purchases, domains, pool, wanted, short, is_patient=True))
     return launches
 
 
 def _own(
-    market: Market, domains: Domains, pool: str, wanted: int, short: list[Wait], *, is_patient: bool
+    purchases: Purchases, domains: Domains, pool: str, wanted: int, short: list[Wait], *, is_patient: bool
 ) -> list[Launch]:
-    """Nodes that the pool has for whoever comes; those with InfiniBand in domains of the pool.
+    """Nodes of the pool itself, for any job; those with InfiniBand in domains of the pool.
 
-    What it cannot have comes into `short`.
+    What cannot be bought is added to `short`.
     """
-    have = market.nodes[pool]
+    have = purchases.nodes[pool]
     if have >= wanted:
         return []
-    quote = market.buy(Ask(pool=pool, worker={}, workers=wanted - have, is_patient=is_patient))
+    quote = purchases.buy(Ask(pool=pool, worker={}, workers=wanted - have, is_patient=is_patient))
     if quote.workers_short:
         missing = f"{count(quote.workers_short, 'node')} of its own cannot be had"
         short.append(Wait(pool=pool, reason=f"{missing}: {quote.words}"))
@@ -192,38 +192,38 @@ def _own(
     ]
 
 
-def _closed(situation: Situation) -> list[Wait]:
-    """What pools ask for no more, as its nodes failed."""
+def _closed(context: PlanningContext) -> list[Wait]:
+    """The offerings that pools do not buy now, as their nodes failed."""
     return [
-        Wait(pool=pool, reason=why_closed(situation.offerings[offering], pool, until))
-        for pool in situation.limits
-        for offering, until in sorted(situation.closed(pool).items())
+        Wait(pool=pool, reason=why_closed(context.offerings[offering], pool, until))
+        for pool in context.limits
+        for offering, until in sorted(context.closed(pool).items())
     ]
 
 
-def _notices(situation: Situation) -> list[Notice]:
-    """What owners have not been told about the cluster's budget yet."""
-    step, words = situation.money.step, situation.money.words
+def _notices(context: PlanningContext) -> list[Notice]:
+    """What has not been reported to owners about the cluster's budget yet."""
+    step, words = context.money.step, context.money.words
     message = (
         "the cluster's budget has room again"
         if step is None
-        else f"the cluster's budget ({situation.money.ends}): {words}; {MEANING[step]}"
+        else f"the cluster's budget ({context.money.ends}): {words}; {MEANING[step]}"
     )
     return [
-        Notice(job_id=job.id, message=message, step=step) for job in situation.view.jobs if job.told != step
+        Notice(job_id=job.id, message=message, step=step) for job in context.view.jobs if job.told != step
     ]
 
 
 def _waits(
-    situation: Situation, packed: Packed, heard: Sequence[Launch], later: Mapping[str | None, str]
+    context: PlanningContext, packed: Packed, accepted: Sequence[Launch], later: Mapping[str | None, str]
 ) -> list[Wait]:
-    """Why each job has not all that it can use; `later` says why launches for it are not among those `heard`."""
+    """Why each job lacks workers that it can use; `later` says why launches for it are not among those `accepted`."""
     waits: list[Wait] = []
-    launched = Counter(launch.job_id for launch in heard)
-    # Of nodes that a pool would have anyway some may be held up as well; nobody is told that those start.
-    starting = sum(node.is_usable and not node.is_member for node in situation.view.unwell) + len(heard)
+    launched = Counter(launch.job_id for launch in accepted)
+    # Nodes that a pool would launch anyway may be held up as well; then they are not reported as starting.
+    starting = sum(node.is_usable and not node.is_member for node in context.view.unwell) + len(accepted)
     reasons = packed.reasons | {job.id: packed.why_behind for job in packed.behind}
-    for job in situation.view.jobs:
+    for job in context.view.jobs:
         if (reason := reasons.get(job.id)) is not None:
             waits.append(Wait(job_id=job.id, reason=reason))
         elif job.id in packed.starting or launched[job.id] or job.id in later:

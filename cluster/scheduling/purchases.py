@@ -1,4 +1,4 @@
-"""What may still be bought within the limits, the quota, the budget and the rules of capacity (pure)."""
+"""Counts what a plan buys, within limits, quotas, the budget and the capacity rules (pure)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import NamedTuple
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.placement import bought_by
 from cluster.policies.policies import BudgetStep, CapacityRule, PoolPolicy
-from cluster.scheduling.context import Situation
+from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.fitting import most_workers, slots
 from cluster.scheduling.view import JobDemand, NodeView
 from cluster.scheduling.words import clock, count
 
 
 class Ask(NamedTuple):
-    """Room that somebody wants in one pool."""
+    """A request for nodes of one pool: for workers of a job, or for the pool itself."""
 
     pool: str
     worker: Mapping[str, float]
@@ -27,9 +27,9 @@ class Ask(NamedTuple):
     job: JobDemand | None = None
     #: On-demand nodes that the job is on already, for its own core under `mixed`.
     on_demand: int = 0
-    #: All of it has to be this offering, for a fabric domain that is there; None: any.
+    #: All nodes have to be of this offering, for an existing fabric domain; None: any.
     offering: str | None = None
-    #: Without a job: it waits for spot however long that takes, as nobody needs it yet.
+    #: Without a job: it waits for spot however long that takes, as no job needs it yet.
     is_patient: bool = False
     #: Nodes at most.
     nodes: int = 100_000
@@ -37,7 +37,7 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True)
 class Lot:
-    """Nodes of one offering."""
+    """Nodes of one offering that were bought for a request."""
 
     offering: Offering
     nodes: int
@@ -45,13 +45,13 @@ class Lot:
     note: str
     #: It is of an on-demand core.
     is_core: bool = False
-    #: Counted, and asked for only once the rest of the group is there.
+    #: Counted, but launched only once the rest of the group can be had.
     is_held: bool = False
 
 
 @dataclass
 class Quote:
-    """What can be had of what was asked for."""
+    """What was bought for a request, and why it is not all."""
 
     lots: list[Lot] = field(default_factory=list)
     workers_short: int = 0
@@ -60,7 +60,7 @@ class Quote:
 
     @property
     def words(self) -> str:
-        """Why it is not all, as much of it as people read."""
+        """Why it is not all: the first reasons, for people."""
         reasons = list(self.reasons)
         more = f", and {len(reasons) - 4} reasons more" if len(reasons) > 4 else ""
         return "; ".join(reasons[:4]) + more if reasons else "nothing that is sold has room"
@@ -72,7 +72,7 @@ class Quote:
 
 @dataclass(frozen=True)
 class _Stage:
-    """One capacity type, in the order in which they are tried."""
+    """One capacity type to try, with the most nodes of it."""
 
     capacity: CapacityType
     most: int | None = None
@@ -85,54 +85,54 @@ _FOR_POOL = _Stage(CapacityType.ON_DEMAND, note="as no spot node is to be had")
 _URGENT = _Stage(CapacityType.ON_DEMAND, note="as its deadline is near")
 
 
-class Market:
+class Purchases:
     """Counts what a plan buys, so that the whole of it stays within every limit."""
 
-    def __init__(self, situation: Situation, usable: Mapping[str, list[NodeView]]) -> None:
-        self._situation = situation
+    def __init__(self, context: PlanningContext, usable: Mapping[str, list[NodeView]]) -> None:
+        self._context = context
         self._usable = usable
         #: Usable nodes by pool, with what is bought; and the on-demand ones that are bought.
         self.nodes: defaultdict[str, int] = defaultdict(int)
         self._on_demand: defaultdict[str, int] = defaultdict(int)
         for pool, nodes in usable.items():
             self.nodes[pool] = len(nodes)
-        self._quota = {name.lower(): left for name, left in situation.view.quota_left.items()}
-        self._rate_left = situation.money.rate_left
+        self._quota = {name.lower(): left for name, left in context.view.quota_left.items()}
+        self._rate_left = context.money.rate_left
         #: What was bought: pool, offering, nodes, and the rate that was left before.
         self._bought: list[tuple[str, Offering, int, float]] = []
         self._open: dict[tuple[str, CapacityType], list[Offering]] = {}
         self._closed: dict[tuple[str, CapacityType], dict[str, None]] = {}
 
     def mark(self) -> int:
-        """Where the counts stand, for `back`."""
+        """The current state of the counts, for `back`."""
         return len(self._bought)
 
     def back(self, mark: int) -> None:
-        """Forget what was bought since."""
+        """Undo what was bought since."""
         while len(self._bought) > mark:
             pool, offering, nodes, self._rate_left = self._bought.pop()
             self._count(offering, pool, -nodes)
 
     def _to_be_had(self, pool: str, capacity: CapacityType) -> list[Offering]:
-        """What of these offerings is neither refused nor closed now."""
+        """The offerings that are neither refused nor closed now."""
         key = (pool, capacity)
         if key not in self._open:
-            refused, closed = self._situation.refused, self._situation.closed(pool)
-            sold = self._situation.sold(pool, capacity)
+            refused, closed = self._context.refused, self._context.closed(pool)
+            sold = self._context.sold(pool, capacity)
             self._open[key] = [o for o in sold if o.id not in refused and o.id not in closed]
         return self._open[key]
 
     def _why_no_others(self, pool: str, capacity: CapacityType) -> Mapping[str, None]:
-        """Why the others are not to be had; worked out only where what is to be had is not enough."""
+        """Why the others are not available; computed only where the available ones are not enough."""
         key = (pool, capacity)
         if key not in self._closed:
-            sold, refused = self._situation.sold(pool, capacity), self._situation.refused
+            sold, refused = self._context.sold(pool, capacity), self._context.refused
             reasons = [
                 f"{_words(o)} is refused until {clock(refused[o.id])}{_again(pool)}"
                 for o in sold
                 if o.id in refused
             ]
-            closed = self._situation.closed(pool)
+            closed = self._context.closed(pool)
             reasons += [why_closed(o, pool, closed[o.id]) for o in sold if o.id in closed]
             if not sold:
                 reasons.append(f"pool {pool!r} is sold no {capacity} nodes of its sizes and zones")
@@ -140,9 +140,9 @@ class Market:
         return self._closed[key]
 
     def buy(self, ask: Ask) -> Quote:
-        """Buy what can be had, first choice first; the counts go on from there."""
+        """Buy what is available, first choice first, and count it."""
         quote = Quote(workers_short=ask.workers)
-        most = self._situation.limits[ask.pool].max_nodes
+        most = self._context.limits[ask.pool].max_nodes
         if self.nodes[ask.pool] >= most:
             quote.refuse(f"pool {ask.pool!r} may have {count(most, 'node')}")
             return quote
@@ -189,7 +189,7 @@ class Market:
             self._count(offering, ask.pool, got)
             if offering.price_per_hour > 0:
                 self._rate_left -= got * offering.price_per_hour
-            notes = (stage.note, self._situation.why_before_others(ask.pool, offering))
+            notes = (stage.note, self._context.why_before_others(ask.pool, offering))
             quote.lots.append(
                 Lot(offering, got, ", ".join(filter(None, notes)), is_core=stage.most is not None)
             )
@@ -197,8 +197,8 @@ class Market:
         return got
 
     def _allowed(self, offering: Offering, pool: str) -> Iterator[tuple[int, str]]:
-        """How many nodes of the offering each limit still allows."""
-        limits, money = self._situation.limits[pool], self._situation.money
+        """How many nodes of the offering each limit still allows, with the reason that it gives for no more."""
+        limits, money = self._context.limits[pool], self._context.money
         have = self.nodes[pool]
         yield max(0, limits.max_nodes - have), f"pool {pool!r} may have {count(limits.max_nodes, 'node')}"
         if offering.quota and offering.quota_units > 0 and offering.quota.lower() in self._quota:
@@ -226,7 +226,7 @@ class Market:
 
     def _stages(self, ask: Ask, quote: Quote) -> list[_Stage]:
         """Capacity types in the order in which they are tried, after the pool's and the job's rule."""
-        policy = self._situation.policies.pools[ask.pool]
+        policy = self._context.policies.pools[ask.pool]
         rule, clash = _rule(policy, ask.job)
         if clash:
             quote.refuse(f"pool {ask.pool!r} buys {policy.capacity} only")
@@ -235,11 +235,11 @@ class Market:
             # Spot and on-demand do not meet in one fabric domain, so that all of it is core.
             rule = CapacityRule.ON_DEMAND
         stages = self._unlimited(ask, policy, rule, quote)
-        if self._situation.money.reached(BudgetStep.SPOT_ONLY):
-            # What costs nothing is no matter of the budget.
+        if self._context.money.reached(BudgetStep.SPOT_ONLY):
+            # The budget does not concern what costs nothing.
             stages = [s for s in stages if s.capacity is CapacityType.SPOT or self._is_free(ask.pool)]
             if not stages:
-                quote.refuse(f"the budget has reached {self._situation.money.step}: only spot is bought")
+                quote.refuse(f"the budget has reached {self._context.money.step}: only spot is bought")
         return stages
 
     def _unlimited(self, ask: Ask, policy: PoolPolicy, rule: CapacityRule, quote: Quote) -> list[_Stage]:
@@ -248,10 +248,10 @@ class Market:
                 return [_SPOT]
             case CapacityRule.ON_DEMAND:
                 is_chosen = policy.capacity is CapacityRule.ON_DEMAND
-                is_hurried = not is_chosen and ask.job is not None and self._situation.is_urgent(ask.job)
+                is_hurried = not is_chosen and ask.job is not None and self._context.is_urgent(ask.job)
                 return [_URGENT if is_hurried else _ON_DEMAND]
             case CapacityRule.MIXED:
-                if ask.job is not None and self._situation.is_urgent(ask.job):
+                if ask.job is not None and self._context.is_urgent(ask.job):
                     return [_URGENT, _SPOT]
                 is_own_core = ask.job is not None and ask.job.capacity is CapacityRule.MIXED
                 have = ask.on_demand if is_own_core else self._on_demand_in(ask.pool)
@@ -263,57 +263,59 @@ class Market:
                 return self._after_patience(ask, policy, quote)
 
     def _on_demand_in(self, pool: str) -> int:
-        there = self._situation.paid_as(self._usable.get(pool, ()), CapacityType.ON_DEMAND)
+        there = self._context.paid_as(self._usable.get(pool, ()), CapacityType.ON_DEMAND)
         return len(there) + self._on_demand[pool]
 
     def _after_patience(self, ask: Ask, policy: PoolPolicy, quote: Quote) -> list[_Stage]:
         if ask.job is None:
             return [_SPOT] if ask.is_patient else [_SPOT, _FOR_POOL]
-        if self._situation.is_urgent(ask.job):
+        if self._context.is_urgent(ask.job):
             return [_URGENT, _SPOT]
-        waited_s = self._situation.waited_s(ask.job)
+        waited_s = self._context.waited_s(ask.job)
         if waited_s >= policy.patience_s:
             return [_SPOT, _Stage(CapacityType.ON_DEMAND, note=f"after {waited_s:.0f} s without enough spot")]
         quote.refuse(f"on-demand is bought only after {policy.patience_s:g} s without enough spot")
         return [_SPOT]
 
     def _is_free(self, pool: str) -> bool:
-        return all(o.price_per_hour <= 0 for o in self._situation.sold(pool, CapacityType.ON_DEMAND))
+        return all(o.price_per_hour <= 0 for o in self._context.sold(pool, CapacityType.ON_DEMAND))
 
     def could_ever(self, job: JobDemand, pools: tuple[str, ...]) -> bool:
-        """The job's smallest group would fit if every pool were empty and everything could be had."""
-        rooms = [0]
+        """The job's smallest group would fit if every pool were empty and every offering available."""
+        most_per_pool = [0]
         for pool in pools:
-            if pool in self._situation.limits:
-                policy = self._situation.policies.pools[pool]
+            if pool in self._context.limits:
+                policy = self._context.policies.pools[pool]
                 rule, _ = _rule(policy, job)
                 # As when it is bought: spot and on-demand do not meet in one fabric domain.
                 is_core = rule is CapacityRule.MIXED and job.needs_fabric
                 paid = (CapacityType.ON_DEMAND,) if is_core else bought_by(policy.capacity)
-                bought = [o for one in paid for o in self._situation.sold(pool, one)]
+                bought = [o for one in paid for o in self._context.sold(pool, one)]
                 if job.needs_fabric:
                     bought = [o for o in bought if o.has_fabric]
                 sold = [o for o in bought if job.placement.allows(pool, o.zone, o.capacity)]
-                nodes = self._situation.limits[pool].max_nodes
-                rooms.append(most_workers(sold, nodes, job.worker_resources, in_domain=job.needs_fabric))
+                nodes = self._context.limits[pool].max_nodes
+                most_per_pool.append(
+                    most_workers(sold, nodes, job.worker_resources, in_domain=job.needs_fabric)
+                )
         # A fabric domain lies in one pool.
-        return (max(rooms) if job.needs_fabric else sum(rooms)) >= job.min_workers
+        return (max(most_per_pool) if job.needs_fabric else sum(most_per_pool)) >= job.min_workers
 
 
 def _hold_core(quote: Quote) -> None:
-    """Leave the core for when its spot nodes are on their way: alone it would stand idle, at each try for spot anew."""
+    """Hold the core back while spot is bought too: alone it would stay idle, again at each try for spot."""
     if any(lot.offering.capacity is CapacityType.SPOT for lot in quote.lots):
         quote.lots = [replace(lot, is_held=lot.is_core) for lot in quote.lots]
 
 
 def why_closed(offering: Offering, pool: str, until: float) -> str:
-    """Why a pool asks for none of an offering."""
+    """Why a pool buys none of an offering."""
     failed = f"its last nodes in pool {pool!r} did not join or were sick"
     return f"{_words(offering)} is not tried before {clock(until)}{_again(pool)}, as {failed}"
 
 
 def _again(pool: str) -> str:
-    """What an operator can do before then."""
+    """What an operator can do to try it before then."""
     return f" (`remora pools reopen {pool}` asks at once)"
 
 
@@ -324,12 +326,12 @@ def _words(offering: Offering) -> str:
 
 def _rule(policy: PoolPolicy, job: JobDemand | None) -> tuple[CapacityRule, bool]:
     """The rule that holds for the job in the pool, and whether the two exclude each other."""
-    wish = None if job is None else job.capacity
+    job_rule = None if job is None else job.capacity
     pools = policy.capacity
-    if wish is None or wish is pools or wish is CapacityRule.PREFER_SPOT:
+    if job_rule is None or job_rule is pools or job_rule is CapacityRule.PREFER_SPOT:
         return pools, False
-    if wish is CapacityRule.MIXED:
+    if job_rule is CapacityRule.MIXED:
         # Both capacity types are needed for a core and a fringe.
         both = pools in (CapacityRule.MIXED, CapacityRule.PREFER_SPOT)
         return (CapacityRule.MIXED if both else pools), False
-    return wish, {wish, pools} == {CapacityRule.SPOT, CapacityRule.ON_DEMAND}
+    return job_rule, {job_rule, pools} == {CapacityRule.SPOT, CapacityRule.ON_DEMAND}

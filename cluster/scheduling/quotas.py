@@ -1,4 +1,4 @@
-"""What a project may still use: GPUs at a time, and money of a day and of a month (pure)."""
+"""A project's quotas: GPUs at a time, and USD of a day and of a month (pure)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cluster.scheduling.words import count
 
 
 def gpus_of(worker: Mapping[str, float], workers: int) -> float:
-    """GPUs of so many workers."""
+    """GPUs of this many workers."""
     return workers * worker.get("GPU", 0.0)
 
 
 def counted_workers(held: int, least: int, most: int) -> int:
     """Workers that a running job counts with: those that it has, at least its smallest group.
 
-    While it has none yet, or lost all of them, it is all that it may use: it is about to take what there is.
+    While it has none yet, or lost all of them, it counts with all that it may use: it is about to take them.
     """
     return max(held, least) if held else most
 
@@ -32,12 +32,12 @@ def allowed_workers(
     workers: int,
     gpus_held: float,
 ) -> tuple[int, str]:
-    """How many of these workers a project that holds so many GPUs may have beside them, and why not all."""
+    """How many of these workers a project that holds `gpus_held` GPUs may have beside them, and why not all."""
     per_worker = gpus_of(worker, 1)
     if policy is None or policy.gpus is None or per_worker <= 0:
         return workers, ""
-    room = max(0, math.floor((policy.gpus - gpus_held) / per_worker + 1e-9))
-    return min(workers, room), f"project {project!r} may use {count(policy.gpus, 'GPU')} at a time"
+    allowed = max(0, math.floor((policy.gpus - gpus_held) / per_worker + 1e-9))
+    return min(workers, allowed), f"project {project!r} may use {count(policy.gpus, 'GPU')} at a time"
 
 
 def why_no_money(project: str, policy: ProjectPolicy | None, spent: Spending, now: float) -> str | None:
@@ -57,7 +57,7 @@ def why_no_money(project: str, policy: ProjectPolicy | None, spent: Spending, no
 def never_allowed(
     project: str, policy: ProjectPolicy | None, worker: Mapping[str, float], workers: int
 ) -> str | None:
-    """Why a project may never have so many of these workers at a time, or None."""
+    """Why a project may never have this many of these workers at a time, or None."""
     gpus = gpus_of(worker, workers)
     if policy is None or policy.gpus is None or gpus <= policy.gpus + 1e-9:
         return None
@@ -68,11 +68,11 @@ def never_allowed(
 
 
 def has_quotas(policies: Policies) -> bool:
-    """Operators limit what some project uses."""
+    """A policy limits what some project uses."""
     return counts_money(policies) or any(one.gpus is not None for one in policies.projects.values())
 
 
 def counts_money(policies: Policies) -> bool:
-    """Operators limit what some project spends."""
+    """A policy limits what some project spends."""
     projects = policies.projects.values()
     return any(limit is not None for one in projects for limit in (one.usd_per_day, one.usd_per_month))

@@ -1,7 +1,7 @@
-"""For how long an offering that the cloud has refused is not asked for (pure).
+"""For how long an offering that the cloud has refused is not requested again: exponential backoff (pure).
 
-The first refusal closes it for minutes, and each further one in a row for twice as long, up to what the cloud's answer
-is good for: that a size is sold out is an answer of this moment, and what is never asked for is never found again.
+The first refusal closes it for minutes, and each further one in a row for twice as long, at most for as long as the
+cloud's answer is valid: a size that is sold out now may be available soon, which only a new request shows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from cluster.policies.policies import Policies
 from cluster.scheduling.view import NodeView, Refusal
 
-#: Seconds for which the first refusal closes an offering; Karpenter waits as long before it asks again.
+#: Seconds for which the first refusal closes an offering; Karpenter waits as long before it tries again.
 FIRST_S = 180.0
 #: Seconds after the end of a refusal within which another one continues its row, at least.
 FORGOTTEN_S = 3600.0
@@ -23,8 +23,8 @@ def after_refusal(
 ) -> Refusal:
     """What is known of an offering after the cloud has refused it now, seconds since 1970.
 
-    `before` is what was known; `longest_until` is when what the cloud answered is out of date.  Of several answers
-    while it is refused the first one counts: many machines were asked for at once.
+    `before` is what was known; `longest_until` is when the cloud's answer is out of date.  Of several answers while it
+    is refused the first one counts: many machines were requested at once.
     """
     if before is not None and now < before.until:
         return before
@@ -38,7 +38,7 @@ def after_refusal(
 
 
 def made_good(refusals: Iterable[Refusal], nodes: Iterable[NodeView]) -> list[Refusal]:
-    """The refusals, of which a row is over once a newer machine of its offering has become a node."""
+    """The refusals; `tries` of one is 0 once a newer machine of its offering has become a node."""
     joined: dict[str, float] = {}
     for node in nodes:
         if node.ready_at is not None:
@@ -51,7 +51,7 @@ def made_good(refusals: Iterable[Refusal], nodes: Iterable[NodeView]) -> list[Re
 def taken_back(
     refusals: Iterable[Refusal], policies: Policies, reopened: Mapping[str, float], sizes: Mapping[str, str]
 ) -> list[Refusal]:
-    """The refusals, of which those end that an operator took back since, by reopening a pool that is sold the size.
+    """The refusals; those end that an operator lifted since, by reopening a pool that buys the size.
 
     `reopened` has the time by pool, `sizes` the size by offering.
     """

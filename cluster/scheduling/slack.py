@@ -1,8 +1,7 @@
-"""How much time a job with a deadline has to spare, and whether it may rely on spot meanwhile (pure).
+"""The slack of a job with a deadline, and whether the job may rely on spot (pure).
 
-The one answer for whoever decides with deadlines in mind: what is bought, whose turn it is, where a job starts, and
-what moves.  All of it is counted in seconds, and nothing of it is a guess but `START_UP_S`, which stands for what has
-not been measured yet.
+All decisions about deadlines use it: what is bought, whose turn it is, where a job starts, and what moves.  All times
+are in seconds, and only `START_UP_S` is a guess, used until a start was measured.
 
 A job relies on spot as long as it could lose it at the worst moment and still be in time on demand: the work since its
 checkpoint is done again, and an on-demand machine is made and starts the job, for which twice the usual time is
@@ -16,9 +15,9 @@ from collections.abc import Iterable
 
 from cluster.scheduling.view import START_UP_S, JobDemand
 
-#: A start on an on-demand machine counts so many times: the first may be refused or fail, and plans take their time.
+#: A start on an on-demand machine counts this many times: the first may be refused or fail, and plans take time.
 STARTS = 2.0
-#: A job is urgent for so long before it takes spot that is free: within it the plan orders machines on demand.
+#: Seconds for which an urgent job does not take free spot: within them the plan orders on-demand machines.
 ORDERED_WITHIN_S = 120.0
 
 
@@ -32,7 +31,7 @@ def measured_start_up_s(times: Iterable[tuple[float, float | None]]) -> float:
 
 
 def slack_s(job: JobDemand, now: float) -> float | None:
-    """Seconds to spare if it worked from now on with all its workers; None without a deadline, or if nobody knows."""
+    """Seconds to spare if it worked from now on with all its workers; None without a deadline, or if not known."""
     if job.deadline_at is None or job.work_left_s is None:
         return None
     return job.deadline_at - now - job.work_left_s
@@ -53,7 +52,7 @@ def may_rely_on_spot(job: JobDemand, now: float, start_up_s: float, ready_in_s: 
 
 
 def is_urgent(job: JobDemand, now: float, start_up_s: float) -> bool:
-    """It may not rely on spot that is still to be bought, and is not late already whatever is done."""
+    """It may not rely on spot that is still to be bought, and can still meet its deadline."""
     slack = slack_s(job, now)
     return slack is not None and slack >= 0 and not may_rely_on_spot(job, now, start_up_s, start_up_s)
 
@@ -79,8 +78,8 @@ def changes_at(job: JobDemand, now: float, start_up_s: float) -> tuple[float, ..
 def keeps_off_spot(job: JobDemand, now: float, start_up_s: float, *, is_coming: bool) -> bool:
     """A job that waits does not start on spot nodes that are free.
 
-    On-demand machines are on their way to it (`is_coming`), or are about to be ordered.  Where none are to be had, spot
-    is better than nothing.
+    On-demand machines for it are starting (`is_coming`), or are about to be ordered.  Where none are available, spot is
+    better than nothing.
     """
     if may_rely_on_spot(job, now, start_up_s, 0.0):
         return False
@@ -101,6 +100,6 @@ def should_move(job: JobDemand, now: float, start_up_s: float) -> bool:
 
 
 def may_return(job: JobDemand, now: float, start_up_s: float) -> bool:
-    """It may rely on spot also after a move that it needed not make: it can afford two losses."""
+    """It may rely on spot even after an unnecessary move: it can afford two losses."""
     slack = slack_s(job, now)
     return slack is None or slack >= 2.0 * loss_s(job, now, start_up_s)

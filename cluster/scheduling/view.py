@@ -1,6 +1,6 @@
-"""Everything that a plan is made from, frozen (pure): what is wished for, what there is, what can be bought.
+"""The immutable input of a plan (pure): demand, nodes, offerings, refusals, quotas and spending.
 
-Whoever plans for real makes a view of rows and of what the provider and Ray say; a replay makes it of a trace.
+The service builds a view from its rows and from the answers of the provider and of Ray; a replay from a trace.
 Times are seconds since 1970, durations end in `_s`, money is USD.
 """
 
@@ -16,9 +16,9 @@ from cluster.policies.policies import BudgetStep, CapacityRule
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
 
-#: States in which nothing is left of a node; a view holds such nodes only as memories.
+#: States of a node that has ended; a view holds such nodes only for a while, as history.
 ENDED = frozenset({NodeState.GONE, NodeState.FAILED})
-#: States of a node that goes and takes no more work.
+#: States of a node that is leaving and takes no more work.
 LEAVING = frozenset({NodeState.DRAINING, NodeState.TERMINATING})
 #: States of a node that Ray knew.
 JOINED = frozenset({NodeState.JOINED, NodeState.READY, NodeState.DRAINING})
@@ -43,7 +43,7 @@ class JobDemand:
     pools: tuple[str, ...] = ()
     #: Zones that it accepts; empty: all.
     zones: tuple[str, ...] = ()
-    #: Capacity types that it accepts; None: whatever its pool buys.
+    #: Capacity types that it accepts; None: those that its pool buys.
     capacity: CapacityRule | None = None
     #: All its workers have to be in one fabric domain.
     needs_fabric: bool = False
@@ -60,19 +60,19 @@ class JobDemand:
     waiting_since: float | None = None
     #: When it has to be done.
     deadline_at: float | None = None
-    #: Seconds that it still has to train with `max_workers`, when somebody knows; of use to jobs with a deadline.
+    #: Seconds that it still has to train with `max_workers`, if known; used for jobs with a deadline.
     work_left_s: float | None = None
     #: USD that it may still spend.
     budget_left: float | None = None
     #: When its newest checkpoint was made, or its training began; None: a stop without a notice loses nothing.
     saved_at: float | None = None
-    #: Since then it has made another checkpoint every so many seconds; None: it has made none.
+    #: Since then it has made a checkpoint every `saves_every_s` seconds; None: it has made none.
     saves_every_s: float | None = None
     #: Seconds that it stands still when its workers change.
     resume_s: float = 0.0
     #: Seconds of training that it does again at most after a stop without a notice, by what was agreed on checkpoints.
     repeats_s: float = 0.0
-    #: The last step of the cluster's budget that its owner was told of.
+    #: The last step of the cluster's budget that was reported to its owner.
     told: BudgetStep | None = None
 
     #: The ends of its `sizes`.
@@ -80,14 +80,13 @@ class JobDemand:
     max_workers: int = field(init=False, repr=False, compare=False)
     #: Which nodes it accepts.
     placement: Placement = field(init=False, repr=False, compare=False)
-    #: Whose turn it is: what runs, then as the queue says, then higher priority, then who came first.  The smallest is
-    #: next.
+    #: Sort key of turns: running jobs first, then the queue's order, then priority, then age.  The smallest is next.
     turn: tuple[bool, int, int, float, str] = field(init=False, repr=False, compare=False)
     #: Equal for jobs whose workers may be put into the same nodes.
     shape: tuple[object, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Work out once what every plan asks that the job is in."""
+        """Compute once what every plan that contains the job needs."""
         asks = self.pools or self.zones or self.capacity is not None
         placement = (
             Placement(pools=self.pools, zones=self.zones, capacity=self.capacity) if asks else ANYWHERE
@@ -129,11 +128,11 @@ class NodeView:
     fabric: str | None = None
     #: Workers on it, by job id.
     jobs: Mapping[str, int] = field(default_factory=dict)
-    #: Ray resources that no worker uses, where somebody keeps count; None: what its jobs use is taken off.
+    #: Ray resources that no worker uses, where they are counted; None: computed from its jobs.
     free: Mapping[str, float] | None = None
-    #: The job that it was bought for (`Launch.job_id`), which is the first to be given room on it.
+    #: The job that it was bought for (`Launch.job_id`), whose workers are placed on it first.
     bought_for: str | None = None
-    #: Ray has given some of it away: to its `jobs`, or to workers that nobody has told of yet.
+    #: Ray has allocated some of its resources: to its `jobs`, or to workers that are not reported yet.
     is_in_use: bool = False
     #: Since when nothing has run on it; None while something does, and before it is ready.
     idle_since: float | None = None
@@ -143,11 +142,11 @@ class NodeView:
     is_running: bool = True
     #: Ray knows it and calls it alive.
     is_member: bool = True
-    #: While draining: Ray has heard of it, and gives it no more work.
+    #: While draining: Ray has accepted the drain, and gives it no more work.
     is_told: bool = True
     #: While draining: when it has to be gone.
     deadline_at: float | None = None
-    #: It goes before it was of any use.
+    #: It leaves before it was of any use.
     is_failure: bool = False
     #: It was a member, and Ray lost it while its machine ran.
     is_cut_off: bool = False
@@ -160,18 +159,18 @@ class NodeView:
     ready_at: float | None = None
     #: Since when its agent has said that its machine is sick.
     sick_since: float | None = None
-    #: When it was told to go, be it with a drain or at once; counts for the pace of returns.
+    #: When its drain or end began; counts for the pace of returns.
     leaving_since: float | None = None
 
     #: It can take work, now or once it has joined.
     is_usable: bool = field(init=False, repr=False, compare=False)
-    #: It has joined and is to stay, and nobody says otherwise: its machine runs, and Ray calls it alive.
+    #: It has joined and is to stay, the provider says that its machine runs, and Ray calls it alive.
     is_well: bool = field(init=False, repr=False, compare=False)
     #: Nodes that work are filled first, those that still start last, so that idle ones stay idle and can go.
     filling_order: tuple[bool, bool, float, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Work out once what every plan asks that the node is in."""
+        """Compute once what every plan that contains the node needs."""
         has_joined, leaves = self.state in JOINED, self.state in LEAVING
         is_well = has_joined and not leaves and self.provided and self.is_running and self.is_member
         _set(self, "is_usable", not leaves and self.state not in ENDED)
@@ -184,7 +183,7 @@ class NodeView:
 
     @property
     def may_work(self) -> bool:
-        """Ray knows it, and may have given it work that nobody has heard of yet."""
+        """Ray knows it, and may have given it work that is not reported yet."""
         return self.is_member and self.state in JOINED
 
     @property
@@ -195,26 +194,26 @@ class NodeView:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """The cloud had none of an offering.
+    """The cloud had no capacity of an offering.
 
-    Stays in the view for some time after its end: from when on it can be had again is known only so.
+    Stays in the view for some time after its end, which shows since when the offering is available again.
     """
 
     #: `Offering.id`
     offering: str
-    #: It is not asked for before.
+    #: It is not requested before.
     until: float
     #: One sentence for people.
     reason: str = ""
     #: When the cloud said it.
     at: float = float("-inf")
-    #: The how manieth in a row it is; 0: its row is over.
+    #: Its number in a row of refusals, from 1; 0: its row is over.
     tries: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """What was spent: in the running day and in the running month (UTC)."""
+    """USD spent in the current day and in the current month (UTC)."""
 
     today: float = 0.0
     this_month: float = 0.0
@@ -229,7 +228,7 @@ class ClusterView:
     what slows a failing pool down.
     """
 
-    #: When all of it is so, seconds since 1970: the time of a replay's trace there, which no clock knows.
+    #: The time of the view, seconds since 1970; in a replay the time of its trace.
     now: float = 0.0
     jobs: tuple[JobDemand, ...] = ()
     nodes: tuple[NodeView, ...] = ()
@@ -237,11 +236,11 @@ class ClusterView:
     offerings: tuple[Offering, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     #: Units that the cloud still allows beyond all nodes of this view, by the offerings' name of the quota in lower
-    #: case; what is not named is not limited.
+    #: case; a quota that is not named does not limit.
     quota_left: Mapping[str, int] = field(default_factory=dict)
-    #: When an operator last took back what had closed offerings to a pool, by pool.
+    #: When an operator last reopened a pool whose offerings were closed, by pool.
     reopened: Mapping[str, float] = field(default_factory=dict)
-    #: Before this the cloud does not want to be asked for machines: nodes that it was to be asked for wait.
+    #: Before this time the cloud accepts no requests for machines: nodes that were to be requested wait.
     paused_until: float = float("-inf")
     #: Of the whole cluster.
     spent: Spending = Spending()
@@ -249,7 +248,7 @@ class ClusterView:
     spent_by_project: Mapping[str, Spending] = field(default_factory=dict)
     #: The furthest step that an earlier plan reached of the same budget in this day or month: it holds until that ends.
     budget_step: BudgetStep | None = None
-    #: Nobody overtakes a job that waits for nodes, so nothing is bought for those behind it.
+    #: No job overtakes one that waits for nodes, so nothing is bought for those behind it.
     in_turns: bool = False
     #: Seconds from the order of a machine to its readiness, as measured lately.
     start_up_s: float = START_UP_S
@@ -261,7 +260,7 @@ class ClusterView:
 
     @lazy
     def unwell(self) -> list[NodeView]:
-        """Nodes that start, ail, leave or have ended, in their order: few among many."""
+        """Nodes that start, have failed, leave or have ended, in their order: few among many."""
         return [node for node in self.nodes if not node.is_well]
 
     @lazy

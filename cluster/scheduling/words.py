@@ -1,4 +1,4 @@
-"""Times, money and numbers as people read them (pure)."""
+"""Formats times and counts for people (pure)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 
 def clock(at: float) -> str:
-    """`2026-07-01 12:05:10 UTC`: with the date, as much of what is told lasts beyond midnight."""
+    """`2026-07-01 12:05:10 UTC`: with the date, as it may be of another day."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 

@@ -9,9 +9,9 @@ from random import Random
 from cluster.policies.offerings import CapacityType
 from cluster.scheduling.actions import Launch
 from cluster.scheduling.view import ENDED, Refusal, Spending
-from cluster.simulator.event_queue import Agenda
+from cluster.simulator.event_queue import EventQueue
 from cluster.simulator.ledger import Ledger
-from cluster.simulator.market import Market
+from cluster.simulator.market import SimulatedMarket
 from cluster.simulator.nodes import SimNode
 from cluster.traces.trace import MarketChange, Trace
 from remora.states import NodeState
@@ -23,17 +23,17 @@ BLUR_S = 1e-3
 
 
 class Fleet:
-    """All nodes; `vacate` is told of every node whose jobs have to leave it, before it ends.
+    """All nodes; `vacate` is called with every node whose jobs have to leave it, before it ends.
 
     Refusals are remembered for `remembered_s` after their end, so that policies can wait for lasting availability, and
     nodes that failed for `failures_s`, as they slow their pool down.
-    `projects` by job id is told where it counts what they spend.
+    `projects` by job id is passed where it counts what they spend.
     """
 
     def __init__(
         self,
         trace: Trace,
-        agenda: Agenda,
+        event_queue: EventQueue,
         ledger: Ledger,
         *,
         seed: int,
@@ -43,18 +43,18 @@ class Fleet:
         vacate: Callable[[float, SimNode], None],
         projects: Mapping[str, str] | None = None,
     ) -> None:
-        self.market = Market(trace.offerings, trace.changes, trace.quotas)
+        self.market = SimulatedMarket(trace.offerings, trace.changes, trace.quotas)
         self.nodes: dict[str, SimNode] = {}
         #: All nodes that were ever bought, in that order.
         self.every: list[SimNode] = []
         #: Ready nodes on which something is free, those of them with room for a worker of some job of the trace, and
         #: those that are empty.
-        self.loose: dict[str, SimNode] = {}
-        self.roomy: dict[str, SimNode] = {}
+        self.partly_free: dict[str, SimNode] = {}
+        self.with_capacity: dict[str, SimNode] = {}
         self.idle: dict[str, SimNode] = {}
         #: Nodes that start or are drained.
         self.changing: dict[str, SimNode] = {}
-        #: All that are paid on demand.
+        #: On-demand nodes.
         self.on_demand: dict[str, SimNode] = {}
         #: Nodes by pool that are ready or start.
         self.have: Counter[str] = Counter()
@@ -63,13 +63,13 @@ class Fleet:
         self.refused = 0
         #: True when something happened that a plan may depend on.
         self.has_changed = False
-        #: True when more has become free on ready nodes; who starts jobs there sets it back.
-        self.has_room = False
+        #: True when more has become free on ready nodes; `Work.dispatch` resets it.
+        self.has_freed_capacity = False
         self._ended: deque[SimNode] = deque()
         self._failed: deque[SimNode] = deque()
         self._refusals: dict[str, Refusal] = {}
         self._random = Random(f"{seed} cloud")  # noqa: S311 - chance, no secret
-        self._agenda = agenda
+        self._event_queue = event_queue
         self._ledger = ledger
         self._begins_at = trace.begins_at
         self._provisioning_s = trace.provisioning_s
@@ -118,14 +118,14 @@ class Fleet:
         if stock.offering.capacity is CapacityType.ON_DEMAND:
             self.on_demand[node.id] = node
         self.every.append(node)
-        self._agenda.add(now + self._provisioning_s, self._ready, node)
+        self._event_queue.add(now + self._provisioning_s, self._ready, node)
         rate = stock.offering.evictions_per_hour / 3600
         if (
             rate > 0
             and stock.offering.capacity is CapacityType.SPOT
-            and action.offering not in self.market.told
+            and action.offering not in self.market.traced
         ):
-            self._agenda.add(now + self._random.expovariate(rate), self._take, node)
+            self._event_queue.add(now + self._random.expovariate(rate), self._take, node)
 
     def _ready(self, now: float, node: SimNode) -> None:
         if node.state is NodeState.LAUNCHED:
@@ -133,8 +133,8 @@ class Fleet:
             node.ready_s = node.idle_since = now
             node.seen = None
             del self.changing[node.id]
-            self.loose[node.id] = self.roomy[node.id] = self.idle[node.id] = node
-            self.has_changed = self.has_room = True
+            self.partly_free[node.id] = self.with_capacity[node.id] = self.idle[node.id] = node
+            self.has_changed = self.has_freed_capacity = True
 
     def change(self, now: float, change: MarketChange) -> None:
         """Apply a change of the market; what is held beyond it is preempted."""
@@ -164,13 +164,13 @@ class Fleet:
         node.seen = None
         self.have[node.pool] -= 1
         self.changing[node.id] = node
-        self.loose.pop(node.id, None)
-        self.roomy.pop(node.id, None)
+        self.partly_free.pop(node.id, None)
+        self.with_capacity.pop(node.id, None)
         self.idle.pop(node.id, None)
-        self._agenda.add(max(now, deadline_s), self.end, node)
+        self._event_queue.add(max(now, deadline_s), self.end, node)
 
     def end(self, now: float, node: SimNode, is_failure: bool = False) -> None:
-        """It is gone now, whatever ran on it, or has failed; ending it again does nothing."""
+        """End a node now, whatever runs on it, as gone or as failed; ending it again does nothing."""
         if node.state in ENDED:
             return
         self._vacate(now, node)
@@ -185,8 +185,8 @@ class Fleet:
         del self.nodes[node.id]
         self.changing.pop(node.id, None)
         self.on_demand.pop(node.id, None)
-        self.loose.pop(node.id, None)
-        self.roomy.pop(node.id, None)
+        self.partly_free.pop(node.id, None)
+        self.with_capacity.pop(node.id, None)
         self.idle.pop(node.id, None)
         (self._failed if is_failure else self._ended).append(node)
         self.has_changed = True
@@ -196,9 +196,9 @@ class Fleet:
         node.take(job_id, workers, worker)
         self.idle.pop(node.id, None)
         if self._is_full(node):
-            self.roomy.pop(node.id, None)
+            self.with_capacity.pop(node.id, None)
             if all(amount <= 1e-9 for amount in node.free.values()):
-                self.loose.pop(node.id, None)
+                self.partly_free.pop(node.id, None)
 
     def give_back(
         self,
@@ -208,17 +208,17 @@ class Fleet:
         worker: Mapping[str, float],
         workers: int | None = None,
     ) -> None:
-        """Take a job's workers (None: all) off a node; one that is drained ends when it is empty."""
+        """Remove a job's workers (None: all) from a node; one that is drained ends when it is empty."""
         node.give_back(job_id, worker, now, workers)
         if node.state is NodeState.READY:
-            self.loose[node.id] = node
+            self.partly_free[node.id] = node
             if not self._is_full(node):
-                self.roomy[node.id] = node
+                self.with_capacity[node.id] = node
             if not node.jobs:
                 self.idle[node.id] = node
-            self.has_room = True
+            self.has_freed_capacity = True
         elif node.state is NodeState.DRAINING and not node.jobs:
-            self._agenda.add(now, self.end, node)
+            self._event_queue.add(now, self.end, node)
 
     def may_buy(self, capacity: CapacityType, now: float) -> bool:
         """False when each offering of the type is refused now, or its quota has no room."""
@@ -254,7 +254,7 @@ class Fleet:
             self._ledger.pay(node, now)
 
     def spent_by_project(self, now: float) -> dict[str, Spending]:
-        """USD of this day and month; nothing where nobody counts it."""
+        """USD of this day and month; nothing where it is not counted."""
         if self._projects is None:
             return {}
         self.pay_all(now)

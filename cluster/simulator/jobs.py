@@ -24,7 +24,7 @@ class SimJob:
     turn: Any
     #: Work that is done and was not lost, in worker-seconds.
     done_s: float = 0.0
-    #: Of it, what a checkpoint has.
+    #: The part of it that a checkpoint has.
     saved_s: float = 0.0
     #: Work that was done and lost, and time that its workers stood still, in worker-seconds.
     lost_s: float = 0.0
@@ -47,11 +47,11 @@ class SimJob:
     losses: int = 0
     #: Its place among those that wait, where projects take turns by their shares.
     place: int = 0
-    #: The last step of the cluster's budget that its owner was told of.
+    #: The last step of the cluster's budget that was reported to its owner.
     told: BudgetStep | None = None
     #: As the planner saw it last; None once something has changed that it sees.
     seen: JobDemand | None = None
-    #: Counts changes of its speed: an end that was foreseen before the last one does not come.
+    #: Counts changes of its speed: an end that was scheduled before the last change is ignored.
     version: int = 0
     #: Which nodes it accepts: only those of one fabric domain while its attempt is bound to it.
     placement: Placement = field(init=False)
@@ -78,7 +78,7 @@ class SimJob:
         self.at_s = now
 
     def start(self, now: float, placed: dict[int, int], placement: Placement | None = None) -> None:
-        """Begin an attempt on these nodes, which is bound to such a placement: a fabric domain, a capacity type."""
+        """Begin an attempt on these nodes, bound to the placement: a fabric domain, a capacity type."""
         if placement is not None:
             self.placement = placement
         self.started_s = now if self.started_s is None else self.started_s
@@ -137,10 +137,10 @@ class SimJob:
         return self.spent + self.usd_per_s * max(0.0, now - self.at_s)
 
     def done_at(self, now: float) -> float:
-        """Work done until now, without taking note of it."""
+        """Work done until now, without recording it."""
         return self.done_s + self.workers * max(0.0, now - max(self.at_s, self.stalled_until))
 
     def tell(self, step: BudgetStep | None) -> None:
-        """Its owner hears how the budget touches it."""
+        """Report to its owner how the budget affects it."""
         self.told = step
         self.seen = None

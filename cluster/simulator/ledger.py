@@ -1,4 +1,4 @@
-"""Where the money of a replay goes: node-seconds times the price of their time, by capacity type and by day."""
+"""The cost of a replay in USD: node-seconds times the price at their time, by capacity type and by day."""
 
 from __future__ import annotations
 

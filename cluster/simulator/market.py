@@ -1,4 +1,4 @@
-"""What can be bought in a replay: how many nodes of an offering there are, and for how much."""
+"""What can be bought in a replay: how many nodes of each offering there are, and at what price."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Stock:
         return 0 if self.nodes is None else max(0, self.held - self.nodes)
 
 
-class Market:
+class SimulatedMarket:
     """All offerings of a trace."""
 
     def __init__(
@@ -45,8 +45,8 @@ class Market:
         }
         self._quotas = quotas or {}
         self._offered: tuple[Offering, ...] | None = None
-        #: Offerings whose capacity the trace tells; the others lose nodes by their eviction rate.
-        self.told = frozenset(named)
+        #: Offerings whose capacity the trace gives; the others lose nodes by their eviction rate.
+        self.traced = frozenset(named)
 
     def change(self, change: MarketChange) -> Stock:
         """Apply a change."""
@@ -79,7 +79,7 @@ class Market:
 
     @property
     def offered(self) -> tuple[Offering, ...]:
-        """All offerings at the prices of now."""
+        """All offerings at their current prices."""
         if self._offered is None:
             self._offered = tuple(
                 replace(stock.offering, price_per_hour=stock.price_per_hour) for stock in self.stocks.values()

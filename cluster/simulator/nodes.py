@@ -23,7 +23,7 @@ class SimNode:
     price_per_hour: float
     free: dict[str, float]
     fabric: str | None = None
-    #: The job that it was bought for, and the project that pays for it, where somebody counts that.
+    #: The job that it was bought for, and the project that pays for it, where that is counted.
     bought_for: str | None = None
     project: str | None = None
     state: NodeState = NodeState.LAUNCHED
@@ -50,7 +50,7 @@ class SimNode:
         self.seen = None
         self.jobs[job_id] = self.jobs.get(job_id, 0) + workers
         for name, amount in worker.items():
-            if name in self.free:  # memory that nobody has announced is not counted
+            if name in self.free:  # a resource that the node does not report, such as memory, is not counted
                 self.free[name] -= workers * amount
         self.idle_since = None
 

@@ -1,4 +1,4 @@
-"""The planner's view of a replay: the same values that the service makes of its rows."""
+"""The planner's view of a replay: the same values that the service builds from its rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def view_of(
 ) -> ClusterView:
     """The frozen view at a time; nodes that ended are among `nodes` as long as they are remembered.
 
-    What has not changed is in it as it was in the view before: few jobs and nodes change from look to look.
+    Jobs and nodes that have not changed are reused from the view before: few of them change from plan to plan.
     """
     return ClusterView(
         now=begins_at + now,

@@ -1,4 +1,4 @@
-"""Courses of replays as one picture (SVG): nodes by capacity type, and jobs that wait, on the same axes for all."""
+"""Time series of replays as one picture (SVG): nodes by capacity type, and jobs that wait, on the same axes for all."""
 
 from __future__ import annotations
 
@@ -6,31 +6,32 @@ import math
 from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape
 
-from cluster.simulator.time_series import STEPS, Course
+from cluster.simulator.time_series import STEPS, TimeSeries
 
 WIDTH, PANEL, LEFT, TOP, GAP = 860, 150, 60, 30, 46
 SPOT, ON_DEMAND, WAITING = "#2a9d8f", "#e9a03b", "#c0392b"
 _STYLE = "font-family='sans-serif' font-size='12' fill='#333'"
 
 
-def plot(courses: Mapping[str, Course]) -> str:
-    """An SVG document; each course has a panel of its nodes above one of its waiting jobs."""
+def plot(series_by_name: Mapping[str, TimeSeries]) -> str:
+    """An SVG document; each series has a panel of its nodes above one of its waiting jobs."""
     nodes = max(
-        max(map(sum, zip(one.spot_nodes, one.on_demand_nodes, strict=True))) for one in courses.values()
+        max(map(sum, zip(one.spot_nodes, one.on_demand_nodes, strict=True)))
+        for one in series_by_name.values()
     )
-    waiting = max(max(one.waiting_jobs) for one in courses.values())
+    waiting = max(max(one.waiting_jobs) for one in series_by_name.values())
     parts: list[str] = []
     top = TOP
-    for name, course in courses.items():
-        both = [spot + other for spot, other in zip(course.spot_nodes, course.on_demand_nodes, strict=True)]
-        layers = [_area(both, nodes, top, ON_DEMAND), _area(course.spot_nodes, nodes, top, SPOT)]
+    for name, series in series_by_name.items():
+        both = [spot + other for spot, other in zip(series.spot_nodes, series.on_demand_nodes, strict=True)]
+        layers = [_area(both, nodes, top, ON_DEMAND), _area(series.spot_nodes, nodes, top, SPOT)]
         parts += _panel(f"{name}: nodes", layers, nodes, top)
         top += PANEL + GAP
         parts += _panel(
-            f"{name}: jobs that wait", [_area(course.waiting_jobs, waiting, top, WAITING)], waiting, top
+            f"{name}: jobs that wait", [_area(series.waiting_jobs, waiting, top, WAITING)], waiting, top
         )
         top += PANEL + GAP
-    parts += _times(next(iter(courses.values())), top - GAP)
+    parts += _times(next(iter(series_by_name.values())), top - GAP)
     return _document(parts, top)
 
 
@@ -72,8 +73,8 @@ def _area(values: Sequence[float], most: float, top: int, color: str) -> str:
     return f"<path d='M{LEFT} {bottom}{''.join(steps)}V{bottom}Z' fill='{color}'/>"
 
 
-def _times(course: Course, bottom: int) -> list[str]:
-    span_s = course.step_s * STEPS
+def _times(series: TimeSeries, bottom: int) -> list[str]:
+    span_s = series.step_s * STEPS
     unit_s, unit = (86_400.0, "days") if span_s > 4 * 86_400 else (3600.0, "hours")
     step = 10 ** math.floor(math.log10(span_s / unit_s))
     while span_s / unit_s / step < 4:

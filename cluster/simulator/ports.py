@@ -1,4 +1,4 @@
-"""What a replay asks others for: the planner's decision, and the queue's, which lives above this package."""
+"""Interfaces that a replay needs: the planner's decision, and the queue's, which is implemented above this package."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Planner = Callable[[ClusterView, Policies, float], Plan]
 Resources = Mapping[str, float]
 
 
-class FreeRoom(NamedTuple):
-    """A ready node and what is free on it; where it stands is said only when somebody asks for more than room."""
+class FreeCapacity(NamedTuple):
+    """A ready node and what is free on it; its location is filled in only where placements or quotas need it."""
 
     node: str
     pool: str
@@ -49,7 +49,7 @@ class Queue(Protocol):
         running: Sequence[tuple[TraceJob, int]],
         urgent: Container[str] = (),
     ) -> Sequence[TraceJob]:
-        """Those that wait, next one first, beside jobs that run with so many workers; where projects count.
+        """Those that wait, next one first, given the running jobs with their numbers of workers; where projects count.
 
         `urgent` are those among them whose deadline is near, by id.
         """
@@ -68,20 +68,20 @@ class Queue(Protocol):
         running: Sequence[tuple[TraceJob, int]],
         spent: Mapping[str, Spending],
     ) -> Container[str]:
-        """Those of the owners, by id, that no node would let start now; asked where projects have quotas.
+        """Those of the owners, by id, that could not start now on any node; asked where projects have quotas.
 
         `waiting` is in order of turns.  Owners are jobs that nodes were bought for.
         """
         ...
 
     def can_ever_start(self, job: TraceJob) -> bool:
-        """False when its smallest worker group has no room on the nodes that it accepts of complete and empty pools."""
+        """False when its smallest worker group would not fit even if all pools were complete and empty."""
         ...
 
     def starts(
         self,
         waiting: Sequence[TraceJob],
-        rooms: Sequence[FreeRoom],
+        free_nodes: Sequence[FreeCapacity],
         running: Sequence[tuple[TraceJob, int]] = (),
         spent: Mapping[str, Spending] | None = None,
         off_spot: Container[str] = (),
@@ -89,9 +89,9 @@ class Queue(Protocol):
     ) -> Mapping[str, str | None]:
         """Jobs that start now, by id, with the fabric domain that they are bound to; None: none.
 
-        `waiting` is in order of turns, workers go on the rooms in their order.  `running` and what each project has
-        `spent` are told where projects have quotas.  `off_spot` are jobs that do not start on spot, and `kept` says for
-        which job a room is kept.
+        `waiting` is in order of turns, workers are placed on the nodes in their order.  `running` and what each project
+        has `spent` are passed where projects have quotas.  `off_spot` are jobs that do not start on spot, and `kept`
+        says for which job a node is reserved.
         """
         ...
 
@@ -102,15 +102,15 @@ class Queue(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Assumptions:
-    """What a replay assumes about the world where the trace does not say it."""
+    """What a replay assumes where the trace does not say it."""
 
-    #: Of the choices of the cloud: which of several nodes it takes.
+    #: Seed of the cloud's random choices: which of several nodes it takes.
     seed: int = 0
     #: Seconds between two looks of the planner.
     look_s: float = 60.0
     #: Seconds for which an offering is not asked for after there was none of it.
     refused_s: float = 300.0
-    #: Seconds in which nothing starts, ends or comes, after which the jobs that wait are given up.
+    #: Seconds without a start, an end or an arrival after which the jobs that wait are given up.
     stuck_s: float = 7 * 86_400.0
     #: Jobs that wait and are shown to the planner, first ones first, where projects have no quotas.
     window: int = 200

@@ -15,13 +15,13 @@ from cluster.scheduling.health import remembered_s
 from cluster.scheduling.money import step_reached
 from cluster.scheduling.quotas import counts_money, has_quotas
 from cluster.scheduling.view import ClusterView
-from cluster.simulator.event_queue import Agenda
+from cluster.simulator.empty_plans import is_plan_empty, may_return_to_spot
+from cluster.simulator.event_queue import EventQueue
 from cluster.simulator.fleet import BLUR_S, Fleet
 from cluster.simulator.jobs import SimJob
 from cluster.simulator.ledger import DAY_S, Ledger
 from cluster.simulator.planner_view import view_of
 from cluster.simulator.ports import Assumptions, Planner, Queue
-from cluster.simulator.rest import is_at_rest, may_return_to_spot
 from cluster.simulator.times import Times
 from cluster.simulator.work import Work
 from cluster.traces.trace import MarketChange, Trace, TraceJob
@@ -45,17 +45,17 @@ class Replay:
         self.now = 0.0
         self._planner = planner
         self._assumptions = assumptions
-        self._agenda = Agenda()
+        self._event_queue = EventQueue()
         self.work = Work(
             lambda: self.fleet,
             queue,
-            self._agenda,
+            self._event_queue,
             begins_at=trace.begins_at,
             start_up_s=trace.provisioning_s,
         )
         self.fleet = Fleet(
             trace,
-            self._agenda,
+            self._event_queue,
             self.ledger,
             seed=assumptions.seed,
             refused_s=assumptions.refused_s,
@@ -81,17 +81,17 @@ class Replay:
         self._runs_by_the_clock = assumptions.asks_always or _runs_by_the_clock(policies)
 
     def run(self, progress: Progress | None = None) -> None:
-        """Replay it; `progress` is told the part of the jobs that have ended."""
+        """Replay it; `progress` is called with the fraction of the jobs that have ended."""
         self._next_arrival(0.0)
         self._next_change(0.0)
         self._look_at(0.0)
         events = 0
         while (at_s := self._next_s()) is not None:
             self.now = at_s
-            self._agenda.act(at_s)
+            self._event_queue.act(at_s)
             if self._looks_now(at_s):
                 self._plan(at_s)
-                self._agenda.act(at_s)
+                self._event_queue.act(at_s)
             self.work.dispatch(at_s)
             self._look_if_needed(at_s)
             events += 1
@@ -106,7 +106,7 @@ class Replay:
 
         Jobs are given up at a time of their own: not at the next event after it, of which there are more or fewer.
         """
-        at_s = self._agenda.next_s
+        at_s = self._event_queue.next_s
         if at_s is None or self._is_done:
             return None
         may_move = self._arrived < len(self.trace.jobs) or bool(self.work.running)
@@ -118,13 +118,13 @@ class Replay:
 
     @property
     def _given_up_s(self) -> float:
-        """When the jobs that wait are given up if nothing moves before."""
+        """When the waiting jobs are given up if no job starts, ends or arrives before."""
         return self.work.moved_s + self._assumptions.stuck_s
 
     def _next_arrival(self, now: float) -> None:
         job = next(self._arrivals, None)
         if job is not None:
-            self._agenda.add(max(now, job.at_s), self._arrive, job)
+            self._event_queue.add(max(now, job.at_s), self._arrive, job)
 
     def _arrive(self, now: float, job: TraceJob) -> None:
         self._arrived += 1
@@ -135,7 +135,7 @@ class Replay:
     def _next_change(self, now: float) -> None:
         change = next(self._changes, None)
         if change is not None:
-            self._agenda.add(max(now, change.at_s), self._change, change)
+            self._event_queue.add(max(now, change.at_s), self._change, change)
 
     def _change(self, now: float, change: MarketChange) -> None:
         self.fleet.change(now, change)
@@ -144,7 +144,7 @@ class Replay:
     # when the planner looks
 
     def _look_if_needed(self, now: float) -> None:
-        """Look soon when something has changed that a plan depends on, else when a time of the policies comes."""
+        """Schedule the next plan: soon when its input has changed, else at the next time that the policies name."""
         if self._look is not None and self._look <= now + self._assumptions.look_s:
             return
         if self._runs_by_the_clock or self._has_news(now):
@@ -153,18 +153,18 @@ class Replay:
             self._look_at(at_s)
 
     def _looks_now(self, now: float) -> bool:
-        """A look is due, or something has just happened at a time at which there may be one: looks see all of it."""
+        """A plan is due, or its input has just changed at a time at which there may be one: a plan sees all of it."""
         if self._look == now:
             return True
         return now % self._assumptions.look_s == 0 and self._looked_s < now and self._has_news(now)
 
     @property
     def _is_wanting(self) -> bool:
-        """Somebody may have a use for more nodes."""
+        """Some job could use more nodes."""
         return bool(self.work.waiting or self.work.short)
 
     def _wanting(self) -> list[list[SimJob]]:
-        return [self._in_view(), self.work.short.everybody()]
+        return [self._in_view(), self.work.short.all()]
 
     def _has_news(self, now: float) -> bool:
         """Something has happened since the last look that a plan depends on."""
@@ -178,12 +178,12 @@ class Replay:
         )
 
     def _is_full(self) -> bool:
-        """Every pool has all the nodes that it may have, and all of them work: more wishes change nothing."""
+        """Every pool has all the nodes that it may have, and all of them work: more demand changes nothing."""
         nodes = self.fleet.nodes
         return len(nodes) >= self._most and not self._returns_to_spot and all(n.jobs for n in nodes.values())
 
     def _may_exchange(self, now: float) -> bool:
-        """On-demand nodes stand in for spot that is back: who works on them, and what is idle, decides about them."""
+        """On-demand nodes stand in for spot that is back: whether they are exchanged depends on their jobs."""
         return self._returns_to_spot and any(
             may_return_to_spot(self.fleet, name, pool, now) for name, pool in self.policies.pools.items()
         )
@@ -199,7 +199,7 @@ class Replay:
             due = turn * pace
         if self._look is None or due < self._look:
             self._look = due
-            self._agenda.add(due, _wake, None)
+            self._event_queue.add(due, _wake, None)
 
     def _plan(self, now: float) -> None:
         self._look, self._looked_s = None, now
@@ -213,7 +213,7 @@ class Replay:
 
     def _ask(self, now: float) -> None:
         self.looks += 1
-        if not self._runs_by_the_clock and self._is_at_rest(now):
+        if not self._runs_by_the_clock and self._is_plan_empty(now):
             return
         at = self.trace.begins_at + now
         has_acted = False
@@ -228,18 +228,18 @@ class Replay:
         if has_acted or self._runs_by_the_clock:
             self.fleet.has_changed = True
 
-    def _is_at_rest(self, now: float) -> bool:
-        return not self.work.is_any_to_move(now) and is_at_rest(
+    def _is_plan_empty(self, now: float) -> bool:
+        return not self.work.is_any_to_move(now) and is_plan_empty(
             self.fleet,
             self.policies,
             now,
-            short=self.work.short.everybody(),
+            short=self.work.short.all(),
             waiting=self._in_view(),
             is_strict=self._is_strict,
         )
 
     def _in_view(self) -> list[SimJob]:
-        """Jobs that wait and that the planner is shown, next one first.
+        """Waiting jobs that are in the planner's view, next one first.
 
         With quotas the first ones of every project, as in the service: those of one do not hide another's.
         """
@@ -300,7 +300,7 @@ class Replay:
 
 
 def _wake(now: float, what: None) -> None:
-    """Nothing happens, but it is looked whether something does."""
+    """An event without an effect, at which the replay checks whether a plan is due."""
 
 
 def _runs_by_the_clock(policies: Policies) -> bool:

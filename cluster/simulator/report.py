@@ -1,4 +1,4 @@
-"""What a replay was like, in numbers: money in USD, times in seconds."""
+"""The results of a replay in numbers: money in USD, times in seconds."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from cluster.simulator.replay import Replay
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """One trace under one set of policies."""
+class ReplayReport:
+    """Results of one trace under one set of policies."""
 
     jobs: int
     #: Jobs that did all of their work.
     succeeded: int
-    #: Jobs that no node of the pools can carry, that were lost too often, spent their budget, or that nothing came for.
+    #: Jobs that fit on no node of the pools, were lost too often, spent their budget, or never got their nodes.
     failed: int
-    #: Those of the failed that never began.
+    #: Failed jobs that never started.
     never_ran: int
     cost_usd: float
     spot_usd: float
@@ -55,11 +55,11 @@ class Report:
     useful_s: float
     lost_s: float
     stalled_s: float
-    #: Times that the planner looked; where its answer is known, it is not asked.
+    #: Times that a plan was due; where it is known to be empty, the planner is not called.
     looks: int
 
 
-def report_of(replay: Replay) -> Report:
+def report_of(replay: Replay) -> ReplayReport:
     """The numbers of a replay that has run."""
     ended = replay.work.ended
     every = [*ended, *replay.work.given_up, *replay.work.unfinished()]
@@ -72,7 +72,7 @@ def report_of(replay: Replay) -> Report:
     held = math.fsum((sim.done_s + sim.lost_s + sim.stalled_s) * width(sim.job.resources) for sim in every)
     ledger, budget = replay.ledger, replay.policies.budget
     node_s = sum(ledger.node_s.values())
-    return Report(
+    return ReplayReport(
         jobs=len(replay.trace.jobs),
         succeeded=len(ended),
         failed=len(replay.trace.jobs) - len(ended),
@@ -126,7 +126,7 @@ def _project_violations(replay: Replay) -> int:
     )
 
 
-def as_numbers(report: Report) -> dict[str, Any]:
+def as_numbers(report: ReplayReport) -> dict[str, Any]:
     """The report as a JSON object, rounded to what means something."""
     return {
         name: round(value, 6) if isinstance(value, float) else value for name, value in asdict(report).items()

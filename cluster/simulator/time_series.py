@@ -1,4 +1,4 @@
-"""The course of a replay in even steps of time: how many nodes there were, and how many jobs waited."""
+"""Time series of a replay in even steps: how many nodes there were, and how many jobs waited."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from cluster.policies.offerings import CapacityType
 from cluster.simulator.replay import Replay
 
-#: Steps that a course has.
+#: Steps of a time series.
 STEPS = 240
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class TimeSeries:
     """Means over each step; the first step begins when the trace does."""
 
     step_s: float
@@ -22,8 +22,8 @@ class Course:
     waiting_jobs: tuple[float, ...]
 
 
-def course_of(replay: Replay, until_s: float) -> Course:
-    """The course of a replay that has run, until a time that may be after its end."""
+def time_series_of(replay: Replay, until_s: float) -> TimeSeries:
+    """The time series of a replay that has run, until a time that may be after its end."""
     step_s = max(until_s, 1.0) / STEPS
     lives: dict[CapacityType, list[tuple[float, float]]] = {one: [] for one in CapacityType}
     for node in replay.fleet.every:
@@ -33,7 +33,7 @@ def course_of(replay: Replay, until_s: float) -> Course:
         (sim.job.at_s, replay.now if sim.started_s is None else sim.started_s)
         for sim in (*replay.work.ended, *replay.work.given_up, *replay.work.unfinished())
     ]
-    return Course(
+    return TimeSeries(
         step_s=step_s,
         spot_nodes=means(lives[CapacityType.SPOT], step_s),
         on_demand_nodes=means(lives[CapacityType.ON_DEMAND], step_s),

@@ -1,4 +1,4 @@
-"""When a replay looks although nothing has happened: at the times at which time alone may change a plan."""
+"""When a replay plans although no event has happened: the times at which time alone may change a plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from remora.states import NodeState
 
 
 class Times:
-    """Asked after every event, so that it looks at few things; some of its times are for nothing."""
+    """Called after every event, so it looks at few things; at some of its times no plan changes."""
 
     def __init__(self, trace: Trace, policies: Policies, fleet: Fleet) -> None:
         self._pools = policies.pools
@@ -62,7 +62,7 @@ class Times:
                     self._join_limits[node.id] = join_limit_s(view, node, timeout_s, view.now)
 
     def next(self, now: float, wanting: Sequence[Sequence[SimJob]]) -> float:
-        """The first of these times, infinity for none; `wanting` are lines of jobs that may use more nodes."""
+        """The first of these times, infinity for none; `wanting` are lists of jobs that may use more nodes."""
         return _first_of(list(self._times(now, wanting)), now)
 
     def _times(self, now: float, wanting: Sequence[Sequence[SimJob]]) -> Iterator[float]:
@@ -76,7 +76,7 @@ class Times:
             if node.state is NodeState.LAUNCHED:
                 yield node.created_s + self._join_limits.get(node.id, pools[node.pool].join_timeout_s)
         if fleet.has_failures:
-            # What is forgotten may shorten what is held up, so that it is learnt anew then.
+            # A failure that leaves the view may end a pause sooner, so that it is computed again then.
             yield _first_of([*self._held_until, *fleet.failures_end()], now)
         if is_wanting or any(fleet.have[name] < pool.min_nodes for name, pool in pools.items()):
             yield _first_of(fleet.refusals_end(), now)
@@ -87,22 +87,22 @@ class Times:
             is_short = is_wanting or fleet.have[name] < pool.min_nodes or name in stood_in
             if is_short and fleet.have[name] < pool.max_nodes:
                 yield from self._launches(name, pool, now)
-        for line in wanting:
-            yield from self._patience(line, now)
+        for jobs in wanting:
+            yield from self._patience(jobs, now)
 
-    def _patience(self, line: Sequence[SimJob], now: float) -> Iterator[float]:
+    def _patience(self, jobs: Sequence[SimJob], now: float) -> Iterator[float]:
         """When jobs have waited for spot for long enough, and when their deadlines come so near that they need not."""
         for patience_s in self._patiences:
-            # Lines are long, and most of their jobs have waited for longer: each is looked at once.
+            # These lists are long, and most of their jobs have waited for longer: each is looked at once.
             passed_s = now - patience_s - BLUR_S
             yield (
-                min([s.short_since for s in line if s.short_since > passed_s], default=math.inf) + patience_s
+                min([s.short_since for s in jobs if s.short_since > passed_s], default=math.inf) + patience_s
             )
         if self._has_deadlines:
-            yield _first_of([at_s for sim in line for at_s in self._urgent_s(sim, now)], now)
+            yield _first_of([at_s for sim in jobs for at_s in self._urgent_s(sim, now)], now)
 
     def _urgent_s(self, sim: SimJob, now: float) -> list[float]:
-        """When the planner may think otherwise of the job, as its deadline comes nearer."""
+        """When the planner may decide otherwise about the job, as its deadline comes nearer."""
         if sim.job.deadline_s is None:
             return []
         demand = sim.seen or demand_of(sim, now, self._begins_at)

@@ -1,4 +1,4 @@
-"""The jobs of a replay: who waits, who runs where, and what becomes of them when their nodes go."""
+"""The jobs of a replay: which ones wait, which ones run on which nodes, and what a lost node does to them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cluster.scheduling.fitting import slots
 from cluster.scheduling.keeping import kept_nodes, kept_s
 from cluster.scheduling.slack import changes_at, is_urgent, should_move
 from cluster.scheduling.view import ENDED, START_UP_S
-from cluster.simulator.event_queue import Agenda
+from cluster.simulator.event_queue import EventQueue
 from cluster.simulator.fleet import BLUR_S, Fleet
 from cluster.simulator.jobs import SimJob
+from cluster.simulator.jobs_by_turn import JobsByProject, JobsByTurn
 from cluster.simulator.nodes import SimNode
 from cluster.simulator.planner_view import demand_of, node_view
-from cluster.simulator.ports import FreeRoom, Queue
-from cluster.simulator.queue import Line, SharedLine
+from cluster.simulator.ports import FreeCapacity, Queue
 from cluster.traces.trace import TraceJob
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
@@ -28,69 +28,69 @@ FIRST_LOOK = 4
 
 
 class Work:
-    """All jobs that have come and have not ended."""
+    """All jobs that were submitted and have not ended."""
 
     def __init__(
         self,
         fleet: Callable[[], Fleet],
         queue: Queue,
-        agenda: Agenda,
+        event_queue: EventQueue,
         *,
         begins_at: float = 0.0,
         start_up_s: float = START_UP_S,
     ) -> None:
-        self.waiting = SharedLine(self._in_turns) if queue.counts_projects else Line()
+        self.waiting = JobsByProject(self._in_turns) if queue.counts_projects else JobsByTurn()
         self.running: dict[str, SimJob] = {}
-        #: All that have come, by id.
+        #: All jobs that were submitted, by id.
         self.sims: dict[str, SimJob] = {}
         #: Those of them that have neither ended nor been given up.
         self.unended: dict[str, SimJob] = {}
         #: Running jobs that have fewer workers than they can use.
-        self.short = Line()
-        #: Jobs that wait for the time at which they may start again.
-        self.resting = 0
+        self.short = JobsByTurn()
+        #: How many jobs wait for the end of their backoff after a loss.
+        self.backing_off = 0
         self.ended: list[SimJob] = []
         self.given_up: list[SimJob] = []
         self.impossible = 0
         self.losses = 0
         self.shrinks = 0
-        #: When something started or ended.
+        #: When a job last started or ended.
         self.moved_s = 0.0
-        #: True when jobs began to wait, started, grew, or ended, so that others may want other nodes.
+        #: True when jobs began to wait, started, grew, or ended, so that others may need other nodes.
         self.has_moved = False
         self._fleet = fleet
         self._queue = queue
-        self._agenda = agenda
+        self._event_queue = event_queue
         self._begins_at = begins_at
         self._start_up_s = start_up_s
-        #: Who was next when all had started or grown that could: nothing more does before there is more room, or
-        #: another job is next.  None: that is not known.
+        #: The first waiting job when all had started or grown that could: no other job does before more is free, or
+        #: another job is the first.  None: not known.
         self._settled: list[SimJob] | None = None
         self._settled_day = -1
-        #: Jobs have come into the line since.
-        self._is_line_new = False
-        #: Some job that has come asks for certain nodes, so that the queue has to know where each of them stands.
-        self._is_anybody_choosy = False
-        #: Some job that has come has a deadline.
+        #: Jobs have begun to wait since.
+        self._is_any_newly_waiting = False
+        #: Some job restricts its nodes by pool, zone or capacity type, so the queue has to know the location of each.
+        self._has_placements = False
+        #: Some job has a deadline.
         self._has_deadlines = False
-        #: Of those that wait, whose deadline is near.
+        #: Ids of waiting jobs whose deadline is near.
         self._urgent: set[str] = set()
-        #: Somebody was kept off spot when starts were sought last.
+        #: Some job was not allowed to start on spot in the last `dispatch`.
         self._is_any_off_spot = False
-        #: Ids of nodes of which it is known when they are kept for nobody any more.
-        self._foreseen: set[str] = set()
+        #: Ids of nodes for which the end of their reservation is in the event queue.
+        self._scheduled_releases: set[str] = set()
 
     @property
     def is_done(self) -> bool:
-        """Nobody waits or runs."""
-        return not (self.waiting or self.running or self.resting)
+        """No job waits or runs."""
+        return not (self.waiting or self.running or self.backing_off)
 
     def unfinished(self) -> list[SimJob]:
         """Jobs that run or wait."""
-        return [*self.running.values(), *self.waiting.everybody()]
+        return [*self.running.values(), *self.waiting.all()]
 
     def arrive(self, now: float, job: TraceJob) -> None:
-        """A job is submitted; one that can never start is not waited for, as in the service it stops nobody."""
+        """A job is submitted; one that can never start is left out, as in the service it blocks no other job."""
         if not self._queue.can_ever_start(job):
             self.impossible += 1
             return
@@ -99,37 +99,37 @@ class Work:
         self._has_deadlines = self._has_deadlines or job.deadline_s is not None
         self._wait(now, sim)
         if job.placement is not ANYWHERE:
-            self._is_anybody_choosy = True
+            self._has_placements = True
 
     def _wait(self, now: float, sim: SimJob) -> None:
-        """Put a job in its place among those that wait, which is another one once its deadline is near."""
+        """Put a job among those that wait; its turn changes once its deadline is near."""
         if sim.job.deadline_s is not None:
             demand = demand_of(sim, now, self._begins_at)
-            self._see_urgency(now, sim)
+            self._set_turn(now, sim)
             for at in changes_at(demand, self._begins_at + now, self._start_up_s):
                 if (at_s := at - self._begins_at + BLUR_S) > now:
-                    self._agenda.add(at_s, self._hurry, (sim, sim.version))
+                    self._event_queue.add(at_s, self._update_turn, (sim, sim.version))
         self.waiting.add(sim.turn, sim)
-        self.has_moved = self._is_line_new = True
+        self.has_moved = self._is_any_newly_waiting = True
 
-    def _see_urgency(self, now: float, sim: SimJob) -> None:
-        """Its turn among those that wait, by how near its deadline is now."""
+    def _set_turn(self, now: float, sim: SimJob) -> None:
+        """Set its turn among those that wait, by how near its deadline is now."""
         demand = demand_of(sim, now, self._begins_at)
         self._urgent.discard(sim.job.id)
         if is_urgent(demand, self._begins_at + now, self._start_up_s):
             self._urgent.add(sim.job.id)
         sim.turn = self._queue.turn(sim.job, is_urgent=sim.job.id in self._urgent)
 
-    def _hurry(self, now: float, waiting: tuple[SimJob, int]) -> None:
-        """A time has come at which the job's deadline may count for more, or for nothing any more."""
+    def _update_turn(self, now: float, waiting: tuple[SimJob, int]) -> None:
+        """The job's deadline has become near, or can no longer be met: its turn may change."""
         sim, version = waiting
         if sim.version != version:
             return
         self.waiting.remove(sim.turn)
-        self._see_urgency(now, sim)
+        self._set_turn(now, sim)
         self.waiting.add(sim.turn, sim)
         self._settled = None  # it may start on other nodes than before
-        self.has_moved = self._is_line_new = True
+        self.has_moved = self._is_any_newly_waiting = True
 
     def is_any_to_move(self, now: float) -> bool:
         """Some job on spot may have to move to nodes that the cloud does not take back."""
@@ -167,16 +167,16 @@ class Work:
         )
 
     def dispatch(self, now: float) -> None:
-        """Let elastic jobs grow into what is free, then start whose turn it is, as the service does."""
+        """Let elastic jobs grow into what is free, then start waiting jobs in their order, as the service does."""
         fleet = self._fleet()
-        if not (self.waiting or self.short) or not fleet.loose:
+        if not (self.waiting or self.short) or not fleet.partly_free:
             return
         if self._is_settled(now):
             return
-        self._settled, fleet.has_room = None, False
+        self._settled, fleet.has_freed_capacity = None, False
         self._is_any_off_spot = False
-        rooms = sorted(fleet.roomy.values(), key=_preference)
-        kept = self._grow_all(now, rooms, None)
+        free_nodes = sorted(fleet.with_capacity.values(), key=_preference)
+        kept = self._grow_all(now, free_nodes, None)
         # Where projects count, all are asked about before anything starts, as the service does.
         look = len(self.waiting) if self._queue.counts_projects else FIRST_LOOK
         has_quotas = self._queue.has_quotas
@@ -184,36 +184,36 @@ class Work:
         while waiting := self.waiting.first(look):
             off_spot = self._off_spot(now, waiting)
             self._is_any_off_spot = self._is_any_off_spot or bool(off_spot)
-            if not has_quotas and not _may_fit(waiting[0].job, rooms):
+            if not has_quotas and not _may_fit(waiting[0].job, free_nodes):
                 break
-            if self._is_anybody_choosy or has_quotas or off_spot:
-                free = [_described(node) for node in rooms]
+            if self._has_placements or has_quotas or off_spot:
+                free = [_described(node) for node in free_nodes]
             else:
-                free = [FreeRoom(node.id, node.pool, node.free) for node in rooms]
+                free = [FreeCapacity(node.id, node.pool, node.free) for node in free_nodes]
             running = self._running() if has_quotas else ()
             chosen = self._queue.starts([sim.job for sim in waiting], free, running, spent, off_spot, kept)
             for sim in waiting:
                 if sim.job.id in chosen:
                     fabric = chosen[sim.job.id]
-                    others = _not_kept(rooms, kept, sim)
-                    self._start(now, sim, (others, rooms), fabric, is_off_spot=sim.job.id in off_spot)
+                    others = _not_kept(free_nodes, kept, sim)
+                    self._start(now, sim, (others, free_nodes), fabric, is_off_spot=sim.job.id in off_spot)
             if len(chosen) < len(waiting):
                 break
             look *= 2
         if kept:
-            # Who has started needs what was kept for it no more.
-            self._grow_all(now, rooms, kept)
+            # What was kept for jobs that have started is free for others.
+            self._grow_all(now, free_nodes, kept)
         self._settled, self._settled_day = self.waiting.first(1), fleet.day_of(now)
-        self._is_line_new = False
+        self._is_any_newly_waiting = False
 
     def _grow_all(
-        self, now: float, rooms: list[SimNode], before: Mapping[str, str] | None
+        self, now: float, free_nodes: list[SimNode], before: Mapping[str, str] | None
     ) -> Mapping[str, str]:
         """Let elastic jobs grow, unless the same is kept as `before`; what is kept for which job, by node id."""
         kept = self._kept(now)
         if kept != before:
             for sim in self.short.first(len(self.short)):
-                self._grow(now, sim, _not_kept(rooms, kept, sim))
+                self._grow(now, sim, _not_kept(free_nodes, kept, sim))
         return kept
 
     def _kept(self, now: float) -> Mapping[str, str]:
@@ -227,7 +227,7 @@ class Work:
             and now - (node.ready_s or 0.0) < kept_s(self._start_up_s)
         ]
         for node in own:
-            self._foresee_release(node)
+            self._schedule_release(node)
         if not own:
             return {}
         owners = {node.bought_for: self.unended[node.bought_for] for node in own if node.bought_for}
@@ -244,11 +244,11 @@ class Work:
             self._start_up_s,
         )
 
-    def _foresee_release(self, node: SimNode) -> None:
-        """Whoever wants it may grow onto the node once it was ready for so long, and plans may count with that."""
-        if node.id not in self._foreseen:
-            self._foreseen.add(node.id)
-            self._agenda.add((node.ready_s or 0.0) + kept_s(self._start_up_s), self._release, node)
+    def _schedule_release(self, node: SimNode) -> None:
+        """Schedule when the node's reservation for one job ends: other jobs may grow onto it then."""
+        if node.id not in self._scheduled_releases:
+            self._scheduled_releases.add(node.id)
+            self._event_queue.add((node.ready_s or 0.0) + kept_s(self._start_up_s), self._release, node)
 
     def _release(self, now: float, node: SimNode) -> None:
         del now
@@ -257,14 +257,16 @@ class Work:
             self._fleet().has_changed = True
 
     def _is_settled(self, now: float) -> bool:
-        """Nothing starts or grows: nothing has become free, and who is next was too large for what there is.
+        """No job can start or grow: nothing has become free, and the first waiting job was too large for what there is.
 
-        Where projects have quotas, others than the first may start, and all of them anew when a day begins.
+        Where projects have quotas, others than the first may start, and all are checked again when a day begins.
         """
         fleet = self._fleet()
-        if fleet.has_room or self._is_any_off_spot or self.waiting.first(1) != self._settled:
+        if fleet.has_freed_capacity or self._is_any_off_spot or self.waiting.first(1) != self._settled:
             return False
-        return not (self._queue.has_quotas and (self._is_line_new or fleet.day_of(now) != self._settled_day))
+        return not (
+            self._queue.has_quotas and (self._is_any_newly_waiting or fleet.day_of(now) != self._settled_day)
+        )
 
     def _in_turns(self, waiting: list[SimJob]) -> list[SimJob]:
         """The same jobs in the order that the queue gives them, beside those that run."""
@@ -274,11 +276,11 @@ class Work:
     def _running(self) -> list[tuple[TraceJob, int]]:
         return [(sim.job, sim.workers) for sim in self.running.values()]
 
-    def _grow(self, now: float, sim: SimJob, rooms: list[SimNode]) -> None:
+    def _grow(self, now: float, sim: SimJob, free_nodes: list[SimNode]) -> None:
         job = sim.job
-        open_rooms = rooms if sim.placement is ANYWHERE else _allowed(rooms, sim.placement)
+        allowed_nodes = free_nodes if sim.placement is ANYWHERE else _allowed(free_nodes, sim.placement)
         found = _whole(
-            _places(open_rooms, job.max_workers - sim.workers, job.resources), sim.workers, job.sizes
+            _places(allowed_nodes, job.max_workers - sim.workers, job.resources), sim.workers, job.sizes
         )
         if not found:
             return
@@ -288,21 +290,21 @@ class Work:
             placed[node.number] = placed.get(node.number, 0) + workers
         sim.resize(now, placed)
         self.has_moved = True
-        self.waiting.others_changed()
+        self.waiting.holdings_changed()
         if sim.workers == job.max_workers:
             self.short.remove(sim.turn)
-        self._foresee(sim)
+        self._schedule_end(sim)
 
     def _start(
         self,
         now: float,
         sim: SimJob,
-        rooms: tuple[list[SimNode], list[SimNode]],
+        free_nodes: tuple[list[SimNode], list[SimNode]],
         fabric: str | None,
         *,
         is_off_spot: bool,
     ) -> None:
-        """Start it on the first of these rooms, or, where its smallest group finds no place on them, on the others."""
+        """Start it on the first list of nodes or, where its smallest group does not fit there, on the second list."""
         job = sim.job
         placement = job.placement
         if fabric is not None:
@@ -311,17 +313,17 @@ class Work:
             placement = replace(placement, capacity=CapacityRule.ON_DEMAND)
         self.waiting.remove(sim.turn)
         found: list[tuple[SimNode, int]] = []
-        for these in rooms:
+        for these in free_nodes:
             if sum(workers for _, workers in found) < job.min_workers:
-                open_rooms = these if placement is ANYWHERE else _allowed(these, placement)
-                found = _whole(_places(open_rooms, job.max_workers, job.resources), 0, job.sizes)
+                allowed_nodes = these if placement is ANYWHERE else _allowed(these, placement)
+                found = _whole(_places(allowed_nodes, job.max_workers, job.resources), 0, job.sizes)
         self._put(job, found)
         sim.start(now, {node.number: workers for node, workers in found}, placement)
         self.running[job.id] = sim
-        self.waiting.others_changed()
+        self.waiting.holdings_changed()
         if sim.workers < job.max_workers:
             self.short.add(sim.turn, sim)
-        self._foresee(sim)
+        self._schedule_end(sim)
         self.moved_s = now
         self.has_moved = True
 
@@ -329,7 +331,7 @@ class Work:
         for node, workers in found:
             self._fleet().take(node, job.id, workers, job.resources)
 
-    def _foresee(self, sim: SimJob) -> None:
+    def _schedule_end(self, sim: SimJob) -> None:
         if sim.job.budget is not None:
             sim.usd_per_s = sum(
                 _part(node, sim.job, workers) * node.price_per_hour / 3600
@@ -337,13 +339,13 @@ class Work:
                 for node in (self._fleet().every[number - 1],)
             )
             if sim.broke_s < sim.ends_s:
-                self._agenda.add(sim.broke_s, self._stop, (sim, sim.version))
+                self._event_queue.add(sim.broke_s, self._stop, (sim, sim.version))
                 return
-        self._agenda.add(sim.ends_s, self._end, (sim, sim.version))
+        self._event_queue.add(sim.ends_s, self._end, (sim, sim.version))
 
-    def _stop(self, now: float, foreseen: tuple[SimJob, int]) -> None:
+    def _stop(self, now: float, scheduled: tuple[SimJob, int]) -> None:
         """Its budget is spent: it ends at a checkpoint, for good."""
-        sim, version = foreseen
+        sim, version = scheduled
         if sim.version != version:
             return
         self._leave(now, sim)
@@ -357,10 +359,10 @@ class Work:
     def _forget(self, sim: SimJob) -> None:
         """Nothing is kept for it any more."""
         del self.unended[sim.job.id]
-        self._settled = None if self._foreseen else self._settled
+        self._settled = None if self._scheduled_releases else self._settled
 
-    def _end(self, now: float, foreseen: tuple[SimJob, int]) -> None:
-        sim, version = foreseen
+    def _end(self, now: float, scheduled: tuple[SimJob, int]) -> None:
+        sim, version = scheduled
         if sim.version != version:
             return
         self._leave(now, sim)
@@ -372,7 +374,7 @@ class Work:
         """Free all that a running job holds."""
         job = sim.job
         del self.running[job.id]
-        self.waiting.others_changed()
+        self.waiting.holdings_changed()
         self.short.remove(sim.turn)
         for number in sim.placed:
             node = self._fleet().every[number - 1]
@@ -399,9 +401,7 @@ class Work:
         self._fleet().give_back(now, node, sim.job.id, sim.job.resources)
         has = sum(left.values())
         over = has - sim.job.sizes.fit(has)
-        for number in (
-            reversed(list(left)) if over else ()
-        ):  # who would be too many for a size that is possible
+        for number in reversed(list(left)) if over else ():  # workers beyond the next size that is possible
             rest = self._fleet().every[number - 1]
             if over and (fewer := min(over, left[number])):
                 self._fleet().give_back(now, rest, sim.job.id, sim.job.resources, fewer)
@@ -410,11 +410,11 @@ class Work:
         left = {number: count for number, count in left.items() if count}
         self.short.remove(sim.turn)
         sim.resize(now, left)
-        self.waiting.others_changed()
+        self.waiting.holdings_changed()
         self.short.add(sim.turn, sim)
         self.shrinks += 1
         self._settled = None  # it may grow again elsewhere
-        self._foresee(sim)
+        self._schedule_end(sim)
 
     def _lose(self, now: float, sim: SimJob) -> None:
         """Its attempt ends; another follows when the queue says so, from the newest checkpoint."""
@@ -427,11 +427,11 @@ class Work:
         if again_s is None:
             self._give_up(sim)
             return
-        self.resting += 1
-        self._agenda.add(max(now, again_s), self._wait_again, sim)
+        self.backing_off += 1
+        self._event_queue.add(max(now, again_s), self._wait_again, sim)
 
     def _wait_again(self, now: float, sim: SimJob) -> None:
-        self.resting -= 1
+        self.backing_off -= 1
         self._wait(now, sim)
 
 
@@ -442,35 +442,37 @@ def _preference(node: SimNode) -> tuple[bool, float, bool, int]:
     return not node.jobs, free, is_spot, node.number
 
 
-def _described(node: SimNode) -> FreeRoom:
-    """What is free on the node, and where it stands."""
+def _described(node: SimNode) -> FreeCapacity:
+    """What is free on the node, and its location."""
     offering = node.stock.offering
-    return FreeRoom(
+    return FreeCapacity(
         node.id, node.pool, node.free, offering.zone, offering.capacity, node.fabric, node.bought_for
     )
 
 
-def _allowed(rooms: list[SimNode], placement: Placement) -> list[SimNode]:
-    """Those of the rooms that the placement allows, in their order."""
+def _allowed(free_nodes: list[SimNode], placement: Placement) -> list[SimNode]:
+    """Those of the nodes that the placement allows, in their order."""
     return [
         node
-        for node in rooms
+        for node in free_nodes
         if placement.reaches(node.fabric)
         and placement.allows(node.pool, node.stock.offering.zone, node.stock.offering.capacity)
     ]
 
 
-def _not_kept(rooms: list[SimNode], kept: Mapping[str, str], sim: SimJob) -> list[SimNode]:
-    """Those of the rooms that are kept for no other job."""
-    return [node for node in rooms if kept.get(node.id, sim.job.id) == sim.job.id] if kept else rooms
+def _not_kept(free_nodes: list[SimNode], kept: Mapping[str, str], sim: SimJob) -> list[SimNode]:
+    """Those of the nodes that are reserved for no other job."""
+    return (
+        [node for node in free_nodes if kept.get(node.id, sim.job.id) == sim.job.id] if kept else free_nodes
+    )
 
 
-def _may_fit(job: TraceJob, rooms: list[SimNode]) -> bool:
-    """False spares the question whether the first job starts: its workers do not find room together."""
+def _may_fit(job: TraceJob, free_nodes: list[SimNode]) -> bool:
+    """False when the workers of the job's smallest group do not fit on the nodes: then the queue need not be asked."""
     left = job.min_workers
     if job.placement is not ANYWHERE:
-        rooms = _allowed(rooms, job.placement)
-    for node in rooms:
+        free_nodes = _allowed(free_nodes, job.placement)
+    for node in free_nodes:
         left -= slots(node.free, job.resources)
         if left <= 0:
             return True
@@ -478,7 +480,7 @@ def _may_fit(job: TraceJob, rooms: list[SimNode]) -> bool:
 
 
 def _whole(found: list[tuple[SimNode, int]], have: int, sizes: WorkerSizes) -> list[tuple[SimNode, int]]:
-    """As many of the places as make a possible size beside the workers that the job has."""
+    """As many of the workers found as make a possible size together with the workers that the job has."""
     could = have + sum(workers for _, workers in found)
     over = could - max(have, sizes.fit(could))
     if not over:
@@ -493,7 +495,7 @@ def _whole(found: list[tuple[SimNode, int]], have: int, sizes: WorkerSizes) -> l
 
 
 def _part(node: SimNode, job: TraceJob, workers: int) -> float:
-    """Part of the node that so many workers of the job hold: that of the resource of which it is the largest."""
+    """The fraction of the node that these workers of the job hold: the largest one among their resources."""
     whole = node.stock.offering.resources
     parts = [
         workers * amount / whole[name] for name, amount in job.resources.items() if whole.get(name, 0.0) > 0
@@ -501,10 +503,10 @@ def _part(node: SimNode, job: TraceJob, workers: int) -> float:
     return max(parts, default=1.0)
 
 
-def _places(rooms: list[SimNode], count: int, worker: Mapping[str, float]) -> list[tuple[SimNode, int]]:
-    """Up to `count` workers on the rooms in their order, as admission counts them."""
+def _places(free_nodes: list[SimNode], count: int, worker: Mapping[str, float]) -> list[tuple[SimNode, int]]:
+    """Up to `count` workers on the nodes in their order, as admission counts them."""
     found = []
-    for node in rooms:
+    for node in free_nodes:
         if count <= 0:
             break
         workers = min(count, slots(node.free, worker))

@@ -1,1 +1,1 @@
-"""What has happened, or might: jobs that came, and what could be bought meanwhile (pure)."""
+"""Recorded and generated traces: jobs with their arrivals, and prices and capacity over time (pure)."""

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from cluster.policies.offerings import CapacityType, Offering
-from cluster.traces.generator import CLUSTERS, DAY_S, Wish, generated
+from cluster.traces.generator import CLUSTERS, DAY_S, GeneratorOptions, generated
 from cluster.traces.lines import write_lines
 
 
@@ -33,14 +33,14 @@ def main() -> int:
         for zone in chosen.zones.split(",")
         for capacity, price in ((CapacityType.SPOT, chosen.spot), (CapacityType.ON_DEMAND, chosen.on_demand))
     ]
-    wish = Wish(
+    options = GeneratorOptions(
         seed=chosen.seed,
         jobs=chosen.jobs,
         span_s=chosen.days * DAY_S,
         cluster=CLUSTERS[chosen.cluster],
         elastic=chosen.elastic,
     )
-    for line in write_lines(generated(wish, offerings, chosen.spot_nodes)):
+    for line in write_lines(generated(options, offerings, chosen.spot_nodes)):
         print(line)
     return 0
 

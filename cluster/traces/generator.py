@@ -58,8 +58,8 @@ CLUSTERS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What to generate."""
+class GeneratorOptions:
+    """What to generate: number of jobs, time span in seconds, and their distribution."""
 
     seed: int
     jobs: int
@@ -73,15 +73,15 @@ class Wish:
     users: int = 100
 
 
-def generate_jobs(wish: Wish) -> tuple[TraceJob, ...]:
+def generate_jobs(options: GeneratorOptions) -> tuple[TraceJob, ...]:
     """Jobs in order of arrival."""
-    random = Random(wish.seed)  # noqa: S311 - chance, no secret
-    sizes = size_chances(wish.cluster.mean_gpus, min(wish.most_gpus, wish.cluster.most_gpus))
-    owners = list(accumulate(1 / rank for rank in range(1, wish.users + 1)))
-    arrivals = _arrivals(random, wish, owners)
+    random = Random(options.seed)  # noqa: S311 - chance, no secret
+    sizes = size_chances(options.cluster.mean_gpus, min(options.most_gpus, options.cluster.most_gpus))
+    owners = list(accumulate(1 / rank for rank in range(1, options.users + 1)))
+    arrivals = _arrivals(random, options, owners)
     return tuple(
-        _job(random, wish, sizes, number, at_s, owner)
-        for number, (at_s, owner) in enumerate(sorted(_first(arrivals, wish.jobs)))
+        _job(random, options, sizes, number, at_s, owner)
+        for number, (at_s, owner) in enumerate(sorted(_first(arrivals, options.jobs)))
     )
 
 
@@ -89,9 +89,11 @@ def _first(arrivals: Iterator[tuple[float, int]], count: int) -> list[tuple[floa
     return [pair for _, pair in zip(range(count), arrivals, strict=False)]
 
 
-def _arrivals(random: Random, wish: Wish, owners: Sequence[float]) -> Iterator[tuple[float, int]]:
+def _arrivals(
+    random: Random, options: GeneratorOptions, owners: Sequence[float]
+) -> Iterator[tuple[float, int]]:
     """Times and users without end: more by day than by night, some of them in batches."""
-    rate = wish.jobs / wish.span_s / (1 + BATCH)
+    rate = options.jobs / options.span_s / (1 + BATCH)
     at_s = 0.0
     while True:
         at_s += random.expovariate(rate * (1 + WAVE))
@@ -105,23 +107,23 @@ def _arrivals(random: Random, wish: Wish, owners: Sequence[float]) -> Iterator[t
 
 
 def _job(
-    random: Random, wish: Wish, sizes: Sequence[float], number: int, at_s: float, owner: int
+    random: Random, options: GeneratorOptions, sizes: Sequence[float], number: int, at_s: float, owner: int
 ) -> TraceJob:
-    cluster = wish.cluster
+    cluster = options.cluster
     deviation = random.gauss(0, 1)
     run_s = min(cluster.longest_s, cluster.median_s * math.exp(cluster.sigma * deviation))
     rank = NormalDist().cdf(
         SIZE_WITH_TIME * deviation + math.sqrt(1 - SIZE_WITH_TIME**2) * random.gauss(0, 1)
     )
     gpus = 2 ** next((power for power, upto in enumerate(accumulate(sizes)) if rank <= upto), len(sizes) - 1)
-    elastic = gpus > 1 and random.random() < wish.elastic
+    elastic = gpus > 1 and random.random() < options.elastic
     return TraceJob(
         id=f"j{number:06d}",
         at_s=round(at_s, 3),
         sizes=WorkerSizes(max(1, gpus // 4) if elastic else gpus, gpus),
         resources={"GPU": 1.0, "CPU": 4.0},
         work_s=round(run_s * gpus, 3),
-        project=f"project-{owner % wish.projects}",
+        project=f"project-{owner % options.projects}",
     )
 
 
@@ -181,7 +183,7 @@ def _market_of(
         at_s += random.expovariate(1 / AWAY_MEAN_S)
 
 
-def generated(wish: Wish, offerings: Sequence[Offering], spot_nodes: int) -> Trace:
+def generated(options: GeneratorOptions, offerings: Sequence[Offering], spot_nodes: int) -> Trace:
     """Jobs and market of one seed."""
-    market = generate_market(wish.seed, offerings, spot_nodes, wish.span_s * 1.5)
-    return Trace(offerings=tuple(offerings), jobs=generate_jobs(wish), changes=market)
+    market = generate_market(options.seed, offerings, spot_nodes, options.span_s * 1.5)
+    return Trace(offerings=tuple(offerings), jobs=generate_jobs(options), changes=market)

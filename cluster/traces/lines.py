@@ -26,7 +26,7 @@ Count = Annotated[int, Field(ge=1, le=100_000)]
 Amounts = dict[Name, Annotated[float, Field(ge=0, le=1e15)]]
 
 #: What no line says of an offering: labels are of a cluster, and scarcity is of a moment, not of a market.
-_UNTOLD = frozenset({"labels", "is_scarce"})
+_OMITTED = frozenset({"labels", "is_scarce"})
 
 
 class _Line(BaseModel):
@@ -201,8 +201,10 @@ def write_lines(trace: Trace) -> Iterator[str]:
     world = {"kind": "world", "begins_at": trace.begins_at, "provisioning_s": trace.provisioning_s}
     yield json.dumps(world)
     for offering in trace.offerings:
-        told = {one.name: getattr(offering, one.name) for one in fields(offering) if one.name not in _UNTOLD}
-        yield json.dumps({"kind": "offering", **told, "resources": dict(offering.resources)})
+        values = {
+            one.name: getattr(offering, one.name) for one in fields(offering) if one.name not in _OMITTED
+        }
+        yield json.dumps({"kind": "offering", **values, "resources": dict(offering.resources)})
     for name, units in trace.quotas.items():
         yield json.dumps({"kind": "quota", "name": name, "units": units})
     for change in trace.changes:

@@ -43,7 +43,7 @@ class TraceJob:
     priority: int = 50
     #: When it shall have ended; None: whenever.
     deadline_s: float | None = None
-    #: USD that its workers' parts of their nodes may cost; None: whatever they cost.
+    #: USD that its workers' parts of their nodes may cost; None: no limit.
     budget: float | None = None
     #: Which nodes it accepts, before a fabric domain is chosen for it.
     placement: Placement = ANYWHERE
@@ -66,7 +66,7 @@ class TraceJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MarketChange:
-    """From now on there are so many nodes of an offering, at this price."""
+    """From `at_s` on there are `nodes` nodes of an offering, at this price."""
 
     at_s: float
     #: `Offering.id`.

@@ -72,8 +72,8 @@ def _azure(settings: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
     # Not above: a service with local nodes needs none of Azure's packages.
     from cluster.azure import prices
     from cluster.azure.identity import credential
-    from cluster.azure.market import Market, Sources
     from cluster.azure.provider import AzureProvider
+    from cluster.azure.region_catalogue import RegionCatalogue, Sources
     from cluster.azure.rehearsal import AzureRehearsal
     from cluster.azure.supply import AzureSupply
 
@@ -82,7 +82,7 @@ def _azure(settings: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
     identity = credential(settings.controller_client_id, settings.developer_login)
     # The emulator has no limit of requests, and shows changes at once.
     quiet_s = 0.0 if is_emulated else QUIET_S
-    provider = AzureProvider(settings, identity, head, lambda: market(), CLOCK, quiet_s)
+    provider = AzureProvider(settings, identity, head, lambda: catalogue(), CLOCK, quiet_s)
     prices_at = settings.endpoint if is_emulated else prices.ENDPOINT
     sources = Sources(
         skus=provider.skus,
@@ -90,8 +90,8 @@ def _azure(settings: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
         evictions=provider.evictions,
         scores=provider.scores,
     )
-    market = Market(settings.region, sources, CLOCK, settings.disk_gb)
-    supply = AzureSupply(provider, market)
+    catalogue = RegionCatalogue(settings.region, sources, CLOCK, settings.disk_gb)
+    supply = AzureSupply(provider, catalogue)
     supply.begin()
 
     def close() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cluster.azure.catalogue import offerings as azure_offerings
-from cluster.policies.catalogue_conflicts import Known
+from cluster.policies.catalogue_conflicts import ClusterFacts
 from cluster.policies.documents import digest_of
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import CapacityRule, Policies
@@ -113,10 +113,10 @@ class LocalSupply:
         return {}
 
 
-def known(settings: Settings) -> Known:
+def known(settings: Settings) -> ClusterFacts:
     """The catalogue and rules that a policy document is checked against."""
     if settings.cloud == "local":
-        return Known(
+        return ClusterFacts(
             catalogue=local_offerings(settings), most_nodes={LOCAL: MOST_LOCAL_NODES}, rules=rule_names()
         )
     try:
@@ -124,4 +124,4 @@ def known(settings: Settings) -> Known:
     except CloudUnusable:
         # The controller reports what is wrong with the settings; sizes are not checked meanwhile.
         catalogue = None
-    return Known(catalogue=catalogue, rules=rule_names())
+    return ClusterFacts(catalogue=catalogue, rules=rule_names())

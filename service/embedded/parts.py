@@ -21,7 +21,7 @@ from cluster.local.environment import MACHINE_VARIABLE, process_environment
 from cluster.local.folders import ClusterFolders
 from cluster.local.head import temporary_of
 from cluster.local.provider import LocalProvider
-from cluster.local.records import Machine
+from cluster.local.records import MachineRecord
 from cluster.processes import values_of
 from cluster.provider import ProviderError
 from cluster.ray.joining import FORKED_VARIABLE
@@ -47,7 +47,7 @@ class ClusterPart:
     def __init__(self, settings: Settings) -> None:
         self._home = settings.home
         self._forked = settings.forked_modules
-        self._head: Machine | None = None
+        self._head: MachineRecord | None = None
 
     @property
     def address(self) -> str:

@@ -602,7 +602,7 @@ def observe_node(node: NodeRow, observed: NodeObservation, now: float) -> NodeDe
     decision = NodeDecision(node)
     while (following := _observe_once(decision.node, observed, now)) is not None:
         decision = NodeDecision(following.node, decision.events + following.events)
-    is_sick = observed.agent is not None and observed.agent.beat.is_sick
+    is_sick = observed.agent is not None and observed.agent.heartbeat.is_sick
     if is_sick and decision.node.sick_since is None and decision.node.state in JOINED:
         # Its agent drains it for that, and reports why.
         decision = replace(decision, node=replace(decision.node, sick_since=now))
@@ -665,22 +665,22 @@ def _observe_agent(node: NodeRow, agent: AgentStatus, now: float) -> NodeDecisio
             f"its agent has said nothing since {clock(now - agent.unchanged_s)}: the node goes on working, but"
             " a notice of its cloud or a sick GPU may not be heard of"
             if agent.is_silent
-            else f"its agent has had no answer of its cloud since {clock(now - agent.beat.deaf_s)}: the node goes on"
-            " working, but a notice of its cloud may not be heard of"
+            else f"its agent has had no answer of its cloud since {clock(now - agent.heartbeat.deaf_s)}: the node goes"
+            " on working, but a notice of its cloud may not be heard of"
         )
-        silent = replace(node, agent_silent_since=agent.beat.at, message=message)
+        silent = replace(node, agent_silent_since=agent.heartbeat.at, message=message)
         return NodeDecision(silent, (NewEvent(at=now, kind="node.agent_silent", message=message),))
     # Compared with the row: a controller that has just started has no heartbeats yet.
-    is_new = node.agent_silent_since is not None and agent.beat.at != node.agent_silent_since
+    is_new = node.agent_silent_since is not None and agent.heartbeat.at != node.agent_silent_since
     if is_new and not agent.is_silent and not agent.is_deaf:
         heard = replace(node, agent_silent_since=None, message=None)
         return NodeDecision(
             heard, (NewEvent(at=now, kind="node.agent_heard", message="its agent is heard again"),)
         )
     # A ready node has no other message, so this one says which event was written already, also by another controller.
-    if node.agent_silent_since is None and node.message != agent.beat.says:
-        told = replace(node, message=agent.beat.says)
-        if agent.beat.says is None:
+    if node.agent_silent_since is None and node.message != agent.heartbeat.says:
+        told = replace(node, message=agent.heartbeat.says)
+        if agent.heartbeat.says is None:
             return NodeDecision(told)
-        return NodeDecision(told, (NewEvent(at=now, kind="node.agent_said", message=agent.beat.says),))
+        return NodeDecision(told, (NewEvent(at=now, kind="node.agent_said", message=agent.heartbeat.says),))
     return None

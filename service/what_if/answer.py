@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from cluster.policies.policies import Policies, PoolPolicy
-from cluster.scheduling.installed_rules import Told
+from cluster.scheduling.installed_rules import FailureReport
 from cluster.scheduling.launch_checks import Rule
 from cluster.scheduling.planner import plan
 from cluster.scheduling.words import count
@@ -16,8 +16,8 @@ from cluster.simulator.fleet import Fleet
 from cluster.simulator.plot import plot
 from cluster.simulator.ports import Assumptions
 from cluster.simulator.replay import Replay
-from cluster.simulator.report import Report, as_numbers, report_of
-from cluster.simulator.time_series import course_of
+from cluster.simulator.report import ReplayReport, as_numbers, report_of
+from cluster.simulator.time_series import time_series_of
 from cluster.traces.trace import Trace
 from remora.states import NodeState
 from service.what_if.question import Question
@@ -25,7 +25,7 @@ from service.what_if.service_queue import ServiceQueue
 
 Progress = Callable[[float], None]
 #: Loads site rules by name; failures are reported to the callback: `cluster.scheduling.installed_rules.load_rules`.
-Load = Callable[[Iterable[str], Told], Sequence[tuple[str, Rule]]]
+Load = Callable[[Iterable[str], FailureReport], Sequence[tuple[str, Rule]]]
 
 
 def replayed(
@@ -46,7 +46,7 @@ def replayed(
     return replay
 
 
-def left_out(policy: str, report: Report, fleet: Fleet) -> str | None:
+def left_out(policy: str, report: ReplayReport, fleet: Fleet) -> str | None:
     """A warning that the figures under this policy are not of all jobs; None when they are."""
     if not report.failed:
         return None
@@ -92,12 +92,12 @@ def answer(question: Question, progress: Progress, load: Load) -> dict[str, Any]
         rules = load(policies.rules, hear)
         replays[name] = replayed(question.trace, policies, assumptions, tell, rules=rules)
     until_s = max(replay.now for replay in replays.values())
-    courses = {name: course_of(replay, until_s) for name, replay in replays.items()}
+    series_by_name = {name: time_series_of(replay, until_s) for name, replay in replays.items()}
     reports = {name: report_of(replay) for name, replay in replays.items()}
     return {
         "reports": [{"policy": name, **as_numbers(report)} for name, report in reports.items()],
-        "courses": {name: asdict(course) for name, course in courses.items()},
-        "plot": plot(courses),
+        "courses": {name: asdict(series) for name, series in series_by_name.items()},
+        "plot": plot(series_by_name),
         "notes": [
             *question.trace.notes,
             *(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from cluster.policies.catalogue_conflicts import Known
+from cluster.policies.catalogue_conflicts import ClusterFacts
 from cluster.policies.documents import read_document
 from cluster.policies.policies import Policies
 from cluster.policies.problems import PoliciesRefused
@@ -111,7 +111,7 @@ def _refused(error: ValidationError) -> Refused:
 def _policies(document: _Document, trace: Trace) -> Policies:
     """As an operator would apply them, where nothing but what the trace sells is for sale."""
     try:
-        return read_document(document.text, Known(catalogue=trace.offerings))
+        return read_document(document.text, ClusterFacts(catalogue=trace.offerings))
     except PoliciesRefused as error:
         first, more = error.problems[0], len(error.problems) - 1
         others = f" (and {more} more, see `remora policy check`)" if more else ""

@@ -11,7 +11,7 @@ from cluster.policies.placement import ANYWHERE
 from cluster.policies.policies import Policies, PoolPolicy
 from cluster.scheduling.quotas import has_quotas
 from cluster.scheduling.view import JobDemand, Spending
-from cluster.simulator.ports import FreeRoom
+from cluster.simulator.ports import FreeCapacity
 from cluster.traces.lines import asked_by
 from cluster.traces.trace import TraceJob
 from remora.spec.worker_sizes import spec_of
@@ -85,19 +85,19 @@ class ServiceQueue:
     def starts(
         self,
         waiting: Sequence[TraceJob],
-        rooms: Sequence[FreeRoom],
+        free_nodes: Sequence[FreeCapacity],
         running: Sequence[tuple[TraceJob, int]] = (),
         spent: Mapping[str, Spending] | None = None,
         off_spot: Container[str] = (),
         kept: Mapping[str, str] = MappingProxyType({}),
     ) -> Mapping[str, str | None]:
-        """As `service.queue.admission` decides; `rooms` hold free resources only, so that there are no claims."""
+        """As `service.queue.admission` decides; `free_nodes` hold free resources only, so that there are no claims."""
         rows = [self._row(job) for job in waiting]
         held = [(self._row(job), workers) for job, workers in running]
         decided = admit(
             rows,
             (),
-            [ReadyNode(*room) for room in rooms],
+            [ReadyNode(*node) for node in free_nodes],
             self._pools,
             quotas=quotas_of(self._policies, held, spent or {}) if self.has_quotas else None,
             off_spot=off_spot,

@@ -22,7 +22,7 @@ MAY = {
     "cluster/node/agent/metadata.py": "the same",
     "cluster/node/agent/head.py": "when an agent told something, for the eyes of people",
     "cluster/azure/arm.py": "a default; the service gives its own",
-    "cluster/azure/market.py": "a default; the service gives its own",
+    "cluster/azure/region_catalogue.py": "a default; the service gives its own",
     "cluster/azure/provider.py": "a default; the service gives its own",
     "cluster/azure/emulator/clock.py": "the emulator plays a cloud, which has a time of day",
     "cluster/azure/emulator/imds.py": "the same",

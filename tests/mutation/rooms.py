@@ -62,7 +62,7 @@ ROOMS = (
         (
             *_all(
                 "tests/unit/cluster/test_",
-                "members agent_beats agent_watch gpu_health scheduled_events node_boot azure_domain",
+                "members agent_heartbeats agent_watch gpu_health scheduled_events node_boot azure_domain",
             ),
             "tests/unit/service/test_service_queue.py",
         ),

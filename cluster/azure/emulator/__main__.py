@@ -20,7 +20,7 @@ from cluster.azure.emulator.state import Cloud
 from cluster.azure.emulator.vault import secrets_of
 
 DEFAULT_PORT = 7266
-#: Seconds that something due may be late while nobody asks.
+#: Seconds that something due may be late while no request comes.
 PASSES_EVERY_S = 0.25
 
 

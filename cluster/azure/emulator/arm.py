@@ -15,11 +15,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster.azure.catalogue import BY_NAME
-from cluster.azure.emulator.disks import check_disk
-from cluster.azure.emulator.door import COMPUTE, Door, Endpoint, is_forced, iso
-from cluster.azure.emulator.faults import Place
-from cluster.azure.emulator.security import check_security
-from cluster.azure.emulator.state import SUCCEEDED, Json, Machine, Refused
+from cluster.azure.emulator.faults import FaultPoint
+from cluster.azure.emulator.front_end import COMPUTE, ArmFrontEnd, Endpoint, is_forced, iso
+from cluster.azure.emulator.machine_checks import check_disk, check_security
+from cluster.azure.emulator.state import SUCCEEDED, EmulatedMachine, Json, Refused
 
 _CUSTOM_DATA_BYTES = 65_535
 _MACHINES = "/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Compute/virtualMachines"
@@ -30,9 +29,9 @@ _SCORED_SIZES, _SCORED_PLACES = 5, 8
 _ZONES = ("1", "2", "3")
 
 
-def routes(door: Door) -> list[Route]:
+def routes(front_end: ArmFrontEnd) -> list[Route]:
     """The routes of one subscription with one resource group in one region."""
-    arm = _Arm(door)
+    arm = _Arm(front_end)
     table: list[tuple[str, str, Endpoint]] = [
         ("PUT", f"{_MACHINES}/{{name}}", arm.put_machine),
         ("GET", f"{_MACHINES}/{{name}}", arm.get_machine),
@@ -50,15 +49,15 @@ def routes(door: Door) -> list[Route]:
         ("GET", f"{_GROUP}/Microsoft.Compute/disks", arm.list_disks),
         ("DELETE", f"{_GROUP}/Microsoft.Compute/disks/{{name}}", arm.delete_disk),
     ]
-    return [Route(path, door.guarded(endpoint), methods=[method]) for method, path, endpoint in table]
+    return [Route(path, front_end.guarded(endpoint), methods=[method]) for method, path, endpoint in table]
 
 
 class _Arm:
-    def __init__(self, door: Door) -> None:
-        self._door = door
-        self._cloud = door.cloud
-        self._clock = door.clock
-        self._region = door.region
+    def __init__(self, front_end: ArmFrontEnd) -> None:
+        self._front_end = front_end
+        self._cloud = front_end.cloud
+        self._clock = front_end.clock
+        self._region = front_end.region
 
     async def put_machine(self, request: Request) -> Response:
         name, body, now = request.path_params["name"], await request.json(), self._clock()
@@ -67,10 +66,10 @@ class _Arm:
             return self._put_again(request, existing, body)
         size = self._checked(body)
         machine, operation = self._cloud.create(name, body, now, size.vcpus, size.family)
-        headers = self._door.operation_headers(request, operation)
+        headers = self._front_end.operation_headers(request, operation)
         return JSONResponse(self._machine(request, machine), status_code=201, headers=headers)
 
-    def _put_again(self, request: Request, existing: Machine, body: Json) -> Response:
+    def _put_again(self, request: Request, existing: EmulatedMachine, body: Json) -> Response:
         if request.headers.get("If-None-Match") == "*":
             raise Refused(412, "PreconditionFailed", "The resource exists and If-None-Match is '*'.")
         if body.get("zones", []) != existing.body.get("zones", []):
@@ -105,27 +104,27 @@ class _Arm:
         return BY_NAME[name]
 
     async def get_machine(self, request: Request) -> Response:
-        self._door.meet_fault(Place.GET)
+        self._front_end.meet_fault(FaultPoint.GET)
         return JSONResponse(self._machine(request, self._found(request)))
 
     async def delete_machine(self, request: Request) -> Response:
         operation = self._cloud.delete(request.path_params["name"], self._clock(), is_forced(request))
         if operation is None:
             return Response(status_code=204)
-        return self._door.accepted(request, operation)
+        return self._front_end.accepted(request, operation)
 
     async def list_machines(self, request: Request) -> Response:
         # Instances of scale sets are no machines of the group.
         listed = [
             one
             for one in self._cloud.machines.values()
-            if one.name not in self._cloud.unlisted and one.place is None
+            if one.name not in self._cloud.unlisted and one.instance_key is None
         ]
         documents = [self._machine(request, one) for one in sorted(listed, key=lambda one: one.name)]
-        return self._door.page(request, Place.LIST, documents)
+        return self._front_end.page(request, FaultPoint.LIST, documents)
 
     async def instance_view(self, request: Request) -> Response:
-        self._door.meet_fault(Place.GET)
+        self._front_end.meet_fault(FaultPoint.GET)
         machine = self._found(request)
         statuses: list[Json] = [{"code": f"ProvisioningState/{machine.state.lower()}", "level": "Info"}]
         if machine.error is not None:
@@ -143,7 +142,7 @@ class _Arm:
         return Response(status_code=204)
 
     async def operation(self, request: Request) -> Response:
-        self._door.meet_fault(Place.POLL)
+        self._front_end.meet_fault(FaultPoint.POLL)
         operation = self._cloud.operations.get(request.path_params["id"])
         if operation is None:
             raise Refused(404, "NotFound", "The operation was not found.")
@@ -159,7 +158,7 @@ class _Arm:
         return JSONResponse(answer)
 
     async def usages(self, _request: Request) -> Response:
-        self._door.meet_fault(Place.USAGES)
+        self._front_end.meet_fault(FaultPoint.USAGES)
         value = [
             {
                 "unit": "Count",
@@ -172,16 +171,16 @@ class _Arm:
         return JSONResponse({"value": value})
 
     async def skus(self, _request: Request) -> Response:
-        self._door.meet_fault(Place.SKUS)
+        self._front_end.meet_fault(FaultPoint.SKUS)
         return JSONResponse({"value": [self._sku(name) for name in BY_NAME]})
 
     async def resource_graph(self, _request: Request) -> Response:
-        self._door.meet_fault(Place.EVICTIONS)
+        self._front_end.meet_fault(FaultPoint.EVICTIONS)
         rows = [{"skuName": name.lower(), "evictionRate": "5-10"} for name in BY_NAME]
         return JSONResponse({"totalRecords": len(rows), "count": len(rows), "data": rows})
 
     async def scores(self, request: Request) -> Response:
-        self._door.meet_fault(Place.SCORES)
+        self._front_end.meet_fault(FaultPoint.SCORES)
         asked = await request.json()
         if len(asked["desiredSizes"]) > _SCORED_SIZES or len(asked["desiredLocations"]) > _SCORED_PLACES:
             raise Refused(400, "BadRequest", "Too many sizes or locations are asked for.")
@@ -200,13 +199,13 @@ class _Arm:
         return JSONResponse({**asked, "placementScores": rows})
 
     async def list_interfaces(self, request: Request) -> Response:
-        self._door.meet_fault(Place.PARTS)
+        self._front_end.meet_fault(FaultPoint.PARTS)
         return JSONResponse(
             {"value": [self._resource(request, one) for one in self._cloud.interfaces.values()]}
         )
 
     async def list_disks(self, request: Request) -> Response:
-        self._door.meet_fault(Place.PARTS)
+        self._front_end.meet_fault(FaultPoint.PARTS)
         return JSONResponse({"value": [self._resource(request, one) for one in self._cloud.disks.values()]})
 
     async def delete_interface(self, request: Request) -> Response:
@@ -223,14 +222,14 @@ class _Arm:
         self._cloud.disks.pop(request.path_params["name"], None)
         return Response(status_code=202 if disk is not None else 204)
 
-    def _found(self, request: Request) -> Machine:
+    def _found(self, request: Request) -> EmulatedMachine:
         name = request.path_params["name"]
         machine = self._cloud.machines.get(name.lower())
-        if machine is None or machine.place is not None:
+        if machine is None or machine.instance_key is not None:
             raise Refused(404, "ResourceNotFound", f"The Resource 'virtualMachines/{name}' was not found.")
         return machine
 
-    def _machine(self, request: Request, machine: Machine) -> Json:
+    def _machine(self, request: Request, machine: EmulatedMachine) -> Json:
         subscription = request.path_params["subscription"]
         properties = {
             **machine.body["properties"],
@@ -238,7 +237,7 @@ class _Arm:
             "vmId": machine.vm_id,
             "timeCreated": iso(machine.created_at),
         }
-        path = _MACHINES.format(subscription=subscription, group=self._door.group)
+        path = _MACHINES.format(subscription=subscription, group=self._front_end.group)
         return {
             **machine.body,
             "id": f"{path}/{machine.name}",

@@ -10,12 +10,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster.azure.catalogue import BY_NAME
-from cluster.azure.emulator.disks import check_disk
-from cluster.azure.emulator.door import Door, Endpoint, is_forced
-from cluster.azure.emulator.faults import Place
-from cluster.azure.emulator.scale_sets import MOST_INSTANCES, ScaleSet, ScaleSets, number_of
-from cluster.azure.emulator.security import check_security
-from cluster.azure.emulator.state import SUCCEEDED, Json, Machine, Refused
+from cluster.azure.emulator.faults import FaultPoint
+from cluster.azure.emulator.front_end import ArmFrontEnd, Endpoint, is_forced
+from cluster.azure.emulator.machine_checks import check_disk, check_security
+from cluster.azure.emulator.scale_sets import MOST_INSTANCES, EmulatedScaleSets, ScaleSet, number_of
+from cluster.azure.emulator.state import SUCCEEDED, EmulatedMachine, Json, Refused
 
 _SETS = (
     "/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Compute/virtualMachineScaleSets"
@@ -24,9 +23,9 @@ _SET = f"{_SETS}/{{name}}"
 _INSTANCE = f"{_SET}/virtualMachines/{{number}}"
 
 
-def routes(door: Door, sets: ScaleSets) -> list[Route]:
+def routes(front_end: ArmFrontEnd, sets: EmulatedScaleSets) -> list[Route]:
     """The routes of the scale sets of one resource group."""
-    arm = _ArmSets(door, sets)
+    arm = _ArmSets(front_end, sets)
     table: list[tuple[str, str, Endpoint]] = [
         ("GET", _SETS, arm.list_sets),
         ("PUT", _SET, arm.put),
@@ -41,17 +40,17 @@ def routes(door: Door, sets: ScaleSets) -> list[Route]:
         ("GET", f"{_INSTANCE}/instanceView", arm.instance_view),
         ("POST", f"{_INSTANCE}/simulateEviction", arm.simulate_eviction),
     ]
-    return [Route(path, door.guarded(endpoint), methods=[method]) for method, path, endpoint in table]
+    return [Route(path, front_end.guarded(endpoint), methods=[method]) for method, path, endpoint in table]
 
 
 class _ArmSets:
-    def __init__(self, door: Door, sets: ScaleSets) -> None:
-        self._door = door
+    def __init__(self, front_end: ArmFrontEnd, sets: EmulatedScaleSets) -> None:
+        self._front_end = front_end
         self._sets = sets
 
     async def list_sets(self, request: Request) -> Response:
         documents = [self._document(one) for _, one in sorted(self._sets.all.items())]
-        return self._door.page(request, Place.LIST_SETS, documents)
+        return self._front_end.page(request, FaultPoint.LIST_SETS, documents)
 
     async def put(self, request: Request) -> Response:
         name, body = request.path_params["name"], await request.json()
@@ -60,8 +59,8 @@ class _ArmSets:
                 raise Refused(412, "PreconditionFailed", "The resource exists and If-None-Match is '*'.")
             return await self.update(request)
         self._check(body)
-        one, operation = self._sets.put(name, body, self._door.clock())
-        headers = self._door.operation_headers(request, operation)
+        one, operation = self._sets.put(name, body, self._front_end.clock())
+        headers = self._front_end.operation_headers(request, operation)
         return JSONResponse(self._document(one), status_code=201, headers=headers)
 
     async def update(self, request: Request) -> Response:
@@ -69,41 +68,41 @@ class _ArmSets:
         _check_version(request, one.version)
         if request.method == "PUT":
             self._check(change)
-        operation = self._sets.update(one, change, self._door.clock())
-        headers = self._door.operation_headers(request, operation)
+        operation = self._sets.update(one, change, self._front_end.clock())
+        headers = self._front_end.operation_headers(request, operation)
         return JSONResponse(self._document(one), headers=headers)
 
     async def get(self, request: Request) -> Response:
-        self._door.meet_fault(Place.GET)
+        self._front_end.meet_fault(FaultPoint.GET)
         return JSONResponse(self._document(self._sets.get(request.path_params["name"])))
 
     async def delete(self, request: Request) -> Response:
         if request.path_params["name"].lower() not in self._sets.all:
             return Response(status_code=204)
         one = self._sets.get(request.path_params["name"])
-        return self._door.accepted(request, self._sets.delete(one, self._door.clock()))
+        return self._front_end.accepted(request, self._sets.delete(one, self._front_end.clock()))
 
     async def delete_instances(self, request: Request) -> Response:
         one = self._sets.get(request.path_params["name"])
         numbers = [str(number) for number in (await request.json())["instanceIds"]]
-        operation = self._sets.delete_instances(one, numbers, self._door.clock(), is_forced(request))
-        return self._door.accepted(request, operation)
+        operation = self._sets.delete_instances(one, numbers, self._front_end.clock(), is_forced(request))
+        return self._front_end.accepted(request, operation)
 
     async def view(self, request: Request) -> Response:
-        self._door.meet_fault(Place.VIEW)
+        self._front_end.meet_fault(FaultPoint.VIEW)
         one = self._sets.get(request.path_params["name"])
         return JSONResponse({"statuses": _statuses(one.state, one.error)})
 
     async def list_instances(self, request: Request) -> Response:
         one = self._sets.get(request.path_params["name"])
-        unlisted = self._door.cloud.unlisted
+        unlisted = self._front_end.cloud.unlisted
         documents = [
             _instance(machine) for machine in self._sets.instances(one) if machine.name not in unlisted
         ]
-        return self._door.page(request, Place.LIST_INSTANCES, documents)
+        return self._front_end.page(request, FaultPoint.LIST_INSTANCES, documents)
 
     async def get_instance(self, request: Request) -> Response:
-        self._door.meet_fault(Place.GET)
+        self._front_end.meet_fault(FaultPoint.GET)
         return JSONResponse(_instance(self._asked(request)))
 
     async def claim(self, request: Request) -> Response:
@@ -113,7 +112,7 @@ class _ArmSets:
         return JSONResponse(_instance(machine))
 
     async def instance_view(self, request: Request) -> Response:
-        self._door.meet_fault(Place.VIEW)
+        self._front_end.meet_fault(FaultPoint.VIEW)
         machine = self._asked(request)
         return JSONResponse({"statuses": _statuses(machine.state, machine.error)})
 
@@ -121,10 +120,10 @@ class _ArmSets:
         machine = self._asked(request)
         if machine.capacity != "spot":
             raise Refused(409, "OperationNotAllowed", "Eviction can be simulated on spot machines only.")
-        self._door.cloud.simulate_eviction(machine.name, self._door.clock())
+        self._front_end.cloud.simulate_eviction(machine.name, self._front_end.clock())
         return Response(status_code=204)
 
-    def _asked(self, request: Request) -> Machine:
+    def _asked(self, request: Request) -> EmulatedMachine:
         return self._sets.instance(request.path_params["name"], request.path_params["number"])
 
     def _check(self, body: Json) -> None:
@@ -140,9 +139,9 @@ class _ArmSets:
             said = f"Required parameter {error} is missing or wrong."
             raise Refused(400, "InvalidParameter", said) from error
         check_disk(size, profile)
-        check_security(self._door.cloud, profile)
+        check_security(self._front_end.cloud, profile)
         is_one_group = properties.get("singlePlacementGroup") is True
-        if body.get("location", "").lower() != self._door.region or not is_uniform or len(prefix) > 58:
+        if body.get("location", "").lower() != self._front_end.region or not is_uniform or len(prefix) > 58:
             raise Refused(
                 400, "InvalidParameter", "Location, orchestration mode or name prefix is not valid."
             )
@@ -169,7 +168,7 @@ class _ArmSets:
         }
 
 
-def _instance(machine: Machine) -> Json:
+def _instance(machine: EmulatedMachine) -> Json:
     policy = {"protectFromScaleIn": machine.is_protected}
     return {
         **machine.body,

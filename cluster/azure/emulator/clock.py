@@ -1,4 +1,4 @@
-"""The emulator's time: that of the host, and moved forward or back where somebody wants to see what that does."""
+"""The emulator's clock: the host's, which a test may set forward or back."""
 
 from __future__ import annotations
 

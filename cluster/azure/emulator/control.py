@@ -1,4 +1,4 @@
-"""The emulator's control door, for tests and rehearsals: it needs no token, and it listens on the loopback only."""
+"""The emulator's control API, for tests and rehearsals: it needs no token, and it listens on the loopback only."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster.azure.emulator.clock import Clock
-from cluster.azure.emulator.faults import Fault
-from cluster.azure.emulator.scale_sets import ScaleSets
+from cluster.azure.emulator.faults import EmulatorFault
+from cluster.azure.emulator.scale_sets import EmulatedScaleSets
 from cluster.azure.emulator.state import Cloud
 from cluster.azure.emulator.tokens import Tokens
 
 Document = TypeVar("Document", bound=BaseModel)
 
 
-class Room(BaseModel):
-    """How many machines there is room for."""
+class CapacityLimit(BaseModel):
+    """How many machines of one size, zone and capacity type there can be."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -42,11 +42,11 @@ class Knobs(BaseModel):
     notice_s: float | None = Field(default=None, ge=0)
     announce_s: float | None = Field(default=None, ge=0)
     skew_s: float | None = None
-    #: How many more reads answers say that there may be; nobody counts them.
+    #: How many more reads are allowed, as answers state it; the emulator does not count them.
     reads_left: int | None = Field(default=None, ge=0)
     #: Limits of vCPUs by quota name.
     limits: dict[str, int] = Field(default_factory=dict)
-    room: list[Room] = Field(default_factory=list)
+    room: list[CapacityLimit] = Field(default_factory=list)
     #: Features that the subscription is registered for from now on.
     features: list[str] = Field(default_factory=list)
     #: Every token that was given out becomes invalid.
@@ -54,7 +54,7 @@ class Knobs(BaseModel):
 
 
 class MachineFailure(BaseModel):
-    """What a machine shall have failed with."""
+    """The error that a machine shall have failed with."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -63,20 +63,20 @@ class MachineFailure(BaseModel):
 
 
 class Tags(RootModel[dict[str, str]]):
-    """All tags that a resource shall have."""
+    """The tags that replace all tags of a resource."""
 
 
 class Control:
-    """Turns the knobs of one emulated cloud."""
+    """The routes that change one emulated cloud."""
 
-    def __init__(self, cloud: Cloud, sets: ScaleSets, tokens: Tokens, clock: Clock) -> None:
+    def __init__(self, cloud: Cloud, sets: EmulatedScaleSets, tokens: Tokens, clock: Clock) -> None:
         self._cloud = cloud
         self._sets = sets
         self._tokens = tokens
         self._clock = clock
 
     def routes(self) -> list[Route]:
-        """All below /control."""
+        """All routes below /control."""
         return [
             Route("/control/state", self._state),
             Route("/control/faults", self._add_fault, methods=["POST"]),
@@ -100,7 +100,7 @@ class Control:
                 "machines": {
                     one.name: {
                         "node": one.body.get("tags", {}).get("remora:node"),
-                        "set": one.place[0] if one.place is not None else None,
+                        "set": one.instance_key[0] if one.instance_key is not None else None,
                         "state": one.state,
                         "size": one.size,
                         "zone": one.zone,
@@ -126,7 +126,7 @@ class Control:
         )
 
     async def _add_fault(self, request: Request) -> Response:
-        fault = _parsed(Fault, await request.json())
+        fault = _parsed(EmulatorFault, await request.json())
         if isinstance(fault, Response):
             return fault
         self._cloud.faults.all.append(fault)
@@ -178,10 +178,10 @@ class Control:
         name = request.path_params["name"]
         if name.lower() not in self._cloud.machines:
             return _unknown(name)
-        wish = _parsed(MachineFailure, await request.json())
-        if isinstance(wish, Response):
-            return wish
-        self._cloud.fail(name, wish.code, wish.message, self._clock())
+        failure = _parsed(MachineFailure, await request.json())
+        if isinstance(failure, Response):
+            return failure
+        self._cloud.fail(name, failure.code, failure.message, self._clock())
         return Response(status_code=204)
 
     async def _replace_tags(self, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Knobs: what shall go wrong, where, and how often; every one counts how often it did."""
+"""Faults to inject: what goes wrong, at which request, and how often; each counts how often it fired."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Place(StrEnum):
-    """Where a request can meet a fault."""
+class FaultPoint(StrEnum):
+    """The requests, or parts of them, at which a fault can be injected."""
 
     CREATE = "create"
     #: After a create was accepted: its operation fails and leaves the machine behind.
@@ -53,19 +53,19 @@ class Effect(StrEnum):
     LEAK = "leak"
 
 
-class Fault(BaseModel):
-    """One thing that goes wrong."""
+class EmulatorFault(BaseModel):
+    """One fault to inject."""
 
     model_config = ConfigDict(extra="forbid")
 
-    at: Place
+    at: FaultPoint
     effect: Effect = Effect.REFUSE
     status: int = 500
     code: str = "InternalServerError"
     message: str = "An internal error occurred."
     #: Seconds of the Retry-After header; None sends none.
     retry_after: float | None = None
-    #: What is answered with the status, as it stands, instead of the document of an error.
+    #: The answer's body, verbatim, instead of the document of an error.
     body: str | None = None
     #: How often it happens; 0: for ever.
     times: int = Field(default=1, ge=0)
@@ -76,8 +76,8 @@ class Fault(BaseModel):
     #: How often it happened.
     fired: int = 0
 
-    def fits(self, at: Place, facts: dict[str, Any]) -> bool:
-        """True when it happens to this request."""
+    def fits(self, at: FaultPoint, facts: dict[str, Any]) -> bool:
+        """True when it fires at this request."""
         wanted = {
             name: value for name in ("size", "zone", "page") if (value := getattr(self, name)) is not None
         }
@@ -85,14 +85,14 @@ class Fault(BaseModel):
         return is_left and self.at is at and all(facts.get(name) == value for name, value in wanted.items())
 
 
-class Faults:
-    """All knobs that were turned, the oldest first."""
+class EmulatorFaults:
+    """All faults that are set, the oldest first."""
 
     def __init__(self) -> None:
-        self.all: list[Fault] = []
+        self.all: list[EmulatorFault] = []
 
-    def take(self, at: Place, **facts: Any) -> Fault | None:
-        """The first fault that this request meets, counted; `facts` are its size, zone and page, where it has any."""
+    def take(self, at: FaultPoint, **facts: Any) -> EmulatorFault | None:
+        """The first fault that fires at this request, counted; `facts` are its size, zone and page, if it has any."""
         for fault in self.all:
             if fault.fits(at, facts):
                 fault.fired += 1

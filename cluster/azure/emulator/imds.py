@@ -1,7 +1,7 @@
 """Scheduled Events as Azure's Instance Metadata Service speaks them, for emulated machines.
 
 A real machine finds the service at a link-local address of its own.  Here one application answers for all machines:
-`/machines/NAME/...` for each, and `/...` while there is only one.  Below /control anybody may announce events.
+`/machines/NAME/...` for each, and `/...` while there is only one.  Requests below /control announce events.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class MetadataServer:
     ) -> None:
         """`started(machine, event_id)` is called when an event begins because the machine acknowledged it.
 
-        `compute` tells what a machine is told about itself; without it that is its name alone.
+        `compute` tells what a machine is value about itself; without it that is its name alone.
         """
         self._started = started
         self._compute = compute or (lambda name: {"name": name})
@@ -89,7 +89,7 @@ class MetadataServer:
         #: Answers that are given next instead of the real ones: a status and a body.
         self.faults: deque[tuple[int, str]] = deque()
 
-    # --- for whoever runs the cloud
+    # --- for the emulated cloud
 
     def add(self, machine: str) -> None:
         """There is a machine of this name now."""
@@ -113,7 +113,7 @@ class MetadataServer:
             return event_id
 
     def finish(self, event_id: str) -> None:
-        """The event is done, or cancelled: it is no longer told."""
+        """The event is done, or cancelled: it is no longer listed."""
         with self._lock:
             event = self._events.pop(event_id, None)
             if event is not None and event.machine in self._machines:
@@ -186,16 +186,18 @@ class MetadataServer:
         name = self._machine(request, _INSTANCE_VERSIONS)
         if isinstance(name, Response):
             return name
-        told: Any = self._compute(name)
+        value: Any = self._compute(name)
         fact = request.path_params.get("fact")
         if fact is not None:
-            told = told.get(fact)
-        if told is None:
+            value = value.get(fact)
+        if value is None:
             return JSONResponse({"error": "Not found"}, 404)
         if request.query_params.get("format") == "text":
             # Only what is a text by itself can be had as one.
-            return PlainTextResponse(told) if isinstance(told, str) else _bad("Bad request. Use format=json.")
-        return JSONResponse(told)
+            return (
+                PlainTextResponse(value) if isinstance(value, str) else _bad("Bad request. Use format=json.")
+            )
+        return JSONResponse(value)
 
     def _machine(self, request: Request, versions: tuple[str, ...] = VERSIONS) -> str | Response:
         """The machine that asks, or why it gets no answer."""
@@ -227,7 +229,7 @@ class MetadataServer:
                 event.is_started = True
                 self._machines[event.machine].incarnation += 1
 
-    # --- the control door
+    # --- the control API
 
     async def _control_announce(self, request: Request) -> Response:
         machine = request.path_params["machine"]

@@ -1,4 +1,4 @@
-"""Emulated machines that run: each boots on this host, with what its start-up data says and what the image has.
+"""Emulated machines that run: each boots on this host, from its start-up data and with the image's service.
 
 It does what cloud-init and systemd of a real one do: it writes the files of the document below a root folder of its
 own and starts the service that the document names, whose unit is the image's, in `deploy/node/`.  So what joins the Ray
@@ -26,7 +26,7 @@ from cluster.azure.emulator.start_up import (
     read_unit,
     started_service,
 )
-from cluster.azure.emulator.state import Cloud, Machine
+from cluster.azure.emulator.state import Cloud, EmulatedMachine
 from cluster.local import records
 from cluster.local.machine import own_flags
 from cluster.local.provider import Boot, LocalProvider
@@ -53,16 +53,18 @@ class LocalMachines:
         cloud.on_start.append(lambda machine: self._do(self.start, machine))
         cloud.on_end.append(lambda machine: self._do(self.end, machine))
 
-    def start(self, machine: Machine) -> None:
+    def start(self, machine: EmulatedMachine) -> None:
         """Boot.  Raises StartUpFailed and ProviderError."""
         start_up = read(machine.custom_data)
         service = _service(started_service(start_up))
         with self._lock:
             self._running.add(machine.name)
-        self._provider.boot(machine.name, lambda place: self._boot(machine, start_up, service, place))
+        self._provider.boot(machine.name, lambda record: self._boot(machine, start_up, service, record))
 
-    def _boot(self, machine: Machine, start_up: StartUp, service: Service, place: records.Machine) -> Boot:
-        root = Path(place.temporary) / "root"
+    def _boot(
+        self, machine: EmulatedMachine, start_up: StartUp, service: Service, record: records.MachineRecord
+    ) -> Boot:
+        root = Path(record.temporary) / "root"
         try:
             _write(root, start_up)
             runtime = root / "run" / service.runtime_folder
@@ -75,13 +77,13 @@ class LocalMachines:
             # What a real one finds at a link-local address, and the folders and the address that it has for itself.
             "AZURE_POD_IDENTITY_AUTHORITY_HOST": self._url(),
             "REMORA_METADATA_URL": metadata_url(self._url(), machine.name),
-            "REMORA_RAY_FLAGS": shlex.join(own_flags(place)),
+            "REMORA_RAY_FLAGS": shlex.join(own_flags(record)),
             # Its GPUs are numbers, which no tool of this host knows of.
             "REMORA_GPUS": "0",
         }
         return Boot(command=command_below(str(root), service, start_up, sys.executable), variables=variables)
 
-    def end(self, machine: Machine) -> None:
+    def end(self, machine: EmulatedMachine) -> None:
         """Take the power away."""
         with self._lock:
             was_running = machine.name in self._running
@@ -102,8 +104,8 @@ class LocalMachines:
         self._provider.kill(name)
         self._provider.delete(name)
 
-    def _do(self, work: Callable[[Machine], None], machine: Machine) -> None:
-        def told() -> None:
+    def _do(self, work: Callable[[EmulatedMachine], None], machine: EmulatedMachine) -> None:
+        def attempt() -> None:
             try:
                 work(machine)
             except (StartUpFailed, ProviderError) as error:
@@ -112,7 +114,7 @@ class LocalMachines:
 
         # Nothing boots any more while everything ends.
         with contextlib.suppress(RuntimeError):
-            self._hands.submit(told)
+            self._hands.submit(attempt)
 
 
 def _service(name: str) -> Service:

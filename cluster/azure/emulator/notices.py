@@ -1,4 +1,4 @@
-"""Machines of an emulated cloud hear from their metadata service that they will be evicted, as real ones do."""
+"""Connects an emulated cloud with its metadata service, which announces evictions to the machines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from cluster.azure.emulator.clock import Clock
 from cluster.azure.emulator.imds import Announcement, MetadataServer
-from cluster.azure.emulator.state import Cloud, Machine
+from cluster.azure.emulator.state import Cloud, EmulatedMachine
 
 
 def metadata_of(cloud: Cloud, clock: Clock) -> MetadataServer:
@@ -21,7 +21,7 @@ def metadata_of(cloud: Cloud, clock: Clock) -> MetadataServer:
         tags = machine.body.get("tags", {})
         return {
             "name": machine.name,
-            "vmScaleSetName": machine.place[0] if machine.place is not None else "",
+            "vmScaleSetName": machine.instance_key[0] if machine.instance_key is not None else "",
             "vmSize": machine.size,
             "zone": machine.zone,
             "priority": machine.body["properties"].get("priority", "Regular"),
@@ -30,8 +30,8 @@ def metadata_of(cloud: Cloud, clock: Clock) -> MetadataServer:
 
     metadata = MetadataServer(lambda name, _event_id: cloud.let_go(name, clock()), clock, compute)
 
-    def tell(machine: Machine, at: float) -> None:
-        # It may be told before it runs.
+    def tell(machine: EmulatedMachine, at: float) -> None:
+        # The notice may come before it runs.
         metadata.add(machine.name)
         metadata.announce(machine.name, Announcement(notice_s=max(0.0, at - clock())))
 

@@ -1,4 +1,4 @@
-"""The list of retail prices as Azure gives it: by pages, to anybody, and with kinds of prices that nobody wants."""
+"""The list of retail prices as Azure gives it: by pages, without a token, and with prices that are not used."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster.azure.catalogue import SIZES, Size
-from cluster.azure.emulator.faults import Faults, Place
+from cluster.azure.emulator.faults import EmulatorFaults, FaultPoint
 
 _PAGE = 20
 #: The emulator's prices are those of the table times this, so that it can be seen whose price was used.
 FACTOR = 0.5
 
 
-def route(faults: Faults, region: str) -> Route:
+def route(faults: EmulatorFaults, region: str) -> Route:
     """GET /api/retail/prices"""
 
     async def answer(request: Request) -> Response:
-        fault = faults.take(Place.PRICES)
+        fault = faults.take(FaultPoint.PRICES)
         if fault is not None and fault.body is not None:
             return Response(fault.body, fault.status, media_type="application/json")
         if fault is not None:

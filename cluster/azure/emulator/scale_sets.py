@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.azure.catalogue import BY_NAME
-from cluster.azure.emulator.faults import Effect, Fault, Place
+from cluster.azure.emulator.faults import Effect, EmulatorFault, FaultPoint
 from cluster.azure.emulator.state import (
     CREATING,
     DELETING,
     FAILED,
     SUCCEEDED,
     Cloud,
+    EmulatedMachine,
     Json,
-    Machine,
     Operation,
     Refused,
 )
@@ -28,7 +28,7 @@ MOST_INSTANCES = 100
 
 @dataclass
 class ScaleSet:
-    """One set; its instances are machines of the cloud whose `place` names it."""
+    """One set; its instances are machines of the cloud whose `instance_key` names it."""
 
     name: str
     body: Json
@@ -49,7 +49,7 @@ class ScaleSet:
         return str(self.body["sku"]["name"])
 
 
-class ScaleSets:
+class EmulatedScaleSets:
     """All sets of one cloud."""
 
     def __init__(self, cloud: Cloud) -> None:
@@ -65,12 +65,12 @@ class ScaleSets:
             raise Refused(404, "ResourceNotFound", said)
         return found
 
-    def instances(self, one: ScaleSet) -> list[Machine]:
+    def instances(self, one: ScaleSet) -> list[EmulatedMachine]:
         """Its instances by number."""
         mine = [machine for machine in self._cloud.machines.values() if _is_of(machine, one)]
         return sorted(mine, key=lambda machine: int(number_of(machine)))
 
-    def instance(self, name: str, number: str) -> Machine:
+    def instance(self, name: str, number: str) -> EmulatedMachine:
         """One instance.  Raises Refused when there is none."""
         for machine in self.instances(self.get(name)):
             if number_of(machine) == number:
@@ -81,7 +81,7 @@ class ScaleSets:
         """Make a set.  Raises Refused, and ConnectionAbortedError when a fault takes the answer away."""
         body, custom_data = _without_secret(body)
         one = ScaleSet(name, body, custom_data, int(body["sku"].get("capacity") or 0))
-        fault = self._refused(Place.UPDATE_SET)
+        fault = self._refused(FaultPoint.UPDATE_SET)
         operation, lost = self._grow(one, now)
         self.all[name.lower()] = one
         _answer(fault or lost)
@@ -97,7 +97,7 @@ class ScaleSets:
             raise Refused(
                 400, "InvalidParameter", f"A placement group has at most {MOST_INSTANCES} instances."
             )
-        fault = self._refused(Place.UPDATE_SET)
+        fault = self._refused(FaultPoint.UPDATE_SET)
         before = one.capacity, one.body, one.custom_data
         one.capacity = capacity
         if "properties" in change:
@@ -112,9 +112,9 @@ class ScaleSets:
         _answer(fault or lost)
         return operation
 
-    def claim(self, machine: Machine, body: Json) -> None:
+    def claim(self, machine: EmulatedMachine, body: Json) -> None:
         """Change tags and protection of an instance.  Raises as `put` does."""
-        fault = self._refused(Place.CLAIM)
+        fault = self._refused(FaultPoint.CLAIM)
         policy = (body.get("properties") or {}).get("protectionPolicy") or {}
         machine.is_protected = bool(policy.get("protectFromScaleIn", machine.is_protected))
         machine.body = {**machine.body, "tags": body.get("tags", {})}
@@ -125,7 +125,7 @@ class ScaleSets:
         self, one: ScaleSet, numbers: Sequence[str], now: float, is_forced: bool
     ) -> Operation:
         """Begin to delete instances; the capacity is lower at once, until that fails.  Raises as `put` does."""
-        fault = self._refused(Place.DELETE)
+        fault = self._refused(FaultPoint.DELETE)
         there = {number_of(machine): machine for machine in self.instances(one)}
         for number in numbers:
             if number not in there:
@@ -139,7 +139,7 @@ class ScaleSets:
         operation = self._cloud.operation(
             one.name, "delete-instances", now, self._cloud.delete_takes_s(is_forced)
         )
-        later = self._cloud.faults.take(Place.DELETE_LATER)
+        later = self._cloud.faults.take(FaultPoint.DELETE_LATER)
         operation.error = (later.code, later.message) if later is not None else None
 
         def done(at: float) -> None:
@@ -160,7 +160,7 @@ class ScaleSets:
 
     def delete(self, one: ScaleSet, now: float) -> Operation:
         """Begin to delete a set with all its instances.  Raises as `put` does."""
-        fault = self._refused(Place.DELETE)
+        fault = self._refused(FaultPoint.DELETE)
         one.state = DELETING
         operation = self._cloud.operation(one.name, "delete-set", now, self._cloud.delete_s)
 
@@ -174,8 +174,8 @@ class ScaleSets:
         _answer(fault)
         return operation
 
-    def _grow(self, one: ScaleSet, now: float) -> tuple[Operation, Fault | None]:
-        """Bring the set to its capacity, as far as there are machines: whoever is missing fails the operation.
+    def _grow(self, one: ScaleSet, now: float) -> tuple[Operation, EmulatorFault | None]:
+        """Bring the set to its capacity, as far as there are machines; a missing one fails the operation.
 
         The operation, and a fault that takes its answer away.  Raises Refused.
         """
@@ -190,7 +190,7 @@ class ScaleSets:
         one.state = UPDATING if one.state != CREATING else CREATING
         later = None
         if number > 0:
-            later = self._cloud.faults.take(Place.CREATE_LATER, size=one.size, zone=_zone(one))
+            later = self._cloud.faults.take(FaultPoint.CREATE_LATER, size=one.size, zone=_zone(one))
         is_evicted = later is not None and later.effect is Effect.EVICT
         if later is not None and not is_evicted:
             operation.error = (later.code, later.message)
@@ -200,10 +200,10 @@ class ScaleSets:
         operation.done = lambda at: self._grown(one, operation, is_evicted, at)
         return operation, fault
 
-    def _checked(self, one: ScaleSet, number: int) -> Fault | None:
+    def _checked(self, one: ScaleSet, number: int) -> EmulatorFault | None:
         if number <= 0:
             return None
-        fault = self._refused(Place.CREATE, size=one.size, zone=_zone(one))
+        fault = self._refused(FaultPoint.CREATE, size=one.size, zone=_zone(one))
         self._cloud.check_quota(self._machine(one, 0.0), number)
         return fault
 
@@ -217,7 +217,7 @@ class ScaleSets:
             self._cloud.machines[machine.name.lower()] = machine
         return None
 
-    def _shrink(self, there: Sequence[Machine], number: int, now: float) -> None:
+    def _shrink(self, there: Sequence[EmulatedMachine], number: int, now: float) -> None:
         """Azure chooses by itself: those with the highest numbers that are not protected."""
         for machine in [one for one in reversed(there) if not one.is_protected][: max(0, number)]:
             machine.state = DELETING
@@ -236,7 +236,7 @@ class ScaleSets:
             for start in self._cloud.on_start:
                 start(machine)
 
-    def _machine(self, one: ScaleSet, now: float) -> Machine:
+    def _machine(self, one: ScaleSet, now: float) -> EmulatedMachine:
         size, number = BY_NAME[one.size], str(one.next_number)
         properties = {
             **one.body["properties"]["virtualMachineProfile"],
@@ -251,36 +251,38 @@ class ScaleSets:
         }
         family = size.family or f"standard{size.name}Family"
         name = f"{one.name}_{number}"
-        return Machine(name, body, one.custom_data, now, size.vcpus, family, place=(one.name, number))
+        return EmulatedMachine(
+            name, body, one.custom_data, now, size.vcpus, family, instance_key=(one.name, number)
+        )
 
-    def _ended(self, machine: Machine) -> None:
+    def _ended(self, machine: EmulatedMachine) -> None:
         """An instance that Azure took back by itself lowers the capacity."""
-        one = self.all.get(machine.place[0].lower()) if machine.place is not None else None
+        one = self.all.get(machine.instance_key[0].lower()) if machine.instance_key is not None else None
         if one is not None and machine.state != DELETING:
             one.capacity = max(0, one.capacity - 1)
             one.version += 1
 
-    def _refused(self, place: Place, **facts: Any) -> Fault | None:
-        fault = self._cloud.faults.take(place, **facts)
+    def _refused(self, point: FaultPoint, **facts: Any) -> EmulatorFault | None:
+        fault = self._cloud.faults.take(point, **facts)
         if fault is not None and fault.effect is Effect.REFUSE:
             raise Refused.by(fault)
         return fault
 
 
-def number_of(machine: Machine) -> str:
+def number_of(machine: EmulatedMachine) -> str:
     """Its number within its set."""
-    return machine.place[1] if machine.place is not None else ""
+    return machine.instance_key[1] if machine.instance_key is not None else ""
 
 
-def _is_of(machine: Machine, one: ScaleSet) -> bool:
-    return machine.place is not None and machine.place[0] == one.name
+def _is_of(machine: EmulatedMachine, one: ScaleSet) -> bool:
+    return machine.instance_key is not None and machine.instance_key[0] == one.name
 
 
 def _zone(one: ScaleSet) -> str:
     return str((one.body.get("zones") or [""])[0])
 
 
-def _answer(fault: Fault | None) -> None:
+def _answer(fault: EmulatorFault | None) -> None:
     """It is done: what the client hears of it."""
     if fault is not None:
         raise Refused.by(fault) if fault.effect is Effect.DONE_BUT_REFUSE else ConnectionAbortedError

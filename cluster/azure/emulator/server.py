@@ -1,4 +1,4 @@
-"""The emulator as a server on the loopback: Resource Manager, tokens, key vault and the control door, on one port."""
+"""The emulator as a server on the loopback: Resource Manager, tokens, key vault and the control API, on one port."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from starlette.types import ASGIApp
 from cluster.azure.emulator import arm, arm_sets, retail
 from cluster.azure.emulator.clock import Clock
 from cluster.azure.emulator.control import Control
-from cluster.azure.emulator.door import Door
-from cluster.azure.emulator.scale_sets import ScaleSets
+from cluster.azure.emulator.front_end import ArmFrontEnd
+from cluster.azure.emulator.scale_sets import EmulatedScaleSets
 from cluster.azure.emulator.state import Cloud
 from cluster.azure.emulator.tokens import Tokens
 from cluster.azure.emulator.vault import KeyVault, Secrets, no_secrets
@@ -32,15 +32,15 @@ _PATIENCE_S = 30.0
 def application(
     cloud: Cloud, clock: Clock, metadata: ASGIApp | None = None, secrets: Secrets = no_secrets
 ) -> Starlette:
-    """The emulator for one cloud; `metadata` answers below /metadata whatever is not about tokens.
+    """The emulator for one cloud; `metadata` answers requests below /metadata that are not about tokens.
 
     `secrets` is what the key vault holds.
     """
     tokens = Tokens(cloud.faults, clock)
-    door, sets = Door(cloud, tokens, clock, GROUP, REGION), ScaleSets(cloud)
+    front_end, sets = ArmFrontEnd(cloud, tokens, clock, GROUP, REGION), EmulatedScaleSets(cloud)
     routes = [
-        *arm.routes(door),
-        *arm_sets.routes(door, sets),
+        *arm.routes(front_end),
+        *arm_sets.routes(front_end, sets),
         tokens.route(),
         *KeyVault(secrets, cloud.faults, tokens).routes(),
         retail.route(cloud.faults, REGION),
@@ -63,7 +63,7 @@ class EmulatorServer:
     ) -> None:
         """`port` 0 takes one that is free.  `secrets` is what the key vault holds, which is at the same address.
 
-        What is due happens when somebody asks, and with `passes_every_s` also by itself, at most so many seconds late.
+        What is due happens at the next request, and with `passes_every_s` also without one, at most that much later.
         """
         self.cloud = cloud or Cloud()
         self.clock = clock or Clock()
@@ -86,7 +86,7 @@ class EmulatorServer:
         listening = self._server.config.bind_socket()
         # Connections have it from here.  Without it an answer's body waits for the acknowledgement of its head: 40 ms.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # From here on whoever connects waits in the socket's queue until the server runs.
+        # From here on connections wait in the socket's queue until the server runs.
         listening.listen(128)
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         self._sockets = [listening]

@@ -1,6 +1,6 @@
 """What exists in the emulated subscription, and how it changes with time.
 
-Nothing runs by itself: whoever asks says what time it is, and what was due until then happens.
+Nothing runs by itself: every call passes the time, and what was due until then happens.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.azure.emulator.faults import Effect, Fault, Faults, Place
+from cluster.azure.emulator.faults import Effect, EmulatorFault, EmulatorFaults, FaultPoint
 
 Json = dict[str, Any]
 Key = tuple[str, str, str]
@@ -36,7 +36,7 @@ class Refused(Exception):
         self.body = body
 
     @classmethod
-    def by(cls, fault: Fault) -> Refused:
+    def by(cls, fault: EmulatorFault) -> Refused:
         """The error that a knob asks for."""
         return cls(fault.status, fault.code, fault.message, fault.retry_after, fault.body)
 
@@ -60,7 +60,7 @@ class Operation:
 
 
 @dataclass
-class Machine:
+class EmulatedMachine:
     """A virtual machine with what hangs on it."""
 
     name: str
@@ -76,7 +76,7 @@ class Machine:
     #: A fault leaves its network interface and disk behind.
     leaks: bool = False
     #: The scale set that it is an instance of, and its number there.
-    place: tuple[str, str] | None = None
+    instance_key: tuple[str, str] | None = None
     #: Azure may not end it by itself when the capacity of its set is lowered.
     is_protected: bool = False
     #: Version of its document.
@@ -114,8 +114,8 @@ class Cloud:
     """One subscription with one resource group; times are seconds since 1970."""
 
     def __init__(self) -> None:
-        self.faults = Faults()
-        self.machines: dict[str, Machine] = {}
+        self.faults = EmulatorFaults()
+        self.machines: dict[str, EmulatedMachine] = {}
         self.interfaces: dict[str, Json] = {}
         self.disks: dict[str, Json] = {}
         self.operations: dict[str, Operation] = {}
@@ -137,28 +137,30 @@ class Cloud:
         self.unlisted: set[str] = set()
         #: Seconds between the notice of an eviction and the eviction.
         self.notice_s = 30.0
-        #: Seconds between the wish for a simulated eviction and its notice; the real one takes minutes.
+        #: Seconds between the request for a simulated eviction and its notice; the real one takes minutes.
         self.announce_s = 0.0
-        #: Machines whose eviction was wished for, by name in lower case, and when each is told.
-        self.wished: dict[str, float] = {}
+        #: Machines whose eviction was requested, by name in lower case, with the time of the notice.
+        self.requested_evictions: dict[str, float] = {}
         #: Machines that will be evicted, by name in lower case, and when.
         self.evictions: dict[str, float] = {}
         #: Machine-seconds of those that are gone, by capacity type.
         self.used_s: dict[str, float] = {"spot": 0.0, "on-demand": 0.0}
         #: Each is called with a machine that began to run, and with one that is gone.
-        self.on_start: list[Callable[[Machine], None]] = []
-        self.on_end: list[Callable[[Machine], None]] = []
-        #: Each is called with a machine that will be evicted, and when: whoever plays its metadata service tells it.
-        self.on_notice: list[Callable[[Machine, float], None]] = []
+        self.on_start: list[Callable[[EmulatedMachine], None]] = []
+        self.on_end: list[Callable[[EmulatedMachine], None]] = []
+        #: Each is called with a machine that will be evicted, and when, for the emulated metadata service.
+        self.on_notice: list[Callable[[EmulatedMachine, float], None]] = []
 
-    def create(self, name: str, body: Json, now: float, vcpus: int, family: str) -> tuple[Machine, Operation]:
+    def create(
+        self, name: str, body: Json, now: float, vcpus: int, family: str
+    ) -> tuple[EmulatedMachine, Operation]:
         """Accept a machine.  Raises Refused, and ConnectionAbortedError when a fault takes the answer away."""
         properties = dict(body["properties"])
         system = dict(properties["osProfile"])
         custom_data = system.pop("customData", "")
         properties["osProfile"] = system
-        machine = Machine(name, {**body, "properties": properties}, custom_data, now, vcpus, family)
-        fault = self.faults.take(Place.CREATE, size=machine.size, zone=machine.zone)
+        machine = EmulatedMachine(name, {**body, "properties": properties}, custom_data, now, vcpus, family)
+        fault = self.faults.take(FaultPoint.CREATE, size=machine.size, zone=machine.zone)
         if fault is not None and fault.effect is Effect.REFUSE:
             raise Refused.by(fault)
         self.check_quota(machine)
@@ -167,7 +169,7 @@ class Cloud:
         self._attach(machine)
         operation = self.operation(machine.name, "create", now, self.create_s)
         operation.error = error
-        later = self.faults.take(Place.CREATE_LATER, size=machine.size, zone=machine.zone)
+        later = self.faults.take(FaultPoint.CREATE_LATER, size=machine.size, zone=machine.zone)
         if later is not None:
             operation.evicts = later.effect is Effect.EVICT
             operation.error = None if operation.evicts else (later.code, later.message)
@@ -177,7 +179,7 @@ class Cloud:
 
     def delete(self, name: str, now: float, is_forced: bool) -> Operation | None:
         """Begin to delete a machine; None when there is none.  Raises Refused."""
-        fault = self.faults.take(Place.DELETE)
+        fault = self.faults.take(FaultPoint.DELETE)
         if fault is not None and fault.effect is Effect.REFUSE:
             raise Refused.by(fault)
         machine = self.machines.get(name.lower())
@@ -193,7 +195,7 @@ class Cloud:
         machine.state = DELETING
         machine.leaks = machine.leaks or (fault is not None and fault.effect is Effect.LEAK)
         operation = self.operation(machine.name, "delete", now, self.delete_takes_s(is_forced))
-        later = self.faults.take(Place.DELETE_LATER)
+        later = self.faults.take(FaultPoint.DELETE_LATER)
         operation.error = (later.code, later.message) if later is not None else None
         if fault is not None and fault.effect is Effect.DONE_BUT_REFUSE:
             raise Refused.by(fault)
@@ -210,10 +212,10 @@ class Cloud:
         for operation in list(self.operations.values()):
             if operation.status == "InProgress" and operation.due_at <= now:
                 self._finish(operation, now)
-        for name, at in list(self.wished.items()):
+        for name, at in list(self.requested_evictions.items()):
             if at <= now:
-                del self.wished[name]
-                # By the time at which it was due: nobody may have asked meanwhile.
+                del self.requested_evictions[name]
+                # By the time at which it was due: there may have been no request meanwhile.
                 self.notice(name, at)
         for name, at in list(self.evictions.items()):
             if at <= now:
@@ -222,18 +224,18 @@ class Cloud:
                     self.evict(name, now)
 
     def simulate_eviction(self, name: str, now: float) -> None:
-        """Give a machine its notice `announce_s` from now; one for which that was wished before keeps its time."""
+        """Give a machine its notice `announce_s` from now; an earlier request for it keeps its time."""
         if self.announce_s <= 0:
             self.notice(name, now)
         elif name.lower() not in self.evictions:
-            self.wished.setdefault(name.lower(), now + self.announce_s)
+            self.requested_evictions.setdefault(name.lower(), now + self.announce_s)
 
     def notice(self, name: str, now: float) -> float:
-        """Say that a machine will be evicted `notice_s` from now; when that is, also for one that was told before."""
+        """Announce that a machine will be evicted `notice_s` from now; returns when, also if it was before."""
         machine = self.machines[name.lower()]
-        told = self.evictions.get(name.lower())
-        if told is not None:
-            return told
+        announced = self.evictions.get(name.lower())
+        if announced is not None:
+            return announced
         at = self.evictions[name.lower()] = now + self.notice_s
         for tell in self.on_notice:
             tell(machine, at)
@@ -247,7 +249,7 @@ class Cloud:
     def evict(self, name: str, now: float) -> None:
         """The cloud takes a machine back at once, with the eviction policy Delete."""
         machine = self.machines[name.lower()]
-        machine.leaks = machine.leaks or self.faults.take(Place.DELETE) is not None
+        machine.leaks = machine.leaks or self.faults.take(FaultPoint.DELETE) is not None
         self.remove(machine, now)
 
     def fail(self, name: str, code: str, message: str, now: float) -> None:
@@ -265,8 +267,8 @@ class Cloud:
     def _used(self, quota: str) -> int:
         return sum(one.vcpus for one in self.machines.values() if quota in one.quotas)
 
-    def check_quota(self, machine: Machine, number: int = 1) -> None:
-        """Raise Refused when a quota has no room for so many more machines like this one."""
+    def check_quota(self, machine: EmulatedMachine, number: int = 1) -> None:
+        """Raise Refused when a quota does not allow `number` more machines like this one."""
         for name, word in machine.quotas.items():
             limit, used, more = self.limits.get(name), self._used(name), number * machine.vcpus
             if limit is not None and used + more > limit:
@@ -280,7 +282,7 @@ class Cloud:
                 )
 
     def score(self, size: str, zone: str, count: int) -> str:
-        """Azure's word for the chance of so many spot machines there."""
+        """Azure's word for the chance of this many spot machines there."""
         key = (size, zone, "spot")
         room = self.room.get(key)
         held = sum(1 for other in self.machines.values() if other.key == key and other.state != FAILED)
@@ -288,8 +290,8 @@ class Cloud:
             return "High"
         return "Medium" if room > held else "Low"
 
-    def crowded(self, machine: Machine) -> tuple[str, str] | None:
-        """Why there is no room for one more: told only after the request was accepted, as Azure does."""
+    def crowded(self, machine: EmulatedMachine) -> tuple[str, str] | None:
+        """Why there is no capacity for one more: reported only after the request was accepted, as Azure does."""
         room = self.room.get(machine.key)
         held = sum(
             1 for other in self.machines.values() if other.key == machine.key and other.state != FAILED
@@ -321,9 +323,9 @@ class Cloud:
         self.operations[operation.id] = operation
         return operation
 
-    def _attach(self, machine: Machine) -> None:
+    def _attach(self, machine: EmulatedMachine) -> None:
         for inline in machine.body["properties"]["networkProfile"]["networkInterfaceConfigurations"]:
-            # The real name has a suffix; nobody may count on the one that was asked for.
+            # The real name has a suffix: the requested name must not be relied on.
             name = f"{inline['name']}-{machine.vm_id[:8]}"
             owned = {"virtualMachine": {"id": machine.name}}
             self.interfaces[name] = {"name": name, "tags": inline.get("tags", {}), "properties": owned}
@@ -355,19 +357,19 @@ class Cloud:
             for start in self.on_start:
                 start(machine)
 
-    def remove(self, machine: Machine, now: float) -> None:
+    def remove(self, machine: EmulatedMachine, now: float) -> None:
         """The machine is gone, and what hangs on it goes the way that its body says."""
         self.machines.pop(machine.name.lower(), None)
-        # The next one of this name was told nothing.
+        # The next one of this name has got no notice.
         self.evictions.pop(machine.name.lower(), None)
-        self.wished.pop(machine.name.lower(), None)
+        self.requested_evictions.pop(machine.name.lower(), None)
         self.used_s[machine.capacity] += now - machine.created_at
-        if machine.place is None:
+        if machine.instance_key is None:
             self._detach(machine)
         for end in self.on_end:
             end(machine)
 
-    def _detach(self, machine: Machine) -> None:
+    def _detach(self, machine: EmulatedMachine) -> None:
         properties = machine.body["properties"]
         configurations = properties["networkProfile"]["networkInterfaceConfigurations"]
         cascades = all(one["properties"].get("deleteOption") == "Delete" for one in configurations)

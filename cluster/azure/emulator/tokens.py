@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster.azure.emulator.clock import Clock
-from cluster.azure.emulator.faults import Faults, Place
+from cluster.azure.emulator.faults import EmulatorFaults, FaultPoint
 
 _LIFETIME_S = 86_400
 
@@ -17,7 +17,7 @@ _LIFETIME_S = 86_400
 class Tokens:
     """The tokens that were given out, and the route that gives them."""
 
-    def __init__(self, faults: Faults, clock: Clock) -> None:
+    def __init__(self, faults: EmulatorFaults, clock: Clock) -> None:
         self._faults = faults
         self._clock = clock
         #: For which resource each was given out.
@@ -40,7 +40,7 @@ class Tokens:
     async def _give(self, request: Request) -> Response:
         if request.headers.get("Metadata") != "true":
             return JSONResponse({"error": "invalid_request"}, status_code=400)
-        fault = self._faults.take(Place.TOKEN)
+        fault = self._faults.take(FaultPoint.TOKEN)
         if fault is not None:
             return JSONResponse(
                 {"error": fault.code, "error_description": fault.message}, status_code=fault.status

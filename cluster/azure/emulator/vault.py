@@ -1,4 +1,4 @@
-"""A key vault as machines use it: secrets for whoever shows a token of managed identity."""
+"""A key vault as machines use it: its secrets can be read with a token of a managed identity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster.azure.body import secret_name
-from cluster.azure.emulator.faults import Faults, Place
+from cluster.azure.emulator.faults import EmulatorFaults, FaultPoint
 from cluster.azure.emulator.tokens import Tokens
 from cluster.local.folders import ClusterFolders
 
@@ -28,7 +28,7 @@ def no_secrets(_name: str) -> str | None:
 
 
 def secrets_of(home: Path, cluster: str) -> Secrets:
-    """The vault of a local cluster: it holds what the head of this folder and everybody else shows."""
+    """The vault of a local cluster: it holds the token with which processes connect to the head of this folder."""
     token = ClusterFolders(home.resolve()).token
 
     def secret(name: str) -> str | None:
@@ -40,7 +40,7 @@ def secrets_of(home: Path, cluster: str) -> Secrets:
 class KeyVault:
     """The vault; its owners put nothing in by HTTP."""
 
-    def __init__(self, secrets: Secrets, faults: Faults, tokens: Tokens) -> None:
+    def __init__(self, secrets: Secrets, faults: EmulatorFaults, tokens: Tokens) -> None:
         self._secrets = secrets
         self._faults = faults
         self._tokens = tokens
@@ -55,7 +55,7 @@ class KeyVault:
             # The client learns from it what kind of token to ask for.
             answer.headers["WWW-Authenticate"] = _CHALLENGE
             return answer
-        fault = self._faults.take(Place.SECRET)
+        fault = self._faults.take(FaultPoint.SECRET)
         if fault is not None:
             answer = _error(fault.status, fault.code, fault.message)
             if fault.retry_after is not None:

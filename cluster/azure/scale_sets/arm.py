@@ -17,9 +17,9 @@ from cluster.azure.wire import (
     failure_of,
     header,
     name_of,
+    reported_failure,
     state_of,
     tags_of,
-    told_failure,
     unique_id_of,
 )
 
@@ -52,7 +52,7 @@ class ArmSets:
     ) -> str | None:
         """Make a set that must not exist yet, with its instances; the address of the operation.
 
-        With `seen` that set is written anew: what is made from now on is made after this body.
+        With `seen` that set is replaced: instances that are made from now on follow this body.
         Raises ArmError, with status 412 when there is a set of this name, or when it is not as it was seen.
         """
         sku = {**body["sku"], "capacity": capacity}
@@ -133,13 +133,13 @@ class ArmSets:
     async def failure(self, name: str) -> CloudFailure | None:
         """What a set says that its last operation failed with, None when it does not say."""
         async with Failures():
-            return told_failure((await self._sets.get_instance_view(self._group, name)).statuses)
+            return reported_failure((await self._sets.get_instance_view(self._group, name)).statuses)
 
     async def instance_failure(self, name: str, number: str) -> CloudFailure | None:
         """What an instance says that its creation failed with, None when it does not say."""
         async with Failures():
             view = await self._instances.get_instance_view(self._group, name, number)
-            return told_failure(view.statuses)
+            return reported_failure(view.statuses)
 
     async def _operation(
         self, begin: Callable[..., Awaitable[AsyncLROPoller[Any]]], *what: Any, **how: Any
@@ -163,7 +163,7 @@ def _check_group(error: ResourceNotFoundError) -> None:
 
 
 def _as_seen(thing: SeenSet | SeenInstance) -> dict[str, Any]:
-    """The condition that nobody changed it meanwhile, where Azure tells versions."""
+    """The condition that it was not changed meanwhile, where Azure returns versions."""
     if thing.etag is None:
         return {}
     return {"etag": thing.etag, "match_condition": MatchConditions.IfNotModified}

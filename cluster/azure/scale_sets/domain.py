@@ -2,7 +2,7 @@
 
 Azure names the instances of a set, so a node cannot be found by its machine's name.  The set's own tags say which
 nodes wait for an instance, written in one request with the capacity that they need; an instance's tag says which node
-it is.  Both are in Azure, so that whoever looks next, also after a crash, comes to the same end.
+it is.  Both are in Azure, so that the next look, also after a crash, comes to the same decision.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Waiting:
     node_id: str
     #: When it was asked for, seconds since 1970.
     since: float
-    #: Number of the instance that it is given, written down before the instance is told; None while it gets none.
+    #: Number of the instance that it is given, stored before the instance's tags are written; None while it has none.
     instance: str | None = None
 
 
@@ -93,7 +93,7 @@ class Decision:
     refused: tuple[Waiting, ...]
     #: Which instance becomes which node, those included that may not have heard of it yet.
     claims: tuple[tuple[SeenInstance, Waiting], ...]
-    #: Instances that nobody waits for, and broken ones that are nobody's.
+    #: Instances that no node waits for, and broken ones that belong to no node.
     surplus: tuple[SeenInstance, ...]
     capacity: int
     #: The set's document says something else about capacity or waiting nodes.
@@ -145,7 +145,7 @@ def decide(
     owned = sum(1 for one in instances if one.node_id and not one.is_leaving)
     capacity = max(owned + len(waiting), sum(1 for one in instances if not one.is_leaving))
     if len(waiting) <= len(free):
-        # Nobody lacks a machine: what Azure counts in less is on its way out.
+        # No node lacks a machine: an instance that Azure does not count any more is being deleted.
         capacity = min(capacity, seen.capacity)
     if any(one.is_leaving for one in instances):
         capacity = max(capacity, seen.capacity)

@@ -1,4 +1,4 @@
-"""What one process knows of scale sets beyond what a look shows; losing it costs nothing but a look."""
+"""What one process knows of scale sets beyond what a list shows; when it is lost, the next look restores it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cluster.provider import ProvidedNode, ProviderError
 _GOING_S = 300.0
 
 #: Name of the set, number of the instance.
-Place = tuple[str, str]
+InstanceKey = tuple[str, str]
 
 
 @dataclass
@@ -21,23 +21,23 @@ class SetMemory:
     """All of it; times are seconds since 1970."""
 
     #: By node id.
-    places: dict[str, Place] = field(default_factory=dict)
+    instance_keys: dict[str, InstanceKey] = field(default_factory=dict)
     #: Set by the id of a node that its document may name as waiting, whether or not it got an instance since.
     waits: dict[str, str] = field(default_factory=dict)
     #: Numbers of instances by set, as they were last seen.
     sets: dict[str, set[str]] = field(default_factory=dict)
     #: Nodes that Azure had no machine for, until they are deleted.
     refused: dict[str, ProvidedNode] = field(default_factory=dict)
-    #: Which node each instance is given to, from before it is told: the answer may be lost, its tag be shown later.
-    claims: dict[Place, Waiting] = field(default_factory=dict)
+    #: The node of each instance, from before its tag is written: the answer may be lost, the tag be shown later.
+    claims: dict[InstanceKey, Waiting] = field(default_factory=dict)
     #: Azure's own id of each set.
     unique_ids: dict[str, str] = field(default_factory=dict)
     #: When each instance was asked to go.
-    going: dict[Place, float] = field(default_factory=dict)
+    going: dict[InstanceKey, float] = field(default_factory=dict)
     #: Where the last change of a set can be asked about.
     operations: dict[str, str] = field(default_factory=dict)
     #: Why instances failed.
-    failures: dict[Place, ProviderError] = field(default_factory=dict)
+    failures: dict[InstanceKey, ProviderError] = field(default_factory=dict)
     #: Since when sets have had no node.
     empty_since: dict[str, float] = field(default_factory=dict)
     has_looked: bool = False
@@ -56,15 +56,15 @@ class SetMemory:
         self.unique_ids.pop(name, None)
         self.operations.pop(name, None)
         self.empty_since.pop(name, None)
-        self.claims = {place: node for place, node in self.claims.items() if place[0] != name}
-        self.going = {place: at for place, at in self.going.items() if place[0] != name}
-        self.failures = {place: why for place, why in self.failures.items() if place[0] != name}
+        self.claims = {key: node for key, node in self.claims.items() if key[0] != name}
+        self.going = {key: at for key, at in self.going.items() if key[0] != name}
+        self.failures = {key: why for key, why in self.failures.items() if key[0] != name}
 
     def claim(self, name: str, instance: SeenInstance, node: Waiting) -> None:
-        """An instance is given to a node; what the node was given before was somebody else's."""
-        self.claims = {place: one for place, one in self.claims.items() if one.node_id != node.node_id}
+        """Record that an instance belongs to a node, in place of any other instance that it had."""
+        self.claims = {key: one for key, one in self.claims.items() if one.node_id != node.node_id}
         self.claims[(name, instance.id)] = node
-        self.places[node.node_id] = (name, instance.id)
+        self.instance_keys[node.node_id] = (name, instance.id)
 
     def known(self, seen: SeenSet, instance: SeenInstance) -> SeenInstance:
         """The instance with what was done to it and may not be shown yet."""
@@ -78,7 +78,7 @@ class SetMemory:
         return instance
 
     def not_waiting(self, seen: SeenSet, instances: Sequence[SeenInstance]) -> set[str]:
-        """Nodes that wait no longer, whatever the set's document says: they had a machine, or were refused one."""
+        """Nodes that wait no longer, even if the set's document names them: they had a machine, or were refused one."""
         here = {one.id for one in instances}
         given = {node.node_id: number for (name, number), node in self.claims.items() if name == seen.name}
         given |= {one.node_id: one.instance for one in read_waiting(seen.tags) if one.instance is not None}
@@ -91,10 +91,10 @@ class SetMemory:
 
     def begin_look(self, sets: Sequence[tuple[SeenSet, Sequence[SeenInstance]]], now: float) -> None:
         """Forget what is over, given all sets that there are with their instances."""
-        self.places, self.waits = {}, {}
+        self.instance_keys, self.waits = {}, {}
         self.sets = {seen.name: {one.id for one in instances} for seen, instances in sets}
         self.going = {
-            place: at for place, at in self.going.items() if now - at < _GOING_S and place[0] in self.sets
+            key: at for key, at in self.going.items() if now - at < _GOING_S and key[0] in self.sets
         }
         # A claim outlives its instance for as long as the document names its node.
         named = {(seen.name, one.node_id) for seen, _ in sets for one in read_waiting(seen.tags)}
@@ -104,7 +104,7 @@ class SetMemory:
             if number in self.sets.get(name, ()) or (name, node.node_id) in named
         }
         self.failures = {
-            place: why for place, why in self.failures.items() if place[1] in self.sets.get(place[0], ())
+            key: why for key, why in self.failures.items() if key[1] in self.sets.get(key[0], ())
         }
         self.empty_since = {name: since for name, since in self.empty_since.items() if name in self.sets}
         self.operations = {name: url for name, url in self.operations.items() if name in self.sets}

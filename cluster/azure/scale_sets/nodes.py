@@ -1,8 +1,8 @@
 """Nodes of fabric domains: instances of Uniform scale sets, the only machines of Azure that InfiniBand joins.
 
 A set's own document says which nodes wait for an instance and how many instances there shall be, changed together in
-one request that fails when somebody else changed it meanwhile.  Every look compares that with the instances: one that
-is nobody's becomes the node that has waited longest, by a tag, which the machine reads before it joins Ray.
+one request that fails when another process changed it meanwhile.  Every look compares that with the instances: one that
+belongs to no node becomes the node that has waited longest, by a tag, which the machine reads before it joins Ray.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.azure.arm import Arm
-from cluster.azure.asking import Asking, gathered
+from cluster.azure.arm_requests import ArmRequests, gathered
 from cluster.azure.body import (
     FABRIC_TAG,
     MODEL_TAG,
@@ -25,6 +25,7 @@ from cluster.azure.body import (
 )
 from cluster.azure.errors import CloudFailure
 from cluster.azure.memory import Group
+from cluster.azure.scale_sets.batching import RequestBatcher
 from cluster.azure.scale_sets.domain import (
     MOST_NODES,
     Decision,
@@ -36,8 +37,7 @@ from cluster.azure.scale_sets.domain import (
     waiting_tags,
 )
 from cluster.azure.scale_sets.failures import SetFailures
-from cluster.azure.scale_sets.gathering import Gathering
-from cluster.azure.scale_sets.memory import Place, SetMemory
+from cluster.azure.scale_sets.memory import InstanceKey, SetMemory
 from cluster.azure.scale_sets.requests import SetRequests
 from cluster.azure.settings import AzureSettings
 from cluster.azure.wire import ArmError
@@ -46,14 +46,14 @@ from cluster.provider import InvalidRequest, NodeRequest, ProvidedNode, Provider
 
 log = logging.getLogger(__name__)
 
-#: How often a document is read again because somebody else changed it.
+#: How often a document is read again because another process changed it.
 _TRIES = 3
 #: Seconds for which a set without nodes is kept: a job that grows again soon comes back to it.
 EMPTY_S = 600.0
 
 
 @dataclass(frozen=True)
-class _Wish:
+class _RequestedNode:
     """One node that is asked for."""
 
     request: NodeRequest
@@ -67,30 +67,35 @@ class _Wish:
         return Waiting(node_id=self.request.node_id, since=self.since)
 
 
-class ScaleSets:
+class ScaleSetNodes:
     """The part of a provider that knows fabric domains; to be used on one event loop."""
 
     def __init__(
-        self, settings: AzureSettings, arm: Arm, asking: Asking, head: str, clock: Callable[[], float]
+        self,
+        settings: AzureSettings,
+        arm: Arm,
+        arm_requests: ArmRequests,
+        head: str,
+        clock: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._arm = arm
-        self._asking = asking
+        self._arm_requests = arm_requests
         self._head = head
         self._clock = clock
         self._memory = SetMemory()
-        self._requests = SetRequests(settings.cluster, arm, asking, self._memory, clock)
-        self._failures = SetFailures(arm, asking, self._memory)
+        self._requests = SetRequests(settings.cluster, arm, arm_requests, self._memory, clock)
+        self._failures = SetFailures(arm, arm_requests, self._memory)
         # One look or change at a time: each decides by what it has just read.
         self._lock = asyncio.Lock()
-        #: By the last look every instance is some node's and runs, and nobody waits for one.
+        #: By the last look every instance belongs to a node and runs, and no node waits for one.
         self.is_still = False
-        self._joining: Gathering[_Wish, None] = Gathering(self._lock, self._join)
-        self._leaving: Gathering[str, bool] = Gathering(self._lock, self._delete)
+        self._joining: RequestBatcher[_RequestedNode, None] = RequestBatcher(self._lock, self._join)
+        self._leaving: RequestBatcher[str, bool] = RequestBatcher(self._lock, self._delete)
 
-    def place_of(self, node_id: str) -> Place | None:
+    def instance_key_of(self, node_id: str) -> InstanceKey | None:
         """Set and number of a node's instance, None while it has none and for other nodes."""
-        return self._memory.places.get(node_id)
+        return self._memory.instance_keys.get(node_id)
 
     async def create(self, request: NodeRequest, offering: Offering) -> None:
         """Ask for a node of a fabric domain; returns when Azure has accepted it.  Raises ProviderError.
@@ -99,17 +104,17 @@ class ScaleSets:
         """
         if not offering.has_fabric:
             raise InvalidRequest(f"InfiniBand does not join machines of {offering.size}; choose another size")
-        if request.node_id in self._memory.places or request.node_id in self._memory.waits:
+        if request.node_id in self._memory.instance_keys or request.node_id in self._memory.waits:
             return
         name = set_name(self._settings.cluster, request.fabric or "", offering.id)
-        await self._asking.check_quota(offering)
+        await self._arm_requests.check_quota(offering)
         try:
-            with self._asking.on_its_way(offering):
-                await self._joining.ask(name, _Wish(request, offering, round(self._clock(), 3)))
+            with self._arm_requests.on_its_way(offering):
+                await self._joining.submit(name, _RequestedNode(request, offering, round(self._clock(), 3)))
         except ArmError as error:
-            refused = self._asking.error(error.failure, offering)
+            refused = self._arm_requests.error(error.failure, offering)
             if isinstance(refused, QuotaExceeded):
-                self._asking.forget_quota()
+                self._arm_requests.forget_quota()
             raise refused from error
 
     async def look(self) -> list[ProvidedNode]:
@@ -126,24 +131,24 @@ class ScaleSets:
         Raises ProviderError.  Nodes of one set that are deleted together are two requests to Azure.
         """
         if self._memory.has_looked and not self._lock.locked() and self._set_of(node_id) is None:
-            # Not in any: whoever deletes a single machine need not wait for others.
+            # In no set: the deletion of a single machine need not wait for others.
             return self._memory.refused.pop(node_id, None) is not None
         try:
-            return await self._leaving.ask("", node_id)
+            return await self._leaving.submit("", node_id)
         except ArmError as error:
-            raise self._asking.error(error.failure, None) from error
+            raise self._arm_requests.error(error.failure, None) from error
 
     # --- joining
 
-    async def _join(self, name: str, wishes: Sequence[_Wish]) -> list[Exception | None]:
+    async def _join(self, name: str, requested: Sequence[_RequestedNode]) -> list[Exception | None]:
         """Ask for nodes of one set; those that no domain is large enough for are refused."""
         for _ in range(_TRIES):
             found = await self._requests.read(name)
             try:
                 if found is None:
-                    taken = await self._make(name, wishes)
+                    taken = await self._make(name, requested)
                 else:
-                    taken = await self._raise(*found, wishes)
+                    taken = await self._raise(*found, requested)
             except ArmError as error:
                 if error.failure.status == 412:
                     continue
@@ -152,31 +157,31 @@ class ScaleSets:
             self._memory.sets.setdefault(name, set())
             for node_id in taken:
                 self._memory.waits[node_id] = name
-            return [None if one.request.node_id in taken else _too_many(one) for one in wishes]
+            return [None if one.request.node_id in taken else _too_many(one) for one in requested]
         raise ArmError(_busy(f"the scale set {name} is changed by somebody else, too"))
 
-    async def _make(self, name: str, wishes: Sequence[_Wish]) -> set[str]:
+    async def _make(self, name: str, requested: Sequence[_RequestedNode]) -> set[str]:
         """Make a set; which nodes it has taken."""
-        first = wishes[0].request
-        for other in await self._asking.asked(Group.SETS, self._arm.sets.all()):
+        first = requested[0].request
+        for other in await self._arm_requests.send(Group.SETS, self._arm.sets.all()):
             is_same = self._requests.is_ours(other) and other.tags.get(FABRIC_TAG) == first.fabric
             if is_same and other.name.lower() != name and (other.capacity or read_waiting(other.tags)):
                 # Two sets are not joined: machines of another offering have to be gone before.
                 raise ArmError(_busy(f"the fabric domain {first.fabric} still has machines in {other.name}"))
-        joining = [one.waits for one in wishes[:MOST_NODES]]
-        # Numbers begin anew: what is known of a former set of this name is wrong.
+        joining = [one.waits for one in requested[:MOST_NODES]]
+        # Numbers begin at 0 again: what is known of a former set of this name is wrong.
         self._memory.forget_set(name)
-        body = set_body(self._settings, first, wishes[0].offering, self._head, waiting_tags({}, joining))
+        body = set_body(self._settings, first, requested[0].offering, self._head, waiting_tags({}, joining))
         await self._requests.keep_operation(name, self._arm.sets.put(name, body, len(joining)))
         return {one.node_id for one in joining}
 
     async def _raise(
-        self, seen: SeenSet, instances: Sequence[SeenInstance], wishes: Sequence[_Wish]
+        self, seen: SeenSet, instances: Sequence[SeenInstance], requested: Sequence[_RequestedNode]
     ) -> set[str]:
         """Add nodes to a set; which ones it has taken."""
         if seen.state == "Deleting":
             raise ArmError(_busy(f"the scale set {seen.name} is being deleted"))
-        joining = [one.waits for one in wishes]
+        joining = [one.waits for one in requested]
         gone = self._memory.not_waiting(seen, instances)
         decision = decide(seen, instances, joining=joining, leaving=gone)
         if decision.nodes > MOST_NODES:
@@ -185,7 +190,7 @@ class ScaleSets:
             decision = decide(seen, instances, joining=joining, leaving=gone)
         taken = {one.node_id for one in joining}
         await self._refuse_now(seen, decision)
-        body = set_body(self._settings, wishes[0].request, wishes[0].offering, self._head, {})
+        body = set_body(self._settings, requested[0].request, requested[0].offering, self._head, {})
         if seen.tags.get(MODEL_TAG) == body["tags"][MODEL_TAG]:
             await self._requests.write(seen, decision)
             return taken
@@ -200,12 +205,12 @@ class ScaleSets:
     async def _look(self) -> list[ProvidedNode]:
         memory = self._memory
         try:
-            listed = await self._asking.asked(Group.SETS, self._arm.sets.all())
+            listed = await self._arm_requests.send(Group.SETS, self._arm.sets.all())
             ours = {one.name.lower(): one for one in listed if self._requests.is_ours(one)}
             names = sorted(ours.keys() | memory.sets.keys())
             read = await gathered([self._requests.read(name, ours.get(name)) for name in names])
         except ArmError as error:
-            raise self._asking.error(error.failure, None) from error
+            raise self._arm_requests.error(error.failure, None) from error
         found = [one for one in read if one is not None]
         memory.begin_look(found, self._clock())
         nodes: list[ProvidedNode] = []
@@ -231,7 +236,7 @@ class ScaleSets:
         nodes = [_waiting_node(seen, one) for one in decision.waiting]
         for instance in instances:
             if instance.node_id is not None and memory.is_shown(seen.name, instance):
-                memory.places[instance.node_id] = (seen.name, instance.id)
+                memory.instance_keys[instance.node_id] = (seen.name, instance.id)
                 nodes.append(await self._node(seen, instance))
         return nodes
 
@@ -241,9 +246,9 @@ class ScaleSets:
         if await self._try("written", self._requests.write(seen, decision)):
             # Some at a time: a hundred of them, one after the other, would take minutes.
             claims = [self._requests.claim(seen, instance, node) for instance, node in decision.claims]
-            await gathered([self._try("told its node", claim) for claim in claims])
+            await gathered([self._try("tagged with its node", claim) for claim in claims])
         if decision.surplus:
-            log.info("%s has %d machines that nobody waits for", seen.name, len(decision.surplus))
+            log.info("%s has %d machines that no node waits for", seen.name, len(decision.surplus))
             numbers = [one.id for one in decision.surplus]
             await self._try("reduced", self._requests.end(seen.name, numbers))
         await self._delete_when_empty(seen, bool(instances or decision.waiting))
@@ -254,7 +259,9 @@ class ScaleSets:
             since.pop(seen.name, None)
         elif self._clock() - since.setdefault(seen.name, self._clock()) >= EMPTY_S:
             log.info("the scale set %s has had no node for a while and is deleted", seen.name)
-            await self._try("deleted", self._asking.asked(Group.DELETE_SET, self._arm.sets.delete(seen.name)))
+            await self._try(
+                "deleted", self._arm_requests.send(Group.DELETE_SET, self._arm.sets.delete(seen.name))
+            )
 
     async def _try(self, what: str, work: Coroutine[Any, Any, object]) -> bool:
         try:
@@ -267,8 +274,8 @@ class ScaleSets:
     # --- acting
 
     def _set_of(self, node_id: str) -> str | None:
-        place = self._memory.places.get(node_id)
-        return self._memory.waits.get(node_id, place[0] if place is not None else None)
+        key = self._memory.instance_keys.get(node_id)
+        return self._memory.waits.get(node_id, key[0] if key is not None else None)
 
     async def _delete(self, _: str, node_ids: Sequence[str]) -> list[bool | Exception]:
         """End nodes, those of each set together; whether each is in a fabric domain, or why it cannot be ended."""
@@ -294,17 +301,19 @@ class ScaleSets:
 
     async def _delete_from(self, name: str, node_ids: Collection[str]) -> None:
         memory = self._memory
-        places = {one: memory.places[one] for one in node_ids if one in memory.places}
+        instance_keys = {one: memory.instance_keys[one] for one in node_ids if one in memory.instance_keys}
         waiting = {one for one in node_ids if one in memory.waits}
         if waiting:
             # First: a name that waits longer than its machine lives would be given another one.
-            places |= await self._leave(name, waiting)
-        for where in {where for where, _ in places.values()}:
-            await self._requests.end(where, sorted({number for at, number in places.values() if at == where}))
+            instance_keys |= await self._leave(name, waiting)
+        for where in {where for where, _ in instance_keys.values()}:
+            await self._requests.end(
+                where, sorted({number for at, number in instance_keys.values() if at == where})
+            )
         for node_id in node_ids:
-            memory.places.pop(node_id, None)
+            memory.instance_keys.pop(node_id, None)
 
-    async def _leave(self, name: str, node_ids: Collection[str]) -> dict[str, Place]:
+    async def _leave(self, name: str, node_ids: Collection[str]) -> dict[str, InstanceKey]:
         """Take names of nodes out of the set's document; where the instances are that they have got meanwhile."""
         for _ in range(_TRIES):
             found = await self._requests.read(name)
@@ -369,8 +378,8 @@ def _is_still(seen: SeenSet, instances: Sequence[SeenInstance]) -> bool:
     return seen.state == "Succeeded" and runs and not read_waiting(seen.tags)
 
 
-def _too_many(wish: _Wish) -> InvalidRequest:
-    said = f"the fabric domain {wish.request.fabric} has no room for one more node, {MOST_NODES} is the most"
+def _too_many(requested: _RequestedNode) -> InvalidRequest:
+    said = f"the fabric domain {requested.request.fabric} has no room for one more node, {MOST_NODES} is the most"
     return InvalidRequest(said)
 
 

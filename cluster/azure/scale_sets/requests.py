@@ -1,4 +1,4 @@
-"""What is read of scale sets and changed in them, with what this process knows that Azure may not show yet."""
+"""Reads and changes scale sets, corrected by what this process knows and Azure may not show yet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.azure.arm import Arm
-from cluster.azure.asking import Asking, gathered
+from cluster.azure.arm_requests import ArmRequests, gathered
 from cluster.azure.body import is_set_name
 from cluster.azure.memory import Group
 from cluster.azure.scale_sets.domain import WAITS_TAG, Decision, SeenInstance, SeenSet, Waiting, waiting_tags
@@ -19,11 +19,11 @@ class SetRequests:
     """Requests about the sets of one cluster; each raises ArmError."""
 
     def __init__(
-        self, cluster: str, arm: Arm, asking: Asking, memory: SetMemory, clock: Callable[[], float]
+        self, cluster: str, arm: Arm, arm_requests: ArmRequests, memory: SetMemory, clock: Callable[[], float]
     ) -> None:
         self._cluster = cluster
         self._arm = arm
-        self._asking = asking
+        self._arm_requests = arm_requests
         self._memory = memory
         self._clock = clock
 
@@ -36,47 +36,47 @@ class SetRequests:
         """
         seen = listed
         if seen is None or seen.etag is None:
-            seen = await self._asking.asked(Group.SETS, self._arm.sets.get(name))
+            seen = await self._arm_requests.send(Group.SETS, self._arm.sets.get(name))
         if seen is None:
             return None
         seen = replace(seen, name=name)
         self._memory.forget_replaced(seen)
-        instances = await self._asking.asked(Group.SETS, self._arm.sets.instances(name))
-        # A list that lacks what was there is not believed.
+        instances = await self._arm_requests.send(Group.SETS, self._arm.sets.instances(name))
+        # A list may lack instances that exist: those that were there before are read one by one.
         missing = self._memory.expected(seen) - {one.id for one in instances}
         lost = [
-            self._asking.asked(Group.SETS, self._arm.sets.instance(name, number))
+            self._arm_requests.send(Group.SETS, self._arm.sets.instance(name, number))
             for number in sorted(missing)
         ]
         instances += [one for one in await gathered(lost) if one is not None]
         return seen, [self._memory.known(seen, one) for one in instances]
 
     async def claim(self, seen: SeenSet, instance: SeenInstance, node: Waiting) -> None:
-        """Tell an instance which node it is."""
+        """Write into an instance's tags which node it is."""
         own = {name: value for name, value in seen.tags.items() if not name.startswith(WAITS_TAG)}
-        # First: it stays this node's although the answer may be lost.
+        # First: the instance stays this node's even if the answer is lost.
         self._memory.claim(seen.name, instance, node)
-        await self._asking.asked(
+        await self._arm_requests.send(
             Group.CHANGE_SET, self._arm.sets.claim(seen.name, instance, {**own, **claim_tags(node)})
         )
 
     async def write(self, seen: SeenSet, decision: Decision) -> None:
-        """Write down what was decided of a set's document, when that is news."""
+        """Write the decision into a set's document, if it changes the document."""
         if not decision.is_news:
             return
         tags = waiting_tags(seen.tags, decision.named)
         await self.keep_operation(seen.name, self._arm.sets.update(seen, decision.capacity, tags))
 
     async def keep_operation(self, name: str, request: Coroutine[Any, Any, str | None]) -> None:
-        """Send a change of a set, and remember where to ask how it went."""
-        operation = await self._asking.asked(Group.CHANGE_SET, request)
+        """Send a change of a set, and remember the address of its operation."""
+        operation = await self._arm_requests.send(Group.CHANGE_SET, request)
         if operation is not None:
             self._memory.operations[name] = operation
 
     async def end(self, name: str, numbers: Sequence[str]) -> None:
         """Begin to delete instances of a set; fine when they are gone."""
         try:
-            await self._asking.asked(Group.DELETE_SET, self._arm.sets.delete_instances(name, numbers))
+            await self._arm_requests.send(Group.DELETE_SET, self._arm.sets.delete_instances(name, numbers))
         except ArmError as error:
             if error.failure.status != 400:
                 raise
@@ -84,7 +84,10 @@ class SetRequests:
             if len(numbers) > 1:
                 for one in numbers:
                     await self.end(name, [one])
-            elif await self._asking.asked(Group.SETS, self._arm.sets.instance(name, numbers[0])) is not None:
+            elif (
+                await self._arm_requests.send(Group.SETS, self._arm.sets.instance(name, numbers[0]))
+                is not None
+            ):
                 raise
         for one in numbers:
             self._memory.going[(name, one)] = self._clock()

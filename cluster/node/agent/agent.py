@@ -1,4 +1,4 @@
-"""The agent itself: listens, decides by `watch`, acts.  Nothing that is away keeps it from what is there."""
+"""The agent's loops: read events and GPU health, decide by `watch`, act; a silent service does not block the others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two questions for events, as Azure advises.
 POLL_S = 1.0
-#: Seconds more after a question that failed as nobody thought it could: its traceback is logged each time.
+#: Additional seconds after a request that failed with an unexpected error: its traceback is logged each time.
 AGAIN_S = 4.0
 #: Seconds between two looks at the GPUs.
 HEALTH_S = 30.0
@@ -43,11 +43,11 @@ class Metadata(Protocol):
         ...
 
     def listen(self) -> Heard:
-        """The events of now.  Raises MetadataAway."""
+        """The current events.  Raises MetadataAway."""
         ...
 
     def acknowledge(self, event_id: str) -> None:
-        """The cloud need not wait any longer.  Raises MetadataAway."""
+        """Approve an event: the cloud need not wait any longer.  Raises MetadataAway."""
         ...
 
 
@@ -80,7 +80,7 @@ class Agent:
 
     def run(self, stopping: threading.Event) -> None:
         """Watch until `stopping` is set."""
-        # The first answer may take two minutes, and a GPU's driver may hang: neither may keep the other waiting.
+        # The first answer may take two minutes, and a GPU's driver may hang: neither may delay the other.
         for name, work in (("metadata", self._keep_listening), ("gpus", self._keep_looking)):
             threading.Thread(target=work, args=(stopping,), name=name, daemon=True).start()
         while not stopping.wait(POLL_S):
@@ -89,7 +89,7 @@ class Agent:
     def _keep_listening(self, stopping: threading.Event) -> None:
         pause_s = 0.0
         while not stopping.wait(POLL_S + pause_s):
-            # What nobody thought of must not leave the machine without ears while it goes on giving signs of life.
+            # An unexpected error must not end the watch for notices while heartbeats go on.
             try:
                 pause_s = self.listen()
             except Exception:
@@ -113,7 +113,7 @@ class Agent:
                 self._machine = self._metadata.name()
             self._heard = self._metadata.listen()
         except MetadataAway as away:
-            # What was heard last holds: an event that cannot be looked at any more is not cancelled.
+            # The last document holds: an event that cannot be read any more is not cancelled.
             if str(away) != self._complaint:
                 log.warning("%s; trying again", away)
             self._complaint = str(away)
@@ -128,7 +128,7 @@ class Agent:
         self._head.say(self._health.problems)
 
     def turn(self) -> None:
-        """Do what is to be done now; never waits for the head."""
+        """Carry out what is to be done now; never waits for the head."""
         if self._head.drained_until is not None:
             self.state = drained(self.state, self._head.drained_until)
         heard = self._heard

@@ -1,4 +1,4 @@
-"""What the agent asks of the head of the Ray cluster, one call each; run in a process that may be thrown away.
+"""The agent's requests to the head of the Ray cluster, one call each; run in a process that may be killed.
 
 Ray's client waits for a head that does not answer, and ends its process when that takes too long.
 """
@@ -63,7 +63,7 @@ def is_empty(address: str, node_id: str, drained_id: str) -> bool | None:
     )
 
 
-def beat(address: str, node_id: str, text: str) -> None:
-    """Leave word of how the machine is."""
+def send_heartbeat(address: str, node_id: str, text: str) -> None:
+    """Store the agent's heartbeat in Ray's internal KV."""
     key = BEAT_PREFIX + node_id.encode()
     _client(address).internal_kv_put(key, text.encode(), True, BEAT_NAMESPACE, timeout=5)

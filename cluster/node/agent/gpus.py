@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.node.agent.health import QUERY, Course, Health, Report, follow, unknown_field
+from cluster.node.agent.health import QUERY, GpuReport, Health, HealthHistory, follow, unknown_field
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ _OTHER_MAKER = Path("/dev/kfd")
 
 
 class Gpus:
-    """The GPUs of this machine; as many as were told, or were seen once, are expected from then on."""
+    """The GPUs of this machine; the number that was given, or the most that were seen, is expected from then on."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Gpus:
         self._is_watched = expected != 0
         self._other_maker = other_maker
         self._query: tuple[str, ...] = QUERY
-        self._course = Course(gpus=expected)
+        self._history = HealthHistory(gpus=expected)
         #: One that was killed and has not ended: what waits for a driver that hangs cannot.
         self._stuck: subprocess.Popen[str] | None = None
         self._complaint = ""
@@ -54,7 +54,7 @@ class Gpus:
             log.warning("this driver does not tell %s, so it is not watched", field)
             self._query = tuple(name for name in self._query if name != field)
             report = self._ask(kernel)
-        self._course, health = follow(self._course, report)
+        self._history, health = follow(self._history, report)
         self._complain(
             "nvidia-smi refuses what it is asked, so no GPU is watched"
             if report.is_refused
@@ -68,9 +68,9 @@ class Gpus:
             log.warning("%s", said)
         self._complaint = said
 
-    def _ask(self, kernel: Sequence[str]) -> Report:
+    def _ask(self, kernel: Sequence[str]) -> GpuReport:
         if self._stuck is not None and self._stuck.poll() is None:
-            return Report(text="", unfinished="nvidia-smi hangs and cannot be ended", kernel=kernel)
+            return GpuReport(text="", unfinished="nvidia-smi hangs and cannot be ended", kernel=kernel)
         self._stuck = None
         words = (f"--query-gpu={','.join(self._query)}", "--format=csv,noheader,nounits")
         try:
@@ -83,17 +83,17 @@ class Gpus:
                 errors="replace",
             )
         except FileNotFoundError:
-            return Report(text=None, kernel=kernel)
+            return GpuReport(text=None, kernel=kernel)
         except OSError as error:
-            return Report(text="", unfinished=f"nvidia-smi cannot be started: {error}", kernel=kernel)
+            return GpuReport(text="", unfinished=f"nvidia-smi cannot be started: {error}", kernel=kernel)
         try:
             text, _ = process.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._give_up(process)
-            return Report(
+            return GpuReport(
                 text="", unfinished=f"nvidia-smi did not answer within {TIMEOUT_S:.0f} s", kernel=kernel
             )
-        return Report(text=text, exit_code=process.returncode, query=self._query, kernel=kernel)
+        return GpuReport(text=text, exit_code=process.returncode, query=self._query, kernel=kernel)
 
     def _give_up(self, process: subprocess.Popen[str]) -> None:
         """End it without waiting for its end, which does not come as long as the driver hangs."""

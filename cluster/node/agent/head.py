@@ -1,4 +1,4 @@
-"""Talking to the head without ever waiting for it: a thread asks, the agent looks at what it has heard."""
+"""Requests to Ray's head that never block the agent: a thread sends them, the agent reads the last answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HeadSilent(Exception):
 
 
 class Head(Protocol):
-    """What the agent needs of the head; none of these waits."""
+    """What the agent needs of the head; none of these blocks."""
 
     @property
     def drained_until(self) -> float | None:
@@ -39,23 +39,23 @@ class Head(Protocol):
 
     @property
     def is_empty(self) -> bool | None:
-        """Nothing runs on the node any more; None: unknown, as it is until a drain was accepted."""
+        """True when nothing runs on the node any more; None: unknown, as it is until a drain was accepted."""
         ...
 
     def drain(self, deadline_at: float, reason: str) -> None:
-        """Want a drain, from now on and until the head accepts it."""
+        """Request a drain, again and again until the head accepts it."""
         ...
 
     def say(self, problems: Sequence[str]) -> None:
-        """What the signs of life shall tell of the machine's health."""
+        """Set what the heartbeats report of the machine's health."""
         ...
 
     def heard(self) -> None:
-        """The metadata service has just answered, which the signs of life tell too."""
+        """Record that the metadata service has just answered, which the heartbeats report too."""
         ...
 
     def tell(self, announced: str | None) -> None:
-        """What the signs of life shall tell of announcements that move nothing."""
+        """Set what the heartbeats report of announcements that need no drain."""
         ...
 
 
@@ -129,9 +129,9 @@ class RayHead:
     def _turn(self) -> None:
         wanted = self._wanted
         if wanted is not None:
-            # First, so that whoever sees the drain finds the reason.
+            # First, so that the reason is there when the controller sees the drain.
             self._leaves = wanted[1]
-            self._beat()
+            self._send_heartbeat()
             answer = self._ask(gcs.drain, *wanted)
             if answer.refusal:
                 raise HeadSilent(f"the head did not drain this node: {answer.refusal}")
@@ -143,11 +143,11 @@ class RayHead:
         elif self.drained_until is not None:
             # Not in the turn of the drain: the head may not have heard yet of what began just before.
             self.is_empty = self._ask(gcs.is_empty, self._drained_id)
-        self._beat()
+        self._send_heartbeat()
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         deaf_s = self._clock() - self._heard_at
-        self._ask(gcs.beat, written(time.time(), self._problems, self._leaves, deaf_s, self._says))
+        self._ask(gcs.send_heartbeat, written(time.time(), self._problems, self._leaves, deaf_s, self._says))
 
     def _ask(self, question: Callable[..., T], *arguments: Any) -> T:
         try:
@@ -165,8 +165,8 @@ class RayHead:
             raise HeadSilent(f"the head at {self._address} cannot be asked: {error}") from error
 
     def _begin(self, question: Callable[..., T], *arguments: Any) -> tuple[Future[T], float]:
-        """The answer to come, and how many seconds it may take.  Raises HeadSilent when nobody asks any more."""
-        # No process starts behind the back of whoever ends them all.
+        """The future answer, and how many seconds it may take.  Raises HeadSilent when the agent ends."""
+        # No process may start after `close` has ended them all.
         with self._lock:
             if self._stopping.is_set():
                 raise HeadSilent("the agent ends")
@@ -177,7 +177,7 @@ class RayHead:
             return self._pool.submit(question, self._address, self._node_id, *arguments), timeout_s
 
     def _drop(self) -> None:
-        """Throw the process away with whatever it waits for."""
+        """End the client's process with the request that it waits for."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is None:

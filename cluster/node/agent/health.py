@@ -47,12 +47,12 @@ _NOTHING_TOLD = frozenset({"n/a", "[n/a]", "not supported", "[not supported]", "
 #: have words of their own for what they do not count any more, and a new one would make a whole fleet sick.
 _SICK_WORDS = re.compile(r"requires re(?:set|start)|unknown error|\berr!", re.IGNORECASE)
 
-#: So many looks in a row at which the tool itself failed make the machine sick: one may be slow on a busy machine.
+#: Looks in a row at which the tool itself failed that make the machine sick: one may be slow on a busy machine.
 FAILED_LOOKS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class GpuReport:
     """What was seen of the GPUs at one look."""
 
     #: Output of nvidia-smi, standard output and error together; None: there is no nvidia-smi.
@@ -67,7 +67,7 @@ class Report:
 
     @property
     def is_refused(self) -> bool:
-        """Nvidia-smi does not take the question, whatever the GPUs are like: its exit status for wrong arguments."""
+        """Nvidia-smi rejects its arguments, which says nothing about the GPUs."""
         return self.exit_code == 2
 
 
@@ -77,7 +77,7 @@ class Health:
 
     problems: tuple[str, ...] = ()
     gpus: int = 0
-    #: Why the tool did not tell how the GPUs are, a sentence; empty: it did.
+    #: Why the tool did not report the GPUs' health, a sentence; empty: it did.
     failure: str = ""
     #: Words where counters should be that are known neither for a sickness nor for none, a sentence; empty: none.
     unread: str = ""
@@ -89,29 +89,29 @@ class Health:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
-    """What is remembered from look to look."""
+class HealthHistory:
+    """What is kept from look to look."""
 
-    #: How many GPUs there have to be: told at the start, or the most that were seen; None: neither yet.
+    #: How many GPUs there have to be: given at the start, or the most that were seen; None: neither yet.
     gpus: int | None = None
     #: Looks in a row, up to the newest, at which the tool itself failed.
     failed_looks: int = 0
 
 
-def follow(course: Course, report: Report) -> tuple[Course, Health]:
+def follow(history: HealthHistory, report: GpuReport) -> tuple[HealthHistory, Health]:
     """The verdict after one more look: what is wrong with the GPUs counts at once, a tool that fails only in a row."""
-    health = judge(report, course.gpus)
+    health = judge(report, history.gpus)
     if not health.failure:
-        return Course(gpus=max(course.gpus or 0, health.gpus)), health
-    course = replace(course, failed_looks=course.failed_looks + 1)
-    if course.failed_looks >= FAILED_LOOKS:
+        return HealthHistory(gpus=max(history.gpus or 0, health.gpus)), health
+    history = replace(history, failed_looks=history.failed_looks + 1)
+    if history.failed_looks >= FAILED_LOOKS:
         health = replace(
             health, problems=(*health.problems, f"{health.failure}, {FAILED_LOOKS} times in a row")
         )
-    return course, health
+    return history, health
 
 
-def judge(report: Report, gpus_expected: int | None = None) -> Health:
+def judge(report: GpuReport, gpus_expected: int | None = None) -> Health:
     """What the machine's tools say about its GPUs at one look.
 
     `gpus_expected` is how many it had before, or should have; None: as many as are seen.  A machine without nvidia-smi
@@ -147,7 +147,7 @@ def judge(report: Report, gpus_expected: int | None = None) -> Health:
     return Health(problems=tuple(problems), gpus=len(rows), unread=_unread(tables))
 
 
-def unknown_field(report: Report) -> str | None:
+def unknown_field(report: GpuReport) -> str | None:
     """The column that this driver does not know, and the GPUs can be watched without; None: there is none such."""
     found = _UNKNOWN_FIELD.search(report.text or "")
     return found[1] if found and found[1] in report.query[1:] else None

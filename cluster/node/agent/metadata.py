@@ -34,7 +34,7 @@ class Heard:
     """One answer."""
 
     document: Document
-    #: How much the platform's clock is ahead of this machine's, seconds; 0 when it was not told.
+    #: How much the platform's clock is ahead of this machine's, seconds; 0 when it is not known.
     skew_s: float
 
 
@@ -120,5 +120,5 @@ class MetadataService:
 
 
 def _pause_s(headers: httpx2.Headers) -> float:
-    told = headers.get("retry-after", "")
-    return min(LONGEST_PAUSE_S, float(told)) if told.isascii() and told.isdigit() else 1.0
+    header = headers.get("retry-after", "")
+    return min(LONGEST_PAUSE_S, float(header)) if header.isascii() and header.isdigit() else 1.0

@@ -43,7 +43,7 @@ def node_id_by_tag(metadata: MetadataService, stopping: threading.Event) -> str:
 
 def node_id(url: str, stopping: threading.Event) -> str:
     """The same, asking the metadata service at this URL."""
-    # Only the first call for Scheduled Events, which nobody makes here, may take minutes.
+    # Only the first call for Scheduled Events, which is not made here, may take minutes.
     metadata = MetadataService(url, first_timeout_s=TIMEOUT_S)
     try:
         return node_id_by_tag(metadata, stopping)

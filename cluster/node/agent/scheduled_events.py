@@ -15,18 +15,18 @@ from enum import StrEnum
 #: Version of the metadata service's interface.
 API_VERSION = "2020-07-01"
 
-#: A Preempt gives at most this notice, whatever its NotBefore says; a clock that is wrong must not make it longer.
+#: A Preempt gives at most this notice, even if its NotBefore says more: a wrong clock must not make it longer.
 PREEMPT_NOTICE_S = 30.0
 #: What is counted on when an event has begun, or its time has passed and it has not: observed evictions came within ten
 #: seconds, and a drain without any window would save nothing.
 LEAST_WINDOW_S = 5.0
 #: Longest pause that leaves the work where it is.  Ray's head waits two seconds for each answer, and one between two
 #: checks (see `cluster/local/environment.py`): a machine that leaves three unanswered, which takes eight seconds at
-#: least, is dead to it and killed when it wakes.  The rest is for pauses that last a little longer than was told.
+#: least, is dead to it and killed when it wakes.  The rest is for pauses that last a little longer than announced.
 LONGEST_PAUSE_S = 6.0
 #: A longer pause cannot be meant, and counts as one of unknown length.
 _LONGEST_TOLD_S = 86_400.0
-#: Texts of others are cut here before they are logged or told.
+#: Texts from elsewhere are cut to this length before they are logged or reported.
 _TEXT_LIMIT = 200
 
 
@@ -64,13 +64,13 @@ class ScheduledEvent:
     #: Expected seconds of interruption; None: unknown.
     duration_s: float | None = None
     description: str = ""
-    #: `Platform`, or `User` when somebody asked for it.
+    #: `Platform`, or `User` when a user requested it.
     source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """All events of now."""
+    """All current events."""
 
     #: Changes whenever the events do.
     incarnation: int
@@ -78,7 +78,7 @@ class Document:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drain:
+class DrainNotice:
     """The machine will be gone, lose its processes or stand still: its work has to leave before `deadline_at`."""
 
     #: Seconds since 1970 by this machine's clock.
@@ -98,12 +98,12 @@ class Pause:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """Worth telling, nothing has to be done: a rebalance recommendation, or a word that is not known."""
+    """Worth reporting, nothing has to be done: a rebalance recommendation, or an unknown event type."""
 
     reason: str
 
 
-Meaning = Drain | Pause | Advice
+Meaning = DrainNotice | Pause | Advice
 
 
 def parse(body: object) -> Document:
@@ -173,7 +173,7 @@ def meaning(event: ScheduledEvent, now: float, skew_s: float = 0.0) -> Meaning |
     who = " of its owner's" if event.source.casefold() == "user" else ""
     said = f": {event.description}" if event.description else ""
     if event.type in _ENDS:
-        return Drain(
+        return DrainNotice(
             deadline_at=_deadline(event, now, skew_s), reason=f"{event.type}{who} by the cloud{said}"
         )
     if event.type == EventType.FREEZE:
@@ -184,7 +184,7 @@ def meaning(event: ScheduledEvent, now: float, skew_s: float = 0.0) -> Meaning |
             return Pause(reason=f"{event.type}{who} by the cloud{said}", duration_s=event.duration_s)
         # Ray gives up a machine that is silent for longer: for its work it is as good as gone.
         how_long = "an unknown time" if event.duration_s is None else f"{event.duration_s:.0f} s"
-        return Drain(
+        return DrainNotice(
             deadline_at=_deadline(event, now, skew_s),
             reason=f"{event.type} for {how_long}{who} by the cloud{said}",
             ends_processes=False,

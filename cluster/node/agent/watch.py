@@ -1,4 +1,4 @@
-"""What the agent does about what it hears: a pure step from one look to the next."""
+"""The agent's decisions from scheduled events and health: a pure state transition from one look to the next."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from cluster.node.agent.scheduled_events import (
     Advice,
     Document,
-    Drain,
+    DrainNotice,
     Meaning,
     Pause,
     ScheduledEvent,
@@ -17,21 +17,21 @@ from cluster.node.agent.scheduled_events import (
 )
 from cluster.scheduling.words import clock
 
-#: Seconds before a deadline at which workers are ended softly when the cluster never heard of it: a SIGTERM lets a
-#: script write what it has, and its processes take that long to end.
+#: Seconds before a deadline at which workers are ended softly when the head has not accepted the drain: a SIGTERM lets
+#: a script write what it has, and its processes take that long to end.
 SOFT_END_S = 5.0
 #: Seconds that a head which was asked for a drain has to answer, however near the deadline is: one that is well does so
 #: within a second.
 ANSWER_S = 2.0
 #: Seconds that the work of a sick machine has to leave it: nothing takes the machine, a checkpoint may take its time.
 SICK_DRAIN_S = 600.0
-#: A later notice moves a drain only when it comes by so many seconds sooner.
+#: A later notice moves a drain only when its deadline is sooner by at least this many seconds.
 _SOONER_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrainNode:
-    """Tell the head that this node goes; asked again until it says yes."""
+    """Request a drain of this node from the head; repeated until the head accepts it."""
 
     deadline_at: float
     reason: str
@@ -39,14 +39,14 @@ class DrainNode:
 
 @dataclass(frozen=True, kw_only=True)
 class Acknowledge:
-    """Tell the cloud that it need not wait any longer."""
+    """Approve an event, so that the cloud need not wait any longer."""
 
     event_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndSoftly:
-    """End this machine's workers with SIGTERM: their deadline comes and nobody else will tell them."""
+    """End this machine's workers with SIGTERM: their deadline is near and the head has not accepted the drain."""
 
     reason: str
 
@@ -62,7 +62,7 @@ Action = DrainNode | Acknowledge | EndSoftly | Tell
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class KnownEvent:
     """An event that concerns this machine."""
 
     event: ScheduledEvent
@@ -74,14 +74,14 @@ class Known:
 class State:
     """What the agent remembers from look to look."""
 
-    known: Mapping[str, Known] = field(default_factory=dict)
+    known: Mapping[str, KnownEvent] = field(default_factory=dict)
     #: The deadline that the head has accepted; None: none.
     drained_until: float | None = None
     #: When the head was first asked for a drain that is still wanted; None: it was not.
     asked_at: float | None = None
     ended_softly: bool = False
     #: Since the machine is sick: when its work shall have left.
-    sick: Drain | None = None
+    sick: DrainNotice | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,14 +101,14 @@ class Look:
 
 
 def step(state: State, machine: str, look: Look) -> tuple[State, list[Action]]:
-    """The next state, and what to do now; `drained` and `acknowledged` take in what succeeded."""
+    """The next state, and what to do now; `drained` and `acknowledged` record what succeeded."""
     actions: list[Action] = []
     if look.document is not None:
         # Without a document nothing is known to be cancelled: what was heard last holds.
         state, actions = _hear(state, machine, look, look.document)
     if look.problems and state.sick is None:
         reason = f"this machine is sick: {'; '.join(look.problems)}"
-        state = replace(state, sick=Drain(deadline_at=look.now + SICK_DRAIN_S, reason=reason))
+        state = replace(state, sick=DrainNotice(deadline_at=look.now + SICK_DRAIN_S, reason=reason))
         actions.append(Tell(message=reason))
     due = _soonest(_drains(state))
     if due is None:
@@ -123,8 +123,8 @@ def step(state: State, machine: str, look: Look) -> tuple[State, list[Action]]:
     return state, actions
 
 
-def _unheard(state: State, now: float) -> Drain | None:
-    """What ends this machine's processes in a moment, of which the head did not hear although it had the time."""
+def _unheard(state: State, now: float) -> DrainNotice | None:
+    """What ends this machine's processes in a moment, if the head has not accepted the drain although it had time."""
     if state.drained_until is not None or state.asked_at is None or state.ended_softly:
         return None
     # A machine that stands still keeps its processes: to end them here would lose what the pause may leave.
@@ -136,14 +136,14 @@ def _unheard(state: State, now: float) -> Drain | None:
 
 def _hear(state: State, machine: str, look: Look, document: Document) -> tuple[State, list[Action]]:
     actions: list[Action] = []
-    known: dict[str, Known] = {}
+    known: dict[str, KnownEvent] = {}
     for event in document.events:
         if not concerns(event, machine):
             continue
         before = state.known.get(event.id)
         if before is None:
             means = meaning(event, look.now, look.skew_s)
-            known[event.id] = Known(event=event, means=means)
+            known[event.id] = KnownEvent(event=event, means=means)
             actions.append(Tell(message=_said(event, means, look.now)))
         else:
             known[event.id] = _again(before, event, look)
@@ -152,20 +152,20 @@ def _hear(state: State, machine: str, look: Look, document: Document) -> tuple[S
     return replace(state, known=known), actions
 
 
-def _again(before: Known, event: ScheduledEvent, look: Look) -> Known:
-    """An event that is there still; one that has begun, or comes sooner, has a nearer deadline."""
+def _again(before: KnownEvent, event: ScheduledEvent, look: Look) -> KnownEvent:
+    """An event that is still listed; one that has begun, or comes sooner, has a nearer deadline."""
     means = meaning(event, look.now, look.skew_s)
     if before.is_acknowledged:
         # It begins because we let it: its work has left, and nothing has to hurry.
         return replace(before, event=event)
-    if isinstance(before.means, Drain) and isinstance(means, Drain):
+    if isinstance(before.means, DrainNotice) and isinstance(means, DrainNotice):
         means = min(before.means, means, key=lambda drain: drain.deadline_at)
     return replace(before, event=event, means=means)
 
 
 def _said(event: ScheduledEvent, means: Meaning | None, now: float) -> str:
     match means:
-        case Drain():
+        case DrainNotice():
             left_s = means.deadline_at - now
             return (
                 f"{means.reason}; its work has to leave this machine within {left_s:.0f} s, by"
@@ -179,28 +179,29 @@ def _said(event: ScheduledEvent, means: Meaning | None, now: float) -> str:
             return means.reason
 
 
-def _drains(state: State) -> list[Drain]:
-    ordered = [known.means for known in state.known.values() if isinstance(known.means, Drain)]
+def _drains(state: State) -> list[DrainNotice]:
+    ordered = [known.means for known in state.known.values() if isinstance(known.means, DrainNotice)]
     return ordered if state.sick is None else [*ordered, state.sick]
 
 
-def _soonest(drains: Sequence[Drain]) -> Drain | None:
+def _soonest(drains: Sequence[DrainNotice]) -> DrainNotice | None:
     return min(drains, key=lambda drain: drain.deadline_at, default=None)
 
 
 def _acknowledgements(state: State, look: Look) -> list[Action]:
-    """Events whose work has left a drained node: the cloud need not wait for those.
+    """Approvals of events whose work has left a drained node: the cloud need not wait for those.
 
-    Any other answer would only let the machine be taken sooner, with what is still being written on it.  A deadline is
-    no reason for one: ours is often sooner than the cloud's, and at its own the cloud goes on by itself.  One answer
-    counts for every machine that an event names, and only this one is known to be empty: such an event gets none.
+    Any other approval would only let the machine be taken sooner, with what is still being written on it.  A deadline
+    is no reason for one: ours is often sooner than the cloud's, and at its own the cloud goes on by itself.  One
+    approval counts for every machine that an event names, and only this one is known to be empty: an event that names
+    several gets none.
     """
     if state.drained_until is None or look.is_empty is not True:
         return []
     return [
         Acknowledge(event_id=event_id)
         for event_id, known in state.known.items()
-        if isinstance(known.means, Drain)
+        if isinstance(known.means, DrainNotice)
         and not known.is_acknowledged
         and not known.event.is_started
         and len({name.casefold() for name in known.event.resources}) == 1
@@ -208,7 +209,7 @@ def _acknowledgements(state: State, look: Look) -> list[Action]:
 
 
 def says(state: State) -> str | None:
-    """What is announced to this machine now that moves nothing, for whoever looks after the cluster; None: nothing."""
+    """What is announced to this machine now and needs no drain, for operators; None: nothing."""
     words = {
         _said(known.event, known.means, 0.0)
         for known in state.known.values()

@@ -241,6 +241,6 @@ if __name__ == "__main__":
     os.close(_null)
     # As for a worker: modules are not looked for beside this one.
     sys.path[0] = os.path.dirname(sys.argv[3])
-    _told = serve(_listening, sys.argv[2], sys.argv[3])
-    if _told is not None:
-        run(*_told)
+    _request = serve(_listening, sys.argv[2], sys.argv[3])
+    if _request is not None:
+        run(*_request)

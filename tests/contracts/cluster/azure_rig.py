@@ -158,7 +158,7 @@ class AzureRig:
         return float(answer.json()["evicts_at"])
 
     def control(self, path: str, document: dict[str, Any]) -> httpx2.Response:
-        """A request to the emulator's control door."""
+        """A request to the emulator's control API."""
         return self._http.post(f"/control/{path}", json=document).raise_for_status()
 
     def state(self) -> dict[str, Any]:

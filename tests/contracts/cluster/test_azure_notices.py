@@ -14,7 +14,7 @@ from cluster.azure.emulator.notices import metadata_url
 from cluster.azure.emulator.server import EmulatorServer
 from cluster.azure.emulator.state import Cloud
 from cluster.node.agent.metadata import MetadataAway, MetadataService
-from cluster.node.agent.scheduled_events import Drain, ScheduledEvent, meaning
+from cluster.node.agent.scheduled_events import DrainNotice, ScheduledEvent, meaning
 from cluster.provider import NodeRequest
 from tests.contracts.cluster.azure_rig import CLUSTER, CPU_SIZE, AzureRig
 from tests.unit.cluster.test_azure_body import body
@@ -131,7 +131,7 @@ def test_a_cloud_whose_clock_is_behind_is_understood(rig: AzureRig, metadata: Me
     heard = metadata.listen()
     (event,) = heard.document.events
     means = meaning(event, rig.clock(), heard.skew_s)
-    assert isinstance(means, Drain)
+    assert isinstance(means, DrainNotice)
     assert means.deadline_at == pytest.approx(rig.clock() + 30.0, abs=2.0)
 
 

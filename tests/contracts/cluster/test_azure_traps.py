@@ -12,7 +12,7 @@ import pytest
 
 from cluster.azure import catalogue
 from cluster.azure.body import machine_body, machine_name
-from cluster.azure.emulator.faults import Fault, Place
+from cluster.azure.emulator.faults import EmulatorFault, FaultPoint
 from cluster.azure.emulator.server import REGION
 from cluster.azure.rehearsal import AzureRehearsal
 from cluster.provider import (
@@ -229,7 +229,9 @@ def test_a_cloud_that_cannot_answer_is_given_the_pause_that_it_asks_for(
     ("told", "kept_s"), [(1e9, 3600.0), (math.inf, 60.0), (math.nan, 60.0), (-5.0, 60.0), (0.0, 0.0)]
 )
 def test_a_pause_that_is_no_time_or_never_ends_is_not_kept(rig: AzureRig, told: float, kept_s: float) -> None:
-    rig.cloud.faults.all.append(Fault(at=Place.CREATE, status=429, code="TooManyRequests", retry_after=told))
+    rig.cloud.faults.all.append(
+        EmulatorFault(at=FaultPoint.CREATE, status=429, code="TooManyRequests", retry_after=told)
+    )
     error = refusal(rig)
     assert isinstance(error, Throttled)
     assert error.retry_after_s == kept_s

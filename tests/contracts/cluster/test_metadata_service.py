@@ -25,7 +25,7 @@ from cluster.node.agent.agent import Agent
 from cluster.node.agent.head import RayHead
 from cluster.node.agent.health import Health
 from cluster.node.agent.metadata import Heard, MetadataAway, MetadataService
-from cluster.node.agent.scheduled_events import API_VERSION, Drain, meaning
+from cluster.node.agent.scheduled_events import API_VERSION, DrainNotice, meaning
 from cluster.node.agent.watch import SICK_DRAIN_S
 
 T = TypeVar("T")
@@ -161,7 +161,7 @@ class TestTheService:
         assert after["Events"] == before["Events"] == []
         assert before["DocumentIncarnation"] < begun["DocumentIncarnation"] < after["DocumentIncarnation"]
 
-    def test_has_a_control_door(self, url: str) -> None:
+    def test_has_a_control_api(self, url: str) -> None:
         control = f"{url}/control"
         made = httpx2.post(f"{control}/machines/w1/events", json={"type": "Freeze"}, trust_env=False)
         place = f"{control}/events/{made.json()['EventId']}"
@@ -310,12 +310,12 @@ class HeardHead(RayHead):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__("127.0.0.1:0", "node_a", clock)
-        self.beats: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        self.heartbeats: SimpleQueue[dict[str, Any]] = SimpleQueue()
         self.drains: SimpleQueue[tuple[float, str]] = SimpleQueue()
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        if question is gcs.beat:
-            self.beats.put(json.loads(arguments[0]))
+        if question is gcs.send_heartbeat:
+            self.heartbeats.put(json.loads(arguments[0]))
         if question is gcs.drain:
             self.drains.put((arguments[0], arguments[1]))
             return gcs.Drained(RAY_NODE)
@@ -344,7 +344,7 @@ def test_signs_of_life_say_for_how_long_the_cloud_has_not_been_heard(
         clock.now += after_s
         agent.listen()
         head._turn()
-        told: float = head.beats.get(timeout=PATIENCE_S)["deaf_s"]
+        told: float = head.heartbeats.get(timeout=PATIENCE_S)["deaf_s"]
         return told
 
     server.faults.extend([(500, ""), (200, "{")])
@@ -360,7 +360,7 @@ def test_signs_of_life_tell_of_announcements_that_move_nothing_as_long_as_they_s
     def said() -> str | None:
         look(agent, clock)
         head._turn()
-        told: str | None = head.beats.get(timeout=PATIENCE_S)["says"]
+        told: str | None = head.heartbeats.get(timeout=PATIENCE_S)["says"]
         return told
 
     assert said() is None
@@ -462,7 +462,7 @@ def test_while_the_first_answer_does_not_come_all_else_goes_on_and_its_notice_is
     try:
         assert metadata.is_asked.wait(PATIENCE_S)
         three_more(looks)
-        assert [beat["leaves"] for beat in three_more(heard_head.beats)] == [None] * 3
+        assert [heartbeat["leaves"] for heartbeat in three_more(heard_head.heartbeats)] == [None] * 3
         assert heard_head.drains.empty(), "nothing is known yet"
         sick.set()
         sick_until = clock.now + SICK_DRAIN_S
@@ -507,6 +507,6 @@ def test_what_is_heard_is_what_was_announced(
     heard = metadata.listen()
     (event,) = heard.document.events
     assert (event.resources, event.source, heard.skew_s) == (("w0",), "Platform", 0.0)
-    assert meaning(event, clock.now) == Drain(
+    assert meaning(event, clock.now) == DrainNotice(
         deadline_at=clock.now + 600, reason="Redeploy by the cloud: host repair"
     )

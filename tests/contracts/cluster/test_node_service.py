@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cluster.azure.body import secret_name
-from cluster.azure.emulator.faults import Fault, Place
+from cluster.azure.emulator.faults import EmulatorFault, FaultPoint
 from cluster.azure.emulator.server import EmulatorServer
 from cluster.node import __main__ as node_main
 from cluster.node import boot, processes
@@ -66,7 +66,7 @@ def test_a_file_that_makes_no_node_is_one_sentence_and_2(tmp_path: Path, text: s
 
 
 def test_sigterm_ends_it_with_0_while_it_waits_for_the_vault(tmp_path: Path, server: EmulatorServer) -> None:
-    server.cloud.faults.all.append(Fault(at=Place.SECRET, status=403, times=0))
+    server.cloud.faults.all.append(EmulatorFault(at=FaultPoint.SECRET, status=403, times=0))
     file = tmp_path / "node.json"
     file.write_text(json.dumps({**NODE, "vault": server.url}))
     process = start(file, tmp_path / "run", server.url)
@@ -105,12 +105,12 @@ def test_it_joins_with_the_secret_in_a_file_of_its_owner_and_tells_how_ray_ended
     monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", server.url)
     monkeypatch.setattr(processes, "run", started := Started(status))
     caplog.set_level(logging.DEBUG)
-    place = boot.Place(python="python", run=tmp_path / "run", metadata_url="http://127.0.0.1:9")
+    runtime = boot.NodeRuntime(python="python", run=tmp_path / "run", metadata_url="http://127.0.0.1:9")
     node = parse(json.dumps({**NODE, "vault": server.url}))
     # As after a crash: what is left of the last start is neither kept nor believed.
     (tmp_path / "run").mkdir(mode=0o700)
     (tmp_path / "run/ray.token").write_text("old")
-    assert node_main.be_node(node, place, threading.Event()) == exit_status
+    assert node_main.be_node(node, runtime, threading.Event()) == exit_status
     token = tmp_path / "run/ray.token"
     assert token.read_text() == SECRET
     assert token.stat().st_mode & 0o777 == 0o600
@@ -124,10 +124,10 @@ def test_what_ray_would_refuse_makes_no_node(
     server: EmulatorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", server.url)
-    place = boot.Place(python="python", run=tmp_path / "run", metadata_url="http://127.0.0.1:9")
+    runtime = boot.NodeRuntime(python="python", run=tmp_path / "run", metadata_url="http://127.0.0.1:9")
     node = parse(json.dumps({**NODE, "vault": server.url, "labels": {"a b": "c"}}))
     with pytest.raises(NodeFileUnusable, match="is not one that Ray accepts"):
-        node_main.be_node(node, place, threading.Event())
+        node_main.be_node(node, runtime, threading.Event())
 
 
 @pytest.mark.parametrize(("told", "gpus"), [("0", 0), ("8", 8), ("", None), ("many", None), ("-1", None)])
@@ -135,4 +135,4 @@ def test_an_image_may_say_how_many_gpus_are_looked_for(
     monkeypatch: pytest.MonkeyPatch, told: str, gpus: int | None
 ) -> None:
     monkeypatch.setenv("REMORA_GPUS", told)
-    assert node_main._place().gpus == gpus
+    assert node_main._runtime().gpus == gpus

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import httpx2
 import pytest
 
-from cluster.azure.emulator.faults import Fault, Place
+from cluster.azure.emulator.faults import EmulatorFault, FaultPoint
 from cluster.azure.emulator.server import EmulatorServer
 from cluster.node import refusals
 from cluster.node.vault import Vault, VaultUnusable
@@ -43,8 +43,12 @@ def fetch(vault: Vault, name: str = NAME) -> str:
     return vault.fetch(name, threading.Event())
 
 
-def fault(server: EmulatorServer, status: int, times: int = 1, retry_after: float | None = None) -> Fault:
-    one = Fault(at=Place.SECRET, status=status, code="x", message="no", times=times, retry_after=retry_after)
+def fault(
+    server: EmulatorServer, status: int, times: int = 1, retry_after: float | None = None
+) -> EmulatorFault:
+    one = EmulatorFault(
+        at=FaultPoint.SECRET, status=status, code="x", message="no", times=times, retry_after=retry_after
+    )
     server.cloud.faults.all.append(one)
     return one
 
@@ -113,7 +117,9 @@ def test_a_secret_that_is_put_there_late_is_found(
 def test_an_identity_that_gets_no_token_is_told_apart_from_the_vault(
     server: EmulatorServer, vault: Vault, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refused = Fault(at=Place.TOKEN, status=400, code="invalid_request", message="Identity not found", times=2)
+    refused = EmulatorFault(
+        at=FaultPoint.TOKEN, status=400, code="invalid_request", message="Identity not found", times=2
+    )
     server.cloud.faults.all.append(refused)
     assert fetch(vault) == VALUE
     assert refused.fired == 2

@@ -19,7 +19,7 @@ import pytest
 
 from cluster.local.environment import ray_environment
 from cluster.local.provider import Boot, LocalProvider
-from cluster.local.records import Machine
+from cluster.local.records import MachineRecord
 from cluster.provider import (
     InsufficientCapacity,
     InvalidRequest,
@@ -243,9 +243,9 @@ class TestLocalOnly:
 
     def test_a_machine_that_boots_something_else_is_listed_and_ended_like_a_node(self, home: Path) -> None:
         provider = local_provider(home)
-        seen: list[Machine] = []
+        seen: list[MachineRecord] = []
 
-        def prepare(place: Machine) -> Boot:
+        def prepare(place: MachineRecord) -> Boot:
             seen.append(place)
             (Path(place.temporary) / "root").mkdir(parents=True)
             return Boot(

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from cluster.azure import prices
 from cluster.azure.emulator.server import REGION
-from cluster.azure.emulator.state import Machine
-from cluster.azure.market import Market, Sources
+from cluster.azure.emulator.state import EmulatedMachine
+from cluster.azure.region_catalogue import RegionCatalogue, Sources
 from cluster.azure.rehearsal import AzureRehearsal
 from cluster.azure.supply import AzureSupply
 from cluster.policies.documents import digest_of
@@ -114,7 +114,7 @@ class Storm:
             evictions=azure.evictions,
             scores=azure.scores,
         )
-        self.supply = AzureSupply(azure, Market(REGION, sources, clock))
+        self.supply = AzureSupply(azure, RegionCatalogue(REGION, sources, clock))
         self._looked_at = 0.0
         access = ProcessAccess(self.rig, self.database, azure, self.ray, self.life, self.witness)
         cluster = ClusterConnection(
@@ -220,7 +220,7 @@ class Storm:
         asleep.append(self.rig.clock() - began)
         self._acting = stands
 
-    def take(self, machines: list[Machine]) -> None:
+    def take(self, machines: list[EmulatedMachine]) -> None:
         """The cloud takes machines without a word."""
         states = {row.id: row.state for row in self.books.rows()}
         for machine in machines:
@@ -228,7 +228,7 @@ class Storm:
                 self.books.evicted.add(node_of(machine))
             self.rig.cloud.evict(machine.name, self.rig.server.clock())
 
-    def notice(self, machine: Machine) -> None:
+    def notice(self, machine: EmulatedMachine) -> None:
         """The cloud says that it will take a machine, and the agent drains its node."""
         at = self.rig.cloud.notice(machine.name, self.rig.server.clock())
         name = node_of(machine)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cluster.azure.body import CLUSTER_TAG, NODE_TAG, machine_name
-from cluster.azure.emulator.state import CREATING, Machine
+from cluster.azure.emulator.state import CREATING, EmulatedMachine
 from cluster.provider import NodeRequest
 from tests.contracts.cluster.azure_rig import CLUSTER, CPU_SIZE, AzureRig
 
@@ -17,13 +17,13 @@ NEIGHBOUR = "neighbour"
 NEIGHBOURS_VCPUS = 4
 
 
-def machines_of(rig: AzureRig) -> list[Machine]:
+def machines_of(rig: AzureRig) -> list[EmulatedMachine]:
     """Our machines that exist now; nobody asks the emulator for anything meanwhile."""
     rig.cloud.advance(rig.server.clock())
     return [one for one in rig.cloud.machines.values() if one.body["tags"][CLUSTER_TAG] == CLUSTER]
 
 
-def node_of(machine: Machine) -> str:
+def node_of(machine: EmulatedMachine) -> str:
     """Our node that a machine is."""
     return str(machine.body["tags"][NODE_TAG])
 

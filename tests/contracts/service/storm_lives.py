@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from cluster.azure.emulator.faults import Fault, Place
+from cluster.azure.emulator.faults import EmulatorFault, FaultPoint
 from cluster.azure.provider import AzureProvider
 from cluster.provider import NodeRequest, ProvidedNode, ProviderError, Throttled
 from cluster.ray.members import MemberNode
@@ -46,7 +46,7 @@ class Witness:
     #: Refusals of all others for want of quota.
     asked_too_much: list[str] = field(default_factory=list)
     #: Requests during the pause that the cloud wished for.
-    too_early: list[Place] = field(default_factory=list)
+    too_early: list[FaultPoint] = field(default_factory=list)
 
     def check(self) -> None:
         """Nothing of this happens at any moment."""
@@ -212,9 +212,9 @@ class ProcessAccess:
 
 def watch_pauses(rig: AzureRig, living: Callable[[], Life], witness: Witness) -> None:
     """Look for a process that was told to wait and asks for a machine, or for the list, before its time."""
-    take, told = rig.cloud.faults.take, dict[Place, tuple[Life, float, float]]()
+    take, told = rig.cloud.faults.take, dict[FaultPoint, tuple[Life, float, float]]()
 
-    def watch(at: Place, **facts: Any) -> Fault | None:
+    def watch(at: FaultPoint, **facts: Any) -> EmulatorFault | None:
         now = rig.clock()
         if at in told:
             life, since, until = told[at]
@@ -222,7 +222,7 @@ def watch_pauses(rig: AzureRig, living: Callable[[], Life], witness: Witness) ->
             if life is living() and since < now < until:
                 witness.too_early.append(at)
         fault = take(at, **facts)
-        if fault is not None and fault.status == 429 and at in (Place.CREATE, Place.LIST):
+        if fault is not None and fault.status == 429 and at in (FaultPoint.CREATE, FaultPoint.LIST):
             told[at] = (living(), now, now + (fault.retry_after or 60.0))
         return fault
 

@@ -73,6 +73,6 @@ class Ray:
             resources={"CPU": 4.0} if is_alive else {},
             deadline_at=self.draining[name] if drains else None,
             agent=AgentStatus(
-                beat=Heartbeat(at=self._rig.clock() + self.skew_s, leaves=self.leaves.get(name))
+                heartbeat=Heartbeat(at=self._rig.clock() + self.skew_s, leaves=self.leaves.get(name))
             ),
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from cluster.azure.emulator.faults import Fault
-from cluster.azure.emulator.state import DELETING, SUCCEEDED, Machine
+from cluster.azure.emulator.faults import EmulatorFault
+from cluster.azure.emulator.state import DELETING, SUCCEEDED, EmulatedMachine
 from tests.contracts.service.storm_cloud import add_stray, machines_of, node_of
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Weather:
         self._storm = storm
         #: How often each thing happened that is no fault of a request.
         self.struck: Counter[str] = Counter()
-        self._set: dict[str, list[Fault]] = {}
+        self._set: dict[str, list[EmulatorFault]] = {}
         #: The process that dies buying has a successor whose list lags.
         self._lags = False
 
@@ -101,9 +101,9 @@ class Weather:
     def fault(self, name: str) -> None:
         """A request goes wrong, once or twice."""
         times = self._storm.random.randint(1, 2)
-        self._put(name, Fault.model_validate({**FAULTS[name], "times": times}))
+        self._put(name, EmulatorFault.model_validate({**FAULTS[name], "times": times}))
 
-    def _put(self, name: str, fault: Fault) -> None:
+    def _put(self, name: str, fault: EmulatorFault) -> None:
         """Let requests meet the fault, unless there is one of this name that none has met yet."""
         if all(one.fired for one in self._set.get(name, [])):
             self._storm.rig.cloud.faults.all.append(fault)
@@ -124,7 +124,7 @@ class Weather:
         if self._strike(name, machines, running):
             self.struck[name] += 1
 
-    def _strike(self, name: str, machines: list[Machine], running: list[Machine]) -> bool:
+    def _strike(self, name: str, machines: list[EmulatedMachine], running: list[EmulatedMachine]) -> bool:
         """It has happened; False also for what will happen later, if it does."""
         storm, choose = self._storm, self._storm.random
         cloud, now = storm.rig.cloud, storm.rig.server.clock()
@@ -157,7 +157,7 @@ class Weather:
                 storm.books.strays.add(stray)
                 add_stray(storm.rig, stray)
             case "a successor whose list stumbles" if len(machines) > cloud.page_size:
-                self._put(name, Fault.model_validate(FAULTS["a list that stumbles on page 2"]))
+                self._put(name, EmulatorFault.model_validate(FAULTS["a list that stumbles on page 2"]))
                 storm.succeed()
                 return False
             case _:

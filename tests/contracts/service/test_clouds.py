@@ -177,10 +177,14 @@ def test_a_cloud_that_lets_hardly_anybody_ask_is_looked_at_less_often(
 
 def test_an_agent_is_found_silent_in_time_also_where_the_cloud_is_looked_at_less_often() -> None:
     # One turn comes a little late each time.
-    beats, pause_s, passed_s = {"node_a": Heartbeat(at=7.0)}, SPARING_INTERVAL_S + OBSERVATION_INTERVAL_S, 0.0
-    heard: dict[str, AgentStatus] = listen({}, beats, pause_s)
+    heartbeats, pause_s, passed_s = (
+        {"node_a": Heartbeat(at=7.0)},
+        SPARING_INTERVAL_S + OBSERVATION_INTERVAL_S,
+        0.0,
+    )
+    heard: dict[str, AgentStatus] = listen({}, heartbeats, pause_s)
     while not heard["node_a"].is_silent:
-        heard, passed_s = listen(heard, beats, pause_s), passed_s + pause_s
+        heard, passed_s = listen(heard, heartbeats, pause_s), passed_s + pause_s
     assert SILENT_S < heard["node_a"].unchanged_s == passed_s <= SILENT_S + pause_s
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.azure.emulator.state import Machine
+from cluster.azure.emulator.state import EmulatedMachine
 from remora.states import DrillState
 from service.queue.drills import NOTICE_PATIENCE_S
 from service.queue.rows import DrillRow
@@ -77,7 +77,7 @@ def drains_when_told(storm: Storm) -> dict[str, float]:
     """The machines' agents drain their nodes for a notice; when each notice came."""
     told: dict[str, float] = {}
 
-    def drain(machine: Machine, at: float) -> None:
+    def drain(machine: EmulatedMachine, at: float) -> None:
         told[node_of(machine)] = storm.rig.clock()
         storm.ray.draining[node_of(machine)] = at
         storm.ray.leaves[node_of(machine)] = "the cloud takes the machine back (Preempt)"

@@ -265,7 +265,7 @@ def test_a_pool_that_has_worked_since_is_not_slowed_down_by_what_failed_before(w
 
 
 def test_machines_that_are_sick_are_not_bought_again_and_again(world: World) -> None:
-    sick = AgentStatus(beat=Heartbeat(at=1.0, leaves="this machine is sick: XID 79", is_sick=True))
+    sick = AgentStatus(heartbeat=Heartbeat(at=1.0, leaves="this machine is sick: XID 79", is_sick=True))
     apply(world, DOCUMENT.format(max_nodes=4).replace("patience_s: 20", "patience_s: 9000"))
     job_id = world.submit(min_workers=3, max_workers=3)
     for _ in world.ticks_until("machines of another zone do the work"):

@@ -696,7 +696,7 @@ class TestNodes:
     def test_an_agent_that_is_silent_is_told_once_and_its_node_works_on(self, ready: World) -> None:
         before = ready.nodes()
         silent, beating = before[0], before[1]
-        newest = AgentStatus(beat=Heartbeat(at=ready.now))
+        newest = AgentStatus(heartbeat=Heartbeat(at=ready.now))
         ready.cluster.agents = {
             silent.id: replace(newest, unchanged_s=SILENT_S + 1),
             beating.id: replace(newest, unchanged_s=SILENT_S - 1),
@@ -707,7 +707,7 @@ class TestNodes:
         assert [node.state for node in ready.nodes()] == [NodeState.READY] * 3
         assert (len(ready.cluster.created), ready.cluster.drains) == (3, {}), "nobody is replaced for it"
         assert "its agent has said nothing" in str(ready.nodes()[0].message)
-        ready.cluster.agents[silent.id] = AgentStatus(beat=Heartbeat(at=ready.now + 1))
+        ready.cluster.agents[silent.id] = AgentStatus(heartbeat=Heartbeat(at=ready.now + 1))
         ready.tick(3)
         assert node_events_of(ready, silent.id)[-2:] == ["node.agent_silent", "node.agent_heard"]
         assert ready.nodes()[0].message is None

@@ -27,7 +27,7 @@ from cluster.azure.provider import AzureProvider
 from cluster.local.environment import MACHINE_VARIABLE, process_environment
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
-from cluster.local.records import Machine
+from cluster.local.records import MachineRecord
 from cluster.processes import find_by_environment
 from cluster.provider import NodeRequest
 from cluster.ray.connection import connect
@@ -48,7 +48,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def head(home: Path) -> Iterator[Machine]:
+def head(home: Path) -> Iterator[MachineRecord]:
     started = start_head(home)
     wait_until_reachable(home, started)
     connect(home, started.ray_address)
@@ -59,7 +59,7 @@ def head(home: Path) -> Iterator[Machine]:
 
 
 @pytest.fixture(scope="module")
-def emulator(home: Path, head: Machine) -> Iterator[str]:
+def emulator(home: Path, head: MachineRecord) -> Iterator[str]:
     """Address of `python -m cluster.azure.emulator --home ...`."""
     process = subprocess.Popen(
         [
@@ -92,7 +92,7 @@ def emulator(home: Path, head: Machine) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def azure(emulator: str, head: Machine) -> Iterator[AzureProvider]:
+def azure(emulator: str, head: MachineRecord) -> Iterator[AzureProvider]:
     offerings = catalogue.offerings(REGION)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", emulator)
@@ -105,7 +105,9 @@ def azure(emulator: str, head: Machine) -> Iterator[AzureProvider]:
 class Joined:
     """A spot machine that the emulated cloud made, once it has joined and its agent has given a sign of life."""
 
-    def __init__(self, azure: AzureProvider, emulator: str, head: Machine, home: Path, node_id: str) -> None:
+    def __init__(
+        self, azure: AzureProvider, emulator: str, head: MachineRecord, home: Path, node_id: str
+    ) -> None:
         self.node_id = node_id
         self.machine = machine_name(CLUSTER, node_id)
         self._emulator = emulator
@@ -122,7 +124,7 @@ class Joined:
         until(self.member, "the machine joins")
         client, key = GcsClient(address=head.ray_address), BEAT_PREFIX + node_id.encode()
         until(lambda: client.internal_kv_get(key, BEAT_NAMESPACE), "its agent gives a sign of life")
-        self.beat = json.loads(client.internal_kv_get(key, BEAT_NAMESPACE))
+        self.heartbeat = json.loads(client.internal_kv_get(key, BEAT_NAMESPACE))
 
     def member(self) -> MemberNode | None:
         found = RayMembership().observe().get(self.node_id)
@@ -198,7 +200,7 @@ def blocks_sigterm(pid: int) -> bool:
 
 
 def test_a_machine_that_azure_takes_is_drained_until_it_goes_with_all_that_ran_on_it(
-    home: Path, head: Machine, emulator: str, azure: AzureProvider
+    home: Path, head: MachineRecord, emulator: str, azure: AzureProvider
 ) -> None:
     machine = Joined(azure, emulator, head, home, "node_a")
     assert not blocks_sigterm(machine.agent().pid)
@@ -212,10 +214,10 @@ def test_a_machine_that_azure_takes_is_drained_until_it_goes_with_all_that_ran_o
 
 
 def test_the_cloud_is_told_that_it_need_not_wait_once_the_work_has_left(
-    home: Path, head: Machine, emulator: str, azure: AzureProvider
+    home: Path, head: MachineRecord, emulator: str, azure: AzureProvider
 ) -> None:
     machine = Joined(azure, emulator, head, home, "node_b")
-    assert machine.beat["problems"] == []
+    assert machine.heartbeat["problems"] == []
     work = begin_work()
     event = Announced(emulator, machine.machine, {"type": "Terminate", "notice_s": 600})
     not_before = parsedate_to_datetime(event.document()["NotBefore"]).timestamp()

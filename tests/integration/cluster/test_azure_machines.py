@@ -17,7 +17,7 @@ from cluster.azure.emulator.vault import secrets_of
 from cluster.local.environment import MACHINE_VARIABLE
 from cluster.local.folders import ClusterFolders
 from cluster.local.head import start_head, stop_head, wait_until_reachable
-from cluster.local.records import Machine
+from cluster.local.records import MachineRecord
 from cluster.processes import find_by_environment
 from cluster.provider import NodeRequest
 from cluster.ray.connection import connect
@@ -33,7 +33,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def head(home: Path) -> Iterator[Machine]:
+def head(home: Path) -> Iterator[MachineRecord]:
     started = start_head(home)
     wait_until_reachable(home, started)
     connect(home, started.ray_address)
@@ -44,7 +44,7 @@ def head(home: Path) -> Iterator[Machine]:
 
 
 @pytest.fixture
-def rig(home: Path, head: Machine) -> Iterator[AzureRig]:
+def rig(home: Path, head: MachineRecord) -> Iterator[AzureRig]:
     with AzureRig(head.ray_address, secrets=secrets_of(home, CLUSTER)) as rig:
         machines = LocalMachines(rig.server.cloud, home, lambda: rig.server.url)
         yield rig

@@ -19,7 +19,7 @@ from ray._raylet import ObjectID
 
 from cluster.local.folders import ClusterFolders
 from cluster.local.head import start_head, stop_head, wait_until_reachable
-from cluster.local.records import Machine
+from cluster.local.records import MachineRecord
 from cluster.ray.connection import connect
 from cluster.ray.joining import FORKED_VARIABLE
 from cluster.ray.workers.launcher import MOST_STARTS
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
-def head(tmp_path: Path) -> Iterator[Machine]:
+def head(tmp_path: Path) -> Iterator[MachineRecord]:
     """A head that forks its workers, with this process connected to it."""
     head = start_head(tmp_path, **{FORKED_VARIABLE: FORKED})
     try:
@@ -85,7 +85,7 @@ def warm_process(process: psutil.Process) -> psutil.Process | None:
     return parent if parent is not None and any(one.endswith("warm.py") for one in parent.cmdline()) else None
 
 
-def test_workers_are_forked_and_draw_numbers_of_their_own(head: Machine) -> None:
+def test_workers_are_forked_and_draw_numbers_of_their_own(head: MachineRecord) -> None:
     workers = [a_worker() for _ in range(3)]
     warm = {warm_process(process) for _, process in workers}
     assert len(warm) == 1
@@ -95,7 +95,7 @@ def test_workers_are_forked_and_draw_numbers_of_their_own(head: Machine) -> None
         assert len(set(alike)) == 3
 
 
-def test_a_worker_belongs_to_the_job_that_wants_it(head: Machine, tmp_path: Path) -> None:
+def test_a_worker_belongs_to_the_job_that_wants_it(head: MachineRecord, tmp_path: Path) -> None:
     """A controller that takes over is another one of Ray's jobs, which Ray reads once, when it is imported."""
     a_worker()
     ray.shutdown()
@@ -104,7 +104,9 @@ def test_a_worker_belongs_to_the_job_that_wants_it(head: Machine, tmp_path: Path
     assert warm_process(other) is not None
 
 
-def test_a_forked_worker_is_like_one_that_was_started_which_follows_when_forking_fails(head: Machine) -> None:
+def test_a_forked_worker_is_like_one_that_was_started_which_follows_when_forking_fails(
+    head: MachineRecord,
+) -> None:
     actor, process = a_worker()
     forked = ray.get(actor.place.remote())
     for _ in range(MOST_STARTS):
@@ -124,7 +126,7 @@ def test_a_forked_worker_is_like_one_that_was_started_which_follows_when_forking
     assert sentence in log.read_text()
 
 
-def test_the_warm_process_ends_with_its_raylet_and_nothing_else_does(head: Machine) -> None:
+def test_the_warm_process_ends_with_its_raylet_and_nothing_else_does(head: MachineRecord) -> None:
     actor, process = a_worker()
     warm = warm_process(process)
     assert warm is not None

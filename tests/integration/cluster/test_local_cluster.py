@@ -20,7 +20,7 @@ from cluster.local.environment import MACHINE_VARIABLE, process_environment
 from cluster.local.folders import ClusterFolders
 from cluster.local.head import find_head, start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
-from cluster.local.records import Machine
+from cluster.local.records import MachineRecord
 from cluster.processes import find_by_environment, identity
 from cluster.provider import NodeRequest
 from cluster.ray.connection import connect
@@ -38,7 +38,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def head(home: Path) -> Iterator[Machine]:
+def head(home: Path) -> Iterator[MachineRecord]:
     started = start_head(home)
     wait_until_reachable(home, started)
     connect(home, started.ray_address)
@@ -50,7 +50,7 @@ def head(home: Path) -> Iterator[Machine]:
 
 
 @pytest.fixture
-def provider(home: Path, head: Machine) -> Iterator[LocalProvider]:
+def provider(home: Path, head: MachineRecord) -> Iterator[LocalProvider]:
     local = LocalProvider(home, head.ray_address)
     yield local
     for node_id in local.node_ids():
@@ -142,7 +142,7 @@ def test_a_killed_node_is_gone_whole_and_ray_notices_within_seconds(provider: Lo
 
 
 def test_a_restarted_controller_adopts_and_deletes_without_leaving_anything(
-    home: Path, head: Machine, provider: LocalProvider
+    home: Path, head: MachineRecord, provider: LocalProvider
 ) -> None:
     # A process that makes a node and is killed at once, as a controller may be.
     code = f"""
@@ -201,7 +201,7 @@ def test_a_drained_node_shows_its_deadline_and_ends_when_its_work_has(provider: 
     assert node.is_running
 
 
-def test_what_cannot_be_drained_is_refused_in_a_sentence(head: Machine) -> None:
+def test_what_cannot_be_drained_is_refused_in_a_sentence(head: MachineRecord) -> None:
     with pytest.raises(DrainRefused, match="was not drained"):
         drain("ab" * 28, "test", time.time() + 10)
     with pytest.raises(DrainRefused, match="was not drained"):
@@ -210,12 +210,12 @@ def test_what_cannot_be_drained_is_refused_in_a_sentence(head: Machine) -> None:
         RayDrains(RayMembership()).drain("node_never", "test", time.time() + 10)
 
 
-def test_the_head_is_adopted_not_started_twice(home: Path, head: Machine) -> None:
+def test_the_head_is_adopted_not_started_twice(home: Path, head: MachineRecord) -> None:
     assert start_head(home) == head == find_head(home)
     assert (home / "ray.address").read_text().strip() == head.ray_address
 
 
-def test_strangers_without_the_secret_are_turned_away(home: Path, head: Machine) -> None:
+def test_strangers_without_the_secret_are_turned_away(home: Path, head: MachineRecord) -> None:
     token = home / "ray.token"
     assert token.stat().st_mode & 0o777 == 0o600
     code = f"from ray._raylet import GcsClient; GcsClient({head.ray_address!r}).internal_kv_keys(b'')"

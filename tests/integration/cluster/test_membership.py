@@ -81,13 +81,13 @@ def test_an_agent_is_heard_until_it_gives_no_new_sign_of_life(cluster: Cluster) 
         return membership.observe()["node_b"]
 
     assert look().agent is None, "it has none yet"
-    gcs.beat(cluster.address, "node_b", written(1.0, [], None))
+    gcs.send_heartbeat(cluster.address, "node_b", written(1.0, [], None))
     heard = look().agent
     assert heard is not None
-    assert (heard.beat.at, heard.unchanged_s) == (1.0, 0.0)
+    assert (heard.heartbeat.at, heard.unchanged_s) == (1.0, 0.0)
     looks = [look().agent for _ in range(int(SILENT_S / HEARTBEAT_S) + 1)]
     assert [one is not None and one.is_silent for one in looks] == [False] * (len(looks) - 1) + [True]
-    gcs.beat(cluster.address, "node_b", written(2.0, [], "Preempt by the cloud"))
+    gcs.send_heartbeat(cluster.address, "node_b", written(2.0, [], "Preempt by the cloud"))
     again = look()
     assert again.agent is not None
     assert not again.agent.is_silent
@@ -111,6 +111,6 @@ def test_a_node_is_in_use_from_the_moment_on_at_which_ray_gives_it_away(cluster:
     until(lambda: not member("node_c").is_in_use, "it is free again", 30.0)
     del kept
     drains = RayDrains(RayMembership())
-    drains.drain("node_c", "nobody has used it", time.time() + 600.0)
+    drains.drain("node_c", "it has been unused", time.time() + 600.0)
     until(lambda: not member("node_c").is_alive, "what is drained and not in use leaves at once", 60.0)
     cluster.remove_node(raylet)

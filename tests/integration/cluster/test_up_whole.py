@@ -24,7 +24,7 @@ from cluster.local.environment import MACHINE_VARIABLE
 from cluster.local.folders import ClusterFolders
 from cluster.local.head import find_head
 from cluster.local.provider import LocalProvider
-from cluster.local.records import Machine
+from cluster.local.records import MachineRecord
 from cluster.processes import find_by_environment, identity, signal_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -112,13 +112,13 @@ def start(home: Path) -> Iterator[Callable[[], Service]]:
             service.end(signal.SIGTERM)
 
 
-def running(home: Path) -> dict[str, Machine]:
+def running(home: Path) -> dict[str, MachineRecord]:
     """Living nodes by id, with their processes."""
     head = find_head(home)
     listed = LocalProvider(home, head.ray_address if head else "").list()
     nodes = {node.node_id for node in listed if node.is_running}
     records = (json.loads((home / "nodes" / f"{node}.json").read_text()) for node in nodes)
-    return {record["id"]: Machine(**record) for record in records}
+    return {record["id"]: MachineRecord(**record) for record in records}
 
 
 def ready(url: str) -> set[str]:

@@ -23,7 +23,7 @@ import ray
 
 from cluster.azure.emulator.server import EmulatorServer
 from cluster.azure.emulator.start_up import read
-from cluster.azure.emulator.state import DELETING, Cloud, Machine
+from cluster.azure.emulator.state import DELETING, Cloud, EmulatedMachine
 from cluster.local.environment import process_environment
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
@@ -193,10 +193,10 @@ class PlainMachines:
         cloud.on_start.append(lambda machine: self._do(self._start, machine))
         cloud.on_end.append(lambda machine: self._do(self._end, machine))
 
-    def _do(self, work: Callable[[Machine], None], machine: Machine) -> None:
+    def _do(self, work: Callable[[EmulatedMachine], None], machine: EmulatedMachine) -> None:
         self._hands.submit(work, machine)
 
-    def _start(self, machine: Machine) -> None:
+    def _start(self, machine: EmulatedMachine) -> None:
         (file,) = read(machine.custom_data).files
         node = parse(file.content)
         assert node.node is not None
@@ -205,7 +205,7 @@ class PlainMachines:
         resources, labels = node.resources, node.labels
         provider.create(NodeRequest(node_id=node.node, pool=node.pool, resources=resources, labels=labels))
 
-    def _end(self, machine: Machine) -> None:
+    def _end(self, machine: EmulatedMachine) -> None:
         self._forget(machine.name)
 
     def _forget(self, name: str) -> None:

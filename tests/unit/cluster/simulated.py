@@ -10,7 +10,7 @@ from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
 from cluster.scheduling.actions import Action, Drain, Launch, Plan, Terminate
 from cluster.scheduling.view import ClusterView
-from cluster.simulator.ports import FreeRoom
+from cluster.simulator.ports import FreeCapacity
 from cluster.traces.trace import TraceJob
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
@@ -71,9 +71,9 @@ class InOrder:
         return one.min_workers <= 20
 
     def starts(
-        self, waiting: Sequence[TraceJob], rooms: Sequence[FreeRoom], *_: object
+        self, waiting: Sequence[TraceJob], free_nodes: Sequence[FreeCapacity], *_: object
     ) -> Mapping[str, str | None]:
-        free = sum(int(room.free["GPU"] + 1e-9) for room in rooms)
+        free = sum(int(room.free["GPU"] + 1e-9) for room in free_nodes)
         found = []
         for one in waiting:
             if free < one.min_workers:

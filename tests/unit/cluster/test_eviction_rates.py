@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.policies.catalogue_conflicts import Known
+from cluster.policies.catalogue_conflicts import ClusterFacts
 from cluster.policies.documents import read_document
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import Policies
 from cluster.policies.problems import PoliciesRefused
 from cluster.scheduling.actions import Launch
-from cluster.scheduling.context import Situation
+from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.planner import plan
 from cluster.scheduling.view import ClusterView, NodeView, Refusal
 from remora.states import NodeState
@@ -93,8 +93,8 @@ def test_a_zone_whose_nodes_do_not_join_is_asked_last_whatever_its_rate() -> Non
 def test_sizes_cannot_be_equal_where_nothing_is_taken_back() -> None:
     document = "pools: {{p: {{sizes: [a, b], capacity: {}, sizes_are_equal: true}}}}"
     with pytest.raises(PoliciesRefused, match="the cloud takes back nothing but spot"):
-        read_document(document.format("on-demand"), Known())
-    assert read_document(document.format("mixed"), Known()).pools["p"].sizes_are_equal
+        read_document(document.format("on-demand"), ClusterFacts())
+    assert read_document(document.format("mixed"), ClusterFacts()).pools["p"].sizes_are_equal
 
 
 always = settings(max_examples=40, deadline=None)
@@ -135,10 +135,10 @@ def test_equal_rates_leave_equal_sizes_in_the_order_of_the_policy(
     view: ClusterView, rules: Policies, rate: float, scarce: list[bool]
 ) -> None:
     same = with_rates(view, [rate] * len(CATALOGUE), [False] * len(CATALOGUE))
-    silent = Situation(same, rules, NOW)._silent_zones
-    situations = [Situation(same, called_equal(rules, are_equal), NOW) for are_equal in (False, True)]
+    silent = PlanningContext(same, rules, NOW)._silent_zones
+    contexts = [PlanningContext(same, called_equal(rules, are_equal), NOW) for are_equal in (False, True)]
     for pool in rules.pools:
-        ordered, equal = (one.sold(pool, CapacityType.SPOT) for one in situations)
+        ordered, equal = (one.sold(pool, CapacityType.SPOT) for one in contexts)
         assert [o for o in ordered if o.zone not in silent] == [o for o in equal if o.zone not in silent]
 
 
@@ -147,10 +147,10 @@ def test_equal_rates_leave_equal_sizes_in_the_order_of_the_policy(
 def test_of_equal_sizes_those_come_first_of_which_there_is_some_then_those_that_stay_longest(
     view: ClusterView, rules: Policies, rates: list[float], scarce: list[bool]
 ) -> None:
-    situation = Situation(with_rates(view, rates, scarce), called_equal(rules, are_equal=True), NOW)
-    silent = situation._silent_zones
+    context = PlanningContext(with_rates(view, rates, scarce), called_equal(rules, are_equal=True), NOW)
+    silent = context._silent_zones
     for name, pool in rules.pools.items():
-        asked = situation.sold(name, CapacityType.SPOT)
+        asked = context.sold(name, CapacityType.SPOT)
         order = [
             (
                 one.zone in silent,
@@ -168,8 +168,8 @@ def test_of_equal_sizes_those_come_first_of_which_there_is_some_then_those_that_
                 for other in asked[at + 1 :]
                 if pool.sizes.index(other.size) < pool.sizes.index(one.size)
                 and order[asked.index(other)][:2] == order[at][:2]
-                and other.id not in situation.refused
+                and other.id not in context.refused
             ]
-            said = situation.why_before_others(name, one)
+            said = context.why_before_others(name, one)
             assert bool(said) == bool(behind)
             assert all(one.evictions_per_hour < other.evictions_per_hour for other in behind)

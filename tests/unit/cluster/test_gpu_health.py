@@ -13,7 +13,16 @@ import pytest
 from cluster.node.agent import __main__ as agent_main
 from cluster.node.agent import gpus as gpus_module
 from cluster.node.agent.gpus import Gpus
-from cluster.node.agent.health import FAILED_LOOKS, QUERY, Course, Health, Report, follow, judge, xids
+from cluster.node.agent.health import (
+    FAILED_LOOKS,
+    QUERY,
+    GpuReport,
+    Health,
+    HealthHistory,
+    follow,
+    judge,
+    xids,
+)
 
 WELL = """\
 0, GPU-6a1c0000-0000-0000-0000-000000000001, 0, No, No, No
@@ -21,24 +30,24 @@ WELL = """\
 """
 
 
-def table(*cells: str) -> Report:
-    return Report(text=f"0, GPU-1, {', '.join(cells)}\n")
+def table(*cells: str) -> GpuReport:
+    return GpuReport(text=f"0, GPU-1, {', '.join(cells)}\n")
 
 
 def test_healthy_gpus_are_counted() -> None:
-    assert judge(Report(text=WELL)) == Health(gpus=2)
+    assert judge(GpuReport(text=WELL)) == Health(gpus=2)
     assert judge(table("[Not Supported]", "[Not Supported]", "[N/A]", "[N/A]")) == Health(gpus=1)
 
 
 def test_a_machine_without_the_tool_is_well_unless_it_should_have_gpus() -> None:
-    assert judge(Report(text=None)).is_well
-    assert judge(Report(text=None), 0).is_well
-    assert judge(Report(text=None), 8).failure == "nvidia-smi is missing, 8 GPUs are expected"
+    assert judge(GpuReport(text=None)).is_well
+    assert judge(GpuReport(text=None), 0).is_well
+    assert judge(GpuReport(text=None), 8).failure == "nvidia-smi is missing, 8 GPUs are expected"
 
 
 def test_a_gpu_that_is_missing_is_noticed() -> None:
-    assert judge(Report(text=WELL), 2).is_well
-    assert judge(Report(text=WELL), 4).problems == ("2 of 4 GPUs are there",)
+    assert judge(GpuReport(text=WELL), 2).is_well
+    assert judge(GpuReport(text=WELL), 4).problems == ("2 of 4 GPUs are there",)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +67,9 @@ def test_words_that_are_not_known_make_no_fleet_sick(cell: str, place: int) -> N
     cells = ["0", "No", "[N/A]", "[Not Supported]"]
     cells[place] = cell
     unread = f"nvidia-smi says {cell!r} for {QUERY[place + 2]}, which tells nothing of the GPU"
-    course, report = Course(gpus=1), table(*cells)
+    history, report = HealthHistory(gpus=1), table(*cells)
     for _ in range(2 * FAILED_LOOKS):
-        course, health = follow(course, report)
+        history, health = follow(history, report)
         assert health == Health(gpus=1, unread=unread)
 
 
@@ -84,7 +93,7 @@ def test_what_the_agent_may_not_read_is_no_sickness() -> None:
 
 def test_warnings_beside_the_table_do_not_hide_it() -> None:
     text = f"WARNING: infoROM is corrupted at gpu 0000:3B:00.0, 1\n{WELL}"
-    assert judge(Report(text=text), 2) == Health(gpus=2)
+    assert judge(GpuReport(text=text), 2) == Health(gpus=2)
 
 
 @pytest.mark.parametrize(
@@ -112,42 +121,45 @@ def test_failing_memory_is_a_problem(cells: tuple[str, ...], problem: str) -> No
     ],
 )
 def test_a_device_that_the_tool_has_lost_is_a_problem_at_once(text: str, code: int, problem: str) -> None:
-    (said,) = judge(Report(text=text, exit_code=code)).problems
+    (said,) = judge(GpuReport(text=text, exit_code=code)).problems
     assert re.match(problem, said), said
 
 
 #: Each of the ways in which the tool itself says nothing, and what is said of it.
 FAILURES = [
-    (Report(text="NVIDIA-SMI has failed because it couldn't talk to the driver.\n", exit_code=9), "failed (9): NVIDIA"),
-    (Report(text="", exit_code=255), "failed (255): it says nothing"),
-    (Report(text=""), "printed what cannot be read: 'nothing'"),
-    (Report(text="Bus error\n"), "printed what cannot be read: 'Bus error'"),
-    (Report(text=f"{WELL}2, GPU-6a1c"), "printed what cannot be read: '0, GPU-6a1c"),
-    (Report(text="", unfinished="nvidia-smi did not answer within 20 s"), "did not answer within 20 s"),
+    (
+        GpuReport(text="NVIDIA-SMI has failed because it couldn't talk to the driver.\n", exit_code=9),
+        "failed (9): NVIDIA",
+    ),
+    (GpuReport(text="", exit_code=255), "failed (255): it says nothing"),
+    (GpuReport(text=""), "printed what cannot be read: 'nothing'"),
+    (GpuReport(text="Bus error\n"), "printed what cannot be read: 'Bus error'"),
+    (GpuReport(text=f"{WELL}2, GPU-6a1c"), "printed what cannot be read: '0, GPU-6a1c"),
+    (GpuReport(text="", unfinished="nvidia-smi did not answer within 20 s"), "did not answer within 20 s"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("failing", "said"), FAILURES)
 def test_a_tool_that_fails_makes_the_machine_sick_only_when_it_goes_on_failing(
-    failing: Report, said: str
+    failing: GpuReport, said: str
 ) -> None:
-    course = Course(gpus=2)
-    for report in [*[failing] * (FAILED_LOOKS - 1), Report(text=WELL)] * 3:
-        course, health = follow(course, report)
+    history = HealthHistory(gpus=2)
+    for report in [*[failing] * (FAILED_LOOKS - 1), GpuReport(text=WELL)] * 3:
+        history, health = follow(history, report)
         assert health.is_well, "a look between them went well"
     for _ in range(FAILED_LOOKS - 1):
-        course, health = follow(course, failing)
+        history, health = follow(history, failing)
         assert (health.is_well, health.failure.startswith("nvidia-smi")) == (True, True)
-    course, health = follow(course, failing)
+    history, health = follow(history, failing)
     (problem,) = health.problems
     assert problem.startswith(f"nvidia-smi {said}")
     assert problem.endswith(", 3 times in a row")
-    assert follow(course, failing)[1].problems == (problem,), "and stays so"
+    assert follow(history, failing)[1].problems == (problem,), "and stays so"
 
 
 def test_a_failing_tool_does_not_hide_what_the_kernel_says() -> None:
     lines = ["[1.0] NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus."]
-    _, health = follow(Course(), Report(text="", exit_code=9, kernel=lines))
+    _, health = follow(HealthHistory(), GpuReport(text="", exit_code=9, kernel=lines))
     assert health.problems == ("XID 79 on 0000:3b:00: GPU has fallen off the bus",)
 
 
@@ -163,7 +175,7 @@ def test_only_xids_that_end_a_gpu_count_and_each_of_them_once() -> None:
         "XID 79 on 0000:3b:00: GPU has fallen off the bus",
         "XID 95 on 0000:af:00: uncontained ECC error",
     ]
-    assert len(judge(Report(text=WELL, kernel=lines)).problems) == 2
+    assert len(judge(GpuReport(text=WELL, kernel=lines)).problems) == 2
 
 
 def script(folder: Path, text: str) -> list[str]:

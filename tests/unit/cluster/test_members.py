@@ -73,7 +73,7 @@ def test_nodes_do_not_stand_for_each_other() -> None:
 
 
 def test_the_agent_s_reason_is_told_while_its_node_drains() -> None:
-    agent = AgentStatus(beat=Heartbeat(at=1.0, leaves="Preempt by the cloud"))
+    agent = AgentStatus(heartbeat=Heartbeat(at=1.0, leaves="Preempt by the cloud"))
     assert replace(draining(OLD), agent=agent).leaves == "Preempt by the cloud"
     assert replace(OLD, agent=agent).leaves is None
     assert replace(OLD, agent=agent, is_alive=False).leaves == "Preempt by the cloud"

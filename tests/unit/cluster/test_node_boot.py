@@ -19,13 +19,13 @@ from azure.core.exceptions import (
 from azure.identity import CredentialUnavailableError
 
 from cluster.azure.body import NodeFile, secret_name
-from cluster.node.boot import Place, start_of
+from cluster.node.boot import NodeRuntime, start_of
 from cluster.node.file import parse
 from cluster.node.refusals import asked_s, complaint, wait_s
 from cluster.provider import InvalidRequest
 from tests.unit.cluster.test_node_file import NODE
 
-PLACE = Place(
+RUNTIME = NodeRuntime(
     python="/opt/remora/venv/bin/python",
     run=PurePosixPath("/run/remora"),
     metadata_url="http://169.254.169.254/metadata",
@@ -38,7 +38,7 @@ def node(**changed: object) -> NodeFile:
 
 
 def test_ray_joins_as_the_node_with_what_its_file_says_and_the_flags_of_its_machine() -> None:
-    ray = start_of(node(node=None), "node_b", PLACE).ray
+    ray = start_of(node(node=None), "node_b", RUNTIME).ray
     assert ray == [
         *("/opt/remora/venv/bin/python", "-P", "-u", "-m", "cluster.ray.start", "start", "--block"),
         *("--disable-usage-stats", "--temp-dir=/mnt/ray", "--address=10.1.0.4:6379", "--num-cpus=24"),
@@ -47,7 +47,7 @@ def test_ray_joins_as_the_node_with_what_its_file_says_and_the_flags_of_its_mach
 
 
 def test_the_agent_knows_its_node_its_metadata_service_and_whom_to_end() -> None:
-    agent = start_of(node(), "node_a", PLACE).agent
+    agent = start_of(node(), "node_a", RUNTIME).agent
     assert agent == [
         *("/opt/remora/venv/bin/python", "-P", "-m", "cluster.node.agent", "--head", "10.1.0.4:6379"),
         *("--node-id", "node_a", "--metadata-url", "http://169.254.169.254/metadata"),
@@ -59,17 +59,17 @@ def test_the_agent_knows_its_node_its_metadata_service_and_whom_to_end() -> None
     ("resources", "gpus"), [({"CPU": 4, "GPU": 8}, "8"), ({"CPU": 4, "GPU": 0}, "0"), ({"CPU": 4}, "0")]
 )
 def test_the_agent_looks_for_the_gpus_of_the_file(resources: dict[str, float], gpus: str) -> None:
-    agent = start_of(node(resources=resources), "node_a", PLACE).agent
+    agent = start_of(node(resources=resources), "node_a", RUNTIME).agent
     assert agent[agent.index("--gpus") + 1] == gpus
 
 
 def test_a_machine_may_know_better_how_many_gpus_are_to_be_looked_for() -> None:
-    agent = start_of(node(), "node_a", replace(PLACE, gpus=0)).agent
+    agent = start_of(node(), "node_a", replace(RUNTIME, gpus=0)).agent
     assert agent[agent.index("--gpus") + 1] == "0"
 
 
 def test_both_are_told_where_the_secret_is_and_not_what_it_is() -> None:
-    environment = start_of(node(), "node_a", PLACE).environment
+    environment = start_of(node(), "node_a", RUNTIME).environment
     assert environment["RAY_AUTH_MODE"] == "token"
     assert environment["RAY_AUTH_TOKEN_PATH"] == "/run/remora/ray.token"
     assert "RAY_AUTH_TOKEN" not in environment
@@ -78,7 +78,7 @@ def test_both_are_told_where_the_secret_is_and_not_what_it_is() -> None:
 
 def test_what_ray_would_refuse_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="is not one that Ray accepts"):
-        start_of(node(labels={"a b": "c"}), "node_a", PLACE)
+        start_of(node(labels={"a b": "c"}), "node_a", RUNTIME)
 
 
 def test_two_clusters_may_share_a_vault() -> None:

@@ -99,4 +99,4 @@ def test_a_node_in_use_by_somebody_unknown_waits_to_be_unused() -> None:
     view = ClusterView(nodes=(node(**STARTED_ON),))
     (wait,) = plan(view, policies, NOW)
     assert isinstance(wait, Wait)
-    assert wait.reason == "nobody needs it any more; it goes once it has been unused for long enough"
+    assert wait.reason == "it is not needed any more; it goes once it has been unused for long enough"

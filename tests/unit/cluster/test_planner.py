@@ -422,7 +422,7 @@ def test_a_pool_keeps_its_minimum_and_its_warm_nodes() -> None:
 def test_what_nobody_uses_is_returned_after_its_time_at_its_pace() -> None:
     idle = [node(f"n{at}", idle_since=NOW - 300 + at) for at in range(3)]
     (end,) = acts(plan(view(nodes=idle), rules(drain_s=60), NOW))
-    assert end == Drain(node_id="n0", deadline_at=NOW + 60, reason="nobody has used it for 300 s")
+    assert end == Drain(node_id="n0", deadline_at=NOW + 60, reason="it has been unused for 300 s")
     later = plan(view(nodes=idle), rules(shrink_per_minute=2), NOW + 60)
     assert [one.node_id for one in acts(later) if isinstance(one, Drain)] == ["n0", "n1"]
     assert any("at most 2 a minute are returned" in one.reason for one in later if isinstance(one, Wait))
@@ -728,8 +728,11 @@ def test_what_is_of_no_use_goes(changes: dict[str, Any], is_failure: bool) -> No
 @pytest.mark.parametrize(
     ("capacity", "said"),
     [
-        ("spot", "its machine is gone: the cloud took it back (evicted it), or somebody deleted it"),
-        ("on-demand", "its machine is gone: somebody deleted it, or the cloud lost it"),
+        (
+            "spot",
+            "its machine is gone: the cloud took it back (evicted it), or it was deleted outside Remora",
+        ),
+        ("on-demand", "its machine is gone: it was deleted outside Remora, or the cloud lost it"),
         ("", "its machine is gone"),
     ],
 )

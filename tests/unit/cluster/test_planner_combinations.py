@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from cluster.policies.offerings import CapacityType
 from cluster.policies.policies import BudgetStep, Policies
 from cluster.scheduling.actions import Drain, Launch, Terminate, Wait
-from cluster.scheduling.context import Situation
+from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.drains import START_S, Losses
 from cluster.scheduling.planner import plan
-from cluster.scheduling.purchases import Ask, Market
+from cluster.scheduling.purchases import Ask, Purchases
 from cluster.scheduling.slack import may_return
 from cluster.scheduling.view import START_UP_S, ClusterView, NodeView, Spending
 from remora.states import NodeState
@@ -111,11 +111,11 @@ def test_what_is_taken_back_was_never_bought(
     usd = None if left is None else seen.spent.today + left
     budget = limits.budget.model_copy(update={"usd_per_day": usd, "usd_per_month": None, "steps": {}})
     limits = limits.model_copy(update={"budget": budget})
-    situation = Situation(seen, limits, NOW)
-    changed, untouched = (Market(situation, situation.usable) for _ in range(2))
+    context = PlanningContext(seen, limits, NOW)
+    changed, untouched = (Purchases(context, context.usable) for _ in range(2))
 
-    def buy(market: Market, wishes: Sequence[Ask]) -> list[object]:
-        return [market.buy(one) for one in wishes if one.pool in limits.pools]
+    def buy(purchases: Purchases, wishes: Sequence[Ask]) -> list[object]:
+        return [purchases.buy(one) for one in wishes if one.pool in limits.pools]
 
     assert buy(changed, before) == buy(untouched, before)
     mark = changed.mark()
@@ -136,9 +136,9 @@ def test_what_one_pool_has_not_enough_of_leaves_its_money_to_the_next() -> None:
             "budget": {"usd_per_day": 0.75},
         }
     )
-    situation = Situation(view([job(workers=2)], sold=[SPOT]), limits, NOW)
-    assert 2.0 <= situation.money.rate_left < 3.0, "at 1 USD an hour"
-    launches = [one for one in plan(situation.view, limits, NOW) if isinstance(one, Launch)]
+    context = PlanningContext(view([job(workers=2)], sold=[SPOT]), limits, NOW)
+    assert 2.0 <= context.money.rate_left < 3.0, "at 1 USD an hour"
+    launches = [one for one in plan(context.view, limits, NOW) if isinstance(one, Launch)]
     assert [one.pool for one in launches] == ["q", "q"]
 
 

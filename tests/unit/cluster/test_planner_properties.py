@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cluster.policies.offerings import CapacityType
 from cluster.policies.policies import BudgetPolicy, CapacityRule, Policies, Schedule
 from cluster.scheduling.actions import Drain, Launch, Plan, Terminate, Wait
-from cluster.scheduling.context import Situation
+from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.domains import Domains
 from cluster.scheduling.drains import Losses, cheapest, workers_on
 from cluster.scheduling.free_capacity import Space
@@ -22,7 +22,7 @@ from cluster.scheduling.limits import limits_of
 from cluster.scheduling.money import LOOK_S, leaving_time_s
 from cluster.scheduling.packing import Packed, Packing
 from cluster.scheduling.planner import plan
-from cluster.scheduling.purchases import Market
+from cluster.scheduling.purchases import Purchases
 from cluster.scheduling.view import ENDED, ClusterView, Spending
 from remora.states import NodeState
 from tests.unit.cluster.planner_worlds import BY_ID, LATER, NOW, OPEN, done, job, node, policies, views
@@ -185,15 +185,15 @@ def test_groups_get_room_whole_or_not_at_all_and_no_node_is_overfilled(
 def space_of(view: ClusterView, rules: Policies) -> Space:
     """The nodes that jobs may use, as they are."""
     there = [one for one in view.nodes if one.is_usable and one.pool in rules.pools]
-    return Space(Situation(view, rules, NOW), there, workers_on(there))
+    return Space(PlanningContext(view, rules, NOW), there, workers_on(there))
 
 
 def packed_into(space: Space, view: ClusterView, rules: Policies) -> Packed:
     """Where jobs find room."""
-    situation = Situation(view, rules, NOW)
+    context = PlanningContext(view, rules, NOW)
     there = [one for one in view.nodes if one.is_usable]
     usable = {name: [one for one in there if one.pool == name] for name in rules.pools}
-    return Packing(situation, space, Market(situation, usable), Domains(view.nodes)).pack()
+    return Packing(context, space, Purchases(context, usable), Domains(view.nodes)).pack()
 
 
 def in_plenty(view: ClusterView, rules: Policies) -> tuple[ClusterView, Policies]:
@@ -314,14 +314,14 @@ def test_only_what_pool_and_job_agree_on_is_bought(view: ClusterView, rules: Pol
 @always
 @given(views(), policies)
 def test_on_demand_is_bought_for_a_preferred_spot_only_in_need(view: ClusterView, rules: Policies) -> None:
-    situation = Situation(view, rules, NOW)
+    context = PlanningContext(view, rules, NOW)
     for launch in of(plan(view, rules, NOW), Launch):
         policy = rules.pools[launch.pool]
-        wish = situation.jobs.get(launch.job_id or "")
+        wish = context.jobs.get(launch.job_id or "")
         if BY_ID[launch.offering].capacity is CapacityType.SPOT or wish is None:
             continue
         if policy.capacity is CapacityRule.PREFER_SPOT and wish.capacity in (None, CapacityRule.PREFER_SPOT):
-            assert situation.is_urgent(wish) or situation.waited_s(wish) >= policy.patience_s
+            assert context.is_urgent(wish) or context.waited_s(wish) >= policy.patience_s
 
 
 @always
@@ -331,7 +331,7 @@ def test_the_minimum_is_never_returned(view: ClusterView, rules: Policies) -> No
     actions = plan(view, rules, NOW)
     by_id = {one.id: one for one in view.nodes}
     unused = Counter(
-        by_id[action.node_id].pool for action in of(actions, Drain) if "nobody has used" in action.reason
+        by_id[action.node_id].pool for action in of(actions, Drain) if "has been unused for" in action.reason
     )
     after = done(view, actions, NOW)
     for name, policy in rules.pools.items():

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster.policies.catalogue_conflicts import Known
+from cluster.policies.catalogue_conflicts import ClusterFacts
 from cluster.policies.conflicts import MAX_WINDOWS
 from cluster.policies.documents import MAX_DOCUMENT, read_document
 from cluster.policies.offerings import CapacityType, Offering
@@ -14,7 +14,7 @@ from cluster.policies.problems import PoliciesRefused
 from remora.errors import MAX_PROBLEMS, MORE_PROBLEMS
 from tests.steps import grows_linearly, steps_of, stopped_after
 
-KNOWN = Known(
+KNOWN = ClusterFacts(
     catalogue=tuple(
         Offering(size=f"Standard_NC{number}ads_A100_v4", zone="1", capacity=capacity, resources={"GPU": 1.0},
                  price_per_hour=1.0)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from cluster.policies.catalogue_conflicts import Known
+from cluster.policies.catalogue_conflicts import ClusterFacts
 from cluster.policies.documents import read_document
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import (
@@ -46,7 +46,7 @@ def block(language: str) -> str:
 
 
 def test_the_example_can_be_applied() -> None:
-    known = Known(catalogue=CATALOGUE, rules=frozenset({"no-launch-on-friday"}))
+    known = ClusterFacts(catalogue=CATALOGUE, rules=frozenset({"no-launch-on-friday"}))
     policies = read_document(block("yaml"), known)
     assert set(policies.pools) == {"a100", "t4"}
     assert policies.pools["a100"].zones == ("1", "2", "any")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.policies.catalogue_conflicts import Known
+from cluster.policies.catalogue_conflicts import ClusterFacts
 from cluster.policies.documents import read_document
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import CapacityRule, Policies
@@ -31,10 +31,10 @@ CATALOGUE = tuple(
     for zone in zones
     for capacity, price in prices.items()
 )
-NOTHING_KNOWN = Known()
+NOTHING_KNOWN = ClusterFacts()
 
 
-def refusals(text: str, known: Known = NOTHING_KNOWN) -> list[str]:
+def refusals(text: str, known: ClusterFacts = NOTHING_KNOWN) -> list[str]:
     with pytest.raises(PoliciesRefused) as refused:
         read_document(dedent(text), known)
     return [str(problem) for problem in refused.value.problems]
@@ -233,7 +233,7 @@ def test_money_that_contradicts() -> None:
 
 
 class TestAgainstWhatThereIs:
-    known = Known(catalogue=CATALOGUE, rules=frozenset({"quiet-nights"}), most_nodes={T4: 4})
+    known = ClusterFacts(catalogue=CATALOGUE, rules=frozenset({"quiet-nights"}), most_nodes={T4: 4})
 
     @pytest.mark.parametrize(
         ("text", "expected"),
@@ -353,7 +353,7 @@ class TestAgainstWhatThereIs:
     def test_a_price_that_is_no_binary_number_fits_a_budget_that_it_fits(self) -> None:
         sold = (offering(A100, None, CapacityType.SPOT, 0.1),)
         text = f"pools: {{a: {{sizes: [{A100}], min_nodes: 3}}}}\nbudget: {{usd_per_day: 7.2}}"
-        assert read_document(text, Known(catalogue=sold)).budget.usd_per_day == 7.2
+        assert read_document(text, ClusterFacts(catalogue=sold)).budget.usd_per_day == 7.2
 
     def test_what_is_there_is_taken(self) -> None:
         text = f"""

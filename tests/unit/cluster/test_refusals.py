@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.policies.catalogue_conflicts import Known
+from cluster.policies.catalogue_conflicts import ClusterFacts
 from cluster.policies.documents import read_document
 from cluster.scheduling.health import STRIKES, closed_offerings, launch_not_before
 from cluster.scheduling.refusals import FIRST_S, FORGOTTEN_S, after_refusal, made_good, taken_back
@@ -20,7 +20,7 @@ LONGEST_S = 4 * 3600.0
 POLICIES = read_document(
     "pools: {cpu: {sizes: [Standard_D4s_v5], zones: [1], capacity: spot, max_nodes: 3},"
     " other: {sizes: [Standard_D8s_v5], zones: [1], capacity: spot, max_nodes: 3}}",
-    Known(),
+    ClusterFacts(),
 )
 
 

@@ -20,9 +20,9 @@ from cluster.scheduling.planner import plan
 from cluster.scheduling.view import ClusterView
 from cluster.simulator.ledger import DAY_S
 from cluster.simulator.nodes import SimNode
-from cluster.simulator.ports import Assumptions, FreeRoom
+from cluster.simulator.ports import Assumptions, FreeCapacity
 from cluster.simulator.replay import Replay
-from cluster.simulator.report import Report, quantile, report_of
+from cluster.simulator.report import ReplayReport, quantile, report_of
 from cluster.traces.trace import MarketChange, Trace, TraceJob
 from remora.states import NodeState
 from tests.unit.cluster.simulated import ON_DEMAND, POLICIES, SPOT, InOrder, Keep, Wild, job, launch
@@ -32,7 +32,7 @@ TURNS = st.integers(0, 2**32)
 
 def replay(
     *jobs: TraceJob, planner: object, changes: tuple[MarketChange, ...] = (), seed: int = 0
-) -> tuple[Replay, Report]:
+) -> tuple[Replay, ReplayReport]:
     trace = Trace(offerings=(SPOT, ON_DEMAND), jobs=jobs, changes=changes, provisioning_s=120.0)
     run = Replay(trace, POLICIES, planner, InOrder(), Assumptions(seed=seed))  # type: ignore[arg-type]
     run.run()
@@ -132,19 +132,19 @@ def test_a_job_that_fits_nowhere_fails_and_stops_nobody() -> None:
 
 
 class LastDomain(InOrder):
-    """Starts everybody in the fabric domain of the last room; remembers the rooms."""
+    """Starts every job in the fabric domain of the last node; remembers the free capacity that it was shown."""
 
     def __init__(self) -> None:
-        self.rooms: list[FreeRoom] = []
+        self.free_nodes: list[FreeCapacity] = []
 
     def starts(
-        self, waiting: Sequence[TraceJob], rooms: Sequence[FreeRoom], *_: object
+        self, waiting: Sequence[TraceJob], free_nodes: Sequence[FreeCapacity], *_: object
     ) -> Mapping[str, str | None]:
-        self.rooms.extend(rooms)
-        return {one.id: rooms[-1].fabric for one in waiting}
+        self.free_nodes.extend(free_nodes)
+        return {one.id: free_nodes[-1].fabric for one in waiting}
 
 
-def test_workers_start_in_the_domain_that_the_queue_answers_and_it_is_told_where_rooms_are() -> None:
+def test_workers_start_in_the_domain_that_the_queue_answers_and_it_is_told_where_free_nodes_are() -> None:
     used: set[str | None] = set()
 
     def planner(view: ClusterView, policies: Policies, now: float) -> Plan:
@@ -158,7 +158,7 @@ def test_workers_start_in_the_domain_that_the_queue_answers_and_it_is_told_where
     queue = LastDomain()
     Replay(trace, POLICIES, planner, queue, Assumptions(asks_always=True)).run()
     # On-demand nodes come first, so that the last room is on the spot node.
-    assert [room[3:] for room in queue.rooms] == [
+    assert [room[3:] for room in queue.free_nodes] == [
         ("1", CapacityType.ON_DEMAND, "y", "a"),
         ("1", CapacityType.SPOT, "x", "a"),
     ]
@@ -330,7 +330,7 @@ def test_equal_seeds_give_equal_reports(seed: int) -> None:
 
 def wild(
     seed: int, planner: Wild | None = None, copies: int = 1, budget: float | None = None
-) -> tuple[Replay, Report]:
+) -> tuple[Replay, ReplayReport]:
     """Half of the jobs have models on so many workers, and so much money."""
     random = Random(seed)
     jobs = [

@@ -17,7 +17,7 @@ from cluster.node.agent.scheduled_events import (
     PREEMPT_NOTICE_S,
     Advice,
     Document,
-    Drain,
+    DrainNotice,
     MalformedDocument,
     Pause,
     ScheduledEvent,
@@ -104,12 +104,14 @@ def test_only_machines_that_it_names_are_concerned_whatever_their_case() -> None
 
 @pytest.mark.parametrize("kind", ["Preempt", "Terminate", "Reboot", "Redeploy"])
 def test_what_ends_the_machine_drains_it_until_its_true_deadline(kind: str) -> None:
-    assert meaning(event(EventType=kind), NOW) == Drain(deadline_at=NOT_BEFORE, reason=f"{kind} by the cloud")
+    assert meaning(event(EventType=kind), NOW) == DrainNotice(
+        deadline_at=NOT_BEFORE, reason=f"{kind} by the cloud"
+    )
 
 
 def test_a_user_s_event_and_its_description_are_told() -> None:
     said = meaning(event(EventType="Redeploy", EventSource="User", Description="az vm redeploy"), NOW)
-    assert said == Drain(
+    assert said == DrainNotice(
         deadline_at=NOT_BEFORE, reason="Redeploy of its owner's by the cloud: az vm redeploy"
     )
 
@@ -137,7 +139,7 @@ def test_a_pause_that_is_long_or_of_unknown_length_is_left_as_a_reboot_is(
 ) -> None:
     said = meaning(event(EventType="Freeze", DurationInSeconds=told, Description="host repair"), NOW)
     reason = f"Freeze for {how_long} by the cloud: host repair"
-    assert said == Drain(deadline_at=NOT_BEFORE, reason=reason, ends_processes=False)
+    assert said == DrainNotice(deadline_at=NOT_BEFORE, reason=reason, ends_processes=False)
 
 
 def test_a_pause_that_is_borne_is_shorter_than_the_head_waits_for_a_silent_node(tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ def test_words_that_are_not_known_are_told_and_nothing_is_done() -> None:
 class TestTheDeadline:
     def of(self, now: float, skew_s: float = 0.0, **fields: Any) -> float:
         means = meaning(event(**fields), now, skew_s)
-        assert isinstance(means, Drain)
+        assert isinstance(means, DrainNotice)
         return means.deadline_at - now
 
     def test_is_counted_by_this_machine_s_clock(self) -> None:

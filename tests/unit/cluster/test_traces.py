@@ -14,7 +14,7 @@ from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.placement import ANYWHERE, Placement
 from cluster.policies.policies import CapacityRule
 from cluster.traces.files import TraceFile, read_files
-from cluster.traces.generator import CLUSTERS, Wish, generate_jobs, generated, size_chances
+from cluster.traces.generator import CLUSTERS, GeneratorOptions, generate_jobs, generated, size_chances
 from cluster.traces.lines import read_lines, write_lines
 from cluster.traces.philly import read_philly
 from cluster.traces.skypilot import read_skypilot
@@ -35,7 +35,7 @@ SPOT = Offering(
 
 
 def test_a_generated_trace_is_the_same_after_it_was_written_and_read() -> None:
-    trace = generated(Wish(seed=3, jobs=200, span_s=86_400), [SPOT], spot_nodes=10)
+    trace = generated(GeneratorOptions(seed=3, jobs=200, span_s=86_400), [SPOT], spot_nodes=10)
     assert read_lines("\n".join(write_lines(trace))) == trace
 
 
@@ -248,7 +248,7 @@ def test_files_that_do_not_belong_together_are_refused(
         TraceFile(name="jobs", text=json.dumps(JOB)),
         TraceFile(
             name="offerings",
-            text="\n".join(write_lines(generated(Wish(seed=1, jobs=0, span_s=1), [SPOT], 0))),
+            text="\n".join(write_lines(generated(GeneratorOptions(seed=1, jobs=0, span_s=1), [SPOT], 0))),
         ),
         TraceFile(name="east", text='{"metadata": {"gap_seconds": 300}, "data": [1]}', offering=SPOT.id),
     ]
@@ -259,7 +259,9 @@ def test_files_that_do_not_belong_together_are_refused(
 
 def test_generated_jobs_have_the_published_distributions() -> None:
     for name, cluster in CLUSTERS.items():
-        jobs = generate_jobs(Wish(seed=7, jobs=4000, span_s=30 * 86_400.0, cluster=cluster, most_gpus=2048))
+        jobs = generate_jobs(
+            GeneratorOptions(seed=7, jobs=4000, span_s=30 * 86_400.0, cluster=cluster, most_gpus=2048)
+        )
         times = [job.work_s / job.max_workers for job in jobs]
         assert median(times) == pytest.approx(cluster.median_s, rel=0.2), name
         assert mean(job.max_workers for job in jobs) == pytest.approx(cluster.mean_gpus, rel=0.2), name
@@ -274,6 +276,8 @@ def test_sizes_have_the_mean_that_was_asked_for() -> None:
 
 
 def test_the_seed_decides() -> None:
-    wish = Wish(seed=1, jobs=50, span_s=3600)
-    assert generated(wish, [SPOT], 4) == generated(wish, [SPOT], 4)
-    assert generated(wish, [SPOT], 4) != generated(Wish(seed=2, jobs=50, span_s=3600), [SPOT], 4)
+    options = GeneratorOptions(seed=1, jobs=50, span_s=3600)
+    assert generated(options, [SPOT], 4) == generated(options, [SPOT], 4)
+    assert generated(options, [SPOT], 4) != generated(
+        GeneratorOptions(seed=2, jobs=50, span_s=3600), [SPOT], 4
+    )

@@ -60,10 +60,10 @@ READY = NodeRow(id="n", pool="p", created_at=NOW, state=NodeState.READY)
 
 
 def hear(
-    node: NodeRow, *, beat_at: float, unchanged_s: float, is_alive: bool = True
+    node: NodeRow, *, heartbeat_at: float, unchanged_s: float, is_alive: bool = True
 ) -> lifecycle.NodeDecision:
     """What becomes of a node whose agent's newest sign of life is this old."""
-    agent = AgentStatus(beat=Heartbeat(at=beat_at), unchanged_s=unchanged_s)
+    agent = AgentStatus(heartbeat=Heartbeat(at=heartbeat_at), unchanged_s=unchanged_s)
     return lifecycle.observe_node(
         node, NodeObservation(is_provided=True, is_alive=is_alive, agent=agent), NOW
     )
@@ -324,13 +324,13 @@ class TestNodes:
 
     def test_since_when_a_node_has_been_ready_and_sick_is_kept(self) -> None:
         wish = NodeRow(id="n", pool="p", created_at=NOW)
-        sick = AgentStatus(beat=Heartbeat(at=NOW, leaves="this machine is sick: XID 79", is_sick=True))
+        sick = AgentStatus(heartbeat=Heartbeat(at=NOW, leaves="this machine is sick: XID 79", is_sick=True))
         seen = NodeObservation(is_provided=True, is_alive=True, is_draining=True, agent=sick)
         leaving = lifecycle.observe_node(wish, seen, NOW + 60).node
         assert leaving.state is NodeState.DRAINING
         assert (leaving.launched_at, leaving.sick_since) == (NOW + 60, NOW + 60)
         assert lifecycle.observe_node(leaving, seen, NOW + 90).node.sick_since == NOW + 60
-        well = replace(seen, is_draining=False, agent=replace(sick, beat=Heartbeat(at=NOW)))
+        well = replace(seen, is_draining=False, agent=replace(sick, heartbeat=Heartbeat(at=NOW)))
         ready = lifecycle.observe_node(wish, well, NOW + 60).node
         assert (ready.ready_at, ready.sick_since) == (NOW + 60, None)
         assert lifecycle.observe_node(ready, replace(well, agent=sick), NOW + 90).node.sick_since == NOW + 90
@@ -345,31 +345,33 @@ class TestNodes:
         assert lifecycle.terminate_node(READY, "it died", True, NOW + 5).node.leaving_since == NOW + 5
 
     def test_an_agent_that_falls_silent_is_told_once_and_ends_nothing(self) -> None:
-        node = hear(READY, beat_at=5.0, unchanged_s=SILENT_S).node
+        node = hear(READY, heartbeat_at=5.0, unchanged_s=SILENT_S).node
         assert node == READY, "not yet"
-        silent = hear(node, beat_at=5.0, unchanged_s=SILENT_S + 1)
+        silent = hear(node, heartbeat_at=5.0, unchanged_s=SILENT_S + 1)
         (event,) = silent.events
         assert event.kind == "node.agent_silent"
         assert "said nothing since 1970-01-01 00:14:39 UTC" in event.message
         assert (silent.node.state, silent.node.message) == (NodeState.READY, event.message)
-        assert hear(silent.node, beat_at=5.0, unchanged_s=SILENT_S + 2) == lifecycle.NodeDecision(silent.node)
+        assert hear(silent.node, heartbeat_at=5.0, unchanged_s=SILENT_S + 2) == lifecycle.NodeDecision(
+            silent.node
+        )
 
     def test_an_agent_that_speaks_again_is_told_once(self) -> None:
-        silent = hear(READY, beat_at=5.0, unchanged_s=SILENT_S + 1).node
-        again = hear(silent, beat_at=905.0, unchanged_s=0.0)
+        silent = hear(READY, heartbeat_at=5.0, unchanged_s=SILENT_S + 1).node
+        again = hear(silent, heartbeat_at=905.0, unchanged_s=0.0)
         assert [event.kind for event in again.events] == ["node.agent_heard"]
         assert again.node == READY, "with no word of it left"
-        assert hear(again.node, beat_at=910.0, unchanged_s=0.0).events == ()
+        assert hear(again.node, heartbeat_at=910.0, unchanged_s=0.0).events == ()
 
     def test_a_controller_that_has_just_begun_to_listen_does_not_take_an_old_sign_for_a_new_one(self) -> None:
-        silent = hear(READY, beat_at=5.0, unchanged_s=SILENT_S + 1).node
-        assert hear(silent, beat_at=5.0, unchanged_s=0.0) == lifecycle.NodeDecision(silent)
+        silent = hear(READY, heartbeat_at=5.0, unchanged_s=SILENT_S + 1).node
+        assert hear(silent, heartbeat_at=5.0, unchanged_s=0.0) == lifecycle.NodeDecision(silent)
         # It had spoken while nobody listened, and was found silent again.
-        assert hear(silent, beat_at=9.0, unchanged_s=SILENT_S + 1) == lifecycle.NodeDecision(silent)
+        assert hear(silent, heartbeat_at=9.0, unchanged_s=SILENT_S + 1) == lifecycle.NodeDecision(silent)
 
     def test_an_agent_that_hears_nothing_of_its_cloud_is_told_of_as_a_silent_one(self) -> None:
-        def look(node: NodeRow, beat_at: float, deaf_s: float) -> lifecycle.NodeDecision:
-            agent = AgentStatus(beat=Heartbeat(at=beat_at, deaf_s=deaf_s))
+        def look(node: NodeRow, heartbeat_at: float, deaf_s: float) -> lifecycle.NodeDecision:
+            agent = AgentStatus(heartbeat=Heartbeat(at=heartbeat_at, deaf_s=deaf_s))
             return lifecycle.observe_node(
                 node, NodeObservation(is_provided=True, is_alive=True, agent=agent), NOW
             )
@@ -381,14 +383,14 @@ class TestNodes:
         assert "has had no answer of its cloud since 1970-01-01 00:" in event.message
         assert deaf.node.state is NodeState.READY
         assert look(deaf.node, 15.0, DEAF_S + 6) == lifecycle.NodeDecision(deaf.node), (
-            "it beats, and is deaf still"
+            "it sends heartbeats, and is deaf still"
         )
         again = look(deaf.node, 20.0, 1.0)
         assert ([event.kind for event in again.events], again.node) == (["node.agent_heard"], READY)
 
     def test_what_an_agent_says_is_told_once_and_stands_beside_the_node_as_long_as_it_says_so(self) -> None:
         def look(node: NodeRow, says: str | None) -> lifecycle.NodeDecision:
-            agent = AgentStatus(beat=Heartbeat(at=5.0, says=says))
+            agent = AgentStatus(heartbeat=Heartbeat(at=5.0, says=says))
             return lifecycle.observe_node(
                 node, NodeObservation(is_provided=True, is_alive=True, agent=agent), NOW
             )
@@ -401,8 +403,8 @@ class TestNodes:
         assert look(first.node, None) == lifecycle.NodeDecision(READY)
 
     def test_what_a_silent_agent_said_last_is_not_told_instead_of_its_silence(self) -> None:
-        node = hear(replace(READY, message="a pause"), beat_at=5.0, unchanged_s=SILENT_S + 1).node
-        agent = AgentStatus(beat=Heartbeat(at=5.0, says="a pause"), unchanged_s=SILENT_S + 2)
+        node = hear(replace(READY, message="a pause"), heartbeat_at=5.0, unchanged_s=SILENT_S + 1).node
+        agent = AgentStatus(heartbeat=Heartbeat(at=5.0, says="a pause"), unchanged_s=SILENT_S + 2)
         seen = NodeObservation(is_provided=True, is_alive=True, agent=agent)
         assert lifecycle.observe_node(node, seen, NOW) == lifecycle.NodeDecision(node)
 
@@ -413,10 +415,10 @@ class TestNodes:
     @pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.TERMINATING])
     def test_the_agent_of_a_node_that_goes_may_be_silent(self, state: NodeState) -> None:
         going = replace(READY, state=state, deadline_at=NOW + 60)
-        assert hear(going, beat_at=5.0, unchanged_s=SILENT_S + 1) == lifecycle.NodeDecision(going)
+        assert hear(going, heartbeat_at=5.0, unchanged_s=SILENT_S + 1) == lifecycle.NodeDecision(going)
 
     def test_a_machine_that_is_dead_is_the_news_and_not_its_silent_agent(self) -> None:
-        told = hear(READY, beat_at=5.0, unchanged_s=SILENT_S + 1, is_alive=False)
+        told = hear(READY, heartbeat_at=5.0, unchanged_s=SILENT_S + 1, is_alive=False)
         assert told == lifecycle.NodeDecision(READY)
 
     @pytest.mark.parametrize(("is_failure", "end"), [(True, NodeState.FAILED), (False, NodeState.GONE)])

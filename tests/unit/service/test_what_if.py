@@ -17,10 +17,10 @@ from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
 from cluster.scheduling.installed_rules import load_rules
 from cluster.scheduling.planner import plan
-from cluster.simulator.ports import Assumptions, FreeRoom
+from cluster.simulator.ports import Assumptions, FreeCapacity
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
-from cluster.traces.generator import Cluster, Wish, generated
+from cluster.traces.generator import Cluster, GeneratorOptions, generated
 from cluster.traces.trace import MarketChange, Trace, TraceJob
 from remora.spec.worker_sizes import WorkerSizes
 from service.queue.admission import Claim, PoolSize, admit
@@ -56,8 +56,8 @@ def policies(rule: CapacityRule, **fields: Any) -> Policies:
 
 
 def a_trace(seed: int, jobs: int = 25, quotas: Mapping[str, int] | None = None) -> Trace:
-    wish = Wish(seed=seed, jobs=jobs, span_s=600.0 * jobs, cluster=SMALL, most_gpus=16)
-    return replace(generated(wish, OFFERINGS, spot_nodes=4), quotas=quotas or {})
+    options = GeneratorOptions(seed=seed, jobs=jobs, span_s=600.0 * jobs, cluster=SMALL, most_gpus=16)
+    return replace(generated(options, OFFERINGS, spot_nodes=4), quotas=quotas or {})
 
 
 @settings(max_examples=40, deadline=None)
@@ -72,8 +72,8 @@ def test_turns_and_starts_are_those_of_the_queue(seed: int) -> None:
     # what an attempt claims, and what it has taken of the ready already, are the same to admission
     ready = [ReadyNode(f"n{number}", "gpu", {"CPU": 16.0, "GPU": 4.0}) for number in range(5)]
     claim = random.randint(0, 4)
-    taken = [FreeRoom("n0", "gpu", {"CPU": 16.0 - claim, "GPU": 4.0 - claim})]
-    taken += [FreeRoom(node.node_id, "gpu", node.resources) for node in ready[1:]]
+    taken = [FreeCapacity("n0", "gpu", {"CPU": 16.0 - claim, "GPU": 4.0 - claim})]
+    taken += [FreeCapacity(node.node_id, "gpu", node.resources) for node in ready[1:]]
     sizes = [PoolSize("gpu", 8, {"CPU": 16.0, "GPU": 4.0})]
     claims = [Claim(WorkerSizes(claim, claim), {"CPU": 1.0, "GPU": 1.0})]
     decided = admit([row_of(job) for job in in_turn], claims, ready, sizes)
@@ -243,7 +243,7 @@ def _wanted(job: TraceJob, hurry: int) -> TraceJob:
 class AlwaysAsking(Replay):
     """Asks the planner at every look, also when its answer is known."""
 
-    def _is_at_rest(self, now: float) -> bool:
+    def _is_plan_empty(self, now: float) -> bool:
         return False
 
 

@@ -19,9 +19,9 @@ from cluster.scheduling.actions import Plan
 from cluster.scheduling.planner import plan
 from cluster.scheduling.view import ClusterView
 from cluster.simulator.nodes import SimNode
-from cluster.simulator.ports import Assumptions, FreeRoom
+from cluster.simulator.ports import Assumptions, FreeCapacity
 from cluster.simulator.replay import Replay
-from cluster.simulator.report import Report, report_of
+from cluster.simulator.report import ReplayReport, report_of
 from cluster.traces.trace import MarketChange, Trace, TraceJob
 from remora.spec.worker_sizes import WorkerSizes
 from service.queue.admission import admit
@@ -269,7 +269,7 @@ def test_starts_and_domains_are_those_of_admission(seed: int) -> None:
         pool = "fast" if offering.has_fabric else "gpu"
         owner = random.choice([None, "j0", "j1"])
         free = {"GPU": float(random.randint(0, 4))}
-        rooms.append(FreeRoom(f"n{number}", pool, free, offering.zone, offering.capacity, domain, owner))
+        rooms.append(FreeCapacity(f"n{number}", pool, free, offering.zone, offering.capacity, domain, owner))
     queue = ServiceQueue(OFFERINGS, policies())
     described = [
         ReadyNode(
@@ -331,7 +331,7 @@ def test_workers_are_only_where_their_job_accepts_them(seed: int, rule: Capacity
 class AlwaysAsking(Replay):
     """Asks the planner at every look, also when its answer is known."""
 
-    def _is_at_rest(self, now: float) -> bool:
+    def _is_plan_empty(self, now: float) -> bool:
         return False
 
 
@@ -386,5 +386,5 @@ def limited(one: TraceJob, random: Random) -> TraceJob:
     )
 
 
-def without_looks(report: Report) -> Report:
+def without_looks(report: ReplayReport) -> ReplayReport:
     return replace(report, looks=0, refused=0)

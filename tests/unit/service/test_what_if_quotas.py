@@ -139,7 +139,7 @@ def test_the_lines_of_projects_at_their_quota_hide_nobody() -> None:
 class AlwaysAsking(Replay):
     """Asks the planner at every look, also when its answer is known."""
 
-    def _is_at_rest(self, now: float) -> bool:
+    def _is_plan_empty(self, now: float) -> bool:
         return False
 
 

@@ -113,7 +113,7 @@ def test_complete_pools_are_what_the_service_takes_them_for() -> None:
 class AlwaysAsking(Replay):
     """Asks the planner at every look, also when its answer is known."""
 
-    def _is_at_rest(self, now: float) -> bool:
+    def _is_plan_empty(self, now: float) -> bool:
         return False
 
 

@@ -1,4 +1,4 @@
-"""When the planner has nothing to do, whatever jobs wish for: its answer is known without asking it."""
+"""Predicts when the planner's plan would be empty whatever jobs request, so that a replay need not call it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MARGIN_S = 1.0
 INSISTENT = frozenset({CapacityRule.ON_DEMAND, CapacityRule.MIXED})
 
 
-def is_at_rest(
+def is_plan_empty(
     fleet: Fleet,
     policies: Policies,
     now: float,
@@ -26,14 +26,14 @@ def is_at_rest(
     waiting: Sequence[SimJob],
     is_strict: bool,
 ) -> bool:
-    """True when nothing is or can be bought, and nothing has to be returned or exchanged.
+    """True when nothing can be launched, and nothing has to be returned or exchanged.
 
-    Pools have their minimum, and nobody wants more than there is, or they have the nodes that they may have, or the
-    cloud has just refused all that they may buy, or its quota has no room.  No node has failed to start, was idle for
-    long enough to be returned, or stands in for spot that is back.  `short` are jobs that run with fewer workers than
-    they can use, `waiting` those that wait, in the order of their turns; with `is_strict` nobody overtakes the first of
-    them.  Nothing is bought for a placement that a pool does not buy without it.  It holds only for policies under
-    which plans do not depend on the hour or on money.
+    Pools have their minimum.  No job needs more than there is, or the pools have all nodes that they may have, or the
+    cloud has just refused all that they may buy, or its quota is used up.  No node has failed to start, has been idle
+    for long enough to be returned, or stands in for spot that is back.  `short` are jobs that run with fewer workers
+    than they can use, `waiting` those that wait, in the order of their turns; with `is_strict` no job overtakes the
+    first of them.  Nothing is bought for a placement that a pool does not buy without it.  It holds only for policies
+    under which plans do not depend on the hour or on money.
     """
     is_wanting, is_moving = bool(short or waiting), False
     for node in fleet.idle.values():
@@ -49,7 +49,7 @@ def is_at_rest(
             if node.deadline_s is None or now > node.deadline_s - MARGIN_S:
                 return False
             if node.jobs:
-                # A place elsewhere is looked for its workers, although they still count for their jobs.
+                # Its workers need other nodes, although they still count for their jobs.
                 is_wanting = is_moving = True
             if node.stock.offering.capacity is CapacityType.ON_DEMAND:
                 changing.add(node.pool)
@@ -61,7 +61,7 @@ def is_at_rest(
         if wants and (is_moving or not _is_refused_all(fleet, policy, now, short)):
             return False
         if wants and waiting and not _is_refused_all(fleet, policy, now, waiting):
-            # Nobody overtakes the first of those that wait, so that nothing is bought for those behind it either.
+            # No job overtakes the first one that waits, so nothing is bought for those behind it either.
             if not is_strict or _most_workers(fleet, policies, now, waiting[0]) >= waiting[0].job.min_workers:
                 return False
             waiting = ()
@@ -72,10 +72,10 @@ def is_at_rest(
 
 
 def _most_workers(fleet: Fleet, policies: Policies, now: float, sim: SimJob) -> int:
-    """What the job could have at best: all that is free or starts, and all that the cloud may sell to its pools now."""
+    """Most workers that the job could have: on all that is free or starts, and all that its pools could buy now."""
     worker, placement = sim.job.resources, sim.job.placement
     starting = [node for node in fleet.changing.values() if node.state is NodeState.LAUNCHED]
-    most = sum(slots(node.free, worker) for node in (*fleet.roomy.values(), *starting))
+    most = sum(slots(node.free, worker) for node in (*fleet.with_capacity.values(), *starting))
     per_node = max(slots(stock.offering.resources, worker) for stock in fleet.market.stocks.values())
     for name, policy in policies.pools.items():
         if (not placement.pools or name in placement.pools) and not _is_refused_all(

@@ -1,4 +1,4 @@
-"""What can be bought now: the built-in catalogue, corrected by whatever of Azure answers."""
+"""The offerings of one region: the built-in catalogue, corrected by Azure's SKUs, prices, evictions and scores."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ PRICES_EVERY_S = 12 * HOUR_S
 EVICTIONS_EVERY_S = 12 * HOUR_S
 #: Azure advises to keep an answer for 15 to 30 minutes.
 SCORES_EVERY_S = 1800.0
-#: A source that did not answer is asked again after so long.
+#: Seconds after which a source that did not answer is read again.
 AGAIN_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """Where to ask; each raises whatever it raises when it does not answer."""
+    """The sources of the corrections; each may raise any exception when it does not answer."""
 
     #: Resource SKUs of the region in their wire form.
     skus: Callable[[], list[dict[str, Any]]]
@@ -42,8 +42,8 @@ class Sources:
     scores: Callable[[Sequence[str]], list[dict[str, Any]]]
 
 
-class Market:
-    """The catalogue of one region; call it for what can be bought."""
+class RegionCatalogue:
+    """The catalogue of one region; a call returns its offerings."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class Market:
         self._offerings = offerings(region, disk_gb=disk_gb)
 
     def __call__(self) -> tuple[Offering, ...]:
-        """Everything that can be bought, as far as it is known; asks nobody."""
+        """Everything that can be bought, as far as it is known; sends no request."""
         return self._offerings
 
     def refresh(self) -> None:
-        """Ask the sources whose answers are old; takes seconds.  One that does not answer keeps what was known."""
+        """Read the sources whose answers are old; takes seconds.  Where one does not answer, the old values stay."""
         if self._is_due("skus", SKUS_EVERY_S):
             self._ask("skus", self._read_skus)
         if self._is_due("prices", PRICES_EVERY_S):
@@ -77,7 +77,7 @@ class Market:
         if self._is_due("evictions", EVICTIONS_EVERY_S):
             self._ask("evictions", self._read_evictions)
         if self._is_due("scores", SCORES_EVERY_S):
-            # Scores are of the moment: old ones are worth less than none.
+            # Scores change quickly: old ones are worse than none.
             self._scarce = frozenset()
             self._ask("scores", self._read_scores)
         self._offerings = offerings(
@@ -99,7 +99,7 @@ class Market:
             log.warning("%s of %s are not known: %s", name, self._region, error)
 
     def _read_skus(self) -> None:
-        # An answer without any size that we know is no answer: nothing could be bought.
+        # An answer without any known size counts as none: nothing could be bought.
         found = read_skus(self._sources.skus(), self._region)
         if not offerings(self._region, found):
             raise ValueError("no size of the catalogue is sold there")

@@ -1,4 +1,4 @@
-"""Requests that come within a moment are done together, because Azure takes seconds for each change of a scale set."""
+"""Batches requests that come within a moment, because Azure takes seconds for each change of a scale set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Batch(Generic[Item, Answer]):
     done: asyncio.Task[Sequence[Answer | Exception]] | None = None
 
 
-class Gathering(Generic[Item, Answer]):
+class RequestBatcher(Generic[Item, Answer]):
     """Does requests of the same key together, under a lock; for one event loop.
 
     `act` is given a key and its requests, and answers each with a value or with what is to be raised for it; what it
@@ -38,7 +38,7 @@ class Gathering(Generic[Item, Answer]):
         self._act = act
         self._batches: dict[str, _Batch[Item, Answer]] = {}
 
-    async def ask(self, key: str, item: Item) -> Answer:
+    async def submit(self, key: str, item: Item) -> Answer:
         """The answer to one request; raises what was answered for it."""
         batch = self._batches.setdefault(key, _Batch())
         number = len(batch.items)
@@ -53,6 +53,6 @@ class Gathering(Generic[Item, Answer]):
     async def _do(self, key: str, batch: _Batch[Item, Answer]) -> Sequence[Answer | Exception]:
         await asyncio.sleep(GATHER_S)
         async with self._lock:
-            # Whoever comes from here on is done with the next ones.
+            # Requests that come from here on are in the next batch.
             del self._batches[key]
             return await self._act(key, batch.items)

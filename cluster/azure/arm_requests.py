@@ -1,4 +1,4 @@
-"""How Azure is asked: pauses that it wished for are kept, what it refuses is an error of `cluster.provider`."""
+"""Sends requests to Azure: keeps the pauses that it asks for, and turns refusals into errors of `cluster.provider`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _AT_ONCE = 16
 Answer = TypeVar("Answer")
 
 
-class Asking:
-    """The one way by which requests of a provider go to Azure; for one event loop."""
+class ArmRequests:
+    """Sends all requests of a provider to Azure, and counts its machines against the quotas; for one event loop."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Asking:
         #: Of nodes whose requests gather or have no answer yet.
         self._on_its_way: list[Offering] = []
 
-    async def asked(self, group: Group, request: Coroutine[Any, Any, Answer]) -> Answer:
+    async def send(self, group: Group, request: Coroutine[Any, Any, Answer]) -> Answer:
         """Send a request unless Azure said not to send any of its group before some time.  Raises ArmError."""
         wait_s = self._memory.not_before.get(group, -math.inf) - self._clock()
         if wait_s > 0:
@@ -64,29 +64,29 @@ class Asking:
                 self._memory.not_before[group] = self._clock() + verdict.memory_s
             raise
 
-    async def first_told(
+    async def first_failure(
         self,
         what: str,
         questions: Sequence[Coroutine[Any, Any, CloudFailure | None]],
         otherwise: CloudFailure | None = None,
     ) -> CloudFailure | None:
-        """The first answer that tells why something failed, `otherwise` when none does; None: not known now."""
-        told: CloudFailure | None = None
+        """The first answer that says why something failed, `otherwise` when none does; None: not known now."""
+        found: CloudFailure | None = None
         is_sure = True
         for question in questions:
-            if told is not None:
+            if found is not None:
                 question.close()
                 continue
             try:
-                told = await self.asked(Group.REASONS, question)
+                found = await self.send(Group.REASONS, question)
             except ArmError as error:
                 # What does not exist any more will not say it either.
                 is_sure = is_sure and error.failure.status == 404
                 log.info("why %s failed is not known yet: %s", what, error)
-        return told or (otherwise if is_sure else None)
+        return found or (otherwise if is_sure else None)
 
     def error(self, failure: CloudFailure, offering: Offering | None) -> ProviderError:
-        """What a failure is for whoever asked for this offering, or for none."""
+        """The provider error for a failure of a request for this offering, or for none."""
         return to_error(failure, self._clock(), offering, self._catalogue())
 
     def offering(self, wanted: str | None) -> Offering | None:
@@ -107,16 +107,16 @@ class Asking:
             raise self.error(failure, offering)
 
     async def reading(self, good_for_s: float) -> quota.Reading | None:
-        """The quotas, asked for again when that was so many seconds ago; an older reading while Azure does not tell."""
+        """The quotas, read again when they are older than this; an older reading while Azure does not answer."""
         now = self._clock()
         if now - self._memory.quotas_asked_at >= good_for_s:
             try:
-                usages = await self.asked(Group.USAGES, self._arm.usages(self._region))
+                usages = await self.send(Group.USAGES, self._arm.usages(self._region))
                 self._memory.quotas = quota.Reading(read_at=now, usages=usages)
             except ArmError as error:
                 # Not knowing is no reason to stop.
                 log.warning("quotas of %s cannot be read: %s", self._region, error)
-            # Not before: whoever asks at the same time needs the answer too.
+            # Not before: others that read at the same time need the answer too.
             self._memory.quotas_asked_at = now
         return self._memory.quotas
 

@@ -1,4 +1,4 @@
-"""What every request to the emulated Azure Resource Manager goes through, and what every answer looks like."""
+"""The part that all requests to the emulated Azure Resource Manager share: checks, errors, pages, operations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from cluster.azure.emulator.clock import Clock
-from cluster.azure.emulator.faults import Effect, Place
+from cluster.azure.emulator.faults import Effect, FaultPoint
 from cluster.azure.emulator.state import Cloud, Json, Operation, Refused
 from cluster.azure.emulator.tokens import Tokens
 
@@ -20,7 +20,7 @@ COMPUTE = "/subscriptions/{subscription}/providers/Microsoft.Compute"
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-class Door:
+class ArmFrontEnd:
     """The checks, errors, pages and operations of one subscription with one resource group in one region."""
 
     def __init__(self, cloud: Cloud, tokens: Tokens, clock: Clock, group: str, region: str) -> None:
@@ -31,7 +31,7 @@ class Door:
         self._tokens = tokens
 
     def guarded(self, endpoint: Endpoint) -> Endpoint:
-        """The endpoint behind what every request goes through; errors become ARM's documents."""
+        """The endpoint with the checks that all requests share; errors become ARM's documents."""
 
         async def answered(request: Request) -> Response:
             try:
@@ -57,16 +57,16 @@ class Door:
         if group.lower() != self.group.lower():
             raise Refused(404, "ResourceGroupNotFound", f"Resource group '{group}' could not be found.")
 
-    def meet_fault(self, place: Place, **facts: Any) -> None:
-        """Raise what a knob asks for at this place, if one does."""
-        fault = self.cloud.faults.take(place, **facts)
+    def meet_fault(self, point: FaultPoint, **facts: Any) -> None:
+        """Raise the fault that is set for this point, if there is one."""
+        fault = self.cloud.faults.take(point, **facts)
         if fault is not None:
             raise ConnectionAbortedError if fault.effect is Effect.LOSE_ANSWER else Refused.by(fault)
 
-    def page(self, request: Request, place: Place, documents: Sequence[Json]) -> Response:
-        """The page that is asked for; a fault at this place may be met."""
+    def page(self, request: Request, point: FaultPoint, documents: Sequence[Json]) -> Response:
+        """The page that is asked for; raises a fault that is set for this point."""
         page, size = int(request.query_params.get("$skiptoken", "1")), self.cloud.page_size
-        self.meet_fault(place, page=page)
+        self.meet_fault(point, page=page)
         answer: Json = {"value": list(documents[(page - 1) * size : page * size])}
         if len(documents) > page * size:
             answer["nextLink"] = str(request.url.include_query_params(**{"$skiptoken": str(page + 1)}))

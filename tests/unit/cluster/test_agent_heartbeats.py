@@ -27,8 +27,8 @@ class Listener:
 
     def look(self, at: float | None, after_s: float = 1.0) -> AgentStatus | None:
         """The newest sign of life of node_a is of that time, if there is one."""
-        beats = {} if at is None else {"node_a": Heartbeat(at=at)}
-        self.heard = listen(self.heard, beats, after_s)
+        heartbeats = {} if at is None else {"node_a": Heartbeat(at=at)}
+        self.heard = listen(self.heard, heartbeats, after_s)
         return self.heard.get("node_a")
 
     def is_silent(self, at: float, for_s: float) -> bool:
@@ -56,7 +56,7 @@ def test_a_time_in_which_nobody_listened_is_not_its_silence() -> None:
     listener = Listener()
     listener.look(7.0)
     found = listener.look(7.0, after_s=10 * SILENT_S)
-    assert found == AgentStatus(beat=Heartbeat(at=7.0), unchanged_s=LONGEST_LOOK_S)
+    assert found == AgentStatus(heartbeat=Heartbeat(at=7.0), unchanged_s=LONGEST_LOOK_S)
     assert not listener.is_silent(7.0, CLIENT_START_S + HEARTBEAT_S), (
         "it may have to start its client of Ray anew"
     )
@@ -77,8 +77,8 @@ def test_what_an_agent_writes_is_read_again() -> None:
 
 
 def test_an_agent_that_beats_may_be_deaf_to_its_cloud() -> None:
-    assert not AgentStatus(beat=Heartbeat(at=7.0, deaf_s=DEAF_S)).is_deaf
-    deaf = AgentStatus(beat=Heartbeat(at=7.0, deaf_s=DEAF_S + 1))
+    assert not AgentStatus(heartbeat=Heartbeat(at=7.0, deaf_s=DEAF_S)).is_deaf
+    deaf = AgentStatus(heartbeat=Heartbeat(at=7.0, deaf_s=DEAF_S + 1))
     assert (deaf.is_deaf, deaf.is_silent) == (True, False)
     assert DEAF_S > FIRST_TIMEOUT_S, "the first answer takes its time"
 
@@ -111,6 +111,6 @@ def test_a_text_that_is_none_does_not_make_it_unreadable(text: str) -> None:
 
 
 def test_a_reason_is_cut() -> None:
-    beat = read(written(1.0, [], "x" * 9_999).encode())
-    assert beat is not None
-    assert beat.leaves == "x" * 500
+    heartbeat = read(written(1.0, [], "x" * 9_999).encode())
+    assert heartbeat is not None
+    assert heartbeat.leaves == "x" * 500
