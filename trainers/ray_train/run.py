@@ -59,7 +59,7 @@ def run_to_end(
 ) -> Exception | None:
     """Run Ray Train's controller in this thread until training has finished or failed; returns its error.
 
-    Workers stand on nodes with these labels only: accepted values by label.
+    Workers run on nodes with these labels only: accepted values by label.
     """
     os.environ.update(_ENVIRONMENT)
     scaling = ScalingConfig(
@@ -106,7 +106,7 @@ def free_resources(name: str) -> None:
     except ValueError:
         pass
     else:
-        # Else nobody else could have these resources until the request expires, which takes three minutes.
+        # Otherwise no other attempt could have these resources until the request expires, which takes three minutes.
         coordinator.cancel_request.remote(_requester(name))
     free_reservations(name)
 

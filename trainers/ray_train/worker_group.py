@@ -1,4 +1,4 @@
-"""The workers of one attempt, which can lose and win members while the others train."""
+"""The workers of one attempt, which can lose and gain members while the others train."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ray.train.v2._internal.util import bundle_to_remote_args
 from trainers.ray_train.deaths import find_dead, is_dead_worker
 from trainers.ray_train.leftovers import NodeSweeps
 from trainers.ray_train.owner import Member, Owner
-from trainers.ray_train.polls import Polls, Turns
+from trainers.ray_train.polls import Polls, PollSchedule
 from trainers.ray_train.reservations import Reservation, Reservations, free_reservations
 from trainers.ray_train.starting import StartingWorkers
 
@@ -59,9 +59,9 @@ class RemoraWorkerGroup(WorkerGroup):
 
     Its workers need no runtime environment, so Ray uses processes that wait ready.  The room of each worker is
     reserved by itself, on a node of our choice, and freed with the worker.  It does not wait for workers whose node
-    takes no work any more.  Its end does not wait for workers that are dead (stock gives them 5 s to say goodbye).
-    It can lose and win workers while the others train.  And it asks no more than a hundred workers a second how
-    they are, because one that ends says so itself.
+    takes no work any more.  Its end does not wait for workers that are dead (stock gives them 5 s to shut down).
+    It can lose and gain workers while the others train.  And it asks no more than a hundred workers a second how
+    they are, because one that ends reports that itself.
     """
 
     _worker_group_state: Any
@@ -76,7 +76,7 @@ class RemoraWorkerGroup(WorkerGroup):
         self._rooms: dict[Any, Reservation] = {}
         #: Workers that will join once they are up.
         self._starting: StartingWorkers | None = None
-        self._turns = Turns()
+        self._schedule = PollSchedule()
         self._polls = Polls(self._worker_health_check_timeout_s)
 
     # --- differences in starting and ending
@@ -109,7 +109,7 @@ class RemoraWorkerGroup(WorkerGroup):
         world_size: int | None = None,
         replica_group_size: int | None = None,
     ) -> list[Any]:
-        # All that differs from one worker group to another stands in its room.
+        # Everything in which worker groups differ is in their reservations.
         del num_workers, placement_group_bundle_indices
         starting = self._ask_for(placement_group.held, resources_per_worker)
         while not starting.are_up(_LOOK_S):
@@ -140,7 +140,7 @@ class RemoraWorkerGroup(WorkerGroup):
             raise
 
     def shutdown(self) -> None:
-        """End all workers, but say no goodbye to those that are dead."""
+        """End all workers, without waiting for those that are dead."""
         self._end_starting()
         if self._worker_group_state is not None:
             self._keep_workers(lambda worker: self._slots.get(worker.actor) not in self._dead)
@@ -212,7 +212,7 @@ class RemoraWorkerGroup(WorkerGroup):
         workers = self.get_workers()
         ended = self._attempt.owner.ended_slots()
         eager = [place for place, one in enumerate(workers) if self._slots.get(one.actor) in ended]
-        due = self._turns.take(len(workers), time.monotonic())
+        due = self._schedule.take(len(workers), time.monotonic())
         return self._polls.statuses([one.actor for one in workers], {*due, *eager}, timeout)
 
     def _drop_absorbed(self, errors: dict[int, Exception]) -> bool:
@@ -231,15 +231,15 @@ class RemoraWorkerGroup(WorkerGroup):
         self._keep_workers(lambda worker: self._slots[worker.actor] not in absorbed)
         return bool(self.get_workers())
 
-    # --- winning workers in place
+    # --- gaining workers in place
 
     @property
-    def is_winning(self) -> bool:
+    def is_growing(self) -> bool:
         """True while workers start that will join."""
         return self._starting is not None
 
     def extend(self, count: int) -> None:
-        """Start so many more workers, which join by `take_in`.
+        """Start `count` more workers, which join by `admit_started`.
 
         Raises TimeoutError, with nothing reserved, when there is no room for all of them.
         """
@@ -253,7 +253,7 @@ class RemoraWorkerGroup(WorkerGroup):
             self._room.free(asked)
             raise
 
-    def take_in(self) -> None:
+    def admit_started(self) -> None:
         """Let the workers that start join, once all of them are up.
 
         Raises WorkerGroupStartupFailedError or RayError, with none of them left, when one of them cannot.

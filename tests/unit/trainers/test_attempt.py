@@ -41,7 +41,7 @@ def shard(stage: Stage, slot: int, step: int) -> None:
     """A rank's files are stored, of a checkpoint that was asked for."""
     file = ShardFile(name=f"rank-{slot}.pt", size_bytes=5, sha256="0" * 64, rank=slot)
     message: dict[str, Any] = {"type": "shard", "step": step, "files": (file,), "asked": True}
-    stage.attempt.receive(stage.crew.ranks[slot], message)
+    stage.attempt.receive(stage.group_members.ranks[slot], message)
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ def test_a_worker_group_that_starts_again_with_nothing_kept_says_so() -> None:
         assert await stage.attempt.judge(set(), {1}) is True
         stage.attempt.open_group(stage.new_members(1), None)
         assert stage.events("worker_group.started_over") == [{"generation": 2}]
-        assert await stage.attempt.judge(set(), set(stage.crew.ranks)) is True
+        assert await stage.attempt.judge(set(), set(stage.group_members.ranks)) is True
         resume = Manifest(
             job_id="job_1", step=5, attempt=1, generation=1, world_size=1, committed_at=0.0, files=()
         )
@@ -296,7 +296,7 @@ def test_a_loss_that_no_new_step_followed_is_told_with_the_end() -> None:
     async def scene() -> None:
         stage = Stage(1)
         await stage.after(1.0)
-        slots = set(stage.crew.members)
+        slots = set(stage.group_members.by_slot)
         assert await stage.attempt.judge(slots, slots)
         await stage.after(3.0)
         stage.attempt.open_group(stage.new_members(1), None)

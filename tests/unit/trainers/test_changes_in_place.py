@@ -403,7 +403,7 @@ async def test_a_joiner_that_vanishes_before_it_has_a_rank_stops_nobody(by: str)
         assert stage.in_place.is_changing
         if by == "script":
             stage.hanging.add(joiner)
-            stage.in_place.hear_exit(joiner)
+            stage.in_place.note_exit(joiner)
         else:
             stage.dead.add(joiner)
 
@@ -452,7 +452,7 @@ async def test_joiners_that_could_not_be_started_are_not_waited_for() -> None:
     stage.in_place.expect(members)
     stage.in_place.expect_no_more(members)
     assert stage.in_place.may_grow()
-    assert set(stage.crew.members) == {0, 1}
+    assert set(stage.group_members.by_slot) == {0, 1}
 
 
 @scene
@@ -475,7 +475,7 @@ async def test_a_node_that_drains_is_left_in_place() -> None:
     await stage.after(2.0)
     assert stage.order == [0, 2]
     assert stage.regrouped == [("drain", 2)]
-    assert (stage.messages("stop"), stage.crew.left) == ([1], {1})
+    assert (stage.messages("stop"), stage.group_members.left) == ([1], {1})
     assert stage.events("worker_group.drain") == [{"deadline_at": BEGIN + 30.0}]
     assert stage.events("node.lost") == []
     assert stage.attempt.progress.lost_since is None, "nothing was lost"
@@ -635,7 +635,7 @@ async def test_a_group_that_is_being_ended_neither_changes_nor_counts_as_lost() 
 @scene
 async def test_workers_that_cannot_regroup_are_for_the_judge() -> None:
     stage = Stage(3)
-    stage.crew.elastic.discard(2)
+    stage.group_members.elastic.discard(2)
     assert stage.in_place.absorb({1}, {1}, set()) == set()
     assert not stage.in_place.may_grow()
     stage.in_place.drain({"node-1"}, None)
@@ -672,7 +672,7 @@ async def test_a_defect_of_ours_does_not_leave_scripts_parked(caplog: pytest.Log
 @scene
 async def test_nonsense_is_dropped_with_a_remark(message: dict[str, Any]) -> None:
     stage = Stage(2)
-    stage.in_place.hear(1, message)
+    stage.in_place.receive(1, message)
     assert not stage.in_place.is_changing
     (said,) = stage.log
     assert "was not understood and dropped" in said
@@ -693,7 +693,7 @@ async def test_whatever_happens_nobody_waits_for_ever(seed: int) -> None:
         if chance.random() > 0.2 or injected >= 4:
             return
         injected += 1
-        victim = chance.choice(list(stage.crew.members))
+        victim = chance.choice(list(stage.group_members.by_slot))
         match chance.choice(["kill", "freeze", "hang", "join", "drain", "park"]):
             case "kill" if victim not in stage.dead:
                 stage.kill(victim)
@@ -705,7 +705,7 @@ async def test_whatever_happens_nobody_waits_for_ever(seed: int) -> None:
                 stage.join()
             case "drain":
                 stage.in_place.drain({f"node-{victim}"}, stage.now() + 30.0)
-            case "park" if victim in stage.crew.present and victim not in stage.dead | stage.frozen:
+            case "park" if victim in stage.group_members.present and victim not in stage.dead | stage.frozen:
                 stage.park(victim)
 
     stage.watch = strike
@@ -716,12 +716,12 @@ async def test_whatever_happens_nobody_waits_for_ever(seed: int) -> None:
     assert len(stage.dead) >= 2
     group = stage.attempt.group
     assert group is not None
-    well = stage.crew.present - stage.dead - stage.frozen - stage.hanging
+    well = stage.group_members.present - stage.dead - stage.frozen - stage.hanging
     if stage.attempt.verdict is not None:
         assert len(well) < stage.attempt.plan.sizes.min, "it ends only when there are too few"
     elif group.is_stopping:
         assert all(stage.steps[slot] < 0 for slot in well), "it goes back only when nobody holds the state"
     else:
-        assert len(stage.crew.present) >= stage.attempt.plan.sizes.min
+        assert len(stage.group_members.present) >= stage.attempt.plan.sizes.min
         assert all(stage.steps[slot] >= 10 for slot in well), "no step is lost"
     assert stage.log == []

@@ -273,7 +273,7 @@ def test_when_one_of_two_of_a_step_goes_the_other_one_is_listed(tmp_path: Path) 
         job = Job(tmp_path, Stage(1, checkpoint_keep=9))
         await job.save(11)
         later = Next(job, job.stage)
-        later.commits._told[11] = "000000000011-2-1"
+        later.commits._reported[11] = "000000000011-2-1"
         await later.commits._retain()
         assert job.told[-1] == (11, False)
         last = [one.body for one in job.stage.account.records(0, 10_000) if one.kind == "checkpoint"][-1]

@@ -32,7 +32,7 @@ class Desk:
         self.driver = Driver()
         self.driver.take(self.stage.attempt.plan)
         self.driver._account = self.stage.account
-        self.driver._crew = self.stage.crew
+        self.driver._group_members = self.stage.group_members
         self.driver._attempt = self.stage.attempt
         self.driver._in_place = self.stage.in_place
 
@@ -156,7 +156,7 @@ def test_a_group_grows_in_one_way_only(elastic: bool) -> None:
     async def scene() -> None:
         at = Desk()
         if not elastic:
-            at.stage.crew.elastic.clear()
+            at.stage.group_members.elastic.clear()
         at.driver._call = lambda function: function()  # type: ignore[method-assign,assignment]
         assert at.driver.grows_in_place() is elastic
         assert at.driver.may_grow() is not elastic

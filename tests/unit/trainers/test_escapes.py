@@ -48,7 +48,7 @@ KILLS_ITS_KEEPER = DAEMON + "os.kill(os.getppid(), signal.SIGKILL)\nsignal.pause
 STOPS_ITS_KEEPER = (
     DAEMON + "os.kill(os.getppid(), signal.SIGSTOP)\nprint('stopped', flush=True)\nsignal.pause()\n"
 )
-#: The keeper stands still first: it would end the script as soon as the supervisor is gone, and the script ends with it.
+#: The keeper is stopped first: it would end the script as soon as the supervisor is gone, and the script ends with it.
 KILLS_EVERYBODY = DAEMON + (
     "above, keeper = int(os.environ['REMORA_SUPERVISOR']), os.getppid()\nos.kill(keeper, signal.SIGSTOP)\n"
     "os.kill(above, signal.SIGKILL)\nos.kill(keeper, signal.SIGKILL)\nsignal.pause()\n"

@@ -116,6 +116,6 @@ async def test_nobody_goes_on_without_others_that_are_through() -> None:
 @scene
 async def test_scripts_that_cannot_change_their_group_end_with_the_one_that_is_killed() -> None:
     stage = Stage(2)
-    stage.crew.elastic.clear()
+    stage.group_members.elastic.clear()
     stage.say(1, "killed")
     assert not stage.in_place.is_changing

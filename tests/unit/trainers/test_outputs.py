@@ -493,7 +493,7 @@ class Head:
 
         async def play() -> None:
             for changes in all_changes:
-                self.outputs.hear(changes.rank, replace(changes, end="clean"))
+                self.outputs.receive(changes.rank, replace(changes, end="clean"))
                 self.outputs.agree()
                 await asyncio.wait({self.outputs._under_way})
 
@@ -504,7 +504,7 @@ class Head:
             for changes in all_changes:
                 if changes.group > (1, 1):
                     self.outputs.begin_group(dict(enumerate(range(self.ranks))), changes.group[1])
-                self.outputs.hear(changes.rank, replace(changes, end="clean"))
+                self.outputs.receive(changes.rank, replace(changes, end="clean"))
             await self.outputs.finish(within_s)
 
         asyncio.run(play())
@@ -727,7 +727,7 @@ def failed(tmp_path: Path, attempt: int, *, has_failed: bool = True) -> Head:
     log = replace(version("events.out.tfevents.1", 0, stored=f"log-{attempt}/x"), attempt=attempt)
 
     async def play() -> None:
-        head.outputs.hear(0, Changes(rank=0, group=(attempt, 1), written=(log,), end="failed"))
+        head.outputs.receive(0, Changes(rank=0, group=(attempt, 1), written=(log,), end="failed"))
         await head.outputs.finish(has_failed=has_failed)
 
     asyncio.run(play())
@@ -791,7 +791,7 @@ class Pair:
     def hear(self, rank: int) -> None:
         told = self.workers[rank].all_told
         for changes in told[self.told[rank] :]:
-            self.head.outputs.hear(rank, changes)
+            self.head.outputs.receive(rank, changes)
         self.told[rank] = len(told)
 
     def rounds(self) -> None:
@@ -970,7 +970,7 @@ def test_a_start_whose_outputs_became_too_large_has_not_failed(tmp_path: Path) -
     worker.collecting.finish(end="failed")
 
     async def play() -> None:
-        head.outputs.hear(0, replace(worker.all_told[-1], group=(2, 1)))
+        head.outputs.receive(0, replace(worker.all_told[-1], group=(2, 1)))
         await head.outputs.finish(has_failed=True)
 
     asyncio.run(play())

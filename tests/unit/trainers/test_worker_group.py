@@ -19,7 +19,7 @@ from trainers.driver.group import (
     Deadline,
     Effect,
     Note,
-    Tell,
+    Send,
     WorkerGroup,
 )
 from trainers.driver.progress import Progress
@@ -69,7 +69,7 @@ class Scene:
         return self.said
 
     def told(self, kind: str) -> dict[str, Any] | None:
-        found = [one.message for one in self.said if isinstance(one, Tell) and one.message["type"] == kind]
+        found = [one.message for one in self.said if isinstance(one, Send) and one.message["type"] == kind]
         return found[0] if found else None
 
     def events(self) -> list[str]:
@@ -252,7 +252,7 @@ def test_a_stop_that_is_asked_for_while_ranks_answer_uses_the_same_checkpoint() 
     held = scene.told("hold")
     scene.stop("drain", deadline_at=scene.now + 30)
     assert scene.told("hold") is None
-    scene.said = [Tell(held or {})]
+    scene.said = [Send(held or {})]
     assert scene.agree()["stop"] is True
     scene.save(40)
     scene.commit(40)

@@ -9,8 +9,8 @@ import pytest
 from remora.states import EndReason
 from tests.unit.trainers.stage import Stage
 from tests.unit.trainers.virtual_time import play
+from trainers.driver.hang_monitor import HangMonitor
 from trainers.driver.stacks import STACKS_S, Stacks
-from trainers.driver.standstill import Standstill
 
 LIMIT_S = 600.0
 #: A deadline that no test lives to see.
@@ -23,9 +23,9 @@ class Scene:
     def __init__(self, workers: int = 3, *, elastic: bool = True) -> None:
         self.stage = Stage(workers)
         if not elastic:
-            self.stage.crew.elastic.clear()
-        self.stacks_asked = Stacks(self.stage.crew)
-        self.standstill = Standstill(self.stage.attempt, self.stage.in_place, self.stacks_asked)
+            self.stage.group_members.elastic.clear()
+        self.stacks_asked = Stacks(self.stage.group_members)
+        self.monitor = HangMonitor(self.stage.attempt, self.stage.in_place, self.stacks_asked)
         self.stage.watch = self._react
         #: Slots whose supervisor never tells what it is asked.
         self.mute: set[int] = set()
@@ -34,13 +34,13 @@ class Scene:
     def _react(self, slot: int, message: dict[str, Any]) -> None:
         if message["type"] == "dump" and slot not in self.mute:
             told = {"type": "stack", "text": f"stack of {slot}"}
-            self.stage.loop.call_later(0.1, self.stacks_asked.hear, slot, told)
+            self.stage.loop.call_later(0.1, self.stacks_asked.receive, slot, told)
 
     async def after(self, seconds: float) -> None:
         end = self.stage.loop.time() + seconds
         while self.stage.loop.time() < end:
             await self.stage.after(0.5)
-            self.standstill.tick()
+            self.monitor.tick()
 
     async def train(self, steps: int = 5) -> None:
         for _ in range(steps):
