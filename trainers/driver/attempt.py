@@ -17,12 +17,14 @@ from remora.script import channel
 from remora.states import EndReason
 from trainers.checkpoints.cadence import Cadence
 from trainers.checkpoints.manifest import Manifest
+from trainers.driver import phases
 from trainers.driver.account import Account
 from trainers.driver.commits import Commits
 from trainers.driver.group import Commit, Count, Deadline, Effect, Note, Send, WorkerGroup
 from trainers.driver.hang import StepWatch
 from trainers.driver.members import GroupMembers
 from trainers.driver.outputs import Outputs
+from trainers.driver.phases import Lifecycle
 from trainers.driver.progress import Progress
 from trainers.driver.regrouping import Pace
 from trainers.driver.relay import Relay
@@ -73,21 +75,63 @@ class Attempt:
         self._reported_interval_s: float | None = None
         self._ticked_at = now()
         self.watch = StepWatch(plan.step_time_s)
-        #: What ends the attempt when its workers cannot even park; None since the newest step.
-        self.hang: Verdict | None = None
-        self.stop_reason: EndReason | None = None
-        self.verdict: Verdict | None = None
-        self._waiting_since: float | None = None
+        self.lifecycle = Lifecycle()
+        #: Drops the change in place that is under way.
+        self.cancel_change: Callable[[], None] = lambda: None
         self._start_failures = 0
         self._start_error = ""
         self._tasks: set[asyncio.Future[Any]] = set()
         self._rank_ended = asyncio.Condition()
 
+    # --- its phases
+
+    @property
+    def stop_reason(self) -> EndReason | None:
+        """Why the attempt was asked to stop; None: it was not."""
+        return self.lifecycle.stop_reason
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Why the driver ends the attempt by itself; None: it does not."""
+        return self.lifecycle.verdict
+
+    def stop(self, reason: EndReason) -> list[asyncio.Task[Any]]:
+        """End the attempt for that reason; returns what is still being sent to workers."""
+        return self._carry_out(self.lifecycle.stop(reason))
+
+    def conclude(self, verdict: Verdict) -> None:
+        """End the attempt for a reason that the driver found."""
+        self._carry_out(self.lifecycle.conclude(verdict))
+
+    def restart_group(self) -> None:
+        """End all workers, so that a new worker group starts from the storage, or the attempt ends."""
+        self._carry_out(self.lifecycle.restart_group())
+
+    def finish(self) -> None:
+        """Ray Train's controller has returned."""
+        self._carry_out(self.lifecycle.finish())
+
+    def _carry_out(self, effects: Iterable[phases.Effect]) -> list[asyncio.Task[Any]]:
+        sending: list[asyncio.Task[Any]] = []
+        for effect in effects:
+            match effect:
+                case phases.Effect.CANCEL_CHANGE:
+                    self.cancel_change()
+                case phases.Effect.STOP_GROUP:
+                    if self.group is not None:
+                        self.group.stop()
+                    sending.append(self.spawn(self.group_members.send({"type": "stop", "at_once": True})))
+                case phases.Effect.REPORT_DRAINING:
+                    self.account.progress(state="draining")
+                case phases.Effect.ASK_TO_STOP:
+                    sending.append(self.spawn(self.group_members.send({"type": "stop", "at_once": False})))
+        return sending
+
     # --- the worker group
 
     def open_group(self, members: list[Member], resume: Manifest | None) -> int:
         """A worker group of new processes begins; returns its number.  Raises AttemptEnds when none shall."""
-        if self.stop_reason is not None:
+        if not self.lifecycle.begin_group():
             raise AttemptEnds
         self.generation += 1
         self.group_members.open(members)
@@ -156,7 +200,7 @@ class Attempt:
         if self.progress.step_at is not None and self.progress.step_at != before:
             self.pace.step(self.progress.step_at)
             self.watch.step(self.progress.step_at, self.group.world_size)
-            self.hang = None
+            self.lifecycle.step_ended()
 
     def _receive_relayed(self, parcel: Parcel, message: channel.Message) -> None:
         """Take what the relay reports about files, in place of their worker."""
@@ -228,16 +272,11 @@ class Attempt:
             mtbf_s=round(mtbf_s, 1),
         )
 
-    def end_group(self) -> None:
-        """Send all workers a stop, so that a new worker group starts from the storage, or the attempt ends."""
-        if self.group is not None:
-            self.group.is_stopping = True
-        self.spawn(self.group_members.send({"type": "stop", "at_once": True}))
-
     def may_grow(self) -> bool:
         """True when the scripts could stop at a checkpoint for a bigger worker group."""
         group = self.group
-        if group is None or group.wants_to_stop or not group.is_cooperative:
+        is_training = self.lifecycle.phase is phases.Phase.TRAINING
+        if group is None or not is_training or group.wants_to_stop or not group.is_cooperative:
             return False
         # First win back what a loss cost: growing earlier would make the same steps wait for one more start.
         return group.progress.lost_since is None
@@ -272,6 +311,9 @@ class Attempt:
                         self.spawn(self.group_members.send(message, rank))
                 case Commit():
                     self._start_commit(group, effect)
+        # A change under way goes on: the next worker group replaces the one that was to end.
+        if group is self.group and group.is_stopping and not self.lifecycle.phase.is_changing:
+            self._carry_out(self.lifecycle.end_group())
 
     def _start_commit(self, group: WorkerGroup, commit: Commit) -> None:
         def then(is_committed: bool) -> None:
@@ -300,6 +342,7 @@ class Attempt:
         """Find out why the worker group failed and end the rest of it; True when another one shall start."""
         group, group_members = self.group, self.group_members
         assert group is not None
+        self._carry_out(self.lifecycle.end_group())
         living = group_members.ranks_of(group_members.present - members_lost - nodes_lost)
         supervisors, nodes = group_members.ranks_of(members_lost), group_members.ranks_of(nodes_lost)
         if not nodes and not group.is_stopping:
@@ -316,9 +359,9 @@ class Attempt:
         )
         if not nodes and not supervisors:
             self.apply(group, group.incomplete())
-        self._waiting_since = self.now()
+        self.lifecycle.wait_again(self.now())
         if verdict.end_reason is EndReason.NODE_LOST:
-            group.progress = group.progress.lose(self._waiting_since)
+            group.progress = group.progress.lose(self.now())
             self.account.event("node.lost", verdict.message, ranks=sorted(nodes))
         await group_members.send({"type": "stop", "at_once": True})
         await self._wait_for_ends(group, living, _STOP_S)
@@ -329,22 +372,22 @@ class Attempt:
         await self.outputs.finish(has_failed=is_own and not group.has_reported)
         self.progress = group.progress
         self.group = None
-        if self.verdict is None and not verdict.goes_on:
-            self.verdict = verdict
-        goes_on = self.verdict is None and self.stop_reason is None
-        if goes_on:
-            self.account.size({}, state="starting")
-        return goes_on
+        self._carry_out(self.lifecycle.close_group(verdict))
+        if self.lifecycle.is_final:
+            return False
+        self.account.size({}, state="starting")
+        return True
 
     def group_started(self) -> None:
         """A worker group came up."""
         self._start_failures = 0
         self._start_error = ""
-        self._waiting_since = None
+        self.lifecycle.group_is_up()
 
     def group_could_not_start(self, error: str) -> int:
         """No worker group came up; returns how often in a row."""
         self.group = None
+        self._carry_out(self.lifecycle.close_group())
         self._start_failures += 1
         if error != self._start_error:
             self._start_error = error
@@ -354,11 +397,9 @@ class Attempt:
 
     def is_over(self) -> bool:
         """True when no further worker group may start: stopped, judged, or out of patience for workers."""
-        if self.stop_reason is not None or self.verdict is not None:
+        if self.lifecycle.is_final:
             return True
-        if self._waiting_since is None:
-            self._waiting_since = self.now()
-        if self.now() - self._waiting_since < self.plan.regroup_s:
+        if self.lifecycle.wait_for_workers(self.now()) < self.plan.regroup_s:
             return False
         self.give_up_waiting()
         return True
@@ -368,10 +409,11 @@ class Attempt:
         text = f"No {self.plan.sizes.min} workers could be had for {self.plan.regroup_s:.0f} s."
         if self._start_error:
             text += f" The last try failed: {self._start_error[:500]}"
-        self.verdict = Verdict(goes_on=False, end_reason=EndReason.NODE_LOST, message=text)
+        self.conclude(Verdict(goes_on=False, end_reason=EndReason.NODE_LOST, message=text))
 
     async def end(self, error: Exception | None) -> None:
         """Write the last record; `error` is what ended Ray Train's controller, None when training finished."""
+        self.finish()
         await self.relay.finish()
         await self.commits.finish()
         await self.outputs.finish()
@@ -384,13 +426,14 @@ class Attempt:
         self.group = None
         incomplete = {} if self.outputs.is_complete else {"outputs_are_complete": False}
         lost = {"open_lost_s": round(open_s, 3)} if (open_s := progress.open_lost_s(now)) else {}
-        self.account.ended(self._last_word(error) | incomplete | lost)
+        self.account.ended(self._last_record(error) | incomplete | lost)
+        self.lifecycle.end()
 
     def report_totals(self) -> None:
         """Report the counters."""
         self.account.totals(self.group.progress if self.group is not None else self.progress)
 
-    def _last_word(self, error: Exception | None) -> dict[str, Any]:
+    def _last_record(self, error: Exception | None) -> dict[str, Any]:
         if self.stop_reason is not None:
             text = f"The attempt was ended: {self.stop_reason.value}."
             return {"end_reason": self.stop_reason.value, "message": text, "exit_code": None}

@@ -102,7 +102,7 @@ class Driver:
         self._in_place = InPlace(self._attempt)
         self._stacks = Stacks(self._group_members)
         self._hang_monitor = HangMonitor(self._attempt, self._in_place, self._stacks)
-        self._rendezvous_monitor = RendezvousMonitor(self._attempt, self._in_place, self._stacks)
+        self._rendezvous_monitor = RendezvousMonitor(self._attempt, self._stacks)
         self._has_attempt.set()
 
     # --- called by the launcher ------------------------------------------------------------------------------------
@@ -163,12 +163,7 @@ class Driver:
     async def stop(self, reason: EndReason) -> None:
         """End the attempt for that reason; its last record marks the end."""
         await self._has_attempt.wait()
-        if self._attempt.stop_reason is not None or self._is_over.is_set():
-            return
-        self._attempt.stop_reason = reason
-        self._in_place.leave()
-        self._account.progress(state="draining")
-        await self._group_members.send({"type": "stop", "at_once": False})
+        await asyncio.gather(*self._attempt.stop(reason))
 
     # --- called by supervisors -------------------------------------------------------------------------------------
 
@@ -274,7 +269,6 @@ class Driver:
 
     def group_failed(self, members_lost: set[int], nodes_lost: set[int]) -> bool:
         """Judge a failure once the other ranks had time to report how they ended."""
-        self._call(self._in_place.leave)
         return self._wait_for(self._attempt.judge(members_lost, nodes_lost))
 
     def group_could_not_start(self, error: str) -> None:
@@ -350,14 +344,14 @@ class Driver:
         try:
             storage = Storage(plan.checkpoint_url)
         except StorageError as refused:
-            self._attempt.verdict = _unusable_storage(refused, EndReason.START_FAILED)
+            self._attempt.conclude(_unusable_storage(refused, EndReason.START_FAILED))
             raise
         catalog = Catalog(storage, plan.job_id)
         self._attempt.relay.catalog = catalog
         try:
             self._open_checkpoints(catalog)
         except StorageError as refused:
-            self._attempt.verdict = _unusable_storage(refused, EndReason.DRIVER_LOST)
+            self._attempt.conclude(_unusable_storage(refused, EndReason.DRIVER_LOST))
             raise
         self._open_outputs(OutputsCatalog(storage, plan.job_id), catalog)
         # Before this one's own: what killed drivers left on the head.
@@ -407,7 +401,6 @@ class Driver:
             )
 
     async def _end(self, error: Exception | None) -> None:
-        self._in_place.leave()
         await self._attempt.end(error)
         self._is_over.set()
 

@@ -434,8 +434,12 @@ class WorkerGroup:
             for key, relayed in self._relayed.items()
         )
 
-    def _end(self) -> Iterator[Effect]:
+    def stop(self) -> None:
+        """All ranks are asked to end: nothing is agreed upon any more."""
         self.is_stopping = True
+
+    def _end(self) -> Iterator[Effect]:
+        self.stop()
         yield Send({"type": "stop", "at_once": True})
 
     def _forget(self, key: _Key) -> None:

@@ -16,6 +16,7 @@ from remora.states import EndReason
 from trainers.driver.attempt import Attempt
 from trainers.driver.hang import Overdue
 from trainers.driver.in_place import InPlace
+from trainers.driver.phases import Phase
 from trainers.driver.stacks import Stacks
 from trainers.driver.verdict import Verdict
 
@@ -78,9 +79,9 @@ class HangMonitor:
     def _is_held(self) -> bool:
         """True while a step may take its time: a group starts, stops, changes or writes a checkpoint."""
         attempt, group = self._attempt, self._attempt.group
-        if group is None or attempt.stop_reason is not None or attempt.verdict is not None:
+        if group is None or attempt.lifecycle.phase is not Phase.TRAINING:
             return True
-        return not group.has_reported or group.wants_to_stop or group.is_saving or self._in_place.is_changing
+        return not group.has_reported or group.wants_to_stop or group.is_saving
 
     def _overdue(self) -> Overdue | None:
         group, progress = self._attempt.group, self._attempt.progress
@@ -105,14 +106,11 @@ class HangMonitor:
         )
         verdict = Verdict(goes_on=False, end_reason=EndReason.HANG, message=text)
         # 3. Ranks that can park go on without those that cannot; once per step.
-        if attempt.group_members.is_elastic and attempt.hang is None:
-            attempt.hang = verdict
+        if attempt.group_members.is_elastic and attempt.lifecycle.suspect(verdict):
             self._in_place.park_all()
             return
         # 4. No rank makes progress.
-        attempt.verdict = verdict
-        self._in_place.leave()
-        attempt.end_group()
+        attempt.conclude(verdict)
 
     def _report(self, rank: int, stack: str) -> None:
         text = f"What rank {rank} was doing when no step ended."

@@ -13,6 +13,7 @@ from typing import Any
 from remora.script import channel
 from trainers.driver.attempt import Attempt
 from trainers.driver.kills import Kills
+from trainers.driver.phases import Phase
 from trainers.driver.regrouping import Asked, Cause, RankAssignment, Regrouping, assign_ranks
 from trainers.driver.repeated_failures import RepeatedFailures
 from trainers.ray_train import Member
@@ -37,6 +38,7 @@ class InPlace:
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
         self._group_members = attempt.group_members
+        attempt.cancel_change = self._cancel
         self._change: Regrouping | None = None
         self._task: asyncio.Task[Any] | None = None
         #: Slots whose new group works.
@@ -54,7 +56,7 @@ class InPlace:
     @property
     def is_changing(self) -> bool:
         """True while a change is under way."""
-        return self._change is not None
+        return self._attempt.lifecycle.phase.is_changing
 
     # --- messages of scripts
 
@@ -131,7 +133,7 @@ class InPlace:
         attempt, group_members = self._attempt, self._group_members
         gone = dead | nodes_lost
         lost, staying = gone & group_members.present, group_members.present - gone
-        if attempt.group is None or attempt.stop_reason is not None or attempt.verdict is not None:
+        if attempt.group is None or attempt.lifecycle.is_final:
             return set()
         if ranks := self._kills.take_back(gone):
             # Their scripts were the first of their nodes to die.
@@ -156,16 +158,15 @@ class InPlace:
     def _may_lose(self) -> bool:
         """True while the worker group can go on without some of it: no rank has ended, and nothing ends it."""
         attempt = self._attempt
-        if attempt.group is None or attempt.stop_reason is not None or attempt.verdict is not None:
+        if attempt.group is None or attempt.lifecycle.phase is Phase.STOPPING:
             return False
-        group = attempt.group
-        return not group.is_stopping and not group.diverged and not attempt.ended_slots
+        return not attempt.group.is_stopping and not attempt.group.diverged and not attempt.ended_slots
 
     def may_grow(self) -> bool:
         """True when workers may be started to join the present worker group."""
         attempt, group_members = self._attempt, self._group_members
         group = attempt.group
-        if group is None or attempt.stop_reason is not None or attempt.verdict is not None:
+        if group is None or attempt.lifecycle.is_final:
             return False
         if group_members.joining or attempt.now() < self._join_after or not group_members.is_elastic:
             return False
@@ -179,7 +180,7 @@ class InPlace:
         Raises TimeoutError when it is over meanwhile.
         """
         attempt = self._attempt
-        if attempt.group is None or attempt.ended_slots or attempt.stop_reason is not None:
+        if attempt.group is None or attempt.ended_slots or attempt.lifecycle.is_final:
             raise TimeoutError("the worker group ended before others could join it")
         self._group_members.expect(members, attempt.now())
         return attempt.generation
@@ -249,12 +250,13 @@ class InPlace:
             self._attempt.spawn(self._group_members.send_to(late, _STOP))
             self._drop_joiners(late)
 
-    def leave(self) -> None:
+    def _cancel(self) -> None:
         """Drop the change under way: the worker group as a whole ends."""
         self._change = None
-        if self._task is not None:
+        # The task that finds this out by itself ends by itself.
+        if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
-            self._task = None
+        self._task = None
 
     # --- facts
 
@@ -273,7 +275,7 @@ class InPlace:
     def _begin(self, cause: Cause) -> None:
         attempt, group_members = self._attempt, self._group_members
         group = attempt.group
-        if group is None or group.is_stopping or group.diverged or attempt.stop_reason or attempt.verdict:
+        if group is None or group.diverged or not attempt.lifecycle.park():
             return
         change = Regrouping(
             attempt.generation,
@@ -308,15 +310,15 @@ class InPlace:
         patience_s = JOIN_S
         try:
             while self._change is change:
+                self._attempt.lifecycle.park()
                 # 1. All workers park; those that are dead, frozen or hang are lost.
                 await self._wait_until_parked(change)
                 # 2. No worker holds the state any more: only the storage has it.
                 if change.is_hopeless:
-                    self._restart()
+                    self._attempt.restart_group()
                 # They all hold it, and break at the same step every time.
                 elif verdict := self._failures.judge(frozenset(change.staying), self._newest_step(change)):
-                    self._attempt.verdict = self._attempt.verdict or verdict
-                    self._restart()
+                    self._attempt.conclude(verdict)
                 # 3. Too few hold it: they wait for others, but not for ever.
                 elif change.is_short(self._attempt.plan.sizes):
                     await self._wait_for_more(change)
@@ -327,7 +329,7 @@ class InPlace:
                     patience_s = min(JOIN_CAP_S, 2 * patience_s)
         except Exception:  # parked scripts must not wait for a task that is dead
             log.exception("a change in place failed; the worker group is started again")
-            self._restart()
+            self._attempt.restart_group()
 
     async def _wait_until_parked(self, change: Regrouping) -> None:
         """Return when all workers that go on are parked."""
@@ -375,12 +377,12 @@ class InPlace:
         attempt = self._attempt
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + attempt.plan.regroup_s
+        attempt.lifecycle.wait()
         attempt.account.size({}, state="starting")
         while self._change is change and change.is_short(attempt.plan.sizes):
             self._news.clear()
             if loop.time() >= give_up_at:
                 attempt.give_up_waiting()
-                self._restart()
             elif not await self._wait_for_news(_QUIET_S):
                 await self._lose_dead(change)
             self._admit_joiners(change)
@@ -408,6 +410,7 @@ class InPlace:
         assigned = assign_ranks(locations)
         out = group_members.apply_ranks(assigned)
         attempt.follow(len(assigned))
+        attempt.lifecycle.assign_ranks()
         self._joined.clear()
         change.try_again(attempt.generation, next_members)
         attempt.spawn(group_members.send_to(out, _STOP))
@@ -438,6 +441,7 @@ class InPlace:
     def _finish(self, change: Regrouping, size: int) -> None:
         attempt = self._attempt
         self._change = None
+        attempt.lifecycle.join()
         pause_s = round(attempt.now() - change.began_at, 3)
         attempt.account.event(
             "worker_group.regrouped",
@@ -448,12 +452,6 @@ class InPlace:
             pause_s=pause_s,
         )
         attempt.account.size(self._group_members.workers, state="running")
-
-    def _restart(self) -> None:
-        """End this worker group as a whole; the next one, if any, reads the storage."""
-        self._change = None
-        self._attempt.verdict = self._attempt.verdict or self._attempt.hang
-        self._attempt.end_group()
 
     async def _lose_dead(self, change: Regrouping) -> None:
         dead = await self._group_members.find_dead(change.staying)

@@ -8,7 +8,7 @@ from typing import Any
 from trainers.driver.attempt import Attempt
 from trainers.driver.group import WorkerGroup
 from trainers.driver.hang_monitor import STACK_LENGTH
-from trainers.driver.in_place import InPlace
+from trainers.driver.phases import Phase
 from trainers.driver.rendezvous import Absent, RendezvousWatch
 from trainers.driver.stacks import Stacks
 
@@ -16,9 +16,8 @@ from trainers.driver.stacks import Stacks
 class RendezvousMonitor:
     """Ends an attempt whose ranks wait in a rendezvous that cannot complete; used on the driver's event loop only."""
 
-    def __init__(self, attempt: Attempt, in_place: InPlace, stacks: Stacks) -> None:
+    def __init__(self, attempt: Attempt, stacks: Stacks) -> None:
         self._attempt = attempt
-        self._in_place = in_place
         self._stacks = stacks
         self._group: WorkerGroup | None = None
         self._watch = RendezvousWatch(0.0)
@@ -36,9 +35,8 @@ class RendezvousMonitor:
 
     def _is_held(self, group: WorkerGroup) -> bool:
         """True when this group has completed its rendezvous, ends or changes."""
-        attempt = self._attempt
-        is_ending = attempt.stop_reason is not None or attempt.verdict is not None or group.wants_to_stop
-        return group.has_reported or is_ending or self._in_place.is_changing
+        is_training = self._attempt.lifecycle.phase is Phase.TRAINING
+        return not is_training or group.has_reported or group.wants_to_stop
 
     async def _look(self, group: WorkerGroup) -> None:
         attempt, group_members = self._attempt, self._attempt.group_members
@@ -57,9 +55,7 @@ class RendezvousMonitor:
         if isinstance(found, Absent):
             self._report(found, stacks)
         elif found is not None:
-            attempt.verdict = found
-            self._in_place.leave()
-            attempt.end_group()
+            attempt.conclude(found)
 
     def _report(self, absent: Absent, stacks: dict[int, str]) -> None:
         event, (waiting, missing) = self._attempt.account.event, (absent.waiting, absent.missing)

@@ -209,7 +209,6 @@ def test_who_has_left_is_not_waited_for_by_the_judge() -> None:
         stage = Stage(3)
         stage.hanging = {0, 2}
         stage.kill(1)
-        stage.in_place.leave()
         stage.attempt.receive(0, {"type": "exit", "exit_code": 3})
         stage.attempt.receive(2, {"type": "exit", "exit_code": None, "stopped": True})
         began = stage.loop.time()
@@ -224,7 +223,7 @@ def test_who_has_left_is_not_waited_for_by_the_judge() -> None:
 def test_after_a_stop_no_worker_group_begins() -> None:
     async def scene() -> None:
         stage = Stage(2)
-        stage.attempt.stop_reason = EndReason.CANCELLED
+        stage.attempt.stop(EndReason.CANCELLED)
         assert stage.attempt.is_over()
         with pytest.raises(AttemptEnds):
             stage.attempt.open_group(stage.new_members(2), None)

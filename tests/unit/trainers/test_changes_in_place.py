@@ -583,8 +583,7 @@ async def test_an_attempt_that_is_stopped_changes_no_more() -> None:
     stage.slow[2] = 1.0
     stage.kill(1)
     await stage.after(0.2)
-    stage.attempt.stop_reason = EndReason.CANCELLED
-    stage.in_place.leave()
+    stage.attempt.stop(EndReason.CANCELLED)
     await stage.after(60.0)
     assert stage.messages("regroup") == []
     assert stage.in_place.absorb({2}, set(), {2}) == set(), "every end is for the judge"
@@ -597,8 +596,7 @@ async def test_a_group_that_is_judged_while_it_is_formed_does_not_come_back() ->
 
     def fail(slot: int, message: dict[str, Any]) -> None:
         if message["type"] == "release":
-            stage.in_place.leave()
-            stage.attempt.group = None
+            stage.attempt.group_could_not_start("as planned")
 
     stage.watch = fail
     stage.kill(1)
@@ -624,7 +622,7 @@ async def test_a_loss_after_others_are_through_is_for_the_judge() -> None:
 @scene
 async def test_a_group_that_is_being_ended_neither_changes_nor_counts_as_lost() -> None:
     stage = Stage(3)
-    stage.attempt.end_group()
+    stage.attempt.restart_group()
     stage.park(1)
     assert not stage.in_place.is_changing
     assert stage.kill(2) == set()

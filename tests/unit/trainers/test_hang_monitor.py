@@ -97,7 +97,7 @@ async def test_one_that_hangs_is_left_behind() -> None:
     assert at.stage.regrouped == [("loss", 2)]
     assert at.stacks.keys() == {0, 1, 2}
     await at.train()
-    assert at.stage.attempt.hang is None
+    assert at.stage.attempt.lifecycle.suspicion is None
 
 
 @scene
@@ -193,9 +193,10 @@ def test_time_in_which_no_step_can_end_does_not_count(occupation: str) -> None:
             case "done":
                 at.say(0, "report", step=at.step + 1, total_steps=at.step + 1)
             case "starting":
+                attempt.group_could_not_start("as planned")
                 attempt.open_group(at.stage.new_members(2), None)
             case _:
-                attempt.stop_reason = EndReason.CANCELLED
+                attempt.stop(EndReason.CANCELLED)
         await at.after(LIMIT_S - 30.0)
         assert (at.reason, at.stacks) == (None, {})
         if occupation == "saving":

@@ -52,7 +52,7 @@ class Scene:
         assert self.stage.attempt.group is not None
         self.stage.attempt.group.has_reported = False
         self.stacks = Stacks(self.stage.group_members)
-        self.monitor = RendezvousMonitor(self.stage.attempt, self.stage.in_place, self.stacks)
+        self.monitor = RendezvousMonitor(self.stage.attempt, self.stacks)
         self.stage.watch = self._react
 
     def _react(self, slot: int, message: dict[str, Any]) -> None:
