@@ -272,11 +272,18 @@ class Attempt:
             mtbf_s=round(mtbf_s, 1),
         )
 
-    def may_grow(self) -> bool:
-        """True when the scripts could stop at a checkpoint for a bigger worker group."""
+    @property
+    def steady_group(self) -> WorkerGroup | None:
+        """The worker group while it trains and nothing ends or changes it; None otherwise."""
         group = self.group
-        is_training = self.lifecycle.phase is phases.Phase.TRAINING
-        if group is None or not is_training or group.wants_to_stop or not group.is_cooperative:
+        if group is None or self.lifecycle.phase is not phases.Phase.TRAINING or group.wants_to_stop:
+            return None
+        return group
+
+    def may_grow(self) -> bool:
+        """True when the scripts could stop at an agreed step for a bigger worker group."""
+        group = self.steady_group
+        if group is None or not group.is_cooperative:
             return False
         # First win back what a loss cost: growing earlier would make the same steps wait for one more start.
         return group.progress.lost_since is None
@@ -399,17 +406,17 @@ class Attempt:
         """True when no further worker group may start: stopped, judged, or out of patience for workers."""
         if self.lifecycle.is_final:
             return True
-        if self.lifecycle.wait_for_workers(self.now()) < self.plan.regroup_s:
-            return False
-        self.give_up_waiting()
-        return True
+        return self.gives_up_waiting()
 
-    def give_up_waiting(self) -> None:
-        """Workers for the smallest size did not come in time."""
+    def gives_up_waiting(self) -> bool:
+        """True when workers for the smallest size did not come in time; the attempt ends then."""
+        if self.lifecycle.waited_s(self.now()) < self.plan.regroup_s:
+            return False
         text = f"No {self.plan.sizes.min} workers could be had for {self.plan.regroup_s:.0f} s."
         if self._start_error:
             text += f" The last try failed: {self._start_error[:500]}"
         self.conclude(Verdict(goes_on=False, end_reason=EndReason.NODE_LOST, message=text))
+        return True
 
     async def end(self, error: Exception | None) -> None:
         """Write the last record; `error` is what ended Ray Train's controller, None when training finished."""

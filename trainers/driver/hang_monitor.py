@@ -16,7 +16,6 @@ from remora.states import EndReason
 from trainers.driver.attempt import Attempt
 from trainers.driver.hang import Overdue
 from trainers.driver.in_place import InPlace
-from trainers.driver.phases import Phase
 from trainers.driver.stacks import Stacks
 from trainers.driver.verdict import Verdict
 
@@ -78,10 +77,8 @@ class HangMonitor:
     @property
     def _is_held(self) -> bool:
         """True while a step may take its time: a group starts, stops, changes or writes a checkpoint."""
-        attempt, group = self._attempt, self._attempt.group
-        if group is None or attempt.lifecycle.phase is not Phase.TRAINING:
-            return True
-        return not group.has_reported or group.wants_to_stop or group.is_saving
+        group = self._attempt.steady_group
+        return group is None or not group.has_reported or group.is_saving
 
     def _overdue(self) -> Overdue | None:
         group, progress = self._attempt.group, self._attempt.progress

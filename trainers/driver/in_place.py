@@ -165,14 +165,13 @@ class InPlace:
     def may_grow(self) -> bool:
         """True when workers may be started to join the present worker group."""
         attempt, group_members = self._attempt, self._group_members
-        group = attempt.group
-        if group is None or attempt.lifecycle.is_final:
+        if attempt.group is None or attempt.lifecycle.is_final:
             return False
         if group_members.joining or attempt.now() < self._join_after or not group_members.is_elastic:
             return False
         if self._change is not None:
             return self._change.is_short(attempt.plan.sizes)
-        return not group.wants_to_stop and group.is_cooperative and group.progress.lost_since is None
+        return attempt.may_grow()
 
     def expect(self, members: list[Member]) -> int:
         """Workers are about to be started, to join; returns the number of the present worker group.
@@ -375,15 +374,11 @@ class InPlace:
 
     async def _wait_for_more(self, change: Regrouping) -> None:
         attempt = self._attempt
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + attempt.plan.regroup_s
-        attempt.lifecycle.wait()
+        attempt.lifecycle.wait(attempt.now())
         attempt.account.size({}, state="starting")
         while self._change is change and change.is_short(attempt.plan.sizes):
             self._news.clear()
-            if loop.time() >= give_up_at:
-                attempt.give_up_waiting()
-            elif not await self._wait_for_news(_QUIET_S):
+            if not attempt.gives_up_waiting() and not await self._wait_for_news(_QUIET_S):
                 await self._lose_dead(change)
             self._admit_joiners(change)
 

@@ -145,7 +145,8 @@ class Lifecycle:
             return False
         if self._phase is not Phase.FORMING:
             raise WrongPhase(f"no worker group can begin while the attempt is {self._phase.value}")
-        self._phase, self._has_group = Phase.TRAINING, True
+        self._has_group = True
+        self._move(Phase.TRAINING)
         return True
 
     def group_is_up(self) -> None:
@@ -169,7 +170,7 @@ class Lifecycle:
         effects = self._cancelled()
         self._has_group = False
         if self._phase is not Phase.ENDED:
-            self._phase = Phase.STOPPING if self.is_final else Phase.FORMING
+            self._move(Phase.STOPPING if self.is_final else Phase.FORMING)
         return effects
 
     # --- the end of the attempt
@@ -196,7 +197,8 @@ class Lifecycle:
         """The last record is written.  Raises WrongPhase when the attempt is not stopping."""
         if self._phase is not Phase.STOPPING:
             raise WrongPhase(f"an attempt that is {self._phase.value} cannot have ended")
-        self._phase, self._has_group = Phase.ENDED, False
+        self._has_group = False
+        self._move(Phase.ENDED)
 
     # --- hangs
 
@@ -217,28 +219,29 @@ class Lifecycle:
         """Scripts are to park; False when the worker group must not change."""
         if self._phase is not Phase.TRAINING and not self._phase.is_changing:
             return False
-        self._phase = Phase.PARKING
+        self._move(Phase.PARKING)
         return True
 
-    def wait(self) -> None:
+    def wait(self, now: float) -> None:
         """All that are left are parked, and too few."""
         if self._phase is Phase.PARKING:
-            self._phase = Phase.WAITING
+            self._move(Phase.WAITING)
+            self._waiting_since = now
 
     def assign_ranks(self) -> None:
         """The parked scripts get their ranks in the next worker group."""
         if self._phase is Phase.PARKING:
-            self._phase = Phase.JOINING
+            self._move(Phase.JOINING)
 
     def join(self) -> None:
         """All of them have joined it."""
         if self._phase is Phase.JOINING:
-            self._phase = Phase.TRAINING
+            self._move(Phase.TRAINING)
 
     # --- time
 
-    def wait_for_workers(self, now: float) -> float:
-        """Seconds for which the workers of the next group have been waited for; they count from the first call on."""
+    def waited_s(self, now: float) -> float:
+        """Seconds for which workers have been waited for; they count from the first call on, unless they do already."""
         if self._waiting_since is None:
             self._waiting_since = now
         return now - self._waiting_since
@@ -249,10 +252,18 @@ class Lifecycle:
 
     # --- moves
 
+    def _move(self, phase: Phase) -> None:
+        old = self._phase
+        if old is not phase and (old, phase) not in PHASE_EDGES:
+            raise WrongPhase(f"no edge leads from {old.value} to {phase.value}")
+        self._phase = phase
+        if old is Phase.WAITING:
+            self._waiting_since = None
+
     def _cancelled(self) -> Effects:
         return (Effect.CANCEL_CHANGE,) if self._phase.is_changing else ()
 
     def _stop(self) -> Effects:
         effects = self._cancelled()
-        self._phase = Phase.STOPPING
+        self._move(Phase.STOPPING)
         return effects

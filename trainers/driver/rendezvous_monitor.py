@@ -8,7 +8,6 @@ from typing import Any
 from trainers.driver.attempt import Attempt
 from trainers.driver.group import WorkerGroup
 from trainers.driver.hang_monitor import STACK_LENGTH
-from trainers.driver.phases import Phase
 from trainers.driver.rendezvous import Absent, RendezvousWatch
 from trainers.driver.stacks import Stacks
 
@@ -35,8 +34,7 @@ class RendezvousMonitor:
 
     def _is_held(self, group: WorkerGroup) -> bool:
         """True when this group has completed its rendezvous, ends or changes."""
-        is_training = self._attempt.lifecycle.phase is Phase.TRAINING
-        return not is_training or group.has_reported or group.wants_to_stop
+        return group is not self._attempt.steady_group or group.has_reported
 
     async def _look(self, group: WorkerGroup) -> None:
         attempt, group_members = self._attempt, self._attempt.group_members

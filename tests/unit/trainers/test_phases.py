@@ -38,7 +38,7 @@ EVENTS: dict[str, Callable[[Lifecycle], object]] = {
     "suspect": lambda one: one.suspect(HANG),
     "step_ended": Lifecycle.step_ended,
     "park": Lifecycle.park,
-    "wait": Lifecycle.wait,
+    "wait": lambda one: one.wait(100.0),
     "assign_ranks": Lifecycle.assign_ranks,
     "join": Lifecycle.join,
 }
@@ -169,15 +169,41 @@ def test_after_a_step_a_suspected_hang_is_forgotten() -> None:
 
 def test_workers_are_waited_for_from_the_first_question_on() -> None:
     life = Lifecycle()
-    assert life.wait_for_workers(100.0) == 0.0
-    assert life.wait_for_workers(130.0) == 30.0
+    assert life.waited_s(100.0) == 0.0
+    assert life.waited_s(130.0) == 30.0
     life.group_is_up()
-    assert life.wait_for_workers(200.0) == 0.0
+    assert life.waited_s(200.0) == 0.0
     life.wait_again(190.0)
-    assert life.wait_for_workers(200.0) == 10.0
+    assert life.waited_s(200.0) == 10.0
+
+
+@pytest.mark.parametrize("event", ["park", "close_group", "end_group"])
+def test_parked_workers_wait_from_their_parking_on_and_only_while_they_do(event: str) -> None:
+    life = life_in(Phase.WAITING)
+    assert life.waited_s(130.0) == 30.0
+    happen(life, event)
+    assert life.phase is not Phase.WAITING
+    assert life.waited_s(200.0) == 0.0
 
 
 # --- the driver carries the effects out
+
+
+def test_a_script_that_parks_while_its_worker_group_is_judged_begins_no_change() -> None:
+    """The change would outlive the worker group, and hold up all that looks at the next one."""
+
+    async def scene() -> None:
+        stage = Stage(3)
+        stage.attempt.receive(0, {"type": "exit", "exit_code": None, "stopped": True})
+        judging = stage.attempt.spawn(stage.attempt.judge(set(), {2}))
+        await stage.after(0.5)
+        stage.park(1)
+        assert not stage.in_place.is_changing
+        assert await judging is True
+        _check(stage)
+
+    play(scene())
+
 
 ACTS = (
     "kill",
