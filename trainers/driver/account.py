@@ -44,7 +44,7 @@ class Account:
         """Records after that number, `limit` rows at most; those up to it are forgotten."""
         self._asked_at = self._monotonic()
         if self._events_left_out:
-            text = f"{self._events_left_out} events were left out: nobody fetched them in time"
+            text = f"{self._events_left_out} events were left out: they were not fetched in time"
             self._events_left_out = 0
             self._journal.print(self._now(), 0, "remora", text, len(text))
         return self._journal.after(after, limit)

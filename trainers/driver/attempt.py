@@ -292,7 +292,9 @@ class Attempt:
     def ended_slots(self) -> set[int]:
         """Slots of the worker group whose command is over without having been asked to leave."""
         group = self.group
-        return set() if group is None else self.group_members.slots_of(group.ended) - self.group_members.left
+        return (
+            set() if group is None else self.group_members.slots_of(group.ended) - self.group_members.departed
+        )
 
     @property
     def is_done(self) -> bool:

@@ -240,8 +240,8 @@ class Driver:
         self._call(self._attempt.group_started)
 
     def _on_demand_nodes(self) -> set[str]:
-        lasting = self._attempt.plan.lasting
-        return ray_train.nodes_with(lasting) if lasting else set()
+        labels = self._attempt.plan.lasting
+        return ray_train.nodes_with(labels) if labels else set()
 
     def absorbs(self, failed: set[int], dead: set[int], nodes_lost: set[int]) -> set[int]:
         """Take note of failed slots; returns those that the worker group goes on without, in place."""
@@ -292,11 +292,11 @@ class Driver:
 
     def nominated_nodes(self) -> ray_train.NominatedNodes:
         """The living nodes that are nominated for this attempt's job, and for others."""
-        kept = self._call(lambda: self._nominations.at(time.monotonic()))
-        if not kept:
+        nominated = self._call(lambda: self._nominations.at(time.monotonic()))
+        if not nominated:
             return ray_train.NominatedNodes()
-        own = {node for node, job_id in kept.items() if job_id == self._plan.job_id}
-        return ray_train.NominatedNodes(ray_train.our_nodes(own), ray_train.our_nodes(kept.keys() - own))
+        own = {node for node, job_id in nominated.items() if job_id == self._plan.job_id}
+        return ray_train.NominatedNodes(ray_train.our_nodes(own), ray_train.our_nodes(nominated.keys() - own))
 
     def nodes_drain(self, deadlines: dict[str, float]) -> None:
         """Go on without these nodes, in place or from a checkpoint, before the first of them goes."""
@@ -344,14 +344,14 @@ class Driver:
         try:
             storage = Storage(plan.checkpoint_url)
         except StorageError as refused:
-            self._attempt.conclude(_unusable_storage(refused, EndReason.START_FAILED))
+            self._call(self._attempt.conclude, _unusable_storage(refused, EndReason.START_FAILED))
             raise
         catalog = Catalog(storage, plan.job_id)
         self._attempt.relay.catalog = catalog
         try:
             self._open_checkpoints(catalog)
         except StorageError as refused:
-            self._attempt.conclude(_unusable_storage(refused, EndReason.DRIVER_LOST))
+            self._call(self._attempt.conclude, _unusable_storage(refused, EndReason.DRIVER_LOST))
             raise
         self._open_outputs(OutputsCatalog(storage, plan.job_id), catalog)
         # Before this one's own: what killed drivers left on the head.

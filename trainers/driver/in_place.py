@@ -97,7 +97,7 @@ class InPlace:
         ):
             return
         rank = group_members.ranks[slot]
-        if not self._kills.forgive(slot, rank, attempt.progress.step or 0, attempt.now()):
+        if not self._kills.tolerate(slot, rank, attempt.progress.step or 0, attempt.now()):
             return
         text = f"The command of rank {rank} got SIGKILL, as from a kernel without memory; the others go on without it."
         attempt.account.event("worker.killed", text, rank=rank)
@@ -135,13 +135,13 @@ class InPlace:
         lost, staying = gone & group_members.present, group_members.present - gone
         if attempt.group is None or attempt.lifecycle.is_final:
             return set()
-        if ranks := self._kills.take_back(gone):
+        if ranks := self._kills.discount(gone):
             # Their scripts were the first of their nodes to die.
             self._report_lost(ranks)
         if (
             not staying
             or not staying <= group_members.elastic
-            or not failed <= gone | group_members.left | group_members.unranked
+            or not failed <= gone | group_members.departed | group_members.unranked
         ):
             return set()
         # Ranks that are through cannot take part in another group; and a group that is being ended needs none.
@@ -191,18 +191,18 @@ class InPlace:
     def drain(self, ray_node_ids: set[str], deadline_at: float | None) -> None:
         """These nodes go at that time: park and go on without them, or stop at a checkpoint if too few would stay."""
         attempt, group_members = self._attempt, self._group_members
-        going = {
+        draining = {
             slot for slot in group_members.present if group_members.by_slot[slot].ray_node_id in ray_node_ids
         }
-        if not going:
+        if not draining:
             return
         text = "A node of this job is going away; the worker group goes on without it after a checkpoint."
-        if not group_members.is_elastic or not attempt.plan.sizes.fit(len(group_members.present - going)):
+        if not group_members.is_elastic or not attempt.plan.sizes.fit(len(group_members.present - draining)):
             attempt.request_stop("drain", text, deadline_at)
             return
-        group_members.going |= going
+        group_members.draining |= draining
         if self._change is not None:
-            self._change.going |= going
+            self._change.draining |= draining
             return
         text = "A node of this job is going away; the worker group goes on without it."
         self._ask("drain", text, deadline_at)
@@ -281,7 +281,7 @@ class InPlace:
             cause,
             attempt.now(),
             group_members.in_order(),
-            going=group_members.going & group_members.present,
+            draining=group_members.draining & group_members.present,
             on_demand=group_members.on_demand,
         )
         if cause == "loss":
@@ -334,11 +334,11 @@ class InPlace:
         """Return when all workers that go on are parked."""
         loop = asyncio.get_running_loop()
         patience_s = self._attempt.pace.patience_s
-        began, told = loop.time(), ""
+        began, sent = loop.time(), ""
         while self._change is change:
             self._news.clear()
-            if change.cause == "loss" and told != "part":
-                began, told = loop.time(), "part"
+            if change.cause == "loss" and sent != "part":
+                began, sent = loop.time(), "part"
                 self._parted = change.generation
                 await self._lose_dead(change)
                 part = {"type": "part", "generation": change.generation}

@@ -43,9 +43,9 @@ class GroupMembers:
         #: Slots on their way into the worker group.
         self.joining: dict[int, Joiner] = {}
         #: Slots whose node drains.
-        self.going: set[int] = set()
+        self.draining: set[int] = set()
         #: Slots that are lost, or were asked to leave.
-        self.left: set[int] = set()
+        self.departed: set[int] = set()
         self._present: set[int] = set()
         #: Slots whose supervisor has reported how its command ended, or why there was none.
         self.ended: set[int] = set()
@@ -56,7 +56,7 @@ class GroupMembers:
         """A new worker group of new workers; nothing of the one before counts any more."""
         self.by_slot = {member.slot: member for member in members}
         self.ranks = {slot: member.rank for slot, member in self.by_slot.items()}
-        for one in (self.elastic, self.joining, self.going, self.left, self.ended):
+        for one in (self.elastic, self.joining, self.draining, self.departed, self.ended):
             one.clear()
         self._present = set(self.ranks)
 
@@ -134,15 +134,15 @@ class GroupMembers:
 
     def leave(self, slots: Iterable[int]) -> None:
         """These are lost, or were asked to leave."""
-        self.left.update(slots)
-        self._present = self.ranks.keys() - self.left
+        self.departed.update(slots)
+        self._present = self.ranks.keys() - self.departed
 
     # --- instructions
 
     async def send(self, message: channel.Message, rank: int | None = None) -> None:
         """Instruct a rank of the worker group, or all of it; a stop goes to those that join it, too."""
         everybody = self.by_slot.keys() if message["type"] == "stop" else self.ranks.keys()
-        wanted = {slot for slot in everybody - self.left if rank in (None, self.ranks.get(slot))}
+        wanted = {slot for slot in everybody - self.departed if rank in (None, self.ranks.get(slot))}
         await self.send_to(wanted, message)
 
     async def send_to(self, slots: Iterable[int], message: channel.Message) -> set[int]:

@@ -101,7 +101,7 @@ class Outputs:
         catalog.take_over(self._kept, self._plan.attempt, self._now())
         left = catalog.unnamed(self._kept)
         if self.files or left:
-            self._tell(self._kept, left)
+            self._report(self._kept, left)
         return damage
 
     @property
@@ -218,7 +218,7 @@ class Outputs:
         self._tell_excess(f"{len(agreed.files)} files of the outputs have", _size_of(agreed.files))
         if self._is_committed and self._loose:
             # No new list will be reported, after which they would go.
-            self._tell(self._kept, frozenset(self._loose))
+            self._report(self._kept, frozenset(self._loose))
             self._loose.clear()
 
     def _tell_excess(self, who_has: str, size_bytes: int) -> None:
@@ -324,7 +324,7 @@ class Outputs:
             self._is_refused = False
             self._committed = kept
             self._loose -= loose
-            self._tell(kept, loose)
+            self._report(kept, loose)
 
     def _write(self, kept: Kept) -> bool:
         """Commit them; False when a newer attempt writes now."""
@@ -345,7 +345,7 @@ class Outputs:
             text = f"The outputs were not stored: {error}."
             self._account.event("attempt.outputs_refused", text[:1000])
 
-    def _tell(self, kept: Kept, without: frozenset[str]) -> None:
+    def _report(self, kept: Kept, without: frozenset[str]) -> None:
         """Report the list, and remember what to remove when it has replaced the one before."""
         body = {
             "location": self._catalog.location,

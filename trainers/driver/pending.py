@@ -59,8 +59,8 @@ class PendingLines:
     def take(self) -> list[Text]:
         """The oldest chunk, which is forgotten here; [] when nothing waits."""
         if self._left_out:
-            # It stands before the first line that is left: that one is as old as whatever was left out last.
-            text = f"{self._left_out} lines were left out here: nobody fetched them in time"
+            # It comes before the first line that is left: that one is as old as whatever was left out last.
+            text = f"{self._left_out} lines were left out here: they were not fetched in time"
             self._left_out = 0
             return [(self._oldest_at, 0, "remora", text)]
         if not self._chunks:

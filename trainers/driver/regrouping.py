@@ -87,7 +87,7 @@ class Regrouping:
     #: Newest step of every parked slot; -1 for one that has no state yet.
     parked: dict[int, int] = field(default_factory=dict)
     #: Slots whose node drains: they are left behind unless the next group cannot do without them.
-    going: set[int] = field(default_factory=set)
+    draining: set[int] = field(default_factory=set)
     #: Slots on on-demand nodes, which the cloud does not take back.
     on_demand: set[int] = field(default_factory=set)
     #: Slots that go on and are not parked yet: it is needed for every message of every worker.
@@ -147,10 +147,10 @@ class Regrouping:
         """
         if self.missing:
             return []
-        for slots in ([one for one in self.staying if one not in self.going], self.staying):
+        for slots in ([one for one in self.staying if one not in self.draining], self.staying):
             newest = self._newest(slots)
             if (size := sizes.fit(len(slots))) and 0 <= newest == self._newest(self.staying):
-                ordered = sorted(slots, key=lambda slot: (-self.parked[slot], slot in self.going))
+                ordered = sorted(slots, key=lambda slot: (-self.parked[slot], slot in self.draining))
                 chosen = set(ordered[:size])
                 return sorted((s for s in slots if s in chosen), key=self._order)
         return []

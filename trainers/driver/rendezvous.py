@@ -100,7 +100,7 @@ def _nobody_comes(ended: tuple[int, ...], waiting: tuple[int, ...], world_size: 
         return Verdict(goes_on=False, end_reason=EndReason.START_FAILED, message=text)
     everybody = "The only rank waits" if world_size == 1 else f"All {world_size} ranks wait"
     text = (
-        f"{everybody} in the rendezvous (init_process_group), so nobody is left who could come: let the script take"
+        f"{everybody} in the rendezvous (init_process_group), so no rank is left that could join: let the script take"
         " RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from its environment, as init_process_group does without"
         " arguments; where it does, the nodes cannot reach each other."
     )

@@ -45,11 +45,13 @@ class Stacks:
         self._all_answered.clear()
         silent = await self._group_members.send_to(list(self._asked), {"type": "dump"})
         for slot in silent & self._asked.keys():
-            self._answers[self._asked.pop(slot)] = "Nobody there answers: its node is frozen, or cut off."
+            self._answers[self._asked.pop(slot)] = (
+                "Its supervisor does not answer: the node is frozen, or cut off."
+            )
         if self._asked:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._all_answered.wait(), STACKS_S)
         for rank in self._asked.values():
-            self._answers[rank] = f"Its supervisor did not tell it within {STACKS_S:g} s."
+            self._answers[rank] = f"Its supervisor did not report it within {STACKS_S:g} s."
         self._asked = {}
         return self._answers

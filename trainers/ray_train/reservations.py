@@ -176,18 +176,18 @@ def _write_count(name: str, count: int) -> None:
 
 
 def spread_out(
-    room: Mapping[str, int], count: int, taken: Iterable[str] = (), meant: Collection[str] = ()
+    room: Mapping[str, int], count: int, taken: Iterable[str] = (), preferred: Collection[str] = ()
 ) -> list[str]:
     """Ray node ids for `count` workers on as few nodes as possible, or for as many as there is room for (pure).
 
     `room` says for how many workers there is room on each node, those with which a node is `taken` included.  Nodes
-    that are taken in part are filled first, then those that are `meant` for these workers.
+    that are taken in part are filled first, then those that are `preferred` for these workers.
     """
     free = dict(room)
-    standing = [node for node in taken if node in free]
-    for node in standing:
+    occupied = [node for node in taken if node in free]
+    for node in occupied:
         free[node] -= 1
-    order = sorted(free, key=lambda node: (node not in standing, node not in meant, -free[node]))
+    order = sorted(free, key=lambda node: (node not in occupied, node not in preferred, -free[node]))
     return [node for node in order for _ in range(free[node])][:count]
 
 

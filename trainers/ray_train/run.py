@@ -126,7 +126,7 @@ class _Controller(TrainController):
 
 
 class _Lifecycle(WorkerGroupCallback):
-    """Tells the owner when worker processes are up, before they train."""
+    """Reports to the owner when worker processes are up, before they train."""
 
     def __init__(self, owner: Owner, policy: ElasticPolicy) -> None:
         self._owner = owner

@@ -59,7 +59,7 @@ class ElasticPolicy(ElasticScalingPolicy):
         #: Workers that there is room for on each node, by Ray node id, those of this attempt included.
         self._room: dict[str, int] = {}
         #: Nodes that the coordinator has for this attempt; what it has for others is better left to them.
-        self._meant: frozenset[str] = frozenset()
+        self._preferred: frozenset[str] = frozenset()
         #: Nodes that are nominated for a job: for others only as long as there is room for a group without them.
         self._nominated = NominatedNodes()
         #: Workers that fit into what the coordinator has for this attempt, and since when there is room for fewer.
@@ -83,7 +83,7 @@ class ElasticPolicy(ElasticScalingPolicy):
             raise AttemptEnds
         decision = self._begin()
         if isinstance(decision, NoopDecision) or self._is_promised_more(decision.num_workers):
-            self._leave_nodes()
+            self._vacate_nodes()
             # Stock asks again at once; this thread is ours, so it may rest.
             time.sleep(POLL_S)
             return NoopDecision()
@@ -119,9 +119,9 @@ class ElasticPolicy(ElasticScalingPolicy):
             self._short_since = now
         return now - self._short_since < _PROMISED_S
 
-    def nodes_for(self, count: int, standing: Sequence[str]) -> list[str]:
+    def nodes_for(self, count: int, occupied: Sequence[str]) -> list[str]:
         """Ray node ids for `count` workers beside those that run on these nodes; fewer when there is no room."""
-        return spread_out(self._room, count, standing, self._meant)
+        return spread_out(self._room, count, occupied, self._preferred)
 
     def make_decision_for_running_worker_group(
         self, worker_group_state: Any, worker_group_status: Any
@@ -166,18 +166,18 @@ class ElasticPolicy(ElasticScalingPolicy):
         if deadlines:
             self._owner.nodes_drain(deadlines)
 
-    def _leave_nodes(self) -> None:
+    def _vacate_nodes(self) -> None:
         """Give back what a group that has stopped holds on nodes that go or are gone.
 
         A node stays, and costs, while something has room on it.
         """
         places = set(self._own_places())
-        going = places & draining_nodes().keys() | places - living_nodes() if places else set()
-        if going and places <= going:
+        draining = places & draining_nodes().keys() | places - living_nodes() if places else set()
+        if draining and places <= draining:
             self.end_group()
             self.group = None
-        elif going:
-            self.group.leave(going)
+        elif draining:
+            self.group.vacate(draining)
 
     def _look_for_room(self, present: int, now: float, grow: Callable[[int], None], at_once: int = 0) -> None:
         """Grow into room that has been there for a while, and up to `at_once` workers right now."""
@@ -205,7 +205,7 @@ class ElasticPolicy(ElasticScalingPolicy):
             return self._latest_reserved_resources
         reserved = self._ask_coordinator()
         if reserved is not None:
-            self._meant = self._nominated.own | reserved.keys()
+            self._preferred = self._nominated.own | reserved.keys()
             apart = draining_nodes().keys() | self._nominated.others - set(self._own_places())
             free = {node: has for node, has in self._free_nodes().items() if node not in apart}
             if self._labels or apart:

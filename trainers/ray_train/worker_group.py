@@ -25,7 +25,7 @@ from trainers.ray_train.starting import StartingWorkers
 #: Seconds between two looks at workers with which a group begins.
 _LOOK_S = 0.5
 #: Seconds that workers of a group that trains no more may take to end.
-_GOODBYE_S = 2.0
+_SHUTDOWN_S = 2.0
 #: Seconds that room for one more worker may take.
 _EXTEND_TIMEOUT_S = 5.0
 
@@ -190,13 +190,13 @@ class RemoraWorkerGroup(WorkerGroup):
         gone = [worker.actor for worker in self.get_workers() if self._slots[worker.actor] in slots]
         self._room.free([self._rooms[actor] for actor in gone])
 
-    def leave(self, ray_node_ids: Collection[str]) -> None:
+    def vacate(self, ray_node_ids: Collection[str]) -> None:
         """End the workers on these nodes, of a group that trains no more, and give their room back."""
         if self._worker_group_state is None:
             return
         workers = {self._slots[worker.actor]: worker for worker in self.get_workers()}
         left = {slot for slot, worker in workers.items() if worker.metadata.node_id in ray_node_ids}
-        _shutdown_workers([workers[slot] for slot in left - self._dead], _GOODBYE_S)
+        _shutdown_workers([workers[slot] for slot in left - self._dead], _SHUTDOWN_S)
         self.note_dead(left)
 
     # --- losing workers in place

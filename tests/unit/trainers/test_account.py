@@ -165,7 +165,7 @@ def test_of_lines_that_nobody_fetches_the_newest_are_kept_and_the_others_counted
     assert most < MOST_LINE_BYTES + (3 << 20)
     lines, _ = drained(account)
     count, words = lines[0].split(" ", 1)
-    assert words == "lines were left out here: nobody fetched them in time"
+    assert words == "lines were left out here: they were not fetched in time"
     assert int(count) + len(lines) - 1 == printed
     assert len(lines) > printed / 4
 
@@ -211,7 +211,7 @@ def test_events_that_nobody_fetches_are_so_many_and_then_counted() -> None:
     assert kinds[-1] == "ended"
     assert kinds.count("checkpoint") == 1
     (line,) = [record.body["text"] for record in records if record.kind == "log"]
-    assert line == "50 events were left out: nobody fetched them in time"
+    assert line == "50 events were left out: they were not fetched in time"
 
 
 def measured(reports: int, names: int = 1) -> Account:
@@ -300,6 +300,6 @@ def test_what_was_left_out_is_told_where_it_stood_and_at_the_time_of_the_line_be
     told = [text for _ in range(most + 2) for text in waiting.take()]
     numbers = [int(at) for at, *_ in told[1:]]
     assert numbers == list(range(numbers[0], most + 40)), "the newest ones are all there"
-    left_out = f"{numbers[0]} lines were left out here: nobody fetched them in time"
+    left_out = f"{numbers[0]} lines were left out here: they were not fetched in time"
     assert told[0] == (told[1][0], 0, "remora", left_out)
     assert (waiting.take(), waiting.counted_bytes) == ([], 0)

@@ -475,7 +475,7 @@ async def test_a_node_that_drains_is_left_in_place() -> None:
     await stage.after(2.0)
     assert stage.order == [0, 2]
     assert stage.regrouped == [("drain", 2)]
-    assert (stage.messages("stop"), stage.group_members.left) == ([1], {1})
+    assert (stage.messages("stop"), stage.group_members.departed) == ([1], {1})
     assert stage.events("worker_group.drain") == [{"deadline_at": BEGIN + 30.0}]
     assert stage.events("node.lost") == []
     assert stage.attempt.progress.lost_since is None, "nothing was lost"

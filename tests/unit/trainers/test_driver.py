@@ -279,6 +279,7 @@ def test_an_attempt_whose_checkpoints_cannot_be_stored_is_lost_with_a_sentence(
     monkeypatch.setattr(driver_module, "_CLAIM_S", 0.0)
     driver = Driver()
     driver.take(replace(plan, checkpoint_url=read_only))
+    monkeypatch.setattr(driver, "_call", lambda function, *arguments: function(*arguments))
     with pytest.raises(StorageError):
         driver._run_controller()
     verdict = driver._attempt.verdict

@@ -107,7 +107,7 @@ async def test_a_frozen_node_is_named_and_left_behind() -> None:
     at.stage.frozen.add(2)
     await at.after(LIMIT_S + 60.0)
     assert (at.reason, at.stage.order) == (None, [0, 1])
-    assert at.stacks[2] == "Nobody there answers: its node is frozen, or cut off."
+    assert at.stacks[2] == "Its supervisor does not answer: the node is frozen, or cut off."
 
 
 @scene
@@ -164,7 +164,7 @@ async def test_a_supervisor_that_does_not_tell_is_not_waited_for() -> None:
     await at.train()
     await at.after(LIMIT_S + STACKS_S + 5.0)
     assert at.reason is EndReason.HANG
-    assert at.stacks == {0: "stack of 0", 1: "Its supervisor did not tell it within 20 s."}
+    assert at.stacks == {0: "stack of 0", 1: "Its supervisor did not report it within 20 s."}
 
 
 @scene

@@ -123,7 +123,7 @@ def test_a_worker_whose_node_drains_stays_only_where_it_is_needed(
     steps: dict[int, int], min_workers: int, next_members: list[int], why: str
 ) -> None:
     regrouping = change(0, 1, 2, cause="drain")
-    regrouping.going = {1}
+    regrouping.draining = {1}
     for slot, step in steps.items():
         regrouping.park(slot, step)
     assert regrouping.next_members(at_least(min_workers)) == next_members, why
@@ -131,14 +131,14 @@ def test_a_worker_whose_node_drains_stays_only_where_it_is_needed(
 
 @given(
     steps=st.dictionaries(st.integers(0, 6), st.integers(-1, 3), min_size=1),
-    going=st.sets(st.integers(0, 6)),
+    draining=st.sets(st.integers(0, 6)),
     min_workers=st.integers(1, 4),
 )
 def test_whoever_is_parked_there_is_a_group_or_a_reason_for_none(
-    steps: dict[int, int], going: set[int], min_workers: int
+    steps: dict[int, int], draining: set[int], min_workers: int
 ) -> None:
     regrouping = change(*steps)
-    regrouping.going = going
+    regrouping.draining = draining
     for slot, step in steps.items():
         regrouping.park(slot, step)
     next_members = regrouping.next_members(at_least(min_workers))
@@ -149,7 +149,7 @@ def test_whoever_is_parked_there_is_a_group_or_a_reason_for_none(
         assert len(next_members) >= min_workers
         assert max(steps[slot] for slot in next_members) == max(steps.values()), "no step is lost"
         assert steps[next_members[0]] >= 0, "rank 0 holds a state"
-        assert set(steps) - set(next_members) <= going, "nobody else is left behind"
+        assert set(steps) - set(next_members) <= draining, "nobody else is left behind"
 
 
 def test_three_survivors_of_a_layout_of_two_train_with_two() -> None:

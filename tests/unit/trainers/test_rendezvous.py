@@ -34,7 +34,7 @@ SHELL = "Process 6 (sleeping): bash -c python train.py\nIts stack cannot be read
         (f"{WAITING}\n\n{LOADING}", False),
         (f"{WAITING}\n\n3 more processes of this command are left out.", False),
         (SHELL, False),
-        ("Its supervisor did not tell it within 20 s.", False),
+        ("Its supervisor did not report it within 20 s.", False),
         ("The command does not run any more.", False),
     ],
 )
