@@ -55,7 +55,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_threads")
-def test_the_checkpoint_of_a_group_that_was_followed_is_kept_and_ends_nobody() -> None:
+def test_the_checkpoint_of_a_group_that_was_followed_is_kept_and_ends_no_worker() -> None:
     async def scene() -> None:
         stage = Stage(2)
         shelf = Shelf()
@@ -113,7 +113,7 @@ def test_a_checkpoint_carries_the_metric_of_its_own_step() -> None:
     play(scene())
 
 
-def test_whoever_reads_of_a_new_step_has_read_what_was_repeated_before_it() -> None:
+def test_repeated_steps_are_recorded_before_the_new_step_after_them() -> None:
     async def scene() -> None:
         stage = Stage(1)
         group = stage.attempt.group
@@ -150,7 +150,7 @@ def test_the_interval_follows_what_checkpoints_cost() -> None:
 
 
 @pytest.mark.usefixtures("no_threads")
-def test_a_checkpoint_that_is_refused_is_told() -> None:
+def test_a_checkpoint_that_is_refused_is_reported() -> None:
     async def scene() -> None:
         stage = Stage(1)
         stage.attempt.commits.catalog = Shelf(Fenced("a newer attempt began"))  # type: ignore[assignment]
@@ -176,7 +176,7 @@ def test_a_step_that_a_new_rank_0_tells_again_is_not_done_again() -> None:
     play(scene())
 
 
-def test_the_nodes_of_the_workers_are_told_with_every_worker_group() -> None:
+def test_the_nodes_of_the_workers_are_reported_with_every_worker_group() -> None:
     async def scene() -> None:
         stage = Stage(2)
         assert await stage.attempt.judge(set(), {0, 1}) is True
@@ -190,7 +190,7 @@ def test_the_nodes_of_the_workers_are_told_with_every_worker_group() -> None:
     play(scene())
 
 
-def test_a_verdict_that_was_passed_before_is_kept() -> None:
+def test_a_verdict_that_was_passed_before_counts() -> None:
     async def scene() -> None:
         stage = Stage(2, min_workers=2)
         stage.kill(1)
@@ -204,7 +204,7 @@ def test_a_verdict_that_was_passed_before_is_kept() -> None:
     play(scene())
 
 
-def test_who_has_left_is_not_waited_for_by_the_judge() -> None:
+def test_a_worker_that_left_is_not_waited_for_by_the_judge() -> None:
     async def scene() -> None:
         stage = Stage(3)
         stage.hanging = {0, 2}
@@ -233,7 +233,7 @@ def test_after_a_stop_no_worker_group_begins() -> None:
     play(scene())
 
 
-def test_starts_that_fail_are_told_once_per_cause_and_not_for_ever() -> None:
+def test_starts_that_fail_are_reported_once_per_cause_and_not_for_ever() -> None:
     async def scene() -> None:
         stage = Stage(2)
         for error in ("no room", "no room", "no network"):
@@ -263,7 +263,7 @@ def test_an_error_of_a_task_beside_is_logged(caplog: pytest.LogCaptureFixture) -
     assert "a task of att_1 failed" in caplog.text
 
 
-def test_a_worker_group_that_starts_again_with_nothing_kept_says_so() -> None:
+def test_a_worker_group_that_starts_over_without_a_checkpoint_is_reported() -> None:
     async def scene() -> None:
         stage = Stage(2)
         assert stage.events("worker_group.started_over") == [], "the first one begins at the start anyway"
@@ -291,7 +291,7 @@ def test_a_notice_has_all_workers_look_into_their_outputs() -> None:
     play(scene())
 
 
-def test_a_loss_that_no_new_step_followed_is_told_with_the_end() -> None:
+def test_a_loss_that_no_new_step_followed_is_reported_with_the_end() -> None:
     async def scene() -> None:
         stage = Stage(1)
         await stage.after(1.0)

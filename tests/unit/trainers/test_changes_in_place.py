@@ -35,7 +35,7 @@ async def test_the_others_go_on_when_a_worker_is_lost() -> None:
 
 
 @scene
-async def test_the_nodes_of_those_who_go_on_and_of_those_who_come_are_told() -> None:
+async def test_the_nodes_of_workers_that_go_on_and_of_those_that_join_are_reported() -> None:
     stage = Stage(3)
     stage.kill(1)
     await stage.settled()
@@ -52,7 +52,7 @@ async def test_the_nodes_of_those_who_go_on_and_of_those_who_come_are_told() -> 
 
 
 @scene
-async def test_who_notices_first_is_believed_and_the_cause_is_looked_for() -> None:
+async def test_the_first_script_to_notice_a_loss_is_believed_and_the_cause_is_looked_for() -> None:
     stage = Stage(3)
     stage.dead.add(1)
     stage.park(2)
@@ -132,7 +132,7 @@ async def test_patience_begins_anew_with_every_try() -> None:
 
 
 @scene
-async def test_a_group_that_does_not_form_is_dealt_again_without_those_who_hang() -> None:
+async def test_ranks_are_assigned_again_without_workers_that_hang() -> None:
     stage = Stage(4)
 
     def hang(slot: int, message: dict[str, Any]) -> None:
@@ -271,7 +271,7 @@ async def test_a_script_in_the_middle_of_a_long_step_is_waited_for() -> None:
 
 
 @scene
-async def test_a_worker_that_thaws_after_it_was_left_behind_disturbs_nobody() -> None:
+async def test_a_worker_that_thaws_after_it_was_left_behind_disturbs_no_other() -> None:
     stage = Stage(3)
     stage.frozen.add(1)
     stage.park(0)
@@ -332,7 +332,7 @@ async def test_the_last_one_with_the_state_dies_while_it_waits() -> None:
 
 
 @scene
-async def test_nobody_is_left() -> None:
+async def test_no_worker_is_left() -> None:
     stage = Stage(2)
     assert stage.kill(0, 1) == set(), "this is for a new worker group"
     assert not stage.in_place.is_changing
@@ -395,7 +395,7 @@ async def test_a_joiner_that_is_ready_helps_out_after_a_loss() -> None:
 
 @pytest.mark.parametrize("by", ["node", "script"])
 @scene
-async def test_a_joiner_that_vanishes_before_it_has_a_rank_stops_nobody(by: str) -> None:
+async def test_a_joiner_that_vanishes_before_it_has_a_rank_stops_no_worker(by: str) -> None:
     stage = Stage(3)
     joiner = stage.join()
 
@@ -456,7 +456,7 @@ async def test_joiners_that_could_not_be_started_are_not_waited_for() -> None:
 
 
 @scene
-async def test_nobody_joins_a_group_that_is_through() -> None:
+async def test_no_worker_joins_a_group_that_has_ended() -> None:
     stage = Stage(2)
     stage.attempt.receive(1, {"type": "exit", "exit_code": 0})
     assert not stage.in_place.may_grow()
@@ -547,7 +547,7 @@ async def test_a_worker_that_freezes_after_all_agreed_to_park_is_left_behind() -
 
 
 @scene
-async def test_who_is_held_by_a_frozen_peer_after_all_agreed_to_park_is_told_to_part() -> None:
+async def test_a_worker_held_by_a_frozen_peer_after_all_agreed_to_park_is_asked_to_part() -> None:
     stage = Stage(4)
     stage.unheard = {(2, "decide"), (3, "decide"), (3, "part")}
     stage.in_place.drain({"node-1"}, None)
@@ -681,7 +681,7 @@ async def test_nonsense_is_dropped_with_a_remark(message: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("seed", range(60))
 @scene
-async def test_whatever_happens_nobody_waits_for_ever(seed: int) -> None:
+async def test_whatever_happens_no_worker_waits_for_ever(seed: int) -> None:
     chance = random.Random(seed)
     stage = Stage(4, min_workers=chance.choice([1, 1, 2, 3]), max_workers=6)
     injected = 0

@@ -111,7 +111,7 @@ async def test_a_frozen_node_is_named_and_left_behind() -> None:
 
 
 @scene
-async def test_a_node_that_is_cut_off_is_found_before_anybody_else_notices() -> None:
+async def test_a_node_that_is_cut_off_is_found_before_any_peer_notices() -> None:
     at = Scene(3)
     await at.train()
     at.stage.dead.add(1)
@@ -121,7 +121,7 @@ async def test_a_node_that_is_cut_off_is_found_before_anybody_else_notices() -> 
 
 
 @scene
-async def test_a_driver_that_reaches_nobody_gives_nobody_up() -> None:
+async def test_a_driver_that_reaches_no_worker_gives_none_up() -> None:
     at = Scene(3)
     await at.train()
     at.stage.dead |= {0, 1, 2}
@@ -130,7 +130,7 @@ async def test_a_driver_that_reaches_nobody_gives_nobody_up() -> None:
 
 
 @scene
-async def test_nobody_is_looked_for_while_steps_end() -> None:
+async def test_no_worker_is_checked_while_steps_end() -> None:
     at = Scene(3)
     at.stage.dead.add(1)
     await at.train(20)
@@ -138,7 +138,7 @@ async def test_nobody_is_looked_for_while_steps_end() -> None:
 
 
 @scene
-async def test_when_nobody_can_park_it_is_a_hang() -> None:
+async def test_when_no_worker_can_park_it_is_a_hang() -> None:
     at = Scene(3)
     await at.train()
     at.stage.hanging |= {0, 1, 2}

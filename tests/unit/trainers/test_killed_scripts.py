@@ -9,7 +9,7 @@ from tests.unit.trainers.virtual_time import scene
 from trainers.driver.kills import MOST_KILLS, REMEMBERED_S, Kills
 
 
-def test_so_many_kills_are_forgiven_and_no_more() -> None:
+def test_a_limited_number_of_kills_is_tolerated() -> None:
     kills = Kills()
     assert [kills.tolerate(slot, 0, 10 * slot, 60.0 * slot) for slot in range(MOST_KILLS + 2)] == [
         *[True] * MOST_KILLS, False, False,
@@ -31,7 +31,7 @@ def test_kills_of_long_ago_are_forgotten_once_training_got_on(
     assert kills.tolerate(7, 0, step, later_s) is is_tolerated
 
 
-def test_who_died_with_its_node_was_not_killed_alone() -> None:
+def test_a_script_that_died_with_its_node_was_not_killed_alone() -> None:
     kills = Kills()
     for slot in range(MOST_KILLS):
         kills.tolerate(slot, 5 + slot, 10, 0.0)
@@ -94,7 +94,7 @@ async def test_a_script_that_is_killed_again_and_again_fails() -> None:
 
 
 @scene
-async def test_a_script_that_dies_with_its_node_is_a_lost_node_however_it_is_told() -> None:
+async def test_a_script_that_dies_with_its_node_is_a_lost_node_however_it_is_reported() -> None:
     stage = Stage(MOST_KILLS + 3, max_workers=MOST_KILLS + 3)
     for victim in range(MOST_KILLS + 1):
         stage.say(victim, "killed")
@@ -106,7 +106,7 @@ async def test_a_script_that_dies_with_its_node_is_a_lost_node_however_it_is_tol
 
 
 @scene
-async def test_nobody_goes_on_without_others_that_are_through() -> None:
+async def test_no_worker_goes_on_without_others_that_have_ended() -> None:
     stage = Stage(2)
     stage.attempt.receive(0, {"type": "exit", "exit_code": 0})
     stage.say(1, "killed")

@@ -33,7 +33,7 @@ def group(nodes: list[str]) -> list[Member]:
 
 
 @given(st.lists(st.sampled_from(NODES), min_size=1, max_size=8), st.sets(st.sampled_from(NODES)))
-def test_whoever_stays_leads_and_ranks_are_what_torchrun_promises(
+def test_on_demand_workers_lead_and_ranks_are_what_torchrun_promises(
     nodes: list[str], lasting: set[str]
 ) -> None:
     members = group(nodes)
@@ -49,7 +49,7 @@ def test_whoever_stays_leads_and_ranks_are_what_torchrun_promises(
     }
 
 
-def test_nobody_changes_its_rank_without_need() -> None:
+def test_no_worker_changes_its_rank_without_need() -> None:
     members = group(["a", "b", "c"])
     for lasting in (set[str](), {"a"}, {"a", "c"}, {"d"}):
         assert [(one.slot, one.rank) for one in on_demand_first(members, lasting)] == [(0, 0), (1, 1), (2, 2)]

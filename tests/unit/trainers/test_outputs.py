@@ -188,7 +188,7 @@ def test_of_a_killed_script_only_what_it_had_finished_writing_is_taken(tmp_path:
     assert worker.all_told[-1].busy == {"model"}
 
 
-def test_what_the_job_has_is_there_and_is_not_told_again(tmp_path: Path) -> None:
+def test_what_the_job_has_is_there_and_is_not_reported_again(tmp_path: Path) -> None:
     first = Worker(tmp_path)
     first.write("snapshot", "1")
     first.write("old", "1")
@@ -260,7 +260,7 @@ def test_a_small_file_that_never_rests_holds_nothing_up(
     )
 
 
-def test_a_folder_that_the_script_has_rotated_away_is_told_as_one(tmp_path: Path) -> None:
+def test_a_folder_that_the_script_has_rotated_away_is_reported_as_one(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     for name in ("model/checkpoint-20/a", "model/checkpoint-40/a"):
         worker.folder.joinpath(name).parent.mkdir(parents=True)

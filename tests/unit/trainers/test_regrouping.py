@@ -40,7 +40,7 @@ def at_least(workers: int) -> WorkerSizes:
     return WorkerSizes(workers, 4096)
 
 
-def test_a_group_is_ready_when_everybody_who_goes_on_stands_still() -> None:
+def test_a_group_is_ready_when_all_that_go_on_are_parked() -> None:
     regrouping = change(0, 1, 2)
     regrouping.lose({1})
     assert regrouping.missing == {0, 2}
@@ -71,7 +71,7 @@ def test_newcomers_follow_and_never_lead() -> None:
     assert regrouping.next_members(at_least(1)) == [5, 4, 6], "rank 0 holds the state"
 
 
-def test_of_those_with_the_state_who_stays_leads() -> None:
+def test_of_those_with_the_state_one_that_stays_leads() -> None:
     regrouping = change(4, 5, 6)
     regrouping.on_demand = {6, 7}
     regrouping.admit(7)
@@ -80,7 +80,7 @@ def test_of_those_with_the_state_who_stays_leads() -> None:
     assert regrouping.next_members(at_least(1)) == [6, 4, 5, 7], "7 has no state to lead with"
 
 
-def test_who_leaves_is_not_welcomed_back() -> None:
+def test_a_worker_that_left_is_not_admitted_again() -> None:
     regrouping = change(0, 1)
     regrouping.lose({1})
     regrouping.admit(1)
@@ -134,7 +134,7 @@ def test_a_worker_whose_node_drains_stays_only_where_it_is_needed(
     draining=st.sets(st.integers(0, 6)),
     min_workers=st.integers(1, 4),
 )
-def test_whoever_is_parked_there_is_a_group_or_a_reason_for_none(
+def test_for_any_parked_workers_there_is_a_group_or_a_reason_for_none(
     steps: dict[int, int], draining: set[int], min_workers: int
 ) -> None:
     regrouping = change(*steps)

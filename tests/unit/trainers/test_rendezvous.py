@@ -105,7 +105,7 @@ async def test_a_rank_that_ended_without_joining_ends_the_attempt_for_good() -> 
 
 
 @scene
-async def test_when_all_wait_nobody_is_left_who_could_come() -> None:
+async def test_when_all_ranks_wait_none_is_left_that_could_join() -> None:
     at = Scene(WAITING, WAITING)
     await at.after(FIRST_S + SURE_S - 10.0)
     assert at.verdict is None

@@ -57,7 +57,7 @@ def test_one_slow_step_in_a_while_is_nothing() -> None:
         assert list(seen.measure(1, 9.0 if second % 4 == 0 else 1.0, 1, second)) == []
 
 
-def test_it_is_not_told_again_for_a_while() -> None:
+def test_it_is_not_reported_again_for_a_while() -> None:
     seen = Stragglers(2)
     assert len(heard(seen, [1.0, 5.0], None, int(AGAIN_S), 0.0)) == 1
     assert len(heard(seen, [1.0, 5.0], None, 2 * LOOKS, AGAIN_S)) == 1
