@@ -26,7 +26,7 @@ from trainers.driver.journal import rows_of
 from trainers.launch import ROWS_AT_ONCE
 from trainers.outputs.manifest import Changes
 from trainers.ray_train import Member
-from trainers.ray_train.polls import Turns
+from trainers.ray_train.polls import PollSchedule
 from trainers.supervisor.report_filter import ReportFilter
 from trainers.worker_identity import WorkerIdentity
 
@@ -73,7 +73,7 @@ async def _cost(ranks: int) -> Cost:
     now, calls = [0.0], _Calls()
     driver = _driver(ranks, now, calls)
     await _begin(driver, ranks)
-    turns, after, delivered, polled = Turns(), 0, 0, 0
+    schedule, after, delivered, polled = PollSchedule(), 0, 0, 0
     # What supervisors do is done by their machines.
     ticks = [list(sent) for sent in _said(ranks)]
     began = time.process_time()
@@ -84,7 +84,7 @@ async def _cost(ranks: int) -> Cost:
             await driver.deliver(1, slot, messages)
         driver.tick()
         delivered += len(sent) + len(answers)
-        polled += len(turns.take(ranks, now[0]))
+        polled += len(schedule.take(ranks, now[0]))
         while records := await driver.poll(after, ROWS_AT_ONCE):
             after = records[-1].seq
         # Tasks that were begun meanwhile.

@@ -18,7 +18,7 @@ from remora.states import EndReason
 from trainers import driver_actors
 from trainers.claims import Claims
 from trainers.driver.driver import DriverTaken
-from trainers.driver.kept import RENEWED_S
+from trainers.driver.nominations import RENEWED_S
 from trainers.plan import AttemptPlan, DriverGone, Record
 from trainers.ray_train import forget_reservations, free_resources, names_reserved
 from trainers.ready_drivers import ReadyDrivers

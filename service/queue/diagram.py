@@ -19,6 +19,7 @@ from service.queue.retry import (
     NO_PROGRESS,
     USER_BACKOFF_CAP_S,
 )
+from trainers.driver.phases import MEANINGS, PHASE_EDGES, Phase
 
 StateT = TypeVar("StateT", bound=StrEnum)
 
@@ -130,6 +131,12 @@ def page() -> str:
         mermaid(ATTEMPT_EDGES, AttemptState.STARTING),
         _states(_ATTEMPTS),
         _edges(ATTEMPT_EDGES),
+        "## Attempt, in its driver",
+        "What the driver of an attempt does while the attempt is `starting`, `running` or `draining`. It is in the\n"
+        "memory of the driver only; `trainers/driver/phases.py` is the only place where it changes.",
+        mermaid(PHASE_EDGES, Phase.FORMING),
+        _states(MEANINGS),
+        _edges(PHASE_EDGES),
         "## End reasons",
         _end_reasons(),
         "A job that its owner cancelled gets no further attempt, whatever ended the last one. An attempt that was "

@@ -21,7 +21,7 @@ from remora.ports import free_port
 from remora.script import channel
 from tests.golden.gate import Gate
 from tests.golden.worker import Job, Mishap, work
-from trainers.driver.regrouping import Seat, deal
+from trainers.driver.regrouping import WorkerLocation, assign_ranks
 
 #: Seconds that anything may take on a busy machine.
 PATIENCE_S = 180.0
@@ -94,8 +94,8 @@ class Driver:
     def start(self, count: int) -> None:
         """The first group."""
         port = free_port()
-        seats = [Seat(slot, "node", "127.0.0.1") for slot in range(count)]
-        for one in deal(seats):
+        seats = [WorkerLocation(slot, "node", "127.0.0.1") for slot in range(count)]
+        for one in assign_ranks(seats):
             self._spawn(self._environment(one, port))
         self.world_sizes.append(count)
 
@@ -182,7 +182,7 @@ class Driver:
         for worker in members:
             worker.parked = None
             worker.heard.clear()
-        for one in deal([Seat(worker.slot, "node", "127.0.0.1") for worker in members]):
+        for one in assign_ranks([WorkerLocation(worker.slot, "node", "127.0.0.1") for worker in members]):
             self.workers[one.slot].say("regroup", generation=self.generation, **self._place(one, port))
         self.world_sizes.append(len(members))
         return members

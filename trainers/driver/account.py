@@ -1,4 +1,4 @@
-"""What an attempt tells the service: every record goes through here into the journal, and `ended` closes it."""
+"""What an attempt reports to the service: every record passes here into the journal, and `ended` closes it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from trainers.driver.journal import Journal
 from trainers.driver.progress import Progress
 from trainers.plan import Record, RecordKind
 
-#: Bytes of lines that nobody fetched above which workers hold further lines back, and their scripts wait in `write`.
+#: Bytes of lines not yet fetched above which workers hold further lines back, and their scripts wait in `write`.
 HOLD_BYTES = 4 << 20
-#: Seconds after which nobody is taken to fetch lines any more: no script waits, and the oldest lines are left out.
+#: Seconds without a fetch after which lines count as not fetched at all: no script waits, the oldest are left out.
 AWAY_S = 30.0
 
-#: Records that nobody fetched above which events are counted and left out: a script causes some of them.
+#: Records not yet fetched above which events are counted and left out: a script causes some of them.
 MOST_WAITING = 20_000
 
 
 class Account:
-    """Records of one attempt; what comes after its last word is dropped."""
+    """Records of one attempt; what follows its last record is dropped."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Account:
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`now` is written down for people, `monotonic` says how long nobody has asked for records."""
+        """`now` is written down for people, `monotonic` measures the time since records were fetched."""
         self._journal = Journal()
         self._monotonic = monotonic
         self._asked_at = monotonic()
@@ -44,13 +44,13 @@ class Account:
         """Records after that number, `limit` rows at most; those up to it are forgotten."""
         self._asked_at = self._monotonic()
         if self._events_left_out:
-            text = f"{self._events_left_out} events were left out: nobody fetched them in time"
+            text = f"{self._events_left_out} events were left out: they were not fetched in time"
             self._events_left_out = 0
             self._journal.print(self._now(), 0, "remora", text, len(text))
         return self._journal.after(after, limit)
 
     def log_room(self, workers: int) -> int:
-        """Bytes of lines that each of so many workers that print may send next."""
+        """Bytes of lines that each of `workers` workers that print may send next."""
         if self._monotonic() - self._asked_at > AWAY_S:
             return HOLD_BYTES
         return max(0, HOLD_BYTES - self._journal.line_bytes) // workers
@@ -77,7 +77,7 @@ class Account:
         return self._journal.append(self._now(), kind, body)
 
     def put_whole(self, kind: RecordKind, body: dict[str, Any]) -> int | None:
-        """The same for a record that says all that those of its kind before it said; they are forgotten if they can."""
+        """The same for a record that replaces earlier ones of its kind; those are forgotten where possible."""
         return None if self._is_closed else self._journal.append(self._now(), kind, body, is_whole=True)
 
     def is_stored(self, record: int) -> bool:
@@ -90,7 +90,7 @@ class Account:
             self._journal.measure(self._now(), body)
 
     def line(self, rank: int, stream: str, text: str) -> None:
-        """One or more lines of a worker's output, kept until the log is full; stream `remora` has words of our own."""
+        """One or more lines of a worker's output, kept until the log is full; stream `remora` is Remora's own."""
         if self._is_closed:
             return
         data = text.encode(errors="replace")
@@ -125,7 +125,7 @@ class Account:
         self.progress(**changes, world_size=sum(workers.values()), workers=dict(workers))
 
     def totals(self, progress: Progress) -> None:
-        """Counters of the attempt; only those that changed are told."""
+        """Counters of the attempt; only those that changed are reported."""
         now: dict[str, Any] = {
             "step": progress.step,
             "total_steps": progress.total_steps,

@@ -2,8 +2,8 @@
 
 Each rank counts its calls of `should_checkpoint()`, its *boundaries*.  The driver asks every rank to hold: a rank
 answers with the number of the last boundary that it passed, and waits at the next one.  When all have answered, the
-boundary after the furthest is one that nobody has passed, so it is decided; ranks that wait before it go on.  No rank
-that stands still keeps another from answering, because a background thread answers.
+boundary after the furthest is one that no rank has passed, so it is decided; ranks that wait before it go on.  No rank
+that has stopped keeps another from answering, because a background thread answers.
 """
 
 from __future__ import annotations

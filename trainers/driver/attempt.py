@@ -17,12 +17,14 @@ from remora.script import channel
 from remora.states import EndReason
 from trainers.checkpoints.cadence import Cadence
 from trainers.checkpoints.manifest import Manifest
+from trainers.driver import phases
 from trainers.driver.account import Account
 from trainers.driver.commits import Commits
-from trainers.driver.crew import Crew
-from trainers.driver.group import Commit, Count, Deadline, Effect, Note, Tell, WorkerGroup
+from trainers.driver.group import Commit, Count, Deadline, Effect, Note, Send, WorkerGroup
 from trainers.driver.hang import StepWatch
+from trainers.driver.members import GroupMembers
 from trainers.driver.outputs import Outputs
+from trainers.driver.phases import Lifecycle
 from trainers.driver.progress import Progress
 from trainers.driver.regrouping import Pace
 from trainers.driver.relay import Relay
@@ -33,10 +35,10 @@ from trainers.supervisor.shard_transfer import CheckpointShard
 
 log = logging.getLogger(__name__)
 
-#: An interval between checkpoints is told again when it changed by this factor.
-_WORTH_TELLING = 1.5
+#: An interval between checkpoints is reported again when it changed by this factor.
+_WORTH_REPORTING = 1.5
 
-#: Seconds in which the other ranks of a failed group tell how they ended.
+#: Seconds in which the other ranks of a failed group report how they ended.
 _COLLECT_S = 1.0
 #: Seconds that ranks get to end themselves when the attempt is stopped.
 _STOP_S = 8.0
@@ -49,19 +51,19 @@ class Attempt:
         self,
         plan: AttemptPlan,
         account: Account,
-        crew: Crew,
+        group_members: GroupMembers,
         now: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`now` is a monotonic clock, by which everything is measured; `clock` says what is written down for people."""
+        """`now` is a monotonic clock, by which everything is measured; `clock` is the time in records."""
         self.plan = plan
         self.account = account
-        self.crew = crew
+        self.group_members = group_members
         self.now = now
         self._clock = clock
         self.commits = Commits(plan, account, clock, now)
         self.outputs = Outputs(plan, account, clock, self._ask_workers, now)
-        self.relay = Relay(self._hear_relay)
+        self.relay = Relay(self._receive_relayed)
         self.group: WorkerGroup | None = None
         #: Number of the newest worker group.
         self.generation = 0
@@ -69,32 +71,74 @@ class Attempt:
         self.progress = Progress(step=previous, high_water=previous, inherited=previous)
         self.pace = Pace()
         self.cadence = Cadence(prior_s=plan.worker_mtbf_s)
-        #: Seconds between checkpoints that were told last; None: none yet.
-        self._told_interval_s: float | None = None
+        #: Seconds between checkpoints that were reported last; None: none yet.
+        self._reported_interval_s: float | None = None
         self._ticked_at = now()
         self.watch = StepWatch(plan.step_time_s)
-        #: What ends the attempt when its workers cannot even stand still; None since the newest step.
-        self.hang: Verdict | None = None
-        self.stop_reason: EndReason | None = None
-        self.verdict: Verdict | None = None
-        self._waiting_since: float | None = None
+        self.lifecycle = Lifecycle()
+        #: Drops the change in place that is under way.
+        self.cancel_change: Callable[[], None] = lambda: None
         self._start_failures = 0
         self._start_error = ""
         self._tasks: set[asyncio.Future[Any]] = set()
         self._rank_ended = asyncio.Condition()
 
+    # --- its phases
+
+    @property
+    def stop_reason(self) -> EndReason | None:
+        """Why the attempt was asked to stop; None: it was not."""
+        return self.lifecycle.stop_reason
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Why the driver ends the attempt by itself; None: it does not."""
+        return self.lifecycle.verdict
+
+    def stop(self, reason: EndReason) -> list[asyncio.Task[Any]]:
+        """End the attempt for that reason; returns what is still being sent to workers."""
+        return self._carry_out(self.lifecycle.stop(reason))
+
+    def conclude(self, verdict: Verdict) -> None:
+        """End the attempt for a reason that the driver found."""
+        self._carry_out(self.lifecycle.conclude(verdict))
+
+    def restart_group(self) -> None:
+        """End all workers, so that a new worker group starts from the storage, or the attempt ends."""
+        self._carry_out(self.lifecycle.restart_group())
+
+    def finish(self) -> None:
+        """Ray Train's controller has returned."""
+        self._carry_out(self.lifecycle.finish())
+
+    def _carry_out(self, effects: Iterable[phases.Effect]) -> list[asyncio.Task[Any]]:
+        sending: list[asyncio.Task[Any]] = []
+        for effect in effects:
+            match effect:
+                case phases.Effect.CANCEL_CHANGE:
+                    self.cancel_change()
+                case phases.Effect.STOP_GROUP:
+                    if self.group is not None:
+                        self.group.stop()
+                    sending.append(self.spawn(self.group_members.send({"type": "stop", "at_once": True})))
+                case phases.Effect.REPORT_DRAINING:
+                    self.account.progress(state="draining")
+                case phases.Effect.ASK_TO_STOP:
+                    sending.append(self.spawn(self.group_members.send({"type": "stop", "at_once": False})))
+        return sending
+
     # --- the worker group
 
     def open_group(self, members: list[Member], resume: Manifest | None) -> int:
         """A worker group of new processes begins; returns its number.  Raises AttemptEnds when none shall."""
-        if self.stop_reason is not None:
+        if not self.lifecycle.begin_group():
             raise AttemptEnds
         self.generation += 1
-        self.crew.open(members)
+        self.group_members.open(members)
         self.pace.pause()
         self.watch.hold()
         self.progress = self.progress.regroup()
-        self.outputs.begin_group(self.crew.ranks, self.generation)
+        self.outputs.begin_group(self.group_members.ranks, self.generation)
         self.group = WorkerGroup(
             generation=self.generation,
             world_size=len(members),
@@ -113,12 +157,12 @@ class Attempt:
             resumed_from_step=step,
             nodes=sorted({member.address for member in members}),
         )
-        self._tell_start_over(resume)
+        self._report_start_over(resume)
         resumed = {} if step is None or self.generation > 1 else {"resumed_from_step": step}
-        self.account.size(self.crew.workers, state="running", **resumed)
+        self.account.size(self.group_members.workers, state="running", **resumed)
         return self.generation
 
-    def _tell_start_over(self, resume: Manifest | None) -> None:
+    def _report_start_over(self, resume: Manifest | None) -> None:
         """A worker group that is not the job's first one begins, and finds nothing to go on from."""
         is_first = self.generation == 1 and self.plan.attempt == 1
         if is_first or resume is not None or self.outputs.start.files:
@@ -130,22 +174,22 @@ class Attempt:
 
     def _ask_workers(self, message: channel.Message) -> None:
         if self.group is not None:
-            self.spawn(self.crew.tell(message))
+            self.spawn(self.group_members.send(message))
 
     def follow(self, world_size: int) -> None:
         """A worker group takes over in place: other ranks, the same scripts."""
         assert self.group is not None
         self.generation += 1
-        self.outputs.follow_group(self.crew.ranks)
+        self.outputs.follow_group(self.group_members.ranks)
         self.pace.pause()
         self.watch.hold()
         step = self.group.progress.step
         self.group = self.group.follow(self.generation, world_size, self.now())
-        # A new rank 0 may tell the newest step once more, and that is not doing it again.
+        # A new rank 0 may report the newest step once more, which does not repeat it.
         self.group.progress = self.progress = replace(self.group.progress, group_step=step)
 
     def receive(self, rank: int, message: channel.Message) -> None:
-        """A rank of the present worker group says something."""
+        """Take a message of a rank of the present worker group."""
         assert self.group is not None
         if message["type"] == "stalled":
             self._measure(rank, message)
@@ -156,15 +200,15 @@ class Attempt:
         if self.progress.step_at is not None and self.progress.step_at != before:
             self.pace.step(self.progress.step_at)
             self.watch.step(self.progress.step_at, self.group.world_size)
-            self.hang = None
+            self.lifecycle.step_ended()
 
-    def _hear_relay(self, shard: CheckpointShard, message: channel.Message) -> None:
-        """Files that left their machine say what their worker would have said."""
+    def _receive_relayed(self, shard: CheckpointShard, message: channel.Message) -> None:
+        """Take what the relay reports about files, in place of their worker."""
         if self.group is not None and self.group.generation == shard.generation:
             self.receive(shard.rank, message)
 
-    async def tell_rank_ended(self) -> None:
-        """Wake who waits for the ends of ranks."""
+    async def notify_rank_ended(self) -> None:
+        """Wake the tasks that wait for ranks to end."""
         async with self._rank_ended:
             self._rank_ended.notify_all()
 
@@ -181,9 +225,9 @@ class Attempt:
     def request_stop(
         self, reason: str, text: str, deadline_at: float | None, *, is_in_place: bool = False
     ) -> None:
-        """Ask the scripts to stand still at an agreed step; see `WorkerGroup.request_stop`.
+        """Ask the scripts to park or stop at an agreed step; see `WorkerGroup.request_stop`.
 
-        `deadline_at` is in seconds since 1970, as clouds say it: it is measured by that clock once, now.
+        `deadline_at` is in seconds since 1970, as clouds give it: it is converted to the monotonic clock once, now.
         """
         group = self.group
         if group is None or self.stop_reason is not None:
@@ -199,7 +243,7 @@ class Attempt:
         self.apply(group, asked)
 
     def _measure(self, rank: int, message: channel.Message) -> None:
-        """A rank says what a checkpoint cost its loop; the interval between checkpoints follows."""
+        """A rank reports what a checkpoint cost its loop; the interval between checkpoints follows."""
         try:
             self.cadence = self.cadence.measure(int(message["step"]), float(message["stall_s"]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -212,10 +256,13 @@ class Attempt:
     def _choose_interval(self, group: WorkerGroup) -> None:
         losses, workers = group.progress.losses, group.world_size
         chosen_s = group.checkpoint_interval_s = self.cadence.interval_s(losses, workers)
-        told_s = self._told_interval_s
-        if told_s is not None and told_s / _WORTH_TELLING < chosen_s < told_s * _WORTH_TELLING:
+        reported_s = self._reported_interval_s
+        if (
+            reported_s is not None
+            and reported_s / _WORTH_REPORTING < chosen_s < reported_s * _WORTH_REPORTING
+        ):
             return
-        self._told_interval_s = chosen_s
+        self._reported_interval_s = chosen_s
         cost_s, mtbf_s = self.cadence.cost_s or 0.0, self.cadence.between_losses_s(losses, workers)
         self.account.event(
             "checkpoint.interval",
@@ -225,25 +272,29 @@ class Attempt:
             mtbf_s=round(mtbf_s, 1),
         )
 
-    def end_group(self) -> None:
-        """Tell all workers to end, so that a new worker group starts from the storage, or the attempt ends."""
-        if self.group is not None:
-            self.group.is_stopping = True
-        self.spawn(self.crew.tell({"type": "stop", "at_once": True}))
+    @property
+    def steady_group(self) -> WorkerGroup | None:
+        """The worker group while it trains and nothing ends or changes it; None otherwise."""
+        group = self.group
+        if group is None or self.lifecycle.phase is not phases.Phase.TRAINING or group.wants_to_stop:
+            return None
+        return group
 
     def may_grow(self) -> bool:
-        """True when the scripts could stop at a checkpoint for a bigger worker group."""
-        group = self.group
-        if group is None or group.wants_to_stop or not group.is_cooperative:
+        """True when the scripts could stop at an agreed step for a bigger worker group."""
+        group = self.steady_group
+        if group is None or not group.is_cooperative:
             return False
         # First win back what a loss cost: growing earlier would make the same steps wait for one more start.
         return group.progress.lost_since is None
 
     @property
     def ended_slots(self) -> set[int]:
-        """Slots of the worker group whose command is over although nobody told it to leave."""
+        """Slots of the worker group whose command is over without having been asked to leave."""
         group = self.group
-        return set() if group is None else self.crew.slots_of(group.ended) - self.crew.left
+        return (
+            set() if group is None else self.group_members.slots_of(group.ended) - self.group_members.departed
+        )
 
     @property
     def is_done(self) -> bool:
@@ -251,7 +302,7 @@ class Attempt:
         return self.group is not None and self.group.is_done
 
     def apply(self, group: WorkerGroup, effects: Iterable[Effect]) -> None:
-        """Do what a worker group wants; one that was followed by another one has nobody to tell anything."""
+        """Carry out effects of a worker group; one that was replaced has no rank to send anything to."""
         for effect in effects:
             match effect:
                 case Note(kind="log", body=body):
@@ -263,12 +314,15 @@ class Attempt:
                     self.account.put("event", body)
                 case Count():
                     if group is self.group:
-                        self.tell_totals()
-                case Tell(message=message, rank=rank):
+                        self.report_totals()
+                case Send(message=message, rank=rank):
                     if group is self.group:
-                        self.spawn(self.crew.tell(message, rank))
+                        self.spawn(self.group_members.send(message, rank))
                 case Commit():
                     self._start_commit(group, effect)
+        # A change under way goes on: the next worker group replaces the one that was to end.
+        if group is self.group and group.is_stopping and not self.lifecycle.phase.is_changing:
+            self._carry_out(self.lifecycle.end_group())
 
     def _start_commit(self, group: WorkerGroup, commit: Commit) -> None:
         def then(is_committed: bool) -> None:
@@ -295,10 +349,11 @@ class Attempt:
 
     async def judge(self, members_lost: set[int], nodes_lost: set[int]) -> bool:
         """Find out why the worker group failed and end the rest of it; True when another one shall start."""
-        group, crew = self.group, self.crew
+        group, group_members = self.group, self.group_members
         assert group is not None
-        living = crew.ranks_of(crew.present - members_lost - nodes_lost)
-        supervisors, nodes = crew.ranks_of(members_lost), crew.ranks_of(nodes_lost)
+        self._carry_out(self.lifecycle.end_group())
+        living = group_members.ranks_of(group_members.present - members_lost - nodes_lost)
+        supervisors, nodes = group_members.ranks_of(members_lost), group_members.ranks_of(nodes_lost)
         if not nodes and not group.is_stopping:
             await self._wait_for_ends(group, living, _COLLECT_S)
         verdict = judge(
@@ -313,35 +368,35 @@ class Attempt:
         )
         if not nodes and not supervisors:
             self.apply(group, group.incomplete())
-        self._waiting_since = self.now()
+        self.lifecycle.wait_again(self.now())
         if verdict.end_reason is EndReason.NODE_LOST:
-            group.progress = group.progress.lose(self._waiting_since)
+            group.progress = group.progress.lose(self.now())
             self.account.event("node.lost", verdict.message, ranks=sorted(nodes))
-        await crew.tell({"type": "stop", "at_once": True})
+        await group_members.send({"type": "stop", "at_once": True})
         await self._wait_for_ends(group, living, _STOP_S)
         await self.relay.finish()
-        # The next worker group resumes from what is committed, and retention must not delete under its hands.
+        # The next worker group resumes from what is committed, and retention must not delete that.
         await self.commits.finish()
         is_own = verdict.end_reason in (EndReason.EXIT_CODE, EndReason.SIGNAL)
         await self.outputs.finish(has_failed=is_own and not group.has_reported)
         self.progress = group.progress
         self.group = None
-        if self.verdict is None and not verdict.goes_on:
-            self.verdict = verdict
-        goes_on = self.verdict is None and self.stop_reason is None
-        if goes_on:
-            self.account.size({}, state="starting")
-        return goes_on
+        self._carry_out(self.lifecycle.close_group(verdict))
+        if self.lifecycle.is_final:
+            return False
+        self.account.size({}, state="starting")
+        return True
 
     def group_started(self) -> None:
         """A worker group came up."""
         self._start_failures = 0
         self._start_error = ""
-        self._waiting_since = None
+        self.lifecycle.group_is_up()
 
     def group_could_not_start(self, error: str) -> int:
         """No worker group came up; returns how often in a row."""
         self.group = None
+        self._carry_out(self.lifecycle.close_group())
         self._start_failures += 1
         if error != self._start_error:
             self._start_error = error
@@ -351,29 +406,28 @@ class Attempt:
 
     def is_over(self) -> bool:
         """True when no further worker group may start: stopped, judged, or out of patience for workers."""
-        if self.stop_reason is not None or self.verdict is not None:
+        if self.lifecycle.is_final:
             return True
-        if self._waiting_since is None:
-            self._waiting_since = self.now()
-        if self.now() - self._waiting_since < self.plan.regroup_s:
-            return False
-        self.give_up_waiting()
-        return True
+        return self.gives_up_waiting()
 
-    def give_up_waiting(self) -> None:
-        """Workers for the smallest size did not come in time."""
+    def gives_up_waiting(self) -> bool:
+        """True when workers for the smallest size did not come in time; the attempt ends then."""
+        if self.lifecycle.waited_s(self.now()) < self.plan.regroup_s:
+            return False
         text = f"No {self.plan.sizes.min} workers could be had for {self.plan.regroup_s:.0f} s."
         if self._start_error:
             text += f" The last try failed: {self._start_error[:500]}"
-        self.verdict = Verdict(goes_on=False, end_reason=EndReason.NODE_LOST, message=text)
+        self.conclude(Verdict(goes_on=False, end_reason=EndReason.NODE_LOST, message=text))
+        return True
 
     async def end(self, error: Exception | None) -> None:
-        """Say the last word; `error` is what ended Ray Train's controller, None when training finished."""
+        """Write the last record; `error` is what ended Ray Train's controller, None when training finished."""
+        self.finish()
         await self.relay.finish()
         await self.commits.finish()
         await self.outputs.finish()
         self.relay.close()
-        self.tell_totals()
+        self.report_totals()
         now = self.now()
         progress = self.group.progress if self.group is not None else self.progress
         if self.group is not None:
@@ -381,13 +435,14 @@ class Attempt:
         self.group = None
         incomplete = {} if self.outputs.is_complete else {"outputs_are_complete": False}
         lost = {"open_lost_s": round(open_s, 3)} if (open_s := progress.open_lost_s(now)) else {}
-        self.account.ended(self._last_word(error) | incomplete | lost)
+        self.account.ended(self._last_record(error) | incomplete | lost)
+        self.lifecycle.end()
 
-    def tell_totals(self) -> None:
-        """Tell how far it is."""
+    def report_totals(self) -> None:
+        """Report the counters."""
         self.account.totals(self.group.progress if self.group is not None else self.progress)
 
-    def _last_word(self, error: Exception | None) -> dict[str, Any]:
+    def _last_record(self, error: Exception | None) -> dict[str, Any]:
         if self.stop_reason is not None:
             text = f"The attempt was ended: {self.stop_reason.value}."
             return {"end_reason": self.stop_reason.value, "message": text, "exit_code": None}
@@ -405,7 +460,7 @@ class Attempt:
         return {"end_reason": EndReason.DRIVER_LOST.value, "message": text, "exit_code": None}
 
     async def _wait_for_ends(self, group: WorkerGroup, ranks: set[int], timeout_s: float) -> None:
-        """Wait until these ranks said how they ended; all that they printed is here then."""
+        """Wait until these ranks reported how they ended; all that they printed has arrived then."""
         async with self._rank_ended:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._rank_ended.wait_for(lambda: ranks <= group.ended), timeout_s)

@@ -15,7 +15,7 @@ from trainers.supervisor import supervisor
 from trainers.supervisor.supervisor import Assignment
 
 #: Seconds that one worker gets to take an instruction.
-_TELL_S = 5.0
+_INSTRUCT_S = 5.0
 #: Seconds that all workers together get to take their assignments.
 _PREPARE_S = 30.0
 
@@ -27,7 +27,7 @@ class Calls(Protocol):
         """Hand an instruction to a supervisor; False when it does not take it: it is dead, or frozen."""
 
     async def free_port(self, member: ray_train.Member) -> int | None:
-        """A free TCP port of the worker's node; None when nobody there answers."""
+        """A free TCP port of the worker's node; None when the worker does not answer."""
 
     async def find_dead(self, members: list[ray_train.Member]) -> set[int]:
         """Slots of those whose process is dead or whose node does not answer."""
@@ -39,7 +39,7 @@ class RayCalls:
     async def instruct(self, member: ray_train.Member, message: channel.Message) -> bool:
         """See `Calls`."""
         try:
-            await asyncio.wait_for(member.call(supervisor.instruct, message), _TELL_S)
+            await asyncio.wait_for(member.call(supervisor.instruct, message), _INSTRUCT_S)
         except (ray.exceptions.RayError, TimeoutError):
             return False
         return True
@@ -47,7 +47,7 @@ class RayCalls:
     async def free_port(self, member: ray_train.Member) -> int | None:
         """See `Calls`."""
         try:
-            port: int = await asyncio.wait_for(member.call(free_port), _TELL_S)
+            port: int = await asyncio.wait_for(member.call(free_port), _INSTRUCT_S)
         except (ray.exceptions.RayError, TimeoutError):
             return None
         return port
@@ -70,7 +70,7 @@ def prepare(members: list[ray_train.Member], assignments: Mapping[int, Assignmen
 
 
 def master_port(members: list[ray_train.Member]) -> tuple[str, int]:
-    """Address and free port of rank 0, where a new worker group meets; blocks.  Raises RayError."""
+    """Address and free port of rank 0, the rendezvous endpoint of a new worker group; blocks.  Raises RayError."""
     master = next(member for member in members if member.rank == 0)
     return master.address, ray.get(master.call(free_port), timeout=_PREPARE_S)
 

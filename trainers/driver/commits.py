@@ -43,20 +43,20 @@ class Commits:
         #: Older checkpoints may have to be deleted, and are being deleted.
         self._has_surplus = self._deletes = False
         self._again_at, self._pause_s, self._is_put_off = 0.0, _PAUSE_S, False
-        #: Folders of damaged checkpoints that were told, and of those that the job's list names, by step.
+        #: Folders of damaged checkpoints that were reported, and of those that the job's list names, by step.
         self._damaged: set[str] = set()
-        self._told: dict[int, str] = {}
+        self._reported: dict[int, str] = {}
         #: Values of the metric that chooses the best checkpoint, by step.
         self._scores: dict[int, float] = {}
 
     def open(self, catalog: Catalog) -> None:
         """Begin with what earlier attempts left; called before any worker starts.  Raises StorageError.
 
-        The list is told once more: an attempt that vanished may have committed some, or deleted some, and not told it.
+        The list is reported again: an attempt that vanished may have committed or deleted some and not reported it.
         """
         self.catalog = catalog
         found = catalog.listed()
-        self._told = {one.step: one.folder for one in found}
+        self._reported = {one.step: one.folder for one in found}
         if found or self._plan.attempt > 1:
             body = [description(one, catalog.location(one)) for one in found]
             self._account.put("checkpoints", {"checkpoints": body})
@@ -72,7 +72,7 @@ class Commits:
             self._scores.pop(next(iter(self._scores)))
 
     def start(self, group: WorkerGroup, commit: Commit, then: Callable[[bool], None]) -> None:
-        """Commit a checkpoint of that group; `then` hears whether it was."""
+        """Commit a checkpoint of that group; `then` is called with whether it was."""
         self._spawn(self._run(group, commit, then))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -105,7 +105,7 @@ class Commits:
             self._account.event("checkpoint.refused", text[:1000], step=commit.step)
             then(False)
             return
-        self._tell(manifest, location)
+        self._report(manifest, location)
         then(True)
         self._has_surplus = True
         await self._delete_surplus()
@@ -116,7 +116,7 @@ class Commits:
             self._spawn(self._delete_surplus())
 
     async def _delete_surplus(self) -> None:
-        """Delete what need not be kept; the checkpoint that was just committed is committed whatever comes of it."""
+        """Delete what need not be kept; the checkpoint that was just committed is committed in any case."""
         if self._deletes:
             return
         self._deletes = True
@@ -131,45 +131,45 @@ class Commits:
         finally:
             self._deletes = False
 
-    def tell_damaged(self, damage: Damage, what_follows: str) -> None:
+    def report_damaged(self, damage: Damage, what_follows: str) -> None:
         """A checkpoint cannot be used, and what that leads to, as a sentence."""
         self._damaged.add(damage.folder)
-        if damage.is_incomplete and self._told.get(damage.step) == damage.folder:
+        if damage.is_incomplete and self._reported.get(damage.step) == damage.folder:
             self._leave_out(damage.step, "damaged")
         text = f"The checkpoint of step {damage.step} cannot be used: {damage.why}. {what_follows}"
         self._account.event("checkpoint.damaged", text[:1000], step=damage.step, folder=damage.folder)
 
     async def _retain(self) -> str | None:
-        """Retain once, and tell what went; returns why it is not done, if so."""
-        before = dict(self._told)
+        """Retain once, and report what was deleted; returns why it is not done, if so."""
+        before = dict(self._reported)
         try:
             retained = await asyncio.to_thread(self._retain_unless_fenced)
         except (StorageError, OSError) as error:
             return str(error)
         if retained is None:
             return None
-        self._tell_changes(before, retained)
+        self._report_changes(before, retained)
         for damage in retained.damaged:
             if damage.folder not in self._damaged:
-                self.tell_damaged(damage, "It does not count as kept.")
+                self.report_damaged(damage, "It does not count as kept.")
         return retained.failure
 
-    def _tell_changes(self, before: Mapping[int, str], retained: Retained) -> None:
-        """Tell what is gone of what had been told before the retention began."""
+    def _report_changes(self, before: Mapping[int, str], retained: Retained) -> None:
+        """Report which checkpoints are gone that were reported before the retention began."""
         kept, deleted = {one.folder for one in retained.kept}, {one.folder for one in retained.deleted}
         others = youngest_of_each_step(retained.kept)
         for step, folder in before.items():
             # Another one of its step may have been committed meanwhile.
-            if folder in kept or self._told.get(step) != folder:
+            if folder in kept or self._reported.get(step) != folder:
                 continue
             if (other := others.get(step)) is not None:
-                self._tell(other, self.catalog.location(other))
+                self._report(other, self.catalog.location(other))
             else:
                 self._leave_out(step, "retention" if folder in deleted else "damaged")
 
     def _leave_out(self, step: int, reason: str) -> None:
         """The job's list does not name the checkpoint of a step any more."""
-        del self._told[step]
+        del self._reported[step]
         self._account.put("checkpoint", {"step": step, "deleted": True, "reason": reason})
 
     def _retain_unless_fenced(self) -> Retained | None:
@@ -188,6 +188,6 @@ class Commits:
             text = f"Older checkpoints could not be deleted, and it is tried again: {why}."
             self._account.event("checkpoint.not_deleted", text[:1000])
 
-    def _tell(self, manifest: Manifest, location: str) -> None:
-        self._told[manifest.step] = manifest.folder
+    def _report(self, manifest: Manifest, location: str) -> None:
+        self._reported[manifest.step] = manifest.folder
         self._account.put("checkpoint", description(manifest, location))

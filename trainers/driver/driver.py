@@ -1,7 +1,7 @@
 """The driver of one attempt: a detached Ray actor on the head that runs Ray Train's controller in a thread.
 
-Three kinds of callers meet here: supervisors deliver messages, the service polls records, Ray Train's controller asks
-for decisions.  All state is touched on the actor's event loop only; the controller's thread hands its calls over.
+It has three kinds of callers: supervisors deliver messages, the service polls records, Ray Train's controller asks
+for decisions.  All state is touched on the actor's event loop only; calls from the controller's thread are run there.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from trainers.claims import Claims, Refused
 from trainers.driver.account import Account
 from trainers.driver.attempt import Attempt
 from trainers.driver.calls import Calls, RayCalls, end_this_actor, free_ports, master_port, prepare
-from trainers.driver.crew import Crew, Meeting, place_of
-from trainers.driver.gathering import Gathering
-from trainers.driver.in_place import TURNS, InPlace
-from trainers.driver.kept import Kept
-from trainers.driver.lasting import lasting_first, mark
+from trainers.driver.hang_monitor import HangMonitor
+from trainers.driver.in_place import MEMBERSHIP_MESSAGES, InPlace
+from trainers.driver.members import GroupMembers, RendezvousEndpoint, place_of
+from trainers.driver.nominations import Nominations
+from trainers.driver.on_demand import mark_on_demand, on_demand_first
 from trainers.driver.printers import Printers
+from trainers.driver.rendezvous_monitor import RendezvousMonitor
 from trainers.driver.stacks import Stacks
-from trainers.driver.standstill import Standstill
 from trainers.driver.verdict import Verdict
 from trainers.node_folders import shared_folder, sweep_folders
 from trainers.outputs.catalog import OutputsCatalog
@@ -58,7 +58,7 @@ _START_PAUSE_CAP_S = 5.0
 #: Seconds for which a storage may fail before an attempt is not begun, and between two tries.
 _CLAIM_S = 30.0
 _CLAIM_PAUSE_S = 1.0
-#: Seconds after which a driver that was refused its attempt ends: by then it has been heard.
+#: Seconds after which a driver that was refused its attempt ends: by then its answer has arrived.
 _REFUSED_S = 10.0
 
 
@@ -78,18 +78,18 @@ class Driver:
         now: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`calls` reach the workers, over Ray unless somebody else carries them; for the clocks see `Attempt`."""
+        """`calls` reach the workers, over Ray by default; for the clocks see `Attempt`."""
         self._calls = calls or RayCalls()
         self._now, self._clock = now, clock
-        self._told_totals_at = now()
+        self._totals_reported_at = now()
         #: Under this name it claims its attempt.
         self._name = uuid.uuid4().hex
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = asyncio.Lock()
         self._has_attempt = asyncio.Event()
         self._is_over = asyncio.Event()
-        #: For which jobs nodes are kept.
-        self._kept = Kept()
+        #: The job that each node is nominated for.
+        self._nominations = Nominations()
 
     def take(self, plan: AttemptPlan) -> None:
         """Be the driver of this attempt from now on."""
@@ -97,12 +97,12 @@ class Driver:
         self._backend = backend_of(plan.backend)
         self._account = Account(plan.log_limit_bytes, self._clock, self._now)
         self._printers = Printers()
-        self._crew = Crew(self._calls)
-        self._attempt = Attempt(plan, self._account, self._crew, self._now, self._clock)
+        self._group_members = GroupMembers(self._calls)
+        self._attempt = Attempt(plan, self._account, self._group_members, self._now, self._clock)
         self._in_place = InPlace(self._attempt)
-        self._stacks = Stacks(self._crew)
-        self._standstill = Standstill(self._attempt, self._in_place, self._stacks)
-        self._gathering = Gathering(self._attempt, self._in_place, self._stacks)
+        self._stacks = Stacks(self._group_members)
+        self._hang_monitor = HangMonitor(self._attempt, self._in_place, self._stacks)
+        self._rendezvous_monitor = RendezvousMonitor(self._attempt, self._stacks)
         self._has_attempt.set()
 
     # --- called by the launcher ------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Driver:
             try:
                 return await asyncio.to_thread(claim, plan, self._name)
             except Refused:
-                # Its controller may be one that is not heard any more, and then nobody else ends this process.
+                # Its controller may be one that was fenced off, and then nothing else ends this process.
                 asyncio.get_running_loop().call_later(_REFUSED_S, end_this_actor)
                 raise
             except StorageError:
@@ -157,18 +157,13 @@ class Driver:
         return self._account.records(after, limit)
 
     async def keep(self, order: tuple[int, int], nodes: dict[str, str]) -> None:
-        """Each of these nodes is kept for a job, by our ids, unless something with a later `order` was heard."""
-        self._kept.hear(order, nodes, time.monotonic())
+        """Each of these nodes is nominated for a job, by our ids, unless a later `order` has arrived."""
+        self._nominations.update(order, nodes, time.monotonic())
 
     async def stop(self, reason: EndReason) -> None:
-        """End the attempt for that reason; its last record says when it has."""
+        """End the attempt for that reason; its last record marks the end."""
         await self._has_attempt.wait()
-        if self._attempt.stop_reason is not None or self._is_over.is_set():
-            return
-        self._attempt.stop_reason = reason
-        self._in_place.leave()
-        self._account.progress(state="draining")
-        await self._crew.tell({"type": "stop", "at_once": False})
+        await asyncio.gather(*self._attempt.stop(reason))
 
     # --- called by supervisors -------------------------------------------------------------------------------------
 
@@ -187,7 +182,7 @@ class Driver:
                 self._printers.note(slot, self._now())
                 self._receive(generation, slot, message)
         if any(message["type"] == "exit" for message in messages):
-            await self._attempt.tell_rank_ended()
+            await self._attempt.notify_rank_ended()
         room = self._account.log_room(self._printers.count(self._now()))
         return {"log_is_full": self._account.log_is_full, "log_room": room, "log_is_taken": takes_lines}
 
@@ -204,57 +199,57 @@ class Driver:
         return self._attempt.relay.seal(shard)
 
     def _receive(self, generation: int, slot: int, message: dict[str, Any]) -> None:
-        attempt, crew, kind = self._attempt, self._crew, message["type"]
-        is_member = attempt.group is not None and slot in crew.present
+        attempt, group_members, kind = self._attempt, self._group_members, message["type"]
+        is_member = attempt.group is not None and slot in group_members.present
         if kind == "elastic" and self._backend.needs_ports:
             # Its workers are wired together when they start; a change takes a new worker group.
             return
-        if kind in TURNS:
-            self._in_place.hear(slot, message)
+        if kind in MEMBERSHIP_MESSAGES:
+            self._in_place.receive(slot, message)
         elif kind == "outputs":
-            attempt.outputs.hear(slot, message["changes"])
+            attempt.outputs.receive(slot, message["changes"])
         elif kind == "stack":
-            self._stacks.hear(slot, message)
+            self._stacks.receive(slot, message)
         elif is_member and (generation == attempt.generation or kind in ("exit", "trouble")):
             # An end is an end, whatever group the worker thought it was in.
-            attempt.receive(crew.ranks[slot], message)
+            attempt.receive(group_members.ranks[slot], message)
         elif kind == "log":
-            self._account.line(crew.ranks.get(slot, -1), message["stream"], message["text"])
+            self._account.line(group_members.ranks.get(slot, -1), message["stream"], message["text"])
         if kind in ("exit", "trouble"):
-            crew.ended.add(slot)
+            group_members.ended.add(slot)
         if kind == "exit":
-            self._in_place.hear_exit(slot)
+            self._in_place.note_exit(slot)
             if attempt.is_done:
-                # Nobody is left whom these could join.
+                # No worker group is left that these could join.
                 stop = {"type": "stop", "at_once": True}
-                attempt.spawn(crew.tell_slots(set(crew.joining), stop))
+                attempt.spawn(group_members.send_to(set(group_members.joining), stop))
 
     # --- called by Ray Train's controller, from its thread (trainers.ray_train.Owner) ---------------------------------
 
     def group_starts(self, members: list[ray_train.Member]) -> None:
         """Give every worker its assignment."""
-        members = lasting_first(members, self._lasting_nodes())
+        members = on_demand_first(members, self._on_demand_nodes())
         resume, damages = self._attempt.commits.catalog.newest()
         for damage in damages:
-            self._call(self._attempt.commits.tell_damaged, damage, "The one before is taken.")
+            self._call(self._attempt.commits.report_damaged, damage, "The one before is taken.")
         address, port = master_port(members)
         peers = free_ports(members) if self._backend.needs_ports else ()
-        meeting = Meeting(address=address, port=port, peers=peers)
+        endpoint = RendezvousEndpoint(address=address, port=port, peers=peers)
         generation = self._call(self._attempt.open_group, members, resume)
-        prepare(members, self._assignments(members, generation, meeting, resume, is_joining=False))
+        prepare(members, self._assignments(members, generation, endpoint, resume, is_joining=False))
         self._call(self._attempt.group_started)
 
-    def _lasting_nodes(self) -> set[str]:
-        lasting = self._attempt.plan.lasting
-        return ray_train.nodes_with(lasting) if lasting else set()
+    def _on_demand_nodes(self) -> set[str]:
+        labels = self._attempt.plan.lasting
+        return ray_train.nodes_with(labels) if labels else set()
 
     def absorbs(self, failed: set[int], dead: set[int], nodes_lost: set[int]) -> set[int]:
         """Take note of failed slots; returns those that the worker group goes on without, in place."""
         return self._call(self._in_place.absorb, failed, dead, nodes_lost)
 
     def ended_slots(self) -> set[int]:
-        """Slots whose worker has said that it is through, well or not."""
-        return self._call(lambda: set(self._crew.ended))
+        """Slots whose worker has reported its end, successful or not."""
+        return self._call(lambda: set(self._group_members.ended))
 
     def grows_in_place(self) -> bool:
         """True when workers may join the present worker group."""
@@ -262,19 +257,18 @@ class Driver:
 
     def members_join(self, members: list[ray_train.Member]) -> None:
         """Give workers that join their assignment; they take part when their script has loaded."""
-        members = mark(members, self._lasting_nodes())
+        members = mark_on_demand(members, self._on_demand_nodes())
         generation = self._call(self._in_place.expect, members)
-        # Where they meet the others they hear when they take part.
-        meeting = Meeting(address=members[0].address, port=0)
+        # They get the rendezvous endpoint when they take part.
+        endpoint = RendezvousEndpoint(address=members[0].address, port=0)
         try:
-            prepare(members, self._assignments(members, generation, meeting, None, is_joining=True))
+            prepare(members, self._assignments(members, generation, endpoint, None, is_joining=True))
         except ray.exceptions.RayError:
             self._call(self._in_place.expect_no_more, members)
             raise
 
     def group_failed(self, members_lost: set[int], nodes_lost: set[int]) -> bool:
-        """Judge a failure once the other ranks had time to tell how they ended."""
-        self._call(self._in_place.leave)
+        """Judge a failure once the other ranks had time to report how they ended."""
         return self._wait_for(self._attempt.judge(members_lost, nodes_lost))
 
     def group_could_not_start(self, error: str) -> None:
@@ -289,20 +283,20 @@ class Driver:
 
     def may_grow(self) -> bool:
         """True when the script can stop at a checkpoint, and has no better way to grow."""
-        return self._call(lambda: not self._crew.is_elastic and self._attempt.may_grow())
+        return self._call(lambda: not self._group_members.is_elastic and self._attempt.may_grow())
 
     def more_workers_fit(self, world_size: int) -> None:
         """Ask for a checkpoint at which the worker group is replaced by a bigger one."""
         text = f"There is room for {world_size} workers; the worker group grows at its next checkpoint."
         self._call(self._attempt.request_stop, "grow", text, None)
 
-    def kept_nodes(self) -> ray_train.KeptNodes:
-        """The living nodes that are kept for this attempt's job, and for others."""
-        kept = self._call(lambda: self._kept.at(time.monotonic()))
-        if not kept:
-            return ray_train.KeptNodes()
-        own = {node for node, job_id in kept.items() if job_id == self._plan.job_id}
-        return ray_train.KeptNodes(ray_train.our_nodes(own), ray_train.our_nodes(kept.keys() - own))
+    def nominated_nodes(self) -> ray_train.NominatedNodes:
+        """The living nodes that are nominated for this attempt's job, and for others."""
+        nominated = self._call(lambda: self._nominations.at(time.monotonic()))
+        if not nominated:
+            return ray_train.NominatedNodes()
+        own = {node for node, job_id in nominated.items() if job_id == self._plan.job_id}
+        return ray_train.NominatedNodes(ray_train.our_nodes(own), ray_train.our_nodes(nominated.keys() - own))
 
     def nodes_drain(self, deadlines: dict[str, float]) -> None:
         """Go on without these nodes, in place or from a checkpoint, before the first of them goes."""
@@ -313,7 +307,7 @@ class Driver:
         self,
         members: list[ray_train.Member],
         generation: int,
-        meeting: Meeting,
+        endpoint: RendezvousEndpoint,
         resume: Manifest | None,
         *,
         is_joining: bool,
@@ -324,7 +318,7 @@ class Driver:
         return {
             member.slot: Assignment(
                 plan=self._plan,
-                identity=place_of(self._plan, member, size, generation, meeting),
+                identity=place_of(self._plan, member, size, generation, endpoint),
                 driver=handle,
                 resume=resume,
                 outputs=outputs,
@@ -340,7 +334,7 @@ class Driver:
         error: Exception | None
         try:
             error = self._run_controller()
-        except Exception as caught:  # whatever happens here, the attempt must end with a word
+        except Exception as caught:  # whatever happens here, the attempt must end with a last record
             log.exception("the driver of %s failed", self._plan.attempt_id)
             error = caught
         self._wait_for(self._end(error))
@@ -350,14 +344,14 @@ class Driver:
         try:
             storage = Storage(plan.checkpoint_url)
         except StorageError as refused:
-            self._attempt.verdict = _unusable_storage(refused, EndReason.START_FAILED)
+            self._call(self._attempt.conclude, _unusable_storage(refused, EndReason.START_FAILED))
             raise
         catalog = Catalog(storage, plan.job_id)
         self._attempt.relay.catalog = catalog
         try:
             self._open_checkpoints(catalog)
         except StorageError as refused:
-            self._attempt.verdict = _unusable_storage(refused, EndReason.DRIVER_LOST)
+            self._call(self._attempt.conclude, _unusable_storage(refused, EndReason.DRIVER_LOST))
             raise
         self._open_outputs(OutputsCatalog(storage, plan.job_id), catalog)
         # Before this one's own: what killed drivers left on the head.
@@ -374,7 +368,7 @@ class Driver:
             )
 
     def _open_checkpoints(self, catalog: Catalog) -> None:
-        """Forbid commits of earlier attempts and tell what they left; a failing storage is asked again for a while."""
+        """Forbid commits of earlier attempts and report what they left; a failing storage is retried for a while."""
         attempt, patient_until = self._plan.attempt, time.monotonic() + _CLAIM_S
         while True:
             try:
@@ -407,7 +401,6 @@ class Driver:
             )
 
     async def _end(self, error: Exception | None) -> None:
-        self._in_place.leave()
         await self._attempt.end(error)
         self._is_over.set()
 
@@ -436,12 +429,12 @@ class Driver:
         """What time alone brings about."""
         self._attempt.tick()
         self._in_place.tick()
-        self._standstill.tick()
-        self._gathering.tick()
+        self._hang_monitor.tick()
+        self._rendezvous_monitor.tick()
         now = self._now()
-        if now - self._told_totals_at >= _PROGRESS_S:
-            self._told_totals_at = now
-            self._attempt.tell_totals()
+        if now - self._totals_reported_at >= _PROGRESS_S:
+            self._totals_reported_at = now
+            self._attempt.report_totals()
 
 
 def claim(plan: AttemptPlan, driver: str) -> None:

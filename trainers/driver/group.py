@@ -1,7 +1,7 @@
 """One worker group as the driver sees it: messages of ranks come in, effects come out (pure; time is an argument).
 
-The driver acts on the effects.  Nothing here waits, sends or stores.  All times are those of one monotonic clock, but
-for what is told.
+The driver acts on the effects.  Nothing here waits, sends or stores.  All times are those of one monotonic
+clock, except those in records.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from trainers.driver.progress import Progress
 from trainers.driver.stragglers import Stragglers
 from trainers.driver.verdict import ChildExit
 
-#: Seconds a script gets to write a checkpoint it was asked for before a stop that nothing forces is given up.
+#: Seconds a script gets to write a checkpoint that it was asked for before a stop that nothing forces is given up.
 STOP_PATIENCE_S = 120.0
 #: Seconds until a periodic checkpoint that was asked for and never came is asked for again, and that one may take.
 CHECKPOINT_PATIENCE_S = 600.0
 #: Seconds until a checkpoint for a planned stop is asked for again after it failed.
 RETRY_S = 5.0
-#: Characters of a command's last line of error that are told with its end.
+#: Characters of a command's last line of error that are reported with its end.
 MOST_WORDS = 300
-#: The same of what it says of weights that differ, with their causes.
+#: The same for its message about weights that differ, with their causes.
 _MOST_OF_A_CAUSE = 1000
 #: Steps that the store can hold.
 _MAX_STEP = 2**53
@@ -34,7 +34,7 @@ DEADLINE_MARGIN_S = 2.0
 
 
 @dataclass(frozen=True)
-class Tell:
+class Send:
     """Send an instruction to one rank, or to all."""
 
     message: dict[str, Any]
@@ -61,10 +61,10 @@ class Commit:
 
 @dataclass(frozen=True)
 class Count:
-    """Tell the counters now, before the record that follows."""
+    """Report the counters now, before the record that follows."""
 
 
-Effect = Tell | Note | Commit | Count
+Effect = Send | Note | Commit | Count
 #: A checkpoint of a group: its step, and which of those of that step it is.
 _Key = tuple[int, int]
 
@@ -73,15 +73,15 @@ _Key = tuple[int, int]
 class Deadline:
     """When machines go."""
 
-    #: Seconds since 1970, as it is told.
+    #: Seconds since 1970, as the cloud gave it.
     at: float
-    #: The same by the clock of `now`, which nobody sets.
+    #: The same by the clock of `now`, which is never set.
     until: float
 
 
 @dataclass
 class StopRequest:
-    """Somebody wants this worker group to end at a checkpoint."""
+    """A request that this worker group ends at a checkpoint."""
 
     #: `grow` or `drain`.
     reason: str
@@ -104,17 +104,17 @@ class WorkerGroup:
     checkpoint_interval_s: float | None
     exits: dict[int, ChildExit] = field(default_factory=dict)
     troubles: dict[int, str] = field(default_factory=dict)
-    #: What the first rank said that found workers with other weights; "": none did.
+    #: Message of the first rank that found workers with other weights; "": none did.
     diverged: str = ""
     #: True once a command has failed by itself.
     _has_failed: bool = False
     _last_words: dict[int, str] = field(default_factory=dict)
     #: Ranks whose command is over, for whatever reason.
     ended: set[int] = field(default_factory=set)
-    #: True once the ranks were told to end for a planned reason.
+    #: True once the ranks were asked to end for a planned reason.
     is_stopping: bool = False
     _cooperative: set[int] = field(default_factory=set)
-    #: True once a step was told.
+    #: True once a step was reported.
     has_reported: bool = False
     #: Ranks that write a checkpoint, and since when.
     _saving: dict[int, float] = field(default_factory=dict)
@@ -222,15 +222,15 @@ class WorkerGroup:
         if self._stop is not None:
             if deadline is not None:
                 known = self._stop.deadline
-                # The same one, told again, was measured when it was heard first: the clock may have been set since.
+                # The same one was converted when it first arrived: the clock may have been set since.
                 if known is not None and (known.at == deadline.at or known.until <= deadline.until):
                     return
                 self._stop.deadline = deadline
-                yield Tell({"type": "preemption", "deadline_at": deadline.at, "reason": reason})
+                yield Send({"type": "preemption", "deadline_at": deadline.at, "reason": reason})
             return
         self._stop = StopRequest(reason, now, deadline, is_in_place)
         if deadline is not None:
-            yield Tell({"type": "preemption", "deadline_at": deadline.at, "reason": reason})
+            yield Send({"type": "preemption", "deadline_at": deadline.at, "reason": reason})
         yield from self.tick(now)
 
     def committed(self, step: int, now: float, take: int = 1) -> Iterator[Effect]:
@@ -244,7 +244,7 @@ class WorkerGroup:
             if is_stop:
                 yield from self._end()
             else:
-                # A stop that was asked for meanwhile needs a checkpoint at which the ranks stand still.
+                # A stop that was asked for meanwhile needs a checkpoint at which the ranks park.
                 yield from self.tick(now)
 
     def _report(self, rank: int, message: dict[str, Any], now: float) -> Iterator[Effect]:
@@ -261,7 +261,7 @@ class WorkerGroup:
             return
         self.progress = before.report(step, total_steps, now)
         if before.is_behind and not self.progress.is_behind:
-            # Whoever reads of a new step finds the repeated ones, and what they cost, before it counted.
+            # A reader of a new step finds the repeated ones, and what they cost, counted before it.
             yield Count()
         if values:
             yield Note("metric", {"step": step, "world_size": self.world_size, "values": values})
@@ -274,7 +274,7 @@ class WorkerGroup:
         if message["generation"] != self.generation:
             return
         own_s, shards = float(message["own_s"]), int(message["shards"])
-        for one in self._stragglers.hear(rank, own_s, shards, now):
+        for one in self._stragglers.measure(rank, own_s, shards, now):
             text = (
                 f"Rank {one.rank} is slower than the others, which wait for it in every step: its own part of a step "
                 f"takes {one.own_s:.3f} s, that of the others {one.others_s:.3f} s."
@@ -294,7 +294,7 @@ class WorkerGroup:
             self._agreement.is_stop = is_stop
             action = "regroup" if stop is not None and stop.is_in_place else "checkpoint"
             token = self._agreement.token
-            yield Tell(
+            yield Send(
                 {"type": "decide", "token": token, "boundary": boundary, "stop": is_stop, "action": action}
             )
 
@@ -337,7 +337,7 @@ class WorkerGroup:
 
     def _drop_agreement(self, now: float) -> Iterator[Effect]:
         assert self._agreement is not None
-        yield Tell({"type": "release", "token": self._agreement.token})
+        yield Send({"type": "release", "token": self._agreement.token})
         self._agreement = None
         self._agreed_step = None
         self._ask_again_at = now + RETRY_S
@@ -366,7 +366,7 @@ class WorkerGroup:
         return len(self.exits) == self.world_size and not self._has_failed
 
     def incomplete(self) -> Iterator[Effect]:
-        """Checkpoints that some ranks never took part in, told once the group is over."""
+        """Checkpoints that some ranks never took part in, reported once the group is over."""
         for (step, _), shards in sorted(self._shards.items()):
             missing = sorted(set(range(self.world_size)) - shards.keys())
             if missing and len(shards) < self.world_size and not self.is_stopping:
@@ -387,7 +387,7 @@ class WorkerGroup:
             asked_at=now,
         )
         self._checkpoint_at = now
-        yield Tell({"type": "hold", "token": self._agreements})
+        yield Send({"type": "hold", "token": self._agreements})
 
     def follow(self, generation: int, world_size: int, now: float) -> WorkerGroup:
         """The worker group that takes over in place: other ranks, the same scripts, nothing to do again."""
@@ -434,9 +434,13 @@ class WorkerGroup:
             for key, relayed in self._relayed.items()
         )
 
-    def _end(self) -> Iterator[Effect]:
+    def stop(self) -> None:
+        """All ranks are asked to end: nothing is agreed upon any more."""
         self.is_stopping = True
-        yield Tell({"type": "stop", "at_once": True})
+
+    def _end(self) -> Iterator[Effect]:
+        self.stop()
+        yield Send({"type": "stop", "at_once": True})
 
     def _forget(self, key: _Key) -> None:
         """Forget a checkpoint, and those that were begun before it: after going back, steps begin again below."""

@@ -1,8 +1,8 @@
-"""When a step takes so long that nobody can be working on it any more (pure; time is an argument).
+"""When a step takes so long that no rank can be working on it any more (pure; time is an argument).
 
 A job is judged by its own history: a step is overdue when it takes ten times as long as the longest of late, and
 longer than a limit that holds for every step.  A step of a smaller worker group may take longer in proportion, because
-the same global batch is dealt to fewer workers.
+the same global batch is divided among fewer workers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 FACTOR = 10.0
 #: Steps that count as history; evaluations and the script's own checkpoints between steps shall be among them.
 LATE = 1000
-#: Seconds, and how many times as long as the longest step of late, after which it is worth a look who is still there.
+#: Seconds, and how many times as long as the longest step of late, after which workers are checked for being alive.
 LOOK_S, LOOK_FACTOR = 1.0, 3.0
 #: Steps without which there is no history to judge by.
 ENOUGH = 3
@@ -22,7 +22,7 @@ ENOUGH = 3
 
 @dataclass(frozen=True)
 class Overdue:
-    """A step that nobody ends."""
+    """A step that does not end."""
 
     #: Seconds for which no step has ended.
     quiet_s: float
@@ -42,7 +42,7 @@ class StepWatch:
         self._efforts: deque[float] = deque(maxlen=LATE)
 
     def step(self, at: float, workers: int) -> None:
-        """A step of so many workers ended at that time of a monotonic clock."""
+        """A step of `workers` workers ended at that time of a monotonic clock."""
         if self._began_at is not None:
             self._efforts.append(max(0.0, at - self._began_at) * workers)
         self._began_at = at
@@ -57,11 +57,11 @@ class StepWatch:
             self._began_at = now
 
     def slow(self, now: float, workers: int) -> Overdue | None:
-        """The step under way of so many workers, when it takes so long that somebody may be gone."""
+        """The step under way of `workers` workers, when it takes so long that one may be lost."""
         return self._longer_than(LOOK_S, LOOK_FACTOR, now, workers)
 
     def overdue(self, now: float, workers: int) -> Overdue | None:
-        """The step under way of so many workers, when it takes too long."""
+        """The step under way of `workers` workers, when it takes too long."""
         return self._longer_than(self._least_s, FACTOR, now, workers)
 
     def _longer_than(self, least_s: float, factor: float, now: float, workers: int) -> Overdue | None:

@@ -1,6 +1,6 @@
 """Changes the worker group of an attempt in place: the scripts stay, with their state, and get new ranks.
 
-What is decided about a change stands in `regrouping.py`; here it is carried out, by one task per change on the
+Decisions about a change are in `regrouping.py`; here it is carried out, by one task per change on the
 driver's event loop.  Calls from outside only note facts and wake that task.
 """
 
@@ -12,23 +12,24 @@ from typing import Any
 
 from remora.script import channel
 from trainers.driver.attempt import Attempt
-from trainers.driver.breaks import Breaks
 from trainers.driver.kills import Kills
-from trainers.driver.regrouping import Asked, Cause, Deal, Regrouping, deal
+from trainers.driver.phases import Phase
+from trainers.driver.regrouping import Asked, Cause, RankAssignment, Regrouping, assign_ranks
+from trainers.driver.repeated_failures import RepeatedFailures
 from trainers.ray_train import Member
 
 log = logging.getLogger(__name__)
 
 #: Seconds without news after which it is looked whether a worker died.
 _QUIET_S = 1.0
-#: Seconds in which a new group has to work before it is dealt again; doubled with every try, up to the second number.
+#: Seconds in which a new group has to work before ranks are assigned again; doubled with every try, up to the second.
 JOIN_S, JOIN_CAP_S = 30.0, 3600.0
 #: Seconds in which the script of a worker that is to join has to be ready.
 LOAD_S = 600.0
 #: Seconds until another worker is started after one whose script failed before it joined.
 JOIN_PAUSE_S = 60.0
 #: Messages of scripts and their supervisors that this is about.
-TURNS = frozenset({"elastic", "parted", "joined", "killed"})
+MEMBERSHIP_MESSAGES = frozenset({"elastic", "parted", "joined", "killed"})
 
 
 class InPlace:
@@ -36,7 +37,8 @@ class InPlace:
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
-        self._crew = attempt.crew
+        self._group_members = attempt.group_members
+        attempt.cancel_change = self._cancel
         self._change: Regrouping | None = None
         self._task: asyncio.Task[Any] | None = None
         #: Slots whose new group works.
@@ -47,68 +49,73 @@ class InPlace:
         self._asked_for: Asked = "grow"
         self._join_after = 0.0
         self._kills = Kills()
-        self._breaks = Breaks()
-        #: Number of the newest worker group whose scripts were told to park.
+        self._failures = RepeatedFailures()
+        #: Number of the newest worker group whose scripts were asked to park.
         self._parted = 0
 
     @property
     def is_changing(self) -> bool:
         """True while a change is under way."""
-        return self._change is not None
+        return self._attempt.lifecycle.phase.is_changing
 
-    # --- what scripts say
+    # --- messages of scripts
 
-    def hear(self, slot: int, message: channel.Message) -> None:
-        """A script can regroup, is parked, works in its new group or was killed; nonsense is dropped with a remark."""
+    def receive(self, slot: int, message: channel.Message) -> None:
+        """A script can regroup, is parked, works in its new group or was killed; other messages are dropped."""
         try:
             match message["type"]:
                 case "elastic":
-                    self._crew.elastic.add(slot)
+                    self._group_members.elastic.add(slot)
                 case "joined" if int(message["generation"]) == self._attempt.generation:
                     self._joined.add(slot)
                 case "parted":
                     why = str(message.get("why", ""))
                     self._park(slot, int(message["generation"]), int(message["step"]), why)
                 case "killed":
-                    self._hear_kill(slot)
+                    self._note_kill(slot)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             text = f"a message of type {message['type']!r} was not understood and dropped: {error!r}"[:500]
-            self._attempt.account.line(self._crew.ranks.get(slot, -1), "remora", text)
+            self._attempt.account.line(self._group_members.ranks.get(slot, -1), "remora", text)
         self._news.set()
 
-    def hear_exit(self, slot: int) -> None:
-        """A command is over; one that was to join will not be waited for."""
-        if slot in self._crew.joining:
+    def note_exit(self, slot: int) -> None:
+        """A command is over; one that was to join is not waited for."""
+        if slot in self._group_members.joining:
             self._join_after = self._attempt.now() + JOIN_PAUSE_S
             self._drop_joiners({slot})
         self._news.set()
 
-    def _hear_kill(self, slot: int) -> None:
+    def _note_kill(self, slot: int) -> None:
         """Go on without a script that got SIGKILL, where others hold the state and it does not happen all the time."""
-        attempt, crew = self._attempt, self._crew
-        others = crew.present - {slot}
-        if slot not in crew.present or not others or not others <= crew.elastic or not self._may_lose:
+        attempt, group_members = self._attempt, self._group_members
+        others = group_members.present - {slot}
+        if (
+            slot not in group_members.present
+            or not others
+            or not others <= group_members.elastic
+            or not self._may_lose
+        ):
             return
-        rank = crew.ranks[slot]
-        if not self._kills.forgive(slot, rank, attempt.progress.step or 0, attempt.now()):
+        rank = group_members.ranks[slot]
+        if not self._kills.tolerate(slot, rank, attempt.progress.step or 0, attempt.now()):
             return
         text = f"The command of rank {rank} got SIGKILL, as from a kernel without memory; the others go on without it."
         attempt.account.event("worker.killed", text, rank=rank)
         self._go_on_without({slot})
 
     def _park(self, slot: int, generation: int, step: int, why: str) -> None:
-        attempt, crew = self._attempt, self._crew
-        if slot in crew.joining:
-            crew.joining[slot].step = step
-            self._take_in_joiners()
+        attempt, group_members = self._attempt, self._group_members
+        if slot in group_members.joining:
+            group_members.joining[slot].step = step
+            self._ask_to_admit_joiners()
             return
-        # Who was left behind has no say any more, and a word about a group that was followed comes too late.
-        if slot not in crew.present or generation != attempt.generation:
+        # Messages of workers that were left behind, or about a group that was replaced, do not count.
+        if slot not in group_members.present or generation != attempt.generation:
             return
         is_planned = why == "planned" and attempt.group is not None and attempt.group.wants_to_stop
-        # Before it works, a group may break because a member is slow; and who is told to park says nothing new.
+        # Before it works, a group may break because a member is slow; and one asked to park reports nothing new.
         if not is_planned and slot in self._joined and self._parted < generation:
-            self._breaks.hear(crew.ranks[slot], why)
+            self._failures.note(group_members.ranks[slot], why)
         if self._change is None:
             self._begin(self._asked_for if is_planned else "loss")
         elif not is_planned:
@@ -116,53 +123,55 @@ class InPlace:
         if self._change is not None:
             self._change.park(slot, step)
 
-    # --- what Ray Train's controller says and asks
+    # --- calls of Ray Train's controller
 
     def absorb(self, failed: set[int], dead: set[int], nodes_lost: set[int]) -> set[int]:
         """Take note of failed slots; returns those that the worker group goes on without, in place.
 
         `dead` are slots whose process is dead, `nodes_lost` those whose node is; all other failures are the script's.
         """
-        attempt, crew = self._attempt, self._crew
+        attempt, group_members = self._attempt, self._group_members
         gone = dead | nodes_lost
-        lost, staying = gone & crew.present, crew.present - gone
-        if attempt.group is None or attempt.stop_reason is not None or attempt.verdict is not None:
+        lost, staying = gone & group_members.present, group_members.present - gone
+        if attempt.group is None or attempt.lifecycle.is_final:
             return set()
-        if ranks := self._kills.take_back(gone):
+        if ranks := self._kills.discount(gone):
             # Their scripts were the first of their nodes to die.
-            self._tell_lost(ranks)
-        if not staying or not staying <= crew.elastic or not failed <= gone | crew.left | crew.unranked:
+            self._report_lost(ranks)
+        if (
+            not staying
+            or not staying <= group_members.elastic
+            or not failed <= gone | group_members.departed | group_members.unranked
+        ):
             return set()
         # Ranks that are through cannot take part in another group; and a group that is being ended needs none.
         if lost and not self._may_lose:
             return set()
-        if (failed - gone) & crew.joining.keys():
+        if (failed - gone) & group_members.joining.keys():
             self._join_after = attempt.now() + JOIN_PAUSE_S
         self.lose(gone)
-        self._drop_joiners(failed & crew.joining.keys())
-        crew.forget(failed)
+        self._drop_joiners(failed & group_members.joining.keys())
+        group_members.forget(failed)
         return failed
 
     @property
     def _may_lose(self) -> bool:
-        """True while the worker group can go on without some of it: nobody is through, and nothing ends it."""
+        """True while the worker group can go on without some of it: no rank has ended, and nothing ends it."""
         attempt = self._attempt
-        if attempt.group is None or attempt.stop_reason is not None or attempt.verdict is not None:
+        if attempt.group is None or attempt.lifecycle.phase is Phase.STOPPING:
             return False
-        group = attempt.group
-        return not group.is_stopping and not group.diverged and not attempt.ended_slots
+        return not attempt.group.is_stopping and not attempt.group.diverged and not attempt.ended_slots
 
     def may_grow(self) -> bool:
         """True when workers may be started to join the present worker group."""
-        attempt, crew = self._attempt, self._crew
-        group = attempt.group
-        if group is None or attempt.stop_reason is not None or attempt.verdict is not None:
+        attempt, group_members = self._attempt, self._group_members
+        if attempt.group is None or attempt.lifecycle.is_final:
             return False
-        if crew.joining or attempt.now() < self._join_after or not crew.is_elastic:
+        if group_members.joining or attempt.now() < self._join_after or not group_members.is_elastic:
             return False
         if self._change is not None:
             return self._change.is_short(attempt.plan.sizes)
-        return not group.wants_to_stop and group.is_cooperative and group.progress.lost_since is None
+        return attempt.may_grow()
 
     def expect(self, members: list[Member]) -> int:
         """Workers are about to be started, to join; returns the number of the present worker group.
@@ -170,48 +179,50 @@ class InPlace:
         Raises TimeoutError when it is over meanwhile.
         """
         attempt = self._attempt
-        if attempt.group is None or attempt.ended_slots or attempt.stop_reason is not None:
+        if attempt.group is None or attempt.ended_slots or attempt.lifecycle.is_final:
             raise TimeoutError("the worker group ended before others could join it")
-        self._crew.expect(members, attempt.now())
+        self._group_members.expect(members, attempt.now())
         return attempt.generation
 
     def expect_no_more(self, members: list[Member]) -> None:
         """They could not be started after all."""
-        self._crew.forget({member.slot for member in members})
+        self._group_members.forget({member.slot for member in members})
 
     def drain(self, ray_node_ids: set[str], deadline_at: float | None) -> None:
         """These nodes go at that time: park and go on without them, or stop at a checkpoint if too few would stay."""
-        attempt, crew = self._attempt, self._crew
-        going = {slot for slot in crew.present if crew.members[slot].ray_node_id in ray_node_ids}
-        if not going:
+        attempt, group_members = self._attempt, self._group_members
+        draining = {
+            slot for slot in group_members.present if group_members.by_slot[slot].ray_node_id in ray_node_ids
+        }
+        if not draining:
             return
         text = "A node of this job is going away; the worker group goes on without it after a checkpoint."
-        if not crew.is_elastic or not attempt.plan.sizes.fit(len(crew.present - going)):
+        if not group_members.is_elastic or not attempt.plan.sizes.fit(len(group_members.present - draining)):
             attempt.request_stop("drain", text, deadline_at)
             return
-        crew.going |= going
+        group_members.draining |= draining
         if self._change is not None:
-            self._change.going |= going
+            self._change.draining |= draining
             return
         text = "A node of this job is going away; the worker group goes on without it."
         self._ask("drain", text, deadline_at)
 
     def lose(self, slots: set[int]) -> None:
         """These are gone for good; the others go on without them."""
-        crew = self._crew
-        self._drop_joiners(slots & crew.joining.keys())
-        lost = slots & crew.present
+        group_members = self._group_members
+        self._drop_joiners(slots & group_members.joining.keys())
+        lost = slots & group_members.present
         if not lost:
             return
-        self._tell_lost(sorted(crew.ranks_of(lost)))
+        self._report_lost(sorted(group_members.ranks_of(lost)))
         self._go_on_without(lost)
 
-    def _tell_lost(self, ranks: list[int]) -> None:
+    def _report_lost(self, ranks: list[int]) -> None:
         names = ", ".join(map(str, ranks))
         self._attempt.account.event("node.lost", f"The workers of rank {names} were lost.", ranks=ranks)
 
     def _go_on_without(self, lost: set[int]) -> None:
-        self._crew.leave(lost)
+        self._group_members.leave(lost)
         if self._change is None:
             self._begin("loss")
         else:
@@ -219,33 +230,38 @@ class InPlace:
             self._turn_into_loss()
         self._news.set()
 
-    def break_off(self) -> None:
-        """Nobody makes progress: let all park, and leave behind who does not."""
+    def park_all(self) -> None:
+        """No step ends: let all park, and leave behind those that do not."""
         if self._change is None:
             self._begin("loss")
 
     def tick(self) -> None:
         """What time alone brings about: joiners are taken in, or given up when they are never ready."""
-        self._take_in_joiners()
+        self._ask_to_admit_joiners()
         now = self._attempt.now()
-        late = {s for s, one in self._crew.joining.items() if one.step is None and now - one.since > LOAD_S}
+        late = {
+            s
+            for s, one in self._group_members.joining.items()
+            if one.step is None and now - one.since > LOAD_S
+        }
         if late:
             self._join_after = now + JOIN_PAUSE_S
-            self._attempt.spawn(self._crew.tell_slots(late, _STOP))
+            self._attempt.spawn(self._group_members.send_to(late, _STOP))
             self._drop_joiners(late)
 
-    def leave(self) -> None:
+    def _cancel(self) -> None:
         """Drop the change under way: the worker group as a whole ends."""
         self._change = None
-        if self._task is not None:
+        # The task that finds this out by itself ends by itself.
+        if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
-            self._task = None
+        self._task = None
 
     # --- facts
 
-    def _take_in_joiners(self) -> None:
+    def _ask_to_admit_joiners(self) -> None:
         """Let the others park for joiners that make a larger group; a change under way takes them in anyway."""
-        present, ready = len(self._crew.present), len(self._crew.ready_joiners())
+        present, ready = len(self._group_members.present), len(self._group_members.ready_joiners())
         if self._change is None and ready and self._attempt.plan.sizes.fit(present + ready) > present:
             self._ask("grow", "A worker is ready to join; the others take it in at the next step.", None)
 
@@ -256,17 +272,17 @@ class InPlace:
         self._attempt.request_stop(reason, text, deadline_at, is_in_place=True)
 
     def _begin(self, cause: Cause) -> None:
-        attempt, crew = self._attempt, self._crew
+        attempt, group_members = self._attempt, self._group_members
         group = attempt.group
-        if group is None or group.is_stopping or group.diverged or attempt.stop_reason or attempt.verdict:
+        if group is None or group.diverged or not attempt.lifecycle.park():
             return
         change = Regrouping(
             attempt.generation,
             cause,
             attempt.now(),
-            crew.in_order(),
-            going=crew.going & crew.present,
-            lasting=crew.lasting,
+            group_members.in_order(),
+            draining=group_members.draining & group_members.present,
+            on_demand=group_members.on_demand,
         )
         if cause == "loss":
             group.progress = group.progress.lose(change.began_at)
@@ -281,7 +297,7 @@ class InPlace:
 
     def _drop_joiners(self, slots: set[int]) -> None:
         for slot in slots:
-            self._crew.joining.pop(slot, None)
+            self._group_members.joining.pop(slot, None)
         if self._change is not None and slots:
             self._change.lose(slots)
             self._news.set()
@@ -293,46 +309,46 @@ class InPlace:
         patience_s = JOIN_S
         try:
             while self._change is change:
-                # 1. Everybody parks; who is dead, frozen or hangs is lost.
-                await self._gather(change)
-                # 2. Nobody holds the state any more: only the storage has it.
+                self._attempt.lifecycle.park()
+                # 1. All workers park; those that are dead, frozen or hang are lost.
+                await self._wait_until_parked(change)
+                # 2. No worker holds the state any more: only the storage has it.
                 if change.is_hopeless:
-                    self._restart()
+                    self._attempt.restart_group()
                 # They all hold it, and break at the same step every time.
-                elif verdict := self._breaks.judge(frozenset(change.staying), self._newest_step(change)):
-                    self._attempt.verdict = self._attempt.verdict or verdict
-                    self._restart()
+                elif verdict := self._failures.judge(frozenset(change.staying), self._newest_step(change)):
+                    self._attempt.conclude(verdict)
                 # 3. Too few hold it: they wait for others, but not for ever.
                 elif change.is_short(self._attempt.plan.sizes):
                     await self._wait_for_more(change)
-                # 4. Ranks are dealt anew, and everybody learns its own.
+                # 4. Ranks are assigned again, and every worker gets its own.
                 elif await self._form(change):
-                    # 5. The new group works, or is dealt again.
+                    # 5. The new group works, or ranks are assigned again.
                     await self._wait_until_joined(change, patience_s)
                     patience_s = min(JOIN_CAP_S, 2 * patience_s)
         except Exception:  # parked scripts must not wait for a task that is dead
             log.exception("a change in place failed; the worker group is started again")
-            self._restart()
+            self._attempt.restart_group()
 
-    async def _gather(self, change: Regrouping) -> None:
-        """Return when everybody who goes on is parked."""
+    async def _wait_until_parked(self, change: Regrouping) -> None:
+        """Return when all workers that go on are parked."""
         loop = asyncio.get_running_loop()
         patience_s = self._attempt.pace.patience_s
-        began, told = loop.time(), ""
+        began, sent = loop.time(), ""
         while self._change is change:
             self._news.clear()
-            if change.cause == "loss" and told != "part":
-                began, told = loop.time(), "part"
+            if change.cause == "loss" and sent != "part":
+                began, sent = loop.time(), "part"
                 self._parted = change.generation
                 await self._lose_dead(change)
                 part = {"type": "part", "generation": change.generation}
-                self.lose(await self._crew.tell_slots(change.missing, part))
-            self._welcome_joiners(change)
+                self.lose(await self._group_members.send_to(change.missing, part))
+            self._admit_joiners(change)
             if not change.missing:
                 return
             if loop.time() - began > patience_s:
                 self._give_up(change)
-            elif not await self._hear_news(_QUIET_S):
+            elif not await self._wait_for_news(_QUIET_S):
                 await self._lose_dead(change)
 
     def _newest_step(self, change: Regrouping) -> int:
@@ -344,55 +360,60 @@ class InPlace:
             self._turn_into_loss()
             return
         hanging = set(change.missing)
-        self._attempt.spawn(self._crew.tell_slots(hanging, _STOP))
+        self._attempt.spawn(self._group_members.send_to(hanging, _STOP))
         self.lose(hanging)
 
-    def _welcome_joiners(self, change: Regrouping) -> None:
-        for slot, step in self._crew.ready_joiners().items():
+    def _admit_joiners(self, change: Regrouping) -> None:
+        for slot, step in self._group_members.ready_joiners().items():
             if slot in change.parked:
                 continue
-            change.welcome(slot)
+            change.admit(slot)
             change.park(slot, step)
-            if self._crew.members[slot].is_lasting:
-                change.lasting.add(slot)
+            if self._group_members.by_slot[slot].is_on_demand:
+                change.on_demand.add(slot)
 
     async def _wait_for_more(self, change: Regrouping) -> None:
         attempt = self._attempt
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + attempt.plan.regroup_s
+        attempt.lifecycle.wait(attempt.now())
         attempt.account.size({}, state="starting")
         while self._change is change and change.is_short(attempt.plan.sizes):
             self._news.clear()
-            if loop.time() >= give_up_at:
-                attempt.give_up_waiting()
-                self._restart()
-            elif not await self._hear_news(_QUIET_S):
+            if not attempt.gives_up_waiting() and not await self._wait_for_news(_QUIET_S):
                 await self._lose_dead(change)
-            self._welcome_joiners(change)
+            self._admit_joiners(change)
 
     async def _form(self, change: Regrouping) -> bool:
-        """Deal ranks and tell everybody; False when somebody was lost meanwhile."""
-        attempt, crew = self._attempt, self._crew
-        team = change.team(attempt.plan.sizes)
-        if not team:
+        """Assign ranks and send them to the workers; False when a worker was lost meanwhile."""
+        attempt, group_members = self._attempt, self._group_members
+        next_members = change.next_members(attempt.plan.sizes)
+        if not next_members:
             return False
         # An agreement that was under way ends with its group.
         released, port = await asyncio.gather(
-            crew.tell_slots(team, {"type": "release", "token": 0}), crew.free_port(team[0])
+            group_members.send_to(next_members, {"type": "release", "token": 0}),
+            group_members.free_port(next_members[0]),
         )
         # Parked workers that do not answer are gone or frozen.
-        self.lose(released | ({team[0]} if port is None else set()))
-        if self._change is not change or port is None or team != change.team(attempt.plan.sizes):
+        self.lose(released | ({next_members[0]} if port is None else set()))
+        if (
+            self._change is not change
+            or port is None
+            or next_members != change.next_members(attempt.plan.sizes)
+        ):
             return False
-        seats = crew.seats(team)
-        dealt = deal(seats)
-        out = crew.take_seats(dealt)
-        attempt.follow(len(dealt))
+        locations = group_members.locations(next_members)
+        assigned = assign_ranks(locations)
+        out = group_members.apply_ranks(assigned)
+        attempt.follow(len(assigned))
+        attempt.lifecycle.assign_ranks()
         self._joined.clear()
-        change.try_again(attempt.generation, team)
-        attempt.spawn(crew.tell_slots(out, _STOP))
-        silent = await crew.instruct(
-            {one.slot: _regroup_message(one, attempt.generation, seats[0].address, port) for one in dealt}
+        change.try_again(attempt.generation, next_members)
+        attempt.spawn(group_members.send_to(out, _STOP))
+        silent = await group_members.instruct(
+            {
+                one.slot: _regroup_message(one, attempt.generation, locations[0].address, port)
+                for one in assigned
+            }
         )
         self.lose(silent)
         return self._change is change
@@ -400,44 +421,39 @@ class InPlace:
     async def _wait_until_joined(self, change: Regrouping, patience_s: float) -> None:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + patience_s
-        team = set(self._crew.ranks)
+        next_members = set(self._group_members.ranks)
         while self._change is change:
             self._news.clear()
-            # Who was lost, or parked again, after all had joined is for the next try.
-            if change.parked or change.leaving & team or loop.time() > give_up_at:
+            # Workers that were lost, or parked again, after all had joined are for the next try.
+            if change.parked or change.leaving & next_members or loop.time() > give_up_at:
                 self._turn_into_loss()
                 return
-            if team <= self._joined:
-                self._finish(change, len(team))
-            elif not await self._hear_news(_QUIET_S):
+            if next_members <= self._joined:
+                self._finish(change, len(next_members))
+            elif not await self._wait_for_news(_QUIET_S):
                 await self._lose_dead(change)
 
     def _finish(self, change: Regrouping, size: int) -> None:
         attempt = self._attempt
         self._change = None
+        attempt.lifecycle.join()
         pause_s = round(attempt.now() - change.began_at, 3)
         attempt.account.event(
             "worker_group.regrouped",
-            f"{_so_many(size)} on in place, {pause_s:.2f} s after the others stopped ({change.cause}).",
+            f"{_count_of(size)} on in place, {pause_s:.2f} s after the others stopped ({change.cause}).",
             world_size=size,
             generation=attempt.generation,
             cause=change.cause,
             pause_s=pause_s,
         )
-        attempt.account.size(self._crew.workers, state="running")
-
-    def _restart(self) -> None:
-        """End this worker group as a whole; the next one, if any, reads the storage."""
-        self._change = None
-        self._attempt.verdict = self._attempt.verdict or self._attempt.hang
-        self._attempt.end_group()
+        attempt.account.size(self._group_members.workers, state="running")
 
     async def _lose_dead(self, change: Regrouping) -> None:
-        dead = await self._crew.find_dead(change.staying)
+        dead = await self._group_members.find_dead(change.staying)
         if self._change is change:
             self.lose(dead)
 
-    async def _hear_news(self, timeout_s: float) -> bool:
+    async def _wait_for_news(self, timeout_s: float) -> bool:
         """Wait for news since it was cleared; False when there was none."""
         try:
             await asyncio.wait_for(self._news.wait(), timeout_s)
@@ -449,7 +465,7 @@ class InPlace:
 _STOP: channel.Message = {"type": "stop", "at_once": True}
 
 
-def _regroup_message(one: Deal, generation: int, address: str, port: int) -> channel.Message:
+def _regroup_message(one: RankAssignment, generation: int, address: str, port: int) -> channel.Message:
     return {
         "type": "regroup",
         "generation": generation,
@@ -464,5 +480,5 @@ def _regroup_message(one: Deal, generation: int, address: str, port: int) -> cha
     }
 
 
-def _so_many(workers: int) -> str:
+def _count_of(workers: int) -> str:
     return "1 worker goes" if workers == 1 else f"{workers} workers go"

@@ -1,4 +1,4 @@
-"""What an attempt has told and nobody has stored yet."""
+"""What an attempt has reported and the service has not stored yet."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _RECORD_LINES = 1000
 class Journal:
     """Records in order, kept until they are acknowledged; safe to use from several threads.
 
-    Counters, metrics and lines get their numbers when they are first handed out, so that what nobody has asked for can
-    still be put together or left out; everything else when it is told, and goes before them.
+    Counters, metrics and lines get their numbers when they are first handed out, so that what was not fetched yet can
+    still be put together or left out; everything else when it is reported, and goes before them.
     """
 
     def __init__(self) -> None:
@@ -35,14 +35,14 @@ class Journal:
         self._counters: tuple[float, dict[str, Any]] | None = None
         self._metrics = PendingMetrics()
         self._lines = PendingLines()
-        #: The very last record, which is told but goes behind everything else.
+        #: The very last record, which goes behind everything else.
         self._last: tuple[float, RecordKind, dict[str, Any]] | None = None
 
     def append(self, at: float, kind: RecordKind, body: dict[str, Any], *, is_whole: bool = False) -> int:
         """Add a record; returns its number.
 
-        One that is `is_whole` says all that those of its kind before it said: of what nobody was given yet, the newest
-        one is kept, so that they cannot fill the memory while nobody asks.
+        One that is `is_whole` says all that those of its kind before it said: of those not handed out yet, the newest
+        one is kept, so that they cannot fill the memory while nothing is fetched.
         """
         with self._lock:
             if is_whole:
@@ -51,7 +51,7 @@ class Journal:
             return self._number(at, kind, body)
 
     def count(self, at: float, counters: dict[str, Any]) -> None:
-        """Add totals as a `progress` record, or bring the one up to date that nobody was given yet."""
+        """Add totals as a `progress` record, or bring the one up to date that was not handed out yet."""
         with self._lock:
             before = self._counters[1] if self._counters is not None else {}
             self._counters = (at, {**before, **counters})
@@ -62,12 +62,12 @@ class Journal:
             self._metrics.add(at, body)
 
     def print(self, at: float, rank: int, stream: str, text: str, size_bytes: int) -> None:
-        """Add one or more lines of so many bytes; see `PendingLines` for which are kept."""
+        """Add one or more lines with their size in bytes; see `PendingLines` for which are kept."""
         with self._lock:
             self._lines.add(at, rank, stream, text, size_bytes)
 
     def end(self, at: float, kind: RecordKind, body: dict[str, Any]) -> None:
-        """Add the last record of all: it is handed out behind everything that is told by now."""
+        """Add the last record of all: it is handed out behind everything that was reported by now."""
         with self._lock:
             self._metrics.finish()
             self._last = (at, kind, body)
@@ -80,7 +80,7 @@ class Journal:
 
     @property
     def line_bytes(self) -> int:
-        """Bytes of lines that nobody was given yet."""
+        """Bytes of lines that were not handed out yet."""
         with self._lock:
             return self._lines.counted_bytes
 
@@ -105,7 +105,7 @@ class Journal:
             return handed
 
     def _in_order(self, limit: int) -> Iterator[Record]:
-        """So many records with numbers at most, and then others, which get theirs now."""
+        """At most `limit` records: those with numbers, and then others, which get theirs now."""
         yield from list(islice(self._records, limit))
         if len(self._records) >= limit:
             return
@@ -136,7 +136,7 @@ class Journal:
         return seq
 
     def _forget_body(self, seq: int) -> None:
-        """Leave the number of a record, which says nothing any more."""
+        """Keep the number of a record, but not its contents."""
         if seq > self._handed_out and self._records:
             place = seq - self._records[0].seq
             self._records[place] = Record(seq=seq, at=self._records[place].at, kind="progress", body={})

@@ -30,7 +30,7 @@ class Kills:
     def __init__(self) -> None:
         self._kills: list[_Kill] = []
 
-    def forgive(self, slot: int, rank: int, step: int, now: float) -> bool:
+    def tolerate(self, slot: int, rank: int, step: int, now: float) -> bool:
         """Take note that the script of a slot was killed, in that rank; True when the others may go on without it."""
         self._kills = [one for one in self._kills if now - one.at < REMEMBERED_S or step <= one.step]
         if len(self._kills) >= MOST_KILLS:
@@ -38,7 +38,7 @@ class Kills:
         self._kills.append(_Kill(slot, rank, step, now))
         return True
 
-    def take_back(self, slots: set[int]) -> list[int]:
+    def discount(self, slots: set[int]) -> list[int]:
         """These slots died as a whole, so their scripts' kills do not count; returns the ranks of those that had."""
         taken = [one for one in self._kills if one.slot in slots]
         self._kills = [one for one in self._kills if one.slot not in slots]

@@ -73,7 +73,7 @@ class Outputs:
         self._has_saved = False
         #: Folders of versions that the next list leaves out.
         self._loose: set[str] = set()
-        #: Numbers of told lists, each with folders that it and all later ones leave out.
+        #: Numbers of reported lists, each with folders that it and all later ones leave out.
         self._replaced: list[tuple[int, frozenset[str]]] = []
         #: Names that workers of this group could not store at their end, with the lowest rank of these.
         self._unstored: dict[str, int] = {}
@@ -81,7 +81,7 @@ class Outputs:
         self._under_way: asyncio.Task[None] | None = None
         self._removal: asyncio.Task[None] | None = None
         self._is_refused = False
-        #: True once it was told that the outputs are too large, until they are not.
+        #: True once it was reported that the outputs are too large, until they are not.
         self._is_excess_told = False
         self._is_fenced = False
         self._is_ending = False
@@ -89,7 +89,7 @@ class Outputs:
     def open(self, catalog: OutputsCatalog, checkpoints: Catalog) -> str | None:
         """Begin with what earlier attempts left; returns why it cannot be read, if so.  Raises StorageError.
 
-        The list is told once more: an attempt that vanished may have committed it and not told it.
+        The list is reported again: an attempt that vanished may have committed it and not reported it.
         """
         self._catalog, self._checkpoints = catalog, checkpoints
         damage = None
@@ -101,7 +101,7 @@ class Outputs:
         catalog.take_over(self._kept, self._plan.attempt, self._now())
         left = catalog.unnamed(self._kept)
         if self.files or left:
-            self._tell(self._kept, left)
+            self._report(self._kept, left)
         return damage
 
     @property
@@ -163,7 +163,7 @@ class Outputs:
         self._goes_soon = True
         self._ask_for_a_look()
 
-    def hear(self, slot: int, changes: Changes) -> None:
+    def receive(self, slot: int, changes: Changes) -> None:
         """A worker has looked into its folder, or could not store some of it."""
         self._note_unstored(changes)
         self._loose |= self._rounds.receive(slot, changes)
@@ -174,12 +174,12 @@ class Outputs:
         self._has_news, self._agreed_at = False, self._clock()
         held = self._present
         if (excess := self._rounds.excess) is not None:
-            # Of a rank's folder only what is gone would be told, not what replaced it.
+            # Of a rank's folder only what is gone would be reported, not what replaced it.
             self._wants_another = False
             self._tell_excess(f"Rank {excess[0]} has", excess[1])
             return
         agreed = self._rounds.agree(self._present, self._agreed_at)
-        # Asked once for all that is heard: it costs a look at every file that waits.
+        # Asked once for all messages: it costs a look at every file that waits.
         self._wants_another = self._rounds.wants_another
         if agreed is None:
             self._is_excess_told = self._is_excess_told and self._is_too_large
@@ -217,8 +217,8 @@ class Outputs:
         self._rounds.know(self._present)
         self._tell_excess(f"{len(agreed.files)} files of the outputs have", _size_of(agreed.files))
         if self._is_committed and self._loose:
-            # No new list will be told, after which they would go.
-            self._tell(self._kept, frozenset(self._loose))
+            # No new list will be reported, after which they would go.
+            self._report(self._kept, frozenset(self._loose))
             self._loose.clear()
 
     def _tell_excess(self, who_has: str, size_bytes: int) -> None:
@@ -249,7 +249,7 @@ class Outputs:
 
     def _note_unstored(self, changes: Changes) -> None:
         if changes.group > self._unstored_by:
-            # What an earlier group could not leave, this one did not find, and has written anew if it matters.
+            # What an earlier group could not leave, this one did not find, and has written again if it matters.
             self._unstored, self._unstored_by = {}, changes.group
         if changes.group < self._unstored_by or not changes.unstored:
             return
@@ -264,7 +264,7 @@ class Outputs:
         self._account.event("attempt.outputs_unstored", text[:1000], rank=changes.rank, names=names)
 
     def tick(self) -> None:
-        """Ask for looks, agree on what was told, and remove versions that the service does not name any more either."""
+        """Ask for looks, agree on what was reported, and remove versions that the service does not list any more."""
         if self._is_ending:
             return
         self._ask_in_time()
@@ -279,9 +279,9 @@ class Outputs:
             self._removal = asyncio.ensure_future(asyncio.to_thread(self._remove, folders))
 
     async def finish(self, within_s: float = _FINISH_S, *, has_failed: bool = False) -> None:
-        """Commit what is not committed yet, over and over for so many seconds; nothing is removed from now on.
+        """Commit what is not committed yet, again and again for that many seconds; nothing is removed from now on.
 
-        With `has_failed` the command failed by itself and had told nothing of a step.
+        With `has_failed` the command failed by itself and had reported no step.
         """
         self._is_ending = True
         self.agree()
@@ -324,7 +324,7 @@ class Outputs:
             self._is_refused = False
             self._committed = kept
             self._loose -= loose
-            self._tell(kept, loose)
+            self._report(kept, loose)
 
     def _write(self, kept: OutputHistory) -> bool:
         """Commit them; False when a newer attempt writes now."""
@@ -345,8 +345,8 @@ class Outputs:
             text = f"The outputs were not stored: {error}."
             self._account.event("attempt.outputs_refused", text[:1000])
 
-    def _tell(self, kept: OutputHistory, without: frozenset[str]) -> None:
-        """Tell the list, and remember what to remove when it has replaced the one before."""
+    def _report(self, kept: OutputHistory, without: frozenset[str]) -> None:
+        """Report the list, and remember what to remove when it has replaced the one before."""
         body = {
             "location": self._catalog.location,
             "committed_at": self._now(),

@@ -1,4 +1,4 @@
-"""What an attempt prints and measures until somebody asks for it: bounded in bytes, however long nobody does (pure)."""
+"""What an attempt prints and measures until it is fetched: bounded in bytes, however long that takes (pure)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PendingLines:
         return self._closed_bytes + self._open_bytes
 
     def add(self, at: float, rank: int, stream: str, text: str, size_bytes: int) -> None:
-        """Take one or more lines of so many bytes; above the bound the oldest chunk is left out and counted."""
+        """Take one or more lines with their size in bytes; above the bound the oldest chunk is left out and counted."""
         self._open.append((at, rank, stream, text))
         self._open_bytes += size_bytes + OVERHEAD_BYTES
         self._open_lines += text.count("\n") + 1
@@ -59,8 +59,8 @@ class PendingLines:
     def take(self) -> list[Text]:
         """The oldest chunk, which is forgotten here; [] when nothing waits."""
         if self._left_out:
-            # It stands before the first line that is left: that one is as old as whatever was left out last.
-            text = f"{self._left_out} lines were left out here: nobody fetched them in time"
+            # It comes before the first line that is left: that one is as old as whatever was left out last.
+            text = f"{self._left_out} lines were left out here: they were not fetched in time"
             self._left_out = 0
             return [(self._oldest_at, 0, "remora", text)]
         if not self._chunks:
@@ -100,7 +100,7 @@ class PendingMetrics:
         self._points: deque[_Point] = deque()
         self._bytes = 0
         self._reports = 0
-        #: One of so many reports is kept, and how much was kept since that was doubled.
+        #: One of this number of reports is kept, and how much was kept since that was doubled.
         self._every, self._kept = 1, 0.0
         #: The newest report when it was not kept.
         self._newest: _Point | None = None

@@ -1,4 +1,4 @@
-"""How many workers share the room that a driver has for lines (pure; time is an argument)."""
+"""How many workers share the bytes that a driver has for lines (pure; time is an argument)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Printers:
 
     def note(self, slot: int, now: float) -> None:
         """A worker sent lines."""
-        self._turn(now)
+        self._advance(now)
         self._present.add(slot)
 
     def count(self, now: float) -> int:
         """How many there are, about; at least one."""
-        self._turn(now)
+        self._advance(now)
         return max(1, len(self._present), len(self._before))
 
-    def _turn(self, now: float) -> None:
+    def _advance(self, now: float) -> None:
         if now - self._began_at >= _WINDOW_S:
             is_next = now - self._began_at < 2 * _WINDOW_S
             self._before, self._present = self._present if is_next else set(), set()

@@ -1,9 +1,9 @@
-"""How a worker group changes in place: who stays, who comes, and which group follows (pure; time is an argument).
+"""How a worker group changes in place: which workers stay or join, and which group follows (pure; time is an argument).
 
-Workers have a *slot* for life; ranks are dealt anew for every group.  When a peer vanishes, every script that is left
+Workers have a *slot* for life; ranks are assigned again for every group.  When a peer vanishes, every other script
 parks at the state after its last step; so it does at an agreed step when a node goes or a worker comes.  When all of
-them are parked, the next group is dealt: those who stay keep their order, but for those on nodes that last, who lead;
-those who come follow.
+them are parked, the next group gets its ranks: those that stay keep their order, but those on on-demand nodes come
+first; those that join come last.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PARK_S, PARK_CAP_S = 10.0, 600.0
 
 
 @dataclass(frozen=True)
-class Seat:
+class WorkerLocation:
     """Where a slot's worker runs."""
 
     slot: int
@@ -31,8 +31,8 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Deal:
-    """One worker's place in a group."""
+class RankAssignment:
+    """The ranks of one worker in a group."""
 
     slot: int
     rank: int
@@ -43,29 +43,29 @@ class Deal:
     num_nodes: int
 
 
-def deal(seats: list[Seat]) -> list[Deal]:
-    """Ranks in the order of the seats, and within each node; node ranks in order of first appearance."""
+def assign_ranks(locations: list[WorkerLocation]) -> list[RankAssignment]:
+    """Ranks in the order of the locations, and within each node; node ranks in order of first appearance."""
     counts: dict[str, int] = {}
     local_ranks: list[int] = []
-    for seat in seats:
-        local_ranks.append(counts.get(seat.node, 0))
-        counts[seat.node] = local_ranks[-1] + 1
+    for location in locations:
+        local_ranks.append(counts.get(location.node, 0))
+        counts[location.node] = local_ranks[-1] + 1
     node_ranks = {node: number for number, node in enumerate(counts)}
     return [
-        Deal(
-            slot=seat.slot,
+        RankAssignment(
+            slot=location.slot,
             rank=rank,
-            world_size=len(seats),
+            world_size=len(locations),
             local_rank=local_rank,
-            local_world_size=counts[seat.node],
-            node_rank=node_ranks[seat.node],
+            local_world_size=counts[location.node],
+            node_rank=node_ranks[location.node],
             num_nodes=len(counts),
         )
-        for rank, (seat, local_rank) in enumerate(zip(seats, local_ranks, strict=True))
+        for rank, (location, local_rank) in enumerate(zip(locations, local_ranks, strict=True))
     ]
 
 
-#: Why scripts are asked to stand still.
+#: Why scripts are asked to park.
 Asked = Literal["grow", "drain"]
 #: Why a worker group is left: workers were lost, or as it was asked for.
 Cause = Literal["loss", "grow", "drain"]
@@ -87,17 +87,17 @@ class Regrouping:
     #: Newest step of every parked slot; -1 for one that has no state yet.
     parked: dict[int, int] = field(default_factory=dict)
     #: Slots whose node drains: they are left behind unless the next group cannot do without them.
-    going: set[int] = field(default_factory=set)
-    #: Slots on nodes that the cloud does not take back.
-    lasting: set[int] = field(default_factory=set)
-    #: Slots that go on and are not parked yet: it is asked for at every word of every worker.
+    draining: set[int] = field(default_factory=set)
+    #: Slots on on-demand nodes, which the cloud does not take back.
+    on_demand: set[int] = field(default_factory=set)
+    #: Slots that go on and are not parked yet: it is needed for every message of every worker.
     missing: set[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.missing = set(self.staying) - self.parked.keys()
 
     def park(self, slot: int, step: int) -> None:
-        """A script stands still with the state after `step`."""
+        """A script is parked with the state after `step`."""
         self.parked[slot] = step
         self.missing.discard(slot)
 
@@ -107,16 +107,16 @@ class Regrouping:
         self.leaving |= slots
         self.missing -= slots
 
-    def welcome(self, slot: int) -> None:
+    def admit(self, slot: int) -> None:
         """A new worker is parked and wants to take part."""
         if slot not in self.staying and slot not in self.leaving:
             self.staying.append(slot)
             self.missing.add(slot)
 
-    def try_again(self, generation: int, team: Iterable[int]) -> None:
-        """Ranks of this generation were dealt to these slots: who cannot join it parks again."""
+    def try_again(self, generation: int, next_members: Iterable[int]) -> None:
+        """Ranks of this generation were assigned to these slots: a worker that cannot join parks again."""
         self.generation = generation
-        self.staying = list(team)
+        self.staying = list(next_members)
         self.parked.clear()
         self.missing = set(self.staying)
 
@@ -127,43 +127,43 @@ class Regrouping:
 
     @property
     def is_hopeless(self) -> bool:
-        """True when nobody is left who holds, or might hold, the training state."""
+        """True when no worker is left that holds, or might hold, the training state."""
         return not self.missing and not self.has_state
 
     def is_short(self, sizes: WorkerSizes) -> bool:
-        """True when everybody is parked and holds the state, but more have to come before a group can follow."""
+        """True when all are parked and hold the state, but more have to join before a group can follow."""
         return not self.missing and self.has_state and not sizes.fit(len(self.staying))
 
     def is_ready(self, sizes: WorkerSizes) -> bool:
         """True when the next group can be formed; at least one of it must hold the state."""
-        return bool(self.team(sizes))
+        return bool(self.next_members(sizes))
 
-    def team(self, sizes: WorkerSizes) -> list[int]:
+    def next_members(self, sizes: WorkerSizes) -> list[int]:
         """Slots of the next group, those with the state first, so that rank 0 holds it; [] while there is none.
 
         Of those with the state, the ones on nodes that stay come first.
-        Slots whose node drains are left out, unless the others are too few or stand behind them; and so are those
+        Slots whose node drains are left out, unless the others are too few or have an older state; and so are those
         beyond the largest size that fits.
         """
         if self.missing:
             return []
-        for slots in ([one for one in self.staying if one not in self.going], self.staying):
+        for slots in ([one for one in self.staying if one not in self.draining], self.staying):
             newest = self._newest(slots)
             if (size := sizes.fit(len(slots))) and 0 <= newest == self._newest(self.staying):
-                ordered = sorted(slots, key=lambda slot: (-self.parked[slot], slot in self.going))
+                ordered = sorted(slots, key=lambda slot: (-self.parked[slot], slot in self.draining))
                 chosen = set(ordered[:size])
                 return sorted((s for s in slots if s in chosen), key=self._order)
         return []
 
     def _order(self, slot: int) -> tuple[bool, bool]:
-        return self.parked[slot] < 0, slot not in self.lasting
+        return self.parked[slot] < 0, slot not in self.on_demand
 
     def _newest(self, slots: list[int]) -> int:
         return max((self.parked.get(slot, -1) for slot in slots), default=-1)
 
 
 class Pace:
-    """How long steps take, and so how long a script may need until it notices that it shall park."""
+    """How long steps take, and so how long a script may need until it notices that it has to park."""
 
     def __init__(self) -> None:
         self._before: float | None = None
@@ -176,7 +176,7 @@ class Pace:
         self._before = at
 
     def pause(self) -> None:
-        """Time until the next step says nothing about steps."""
+        """Time until the next step is not the duration of a step."""
         self._before = None
 
     @property

@@ -38,7 +38,7 @@ class _Kept:
 class Relay:
     """Shards of checkpoints on their way through the driver; touched on its event loop only.
 
-    `deliver(shard, message)` hears what the worker itself would have told: `shard` when the files are stored,
+    `deliver(shard, message)` gets what the worker itself would have reported: `shard` when the files are stored,
     `abandoned` when they cannot be, and before that `relayed`: the machine may go.
     """
 
@@ -50,7 +50,7 @@ class Relay:
         #: What is whole and being stored; its key may be sent again meanwhile, which is another shard.
         self._storing: dict[_Kept, asyncio.Task[None]] = {}
         self._root: ConfinedFolder | None = None
-        #: Holds the root, so that whoever comes after a killed driver knows that it may go.
+        #: Holds the root, so that a later process knows whether the root of a killed driver may be deleted.
         self._held = contextlib.ExitStack()
         self._count = 0
 
@@ -153,7 +153,7 @@ class Relay:
 
 
 def _names(shard: CheckpointShard) -> dict[str, Any]:
-    """What says of which checkpoint a message is."""
+    """The fields of a message that identify its checkpoint."""
     return {"step": shard.step, "generation": shard.generation, "take": shard.take}
 
 

@@ -1,7 +1,7 @@
 """Whether a rendezvous can still come about (pure; time is an argument).
 
 Ranks that call `torch.distributed.init_process_group` wait in it until all have come, for half an hour as a rule.  When
-everybody who still runs waits there, nobody is left who could come: a rank ended without joining, or the script asks
+all ranks that still run wait there, none is left that could join: a rank ended without joining, or the script asks
 for another number of ranks, or for another place, than its environment says.
 """
 
@@ -20,11 +20,11 @@ FIRST_S = 60.0
 AFTER_END_S = 5.0
 #: Seconds between looks while somebody waits, and for which all others have to be seen waiting after a rank ended.
 AGAIN_S = 30.0
-#: Seconds for which all ranks have to be seen waiting; those who look up each other's names slowly take less.
+#: Seconds for which all ranks have to be seen waiting; those that look up each other's names slowly take less.
 SURE_S = 120.0
 #: Seconds after which a rank that keeps others waiting is named.
-TELL_S = 300.0
-#: Seconds after the start after which nobody looks any more: PyTorch gives up then by itself.
+REPORT_S = 300.0
+#: Seconds after the start after which it is not looked at any more: PyTorch gives up then by itself.
 LAST_S = 1800.0
 
 _WAITS = re.compile(r"^\s+init_process_group \((?:.*/)?torch/distributed/distributed_c10d\.py", re.MULTILINE)
@@ -60,10 +60,10 @@ class RendezvousWatch:
         #: Since when all have been seen waiting, and some.
         self._all_since: float | None = None
         self._some_since: float | None = None
-        self._has_told = False
+        self._has_reported = False
 
     def is_due(self, now: float, ended: int) -> bool:
-        """True when it is time for a look; so many ranks have ended well."""
+        """True when it is time for a look; `ended` ranks have ended successfully."""
         if ended > self._ended:
             self._ended = ended
             self._look_at = min(self._look_at, now + AFTER_END_S)
@@ -81,11 +81,11 @@ class RendezvousWatch:
         gone = tuple(sorted(ended))
         if self._all_since is not None and now - self._all_since >= (AGAIN_S if gone else SURE_S):
             return _nobody_comes(gone, waiting, world_size)
-        if self._some_since is None or now - self._some_since < TELL_S or self._has_told:
+        if self._some_since is None or now - self._some_since < REPORT_S or self._has_reported:
             return None
-        self._has_told = True
+        self._has_reported = True
         text = (
-            f"The rendezvous (init_process_group) has kept {name_ranks(waiting)} waiting for {TELL_S / 60:g} minutes"
+            f"The rendezvous (init_process_group) has kept {name_ranks(waiting)} waiting for {REPORT_S / 60:g} minutes"
             f" and lacks {name_ranks(missing)}; the events `worker.stack` say what is done there instead."
         )
         return Absent(waiting, missing, text)
@@ -100,7 +100,7 @@ def _nobody_comes(ended: tuple[int, ...], waiting: tuple[int, ...], world_size: 
         return Verdict(goes_on=False, end_reason=EndReason.START_FAILED, message=text)
     everybody = "The only rank waits" if world_size == 1 else f"All {world_size} ranks wait"
     text = (
-        f"{everybody} in the rendezvous (init_process_group), so nobody is left who could come: let the script take"
+        f"{everybody} in the rendezvous (init_process_group), so no rank is left that could join: let the script take"
         " RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from its environment, as init_process_group does without"
         " arguments; where it does, the nodes cannot reach each other."
     )

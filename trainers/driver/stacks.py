@@ -7,30 +7,30 @@ import contextlib
 from collections.abc import Iterable
 
 from remora.script import channel
-from trainers.driver.crew import Crew
+from trainers.driver.members import GroupMembers
 
-#: Seconds in which supervisors have to tell what their processes are doing.
+#: Seconds in which supervisors have to report what their processes are doing.
 STACKS_S = 20.0
 
 
 class Stacks:
     """Asks supervisors for the stacks of their processes; touched on the driver's event loop only."""
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
+    def __init__(self, group_members: GroupMembers) -> None:
+        self._group_members = group_members
         self._one_at_a_time = asyncio.Lock()
         #: Ranks that were asked and have not answered, by slot.
         self._asked: dict[int, int] = {}
-        self._told: dict[int, str] = {}
-        self._all_told = asyncio.Event()
+        self._answers: dict[int, str] = {}
+        self._all_answered = asyncio.Event()
 
-    def hear(self, slot: int, message: channel.Message) -> None:
-        """A supervisor tells what the processes of its rank are doing."""
+    def receive(self, slot: int, message: channel.Message) -> None:
+        """A supervisor reports what the processes of its rank are doing."""
         rank = self._asked.pop(slot, None)
         if rank is not None:
-            self._told[rank] = str(message.get("text", ""))
+            self._answers[rank] = str(message.get("text", ""))
         if not self._asked:
-            self._all_told.set()
+            self._all_answered.set()
 
     async def ask(self, slots: Iterable[int]) -> dict[int, str]:
         """Stacks by rank, or a sentence on why there is none, after `STACKS_S` at most."""
@@ -38,16 +38,20 @@ class Stacks:
             return await self._ask(list(slots))
 
     async def _ask(self, slots: list[int]) -> dict[int, str]:
-        self._asked = {slot: self._crew.ranks[slot] for slot in slots if slot in self._crew.ranks}
-        self._told = {}
-        self._all_told.clear()
-        silent = await self._crew.tell_slots(list(self._asked), {"type": "dump"})
+        self._asked = {
+            slot: self._group_members.ranks[slot] for slot in slots if slot in self._group_members.ranks
+        }
+        self._answers = {}
+        self._all_answered.clear()
+        silent = await self._group_members.send_to(list(self._asked), {"type": "dump"})
         for slot in silent & self._asked.keys():
-            self._told[self._asked.pop(slot)] = "Nobody there answers: its node is frozen, or cut off."
+            self._answers[self._asked.pop(slot)] = (
+                "Its supervisor does not answer: the node is frozen, or cut off."
+            )
         if self._asked:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._all_told.wait(), STACKS_S)
+                await asyncio.wait_for(self._all_answered.wait(), STACKS_S)
         for rank in self._asked.values():
-            self._told[rank] = f"Its supervisor did not tell it within {STACKS_S:g} s."
+            self._answers[rank] = f"Its supervisor did not report it within {STACKS_S:g} s."
         self._asked = {}
-        return self._told
+        return self._answers

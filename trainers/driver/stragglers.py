@@ -1,6 +1,6 @@
 """Which worker is slower than the others, by the time that each needs for its own part of a step (pure).
 
-All workers of a synchronous step end it together, so the time of a step says nothing about one of them.  Scripts tell
+All workers of a synchronous step end it together, so the time of a step says nothing about one of them.  Scripts report
 now and then how long their own part took: from the begin of the step until their gradients were there.
 """
 
@@ -16,9 +16,9 @@ from statistics import median
 RATIO = 2.0
 #: Seconds by which it has to be slower at least: what is less is noise.
 LEAST_S = 0.02
-#: Looks in a row, a second or more apart, at which it has to be slower before it is told.
+#: Looks in a row, a second or more apart, at which it has to be slower before it is reported.
 LOOKS = 10
-#: Seconds until the same worker is told again.
+#: Seconds until the same worker is reported again.
 AGAIN_S = 600.0
 #: Values of a worker of which the median counts.
 _KEPT = 9
@@ -36,21 +36,21 @@ class Straggler:
 
 
 class Stragglers:
-    """What the workers of one group told about their own part of steps."""
+    """What the workers of one group reported about their own part of steps."""
 
     def __init__(self, world_size: int) -> None:
         self._ranks = range(world_size)
         self._own: dict[int, deque[float]] = {rank: deque(maxlen=_KEPT) for rank in self._ranks}
         self._per_shard: dict[int, deque[float]] = {rank: deque(maxlen=_KEPT) for rank in self._ranks}
-        #: Ranks that told something since the last look.
+        #: Ranks that reported something since the last look.
         self._fresh: set[int] = set()
         self._slow_looks: dict[int, int] = dict.fromkeys(self._ranks, 0)
-        self._told_at: dict[int, float] = {}
+        self._reported_at: dict[int, float] = {}
 
-    def hear(self, rank: int, own_s: float, shards: int, now: float) -> Iterator[Straggler]:
-        """A rank needs `own_s` seconds for its own part of a step, with so many shards; yields who straggles.
+    def measure(self, rank: int, own_s: float, shards: int, now: float) -> Iterator[Straggler]:
+        """A rank needs `own_s` seconds for its own part of a step, with `shards` shards; yields the stragglers.
 
-        Raises ValueError for numbers that no worker can tell.
+        Raises ValueError for numbers that no worker can report.
         """
         if rank not in self._own or shards < 1 or not 0.0 <= own_s < float("inf"):
             raise ValueError(f"rank {rank} cannot need {own_s} s for {shards} shards")
@@ -74,9 +74,9 @@ class Stragglers:
                 and per_shard[rank] > RATIO * others_per_shard.median_without(per_shard[rank])
             )
             self._slow_looks[rank] = self._slow_looks[rank] + 1 if is_slow else 0
-            was_told = rank in self._told_at and now - self._told_at[rank] < AGAIN_S
-            if self._slow_looks[rank] >= LOOKS and not was_told:
-                self._told_at[rank] = now
+            was_reported = rank in self._reported_at and now - self._reported_at[rank] < AGAIN_S
+            if self._slow_looks[rank] >= LOOKS and not was_reported:
+                self._reported_at[rank] = now
                 yield Straggler(rank, own_s, others_s)
 
 

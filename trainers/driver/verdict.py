@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from remora.states import EndReason
 
-#: What Python says last when an import fails.
+#: Python's last line when an import fails.
 _ABSENT_MODULE = re.compile(r"ModuleNotFoundError: No module named '[\w.]+'$")
 
 
@@ -49,7 +49,7 @@ class GroupFailure:
     lost_supervisors: tuple[int, ...] = ()
     #: What supervisors could not do for their child, by rank: an infrastructure failure, not the script's.
     troubles: tuple[tuple[int, str], ...] = ()
-    #: What a script said of workers that do not hold the same weights; "" where none did.
+    #: Message of a script about workers that do not hold the same weights; "": there is none.
     diverged: str = ""
     #: The driver had asked this group to end (to shrink or to grow).
     is_planned: bool = False
@@ -69,7 +69,7 @@ class Verdict:
 def judge(failure: GroupFailure) -> Verdict:
     """Find the cause of a failure."""
     if failure.diverged:
-        # Whoever is lost besides: others would go on from weights that are not the same.
+        # Whichever workers are lost besides: others would go on from weights that are not the same.
         return Verdict(goes_on=False, end_reason=EndReason.DIVERGED, message=failure.diverged)
     if failure.lost_nodes:
         ranks = name_ranks(failure.lost_nodes)

@@ -6,14 +6,14 @@ why, with measurements: `docs/decisions/0001-ray-trains-controller-runs-inside-t
 
 from trainers.ray_train.deaths import find_dead
 from trainers.ray_train.nodes import answering_nodes, draining_nodes, nodes_with, our_nodes
-from trainers.ray_train.owner import AttemptEnds, KeptNodes, Member, Owner
+from trainers.ray_train.owner import AttemptEnds, Member, NominatedNodes, Owner
 from trainers.ray_train.reservations import forget_reservations, names_reserved
 from trainers.ray_train.run import free_resources, run_to_end
 
 __all__ = [
     "AttemptEnds",
-    "KeptNodes",
     "Member",
+    "NominatedNodes",
     "Owner",
     "answering_nodes",
     "draining_nodes",

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def is_dead_worker(error: Exception) -> bool:
-    """Its process is gone, by what Ray says of it."""
+    """True when Ray reports that its process is gone."""
     if isinstance(error, WorkerHealthCheckFailedError):
         error = error.health_check_failure
     return isinstance(error, ray.exceptions.RayActorError)

@@ -1,4 +1,4 @@
-"""What Ray Train's controller tells the driver and asks it, and the workers as the driver knows them."""
+"""What Ray Train's controller reports to the driver and asks it, and the workers as the driver knows them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Member:
     #: Runs a function in the worker's process; returns an object reference.
     call: Callable[..., Any]
     #: Its node is one that the cloud does not take back, as far as the owner knows.
-    is_lasting: bool = False
+    is_on_demand: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
-class KeptNodes:
-    """Nodes that are kept for a job, by Ray node id."""
+class NominatedNodes:
+    """Nodes that are nominated for a job, by Ray node id."""
 
     #: For the job of this worker group.
     own: frozenset[str] = frozenset()
@@ -37,7 +37,7 @@ class KeptNodes:
 
 
 class Owner(Protocol):
-    """What the controller tells its driver and asks it; called from the controller's thread."""
+    """What the controller reports to its driver and asks it; called from the controller's thread."""
 
     def group_starts(self, members: list[Member]) -> None:
         """Worker processes are up; their training function starts after this returns."""
@@ -52,7 +52,7 @@ class Owner(Protocol):
         """Those of the failed slots without which the worker group goes on in place; they are dropped."""
 
     def ended_slots(self) -> set[int]:
-        """Slots whose worker has said that it is through, well or not."""
+        """Slots whose worker has reported its end, successful or not."""
 
     def grows_in_place(self) -> bool:
         """True when workers may join the present worker group without an end of it."""
@@ -69,7 +69,7 @@ class Owner(Protocol):
     def more_workers_fit(self, world_size: int) -> None:
         """Resources for a bigger worker group are there."""
 
-    def kept_nodes(self) -> KeptNodes:
+    def nominated_nodes(self) -> NominatedNodes:
         """Nodes that were bought for a job which waits; asked whenever room is looked for."""
 
     def nodes_drain(self, deadlines: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""How the workers of a group are: each round asks some of them, and all that have said that they are through."""
+"""The status of the workers of a group: each round polls some of them, and all that have reported their end."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ POLLS_PER_S = 100.0
 _MOST_S = 1.0
 
 
-class Turns:
-    """Whose turn it is to be asked, so many in a second, one after the other (pure; time is an argument)."""
+class PollSchedule:
+    """Which workers are polled next, round-robin at a limited rate (pure; time is an argument)."""
 
     def __init__(self) -> None:
         self._first = 0
@@ -41,7 +41,7 @@ class Polls:
     """What workers answered last, by actor."""
 
     def __init__(self, patience_s: float) -> None:
-        """A worker that has not answered for so many seconds counts as dead."""
+        """A worker that has not answered for that many seconds counts as dead."""
         self._patience_s = patience_s
         #: Questions under way, and when they were asked.
         self._asked: dict[Any, tuple[Any, float]] = {}
@@ -57,7 +57,7 @@ class Polls:
             actor = actors[place]
             if actor not in self._asked and self._is_running(actor):
                 self._asked[actor] = (actor.poll_status.remote(), now)
-        self._hear(timeout_s)
+        self._collect(timeout_s)
         return [self._status_of(actor) for actor in actors]
 
     def _forget_others(self, actors: Sequence[Any]) -> None:
@@ -70,7 +70,7 @@ class Polls:
         known = self._known.get(actor)
         return known is None or (known.running and known.error is None)
 
-    def _hear(self, timeout_s: float | None) -> None:
+    def _collect(self, timeout_s: float | None) -> None:
         if not self._asked:
             return
         by_answer = {answer: actor for actor, (answer, _) in self._asked.items()}
@@ -98,7 +98,7 @@ class Polls:
 def _answered(answer: Any) -> WorkerStatus:
     try:
         status: WorkerStatus = ray.get(answer)
-    except Exception as error:  # of any kind: the worker is gone, or what it said cannot be read
+    except Exception as error:  # of any kind: the worker is gone, or its answer cannot be read
         failed = WorkerHealthCheckFailedError("a worker could not be asked how it is", failure=error)
         return WorkerStatus(running=False, error=failed)
     return status

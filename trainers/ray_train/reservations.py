@@ -3,7 +3,7 @@
 A placement group of several bundles that loses one is placed again by Ray 2.60 without any pause, as long as there is
 no room for that bundle, which takes a core of the cluster's head.  And it takes the first machine that comes, for a
 worker that may not be wanted any more.  A group of one bundle on a named node can do neither: when the node is gone, it
-waits for nothing.  Whoever starts a worker reserves its room, and frees it when the worker is gone.
+waits for nothing.  The code that starts a worker reserves its room, and frees it when the worker is gone.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Reservations:
         self._name = name
         self._resources = dict(resources)
         self._selector = dict(selector)
-        #: Numbers that whoever looks for them knows of.
+        #: Numbers up to which `free_reservations` looks.
         self._known = _read_count(name)
         #: In the order in which they were asked for.
         self.held: list[Reservation] = []
@@ -100,7 +100,7 @@ class Reservations:
     ) -> bool:
         """Wait until all of these are there; else none of them is left, also when Ray does not answer.
 
-        Two worker groups may wait for what the other one has: who has a part gives up after `patience_s`, drawn at
+        Two worker groups may wait for what the other one has: one that has a part gives up after `patience_s`, drawn at
         random by default so that the other one, which waits longer, gets it.
         """
         if patience_s is None:
@@ -176,18 +176,18 @@ def _write_count(name: str, count: int) -> None:
 
 
 def spread_out(
-    room: Mapping[str, int], count: int, taken: Iterable[str] = (), meant: Collection[str] = ()
+    room: Mapping[str, int], count: int, taken: Iterable[str] = (), preferred: Collection[str] = ()
 ) -> list[str]:
     """Ray node ids for `count` workers on as few nodes as possible, or for as many as there is room for (pure).
 
     `room` says for how many workers there is room on each node, those with which a node is `taken` included.  Nodes
-    that are taken in part are filled first, then those that are `meant` for these workers.
+    that are taken in part are filled first, then those that are `preferred` for these workers.
     """
     free = dict(room)
-    standing = [node for node in taken if node in free]
-    for node in standing:
+    occupied = [node for node in taken if node in free]
+    for node in occupied:
         free[node] -= 1
-    order = sorted(free, key=lambda node: (node not in standing, node not in meant, -free[node]))
+    order = sorted(free, key=lambda node: (node not in occupied, node not in preferred, -free[node]))
     return [node for node in order for _ in range(free[node])][:count]
 
 

@@ -23,7 +23,7 @@ from trainers.ray_train.leftovers import NodeSweeps
 from trainers.ray_train.owner import Owner
 from trainers.ray_train.reservations import free_reservations
 from trainers.ray_train.scaling import POLL_S, ElasticPolicy
-from trainers.ray_train.worker_group import worker_group_type
+from trainers.ray_train.worker_group import AttemptWorkers
 
 #: Seconds that room for all workers may take before it is counted again: it was free when it was asked for.
 _START_TIMEOUT_S = 6.0
@@ -59,7 +59,7 @@ def run_to_end(
 ) -> Exception | None:
     """Run Ray Train's controller in this thread until training has finished or failed; returns its error.
 
-    Workers stand on nodes with these labels only: accepted values by label.
+    Workers run on nodes with these labels only: accepted values by label.
     """
     os.environ.update(_ENVIRONMENT)
     scaling = ScalingConfig(
@@ -77,9 +77,8 @@ def run_to_end(
     backend = trainer.backend_config or BackendConfig()
     policy = ElasticPolicy(scaling, owner, _requester(name), sizes, labels)
     sweeps = NodeSweeps()
-    group_type = worker_group_type(name, owner, policy.nodes_for, sweeps)
-    controller_type = type("Controller", (_Controller,), {"worker_group_cls": group_type})
-    controller = controller_type(
+    controller = _Controller(
+        AttemptWorkers(name, owner, policy.nodes_for, sweeps),
         train_fn_ref=ObjectRefWrapper(train_function),
         train_run_context=trainer.train_run_context,
         scaling_policy=policy,
@@ -107,7 +106,7 @@ def free_resources(name: str) -> None:
     except ValueError:
         pass
     else:
-        # Else nobody else could have these resources until the request expires, which takes three minutes.
+        # Otherwise no other attempt could have these resources until the request expires, which takes three minutes.
         coordinator.cancel_request.remote(_requester(name))
     free_reservations(name)
 
@@ -120,9 +119,14 @@ def _requester(name: str) -> str:
 class _Controller(TrainController):
     """Stock, in a thread of the driver instead of an actor of its own: one process less to start and to lose."""
 
+    def __init__(self, workers: AttemptWorkers, **named: Any) -> None:
+        super().__init__(**named)
+        # Stock has a class here, and only calls its `create`.
+        self.worker_group_cls: Any = workers
+
 
 class _Lifecycle(WorkerGroupCallback):
-    """Tells the owner when worker processes are up, before they train."""
+    """Reports to the owner when worker processes are up, before they train."""
 
     def __init__(self, owner: Owner, policy: ElasticPolicy) -> None:
         self._owner = owner

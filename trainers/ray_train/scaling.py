@@ -17,7 +17,7 @@ from ray.train.v2._internal.execution.scaling_policy.autoscaling_coordinator_cli
 
 from remora.spec.worker_sizes import WorkerSizes
 from trainers.ray_train.nodes import answering_nodes, draining_nodes, living_nodes, nodes_with
-from trainers.ray_train.owner import AttemptEnds, KeptNodes, Owner
+from trainers.ray_train.owner import AttemptEnds, NominatedNodes, Owner
 from trainers.ray_train.reservations import room_on, spread_out
 
 log = logging.getLogger(__name__)
@@ -59,9 +59,9 @@ class ElasticPolicy(ElasticScalingPolicy):
         #: Workers that there is room for on each node, by Ray node id, those of this attempt included.
         self._room: dict[str, int] = {}
         #: Nodes that the coordinator has for this attempt; what it has for others is better left to them.
-        self._meant: frozenset[str] = frozenset()
-        #: Nodes that are kept for a job: for others only as long as there is room for a group without them.
-        self._kept = KeptNodes()
+        self._preferred: frozenset[str] = frozenset()
+        #: Nodes that are nominated for a job: for others only as long as there is room for a group without them.
+        self._nominated = NominatedNodes()
         #: Workers that fit into what the coordinator has for this attempt, and since when there is room for fewer.
         self._promised = 0
         self._short_since: float | None = None
@@ -83,7 +83,7 @@ class ElasticPolicy(ElasticScalingPolicy):
             raise AttemptEnds
         decision = self._begin()
         if isinstance(decision, NoopDecision) or self._is_promised_more(decision.num_workers):
-            self._leave_nodes()
+            self._vacate_nodes()
             # Stock asks again at once; this thread is ours, so it may rest.
             time.sleep(POLL_S)
             return NoopDecision()
@@ -92,22 +92,22 @@ class ElasticPolicy(ElasticScalingPolicy):
         return decision
 
     def _begin(self) -> Any:
-        """Begin without what is kept for other jobs; with it where there is no room for a group elsewhere.
+        """Begin without what is nominated for other jobs; with it where there is no room for a group elsewhere.
 
-        Two attempts that wait for what is kept for one another would never begin.
+        Two attempts that wait for what is nominated for one another would never begin.
         """
-        kept = self._owner.kept_nodes()
-        self._count_with(kept)
+        nominated = self._owner.nominated_nodes()
+        self._count_with(nominated)
         decision = super().make_decision_for_non_running_worker_group()
-        if kept.others and isinstance(decision, NoopDecision):
-            self._count_with(KeptNodes(own=kept.own))
+        if nominated.others and isinstance(decision, NoopDecision):
+            self._count_with(NominatedNodes(own=nominated.own))
             decision = super().make_decision_for_non_running_worker_group()
         return decision
 
-    def _count_with(self, kept: KeptNodes) -> None:
-        """From now on count no room on what is kept for others, and all that is free on what is kept for this job."""
-        if kept != self._kept:
-            self._kept = kept
+    def _count_with(self, nominated: NominatedNodes) -> None:
+        """From now on count no room on nodes nominated for others, and all that is free on those for this job."""
+        if nominated != self._nominated:
+            self._nominated = nominated
             self._latest_reserved_resources_query_time = float("-inf")
 
     def _is_promised_more(self, fits: int) -> bool:
@@ -119,9 +119,9 @@ class ElasticPolicy(ElasticScalingPolicy):
             self._short_since = now
         return now - self._short_since < _PROMISED_S
 
-    def nodes_for(self, count: int, standing: Sequence[str]) -> list[str]:
-        """Ray node ids for so many workers beside those that stand on these nodes; fewer when there is no room."""
-        return spread_out(self._room, count, standing, self._meant)
+    def nodes_for(self, count: int, occupied: Sequence[str]) -> list[str]:
+        """Ray node ids for `count` workers beside those that run on these nodes; fewer when there is no room."""
+        return spread_out(self._room, count, occupied, self._preferred)
 
     def make_decision_for_running_worker_group(
         self, worker_group_state: Any, worker_group_status: Any
@@ -129,18 +129,18 @@ class ElasticPolicy(ElasticScalingPolicy):
         """Never replace the group: it grows in place, or at a checkpoint, for which the driver is asked."""
         del worker_group_state, worker_group_status
         self._maybe_send_resource_request()
-        if self.group.is_winning and self._owner.grows_in_place():
-            self._grow_by(self.group.take_in)
+        if self.group.is_growing and self._owner.grows_in_place():
+            self._grow_by(self.group.admit_started)
         now = time.monotonic()
         if now - self._looked_at < _GROW_INTERVAL_S:
             return NoopDecision()
         self._looked_at = now
-        self._count_with(self._owner.kept_nodes())
+        self._count_with(self._owner.nominated_nodes())
         self._look_for_drains()
-        # Whoever has just joined is not in this state yet.
+        # A worker that has just joined is not in this state yet.
         present = len(self.group.get_workers())
         self._most = max(self._most, present)
-        if present < self.scaling_config.max_workers and not self.group.is_winning:
+        if present < self.scaling_config.max_workers and not self.group.is_growing:
             if self._owner.grows_in_place():
                 # What it has lost it takes back at once.
                 self._look_for_room(present, now, lambda fits: self._extend(fits - present), self._most)
@@ -166,18 +166,18 @@ class ElasticPolicy(ElasticScalingPolicy):
         if deadlines:
             self._owner.nodes_drain(deadlines)
 
-    def _leave_nodes(self) -> None:
+    def _vacate_nodes(self) -> None:
         """Give back what a group that has stopped holds on nodes that go or are gone.
 
         A node stays, and costs, while something has room on it.
         """
         places = set(self._own_places())
-        going = places & draining_nodes().keys() | places - living_nodes() if places else set()
-        if going and places <= going:
+        draining = places & draining_nodes().keys() | places - living_nodes() if places else set()
+        if draining and places <= draining:
             self.end_group()
             self.group = None
-        elif going:
-            self.group.leave(going)
+        elif draining:
+            self.group.vacate(draining)
 
     def _look_for_room(self, present: int, now: float, grow: Callable[[int], None], at_once: int = 0) -> None:
         """Grow into room that has been there for a while, and up to `at_once` workers right now."""
@@ -205,15 +205,15 @@ class ElasticPolicy(ElasticScalingPolicy):
             return self._latest_reserved_resources
         reserved = self._ask_coordinator()
         if reserved is not None:
-            self._meant = self._kept.own | reserved.keys()
-            apart = draining_nodes().keys() | self._kept.others - set(self._own_places())
+            self._preferred = self._nominated.own | reserved.keys()
+            apart = draining_nodes().keys() | self._nominated.others - set(self._own_places())
             free = {node: has for node, has in self._free_nodes().items() if node not in apart}
             if self._labels or apart:
                 # The coordinator divides all living nodes: what it has for us may be on nodes that we cannot use.
                 reserved = free
-            elif self._kept.own:
+            elif self._nominated.own:
                 # It has promised these to attempts that may grow, and does not know that they do not grow there.
-                reserved = {**reserved, **{node: free[node] for node in self._kept.own & free.keys()}}
+                reserved = {**reserved, **{node: free[node] for node in self._nominated.own & free.keys()}}
             answering = answering_nodes(reserved.keys() | free.keys())
             reserved = {node: has for node, has in reserved.items() if node in answering}
             free = {node: has for node, has in free.items() if node in answering}
@@ -236,7 +236,7 @@ class ElasticPolicy(ElasticScalingPolicy):
             return None
 
     def _free_nodes(self) -> dict[str, dict[str, float]]:
-        """What nobody else uses on the nodes with our labels, by Ray node id."""
+        """What is not in use on the nodes with our labels, by Ray node id."""
         free: dict[str, dict[str, float]] = ray._private.state.available_resources_per_node()
         found = {node: free[node] for node in nodes_with(self._labels) if node in free}
         worker = self.scaling_config._resources_per_worker_not_none

@@ -39,7 +39,7 @@ class StartingWorkers:
         self._began_at = self._looked_at = time.monotonic()
 
     def are_up(self, timeout_s: float = 0.0) -> bool:
-        """True when all have answered, within so many seconds.
+        """True when all have answered, within `timeout_s` seconds.
 
         Raises WorkerGroupStartupFailedError, with none of them left, when one of them cannot.
         """

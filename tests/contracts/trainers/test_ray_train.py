@@ -162,6 +162,10 @@ def test_fields_are_there(kind: Any, needed: str) -> None:
 
 def test_attributes_that_are_read_and_set_exist() -> None:
     assert TrainController.worker_group_cls is WorkerGroup
+    used = re.findall(r"self\.worker_group_cls(\S*)", inspect.getsource(TrainController))
+    assert used == [".create("], "an object with this method takes the place of the class"
+    assert "cls(" in inspect.getsource(WorkerGroup.create)
+    assert "worker_group._start()" in inspect.getsource(WorkerGroup.create)
     group = inspect.getsource(WorkerGroup)
     for name in (
         "self._worker_group_state",

@@ -55,8 +55,8 @@ class Watcher:
     def more_workers_fit(self, world_size: int) -> None:
         self.said.append(f"{world_size} fit although nobody may grow")
 
-    def kept_nodes(self) -> ours.KeptNodes:
-        return ours.KeptNodes()
+    def nominated_nodes(self) -> ours.NominatedNodes:
+        return ours.NominatedNodes()
 
     def nodes_drain(self, deadlines: dict[str, float]) -> None:
         self.said.append(f"{deadlines} drain")

@@ -9,8 +9,8 @@ from typing import Any
 from tests.attempt_plans import plan_of
 from trainers.driver.account import Account
 from trainers.driver.attempt import Attempt
-from trainers.driver.crew import Crew
 from trainers.driver.in_place import InPlace
+from trainers.driver.members import GroupMembers
 from trainers.plan import AttemptPlan
 from trainers.ray_train import Member
 
@@ -45,14 +45,14 @@ class Stage:
         #: Seconds by which somebody has set the clock.
         self.set_by_s = 0.0
         self.account = Account(1 << 30, self.clock)
-        self.crew = Crew(self)
+        self.group_members = GroupMembers(self)
         self.attempt = Attempt(
-            _plan(min_workers, max_workers, **plan), self.account, self.crew, self.now, self.clock
+            _plan(min_workers, max_workers, **plan), self.account, self.group_members, self.now, self.clock
         )
         self.in_place = InPlace(self.attempt)
         self._slots = 0
         self.attempt.open_group(self.new_members(workers), None)
-        for slot, rank in self.crew.ranks.items():
+        for slot, rank in self.group_members.ranks.items():
             self.steps[slot] = 10
             self.say(slot, "elastic")
             self.attempt.receive(rank, {"type": "hello"})
@@ -87,7 +87,7 @@ class Stage:
 
     def say(self, slot: int, kind: str, **message: Any) -> None:
         """A script says something."""
-        self.in_place.hear(slot, {"type": kind, **message})
+        self.in_place.receive(slot, {"type": kind, **message})
 
     def park(self, slot: int, why: str = "a peer was lost") -> None:
         """A script notices by itself that a peer is lost."""
@@ -129,7 +129,7 @@ class Stage:
     @property
     def order(self) -> list[int]:
         """Slots of the present worker group by rank."""
-        return sorted(self.crew.ranks, key=lambda slot: self.crew.ranks[slot])
+        return sorted(self.group_members.ranks, key=lambda slot: self.group_members.ranks[slot])
 
     def messages(self, kind: str) -> list[int]:
         """Slots that were told that, in order."""
@@ -192,8 +192,8 @@ class Stage:
                 self._meet(slot, message)
 
     def _answer(self, slot: int, message: dict[str, Any]) -> None:
-        if slot in self.crew.ranks and self.attempt.group is not None:
-            self.attempt.receive(self.crew.ranks[slot], message)
+        if slot in self.group_members.ranks and self.attempt.group is not None:
+            self.attempt.receive(self.group_members.ranks[slot], message)
 
     def _meet(self, slot: int, message: dict[str, Any]) -> None:
         """A group works when all of its workers have come to the rendezvous; then all have the newest state."""

@@ -59,7 +59,7 @@ def test_bytes_count_and_not_characters_and_halves_of_pairs_do_no_harm() -> None
     assert account.log_is_full
 
 
-def test_counters_are_told_when_they_change() -> None:
+def test_counters_are_reported_when_they_change() -> None:
     account = Account(1000)
     told = []
     for progress in (
@@ -78,7 +78,7 @@ def test_counters_are_told_when_they_change() -> None:
     ]
 
 
-def test_counters_that_nobody_asks_for_are_one_record() -> None:
+def test_counters_that_are_not_fetched_are_one_record() -> None:
     account = Account(1000)
     for step in range(1, 100):
         account.totals(Progress(step=step, repeated_steps=step // 2))
@@ -159,18 +159,18 @@ def test_fetching_lines_is_linear_in_their_number() -> None:
     assert grows_linearly(fetch, 1000, times=10)
 
 
-def test_of_lines_that_nobody_fetches_the_newest_are_kept_and_the_others_counted() -> None:
+def test_of_lines_that_are_not_fetched_the_newest_are_stored_and_the_others_counted() -> None:
     account, most, printed = filled(40)
     account.ended({"end_reason": "completed", "message": "", "exit_code": 0})
     assert most < MOST_LINE_BYTES + (3 << 20)
     lines, _ = drained(account)
     count, words = lines[0].split(" ", 1)
-    assert words == "lines were left out here: nobody fetched them in time"
+    assert words == "lines were left out here: they were not fetched in time"
     assert int(count) + len(lines) - 1 == printed
     assert len(lines) > printed / 4
 
 
-def test_workers_hold_lines_back_while_somebody_fetches_them_and_not_when_nobody_does() -> None:
+def test_workers_hold_lines_back_only_while_lines_are_fetched() -> None:
     now = [0.0]
     account = Account(1 << 40, monotonic=lambda: now[0])
     assert account.log_room(8) == HOLD_BYTES // 8
@@ -196,7 +196,7 @@ def test_what_training_tells_does_not_wait_behind_lines() -> None:
     assert [record.kind for record in account.records(0, 10_000)][:3] == ["event", "metric", "log"]
 
 
-def test_events_that_nobody_fetches_are_so_many_and_then_counted() -> None:
+def test_events_that_are_not_fetched_are_stored_up_to_a_limit_and_then_counted() -> None:
     account = Account(1000)
     for number in range(MOST_WAITING + 50):
         account.event("checkpoint.abandoned", "The checkpoint was abandoned.", step=number)
@@ -211,7 +211,7 @@ def test_events_that_nobody_fetches_are_so_many_and_then_counted() -> None:
     assert kinds[-1] == "ended"
     assert kinds.count("checkpoint") == 1
     (line,) = [record.body["text"] for record in records if record.kind == "log"]
-    assert line == "50 events were left out: nobody fetched them in time"
+    assert line == "50 events were left out: they were not fetched in time"
 
 
 def measured(reports: int, names: int = 1) -> Account:
@@ -232,7 +232,7 @@ def steps_told(account: Account) -> list[int]:
     return steps
 
 
-def test_metrics_that_nobody_fetches_are_held_within_a_bound_from_the_first_to_the_last() -> None:
+def test_metrics_that_are_not_fetched_are_stored_within_a_bound_from_the_first_to_the_last() -> None:
     tracemalloc.start()
     account = measured(100_000)
     most = tracemalloc.get_traced_memory()[1]
@@ -272,7 +272,7 @@ def test_large_points_count_as_several(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(kept(10_000, 100)) < len(kept(10_000, 1)) / 5
 
 
-def test_how_many_workers_there_are_is_told_with_where_they_are() -> None:
+def test_how_many_workers_there_are_is_reported_with_where_they_are() -> None:
     account = Account(1000)
     account.size({"10.0.0.1": 2, "10.0.0.2": 1}, state="running")
     account.ended({"end_reason": "completed", "message": "", "exit_code": 0})
@@ -291,7 +291,7 @@ def test_the_last_word_is_the_last_record() -> None:
     assert [record.kind for record in account.records(0, 10)] == ["progress", "ended"]
 
 
-def test_what_was_left_out_is_told_where_it_stood_and_at_the_time_of_the_line_behind_it() -> None:
+def test_what_was_left_out_is_reported_in_its_place_and_at_the_time_of_the_next_line() -> None:
     waiting, kib = PendingLines(), 64 << 10
     most = MOST_LINE_BYTES // kib
     for number in range(most + 40):
@@ -300,6 +300,6 @@ def test_what_was_left_out_is_told_where_it_stood_and_at_the_time_of_the_line_be
     told = [text for _ in range(most + 2) for text in waiting.take()]
     numbers = [int(at) for at, *_ in told[1:]]
     assert numbers == list(range(numbers[0], most + 40)), "the newest ones are all there"
-    left_out = f"{numbers[0]} lines were left out here: nobody fetched them in time"
+    left_out = f"{numbers[0]} lines were left out here: they were not fetched in time"
     assert told[0] == (told[1][0], 0, "remora", left_out)
     assert (waiting.take(), waiting.counted_bytes) == ([], 0)

@@ -41,7 +41,7 @@ def shard(stage: Stage, slot: int, step: int) -> None:
     """A rank's files are stored, of a checkpoint that was asked for."""
     file = ShardFile(name=f"rank-{slot}.pt", size_bytes=5, sha256="0" * 64, rank=slot)
     message: dict[str, Any] = {"type": "shard", "step": step, "files": (file,), "asked": True}
-    stage.attempt.receive(stage.crew.ranks[slot], message)
+    stage.attempt.receive(stage.group_members.ranks[slot], message)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_threads")
-def test_the_checkpoint_of_a_group_that_was_followed_is_kept_and_ends_nobody() -> None:
+def test_the_checkpoint_of_a_group_that_was_followed_is_kept_and_ends_no_worker() -> None:
     async def scene() -> None:
         stage = Stage(2)
         shelf = Shelf()
@@ -113,7 +113,7 @@ def test_a_checkpoint_carries_the_metric_of_its_own_step() -> None:
     play(scene())
 
 
-def test_whoever_reads_of_a_new_step_has_read_what_was_repeated_before_it() -> None:
+def test_repeated_steps_are_recorded_before_the_new_step_after_them() -> None:
     async def scene() -> None:
         stage = Stage(1)
         group = stage.attempt.group
@@ -150,7 +150,7 @@ def test_the_interval_follows_what_checkpoints_cost() -> None:
 
 
 @pytest.mark.usefixtures("no_threads")
-def test_a_checkpoint_that_is_refused_is_told() -> None:
+def test_a_checkpoint_that_is_refused_is_reported() -> None:
     async def scene() -> None:
         stage = Stage(1)
         stage.attempt.commits.catalog = Shelf(Fenced("a newer attempt began"))  # type: ignore[assignment]
@@ -176,7 +176,7 @@ def test_a_step_that_a_new_rank_0_tells_again_is_not_done_again() -> None:
     play(scene())
 
 
-def test_the_nodes_of_the_workers_are_told_with_every_worker_group() -> None:
+def test_the_nodes_of_the_workers_are_reported_with_every_worker_group() -> None:
     async def scene() -> None:
         stage = Stage(2)
         assert await stage.attempt.judge(set(), {0, 1}) is True
@@ -190,7 +190,7 @@ def test_the_nodes_of_the_workers_are_told_with_every_worker_group() -> None:
     play(scene())
 
 
-def test_a_verdict_that_was_passed_before_is_kept() -> None:
+def test_a_verdict_that_was_passed_before_counts() -> None:
     async def scene() -> None:
         stage = Stage(2, min_workers=2)
         stage.kill(1)
@@ -204,12 +204,11 @@ def test_a_verdict_that_was_passed_before_is_kept() -> None:
     play(scene())
 
 
-def test_who_has_left_is_not_waited_for_by_the_judge() -> None:
+def test_a_worker_that_left_is_not_waited_for_by_the_judge() -> None:
     async def scene() -> None:
         stage = Stage(3)
         stage.hanging = {0, 2}
         stage.kill(1)
-        stage.in_place.leave()
         stage.attempt.receive(0, {"type": "exit", "exit_code": 3})
         stage.attempt.receive(2, {"type": "exit", "exit_code": None, "stopped": True})
         began = stage.loop.time()
@@ -224,7 +223,7 @@ def test_who_has_left_is_not_waited_for_by_the_judge() -> None:
 def test_after_a_stop_no_worker_group_begins() -> None:
     async def scene() -> None:
         stage = Stage(2)
-        stage.attempt.stop_reason = EndReason.CANCELLED
+        stage.attempt.stop(EndReason.CANCELLED)
         assert stage.attempt.is_over()
         with pytest.raises(AttemptEnds):
             stage.attempt.open_group(stage.new_members(2), None)
@@ -234,7 +233,7 @@ def test_after_a_stop_no_worker_group_begins() -> None:
     play(scene())
 
 
-def test_starts_that_fail_are_told_once_per_cause_and_not_for_ever() -> None:
+def test_starts_that_fail_are_reported_once_per_cause_and_not_for_ever() -> None:
     async def scene() -> None:
         stage = Stage(2)
         for error in ("no room", "no room", "no network"):
@@ -264,14 +263,14 @@ def test_an_error_of_a_task_beside_is_logged(caplog: pytest.LogCaptureFixture) -
     assert "a task of att_1 failed" in caplog.text
 
 
-def test_a_worker_group_that_starts_again_with_nothing_kept_says_so() -> None:
+def test_a_worker_group_that_starts_over_without_a_checkpoint_is_reported() -> None:
     async def scene() -> None:
         stage = Stage(2)
         assert stage.events("worker_group.started_over") == [], "the first one begins at the start anyway"
         assert await stage.attempt.judge(set(), {1}) is True
         stage.attempt.open_group(stage.new_members(1), None)
         assert stage.events("worker_group.started_over") == [{"generation": 2}]
-        assert await stage.attempt.judge(set(), set(stage.crew.ranks)) is True
+        assert await stage.attempt.judge(set(), set(stage.group_members.ranks)) is True
         resume = Manifest(
             job_id="job_1", step=5, attempt=1, generation=1, world_size=1, committed_at=0.0, files=()
         )
@@ -292,11 +291,11 @@ def test_a_notice_has_all_workers_look_into_their_outputs() -> None:
     play(scene())
 
 
-def test_a_loss_that_no_new_step_followed_is_told_with_the_end() -> None:
+def test_a_loss_that_no_new_step_followed_is_reported_with_the_end() -> None:
     async def scene() -> None:
         stage = Stage(1)
         await stage.after(1.0)
-        slots = set(stage.crew.members)
+        slots = set(stage.group_members.by_slot)
         assert await stage.attempt.judge(slots, slots)
         await stage.after(3.0)
         stage.attempt.open_group(stage.new_members(1), None)

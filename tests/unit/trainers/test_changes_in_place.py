@@ -35,7 +35,7 @@ async def test_the_others_go_on_when_a_worker_is_lost() -> None:
 
 
 @scene
-async def test_the_nodes_of_those_who_go_on_and_of_those_who_come_are_told() -> None:
+async def test_the_nodes_of_workers_that_go_on_and_of_those_that_join_are_reported() -> None:
     stage = Stage(3)
     stage.kill(1)
     await stage.settled()
@@ -52,7 +52,7 @@ async def test_the_nodes_of_those_who_go_on_and_of_those_who_come_are_told() -> 
 
 
 @scene
-async def test_who_notices_first_is_believed_and_the_cause_is_looked_for() -> None:
+async def test_the_first_script_to_notice_a_loss_is_believed_and_the_cause_is_looked_for() -> None:
     stage = Stage(3)
     stage.dead.add(1)
     stage.park(2)
@@ -132,7 +132,7 @@ async def test_patience_begins_anew_with_every_try() -> None:
 
 
 @scene
-async def test_a_group_that_does_not_form_is_dealt_again_without_those_who_hang() -> None:
+async def test_ranks_are_assigned_again_without_workers_that_hang() -> None:
     stage = Stage(4)
 
     def hang(slot: int, message: dict[str, Any]) -> None:
@@ -271,7 +271,7 @@ async def test_a_script_in_the_middle_of_a_long_step_is_waited_for() -> None:
 
 
 @scene
-async def test_a_worker_that_thaws_after_it_was_left_behind_disturbs_nobody() -> None:
+async def test_a_worker_that_thaws_after_it_was_left_behind_disturbs_no_other() -> None:
     stage = Stage(3)
     stage.frozen.add(1)
     stage.park(0)
@@ -332,7 +332,7 @@ async def test_the_last_one_with_the_state_dies_while_it_waits() -> None:
 
 
 @scene
-async def test_nobody_is_left() -> None:
+async def test_no_worker_is_left() -> None:
     stage = Stage(2)
     assert stage.kill(0, 1) == set(), "this is for a new worker group"
     assert not stage.in_place.is_changing
@@ -395,7 +395,7 @@ async def test_a_joiner_that_is_ready_helps_out_after_a_loss() -> None:
 
 @pytest.mark.parametrize("by", ["node", "script"])
 @scene
-async def test_a_joiner_that_vanishes_before_it_has_a_rank_stops_nobody(by: str) -> None:
+async def test_a_joiner_that_vanishes_before_it_has_a_rank_stops_no_worker(by: str) -> None:
     stage = Stage(3)
     joiner = stage.join()
 
@@ -403,7 +403,7 @@ async def test_a_joiner_that_vanishes_before_it_has_a_rank_stops_nobody(by: str)
         assert stage.in_place.is_changing
         if by == "script":
             stage.hanging.add(joiner)
-            stage.in_place.hear_exit(joiner)
+            stage.in_place.note_exit(joiner)
         else:
             stage.dead.add(joiner)
 
@@ -452,11 +452,11 @@ async def test_joiners_that_could_not_be_started_are_not_waited_for() -> None:
     stage.in_place.expect(members)
     stage.in_place.expect_no_more(members)
     assert stage.in_place.may_grow()
-    assert set(stage.crew.members) == {0, 1}
+    assert set(stage.group_members.by_slot) == {0, 1}
 
 
 @scene
-async def test_nobody_joins_a_group_that_is_through() -> None:
+async def test_no_worker_joins_a_group_that_has_ended() -> None:
     stage = Stage(2)
     stage.attempt.receive(1, {"type": "exit", "exit_code": 0})
     assert not stage.in_place.may_grow()
@@ -475,7 +475,7 @@ async def test_a_node_that_drains_is_left_in_place() -> None:
     await stage.after(2.0)
     assert stage.order == [0, 2]
     assert stage.regrouped == [("drain", 2)]
-    assert (stage.messages("stop"), stage.crew.left) == ([1], {1})
+    assert (stage.messages("stop"), stage.group_members.departed) == ([1], {1})
     assert stage.events("worker_group.drain") == [{"deadline_at": BEGIN + 30.0}]
     assert stage.events("node.lost") == []
     assert stage.attempt.progress.lost_since is None, "nothing was lost"
@@ -547,7 +547,7 @@ async def test_a_worker_that_freezes_after_all_agreed_to_park_is_left_behind() -
 
 
 @scene
-async def test_who_is_held_by_a_frozen_peer_after_all_agreed_to_park_is_told_to_part() -> None:
+async def test_a_worker_held_by_a_frozen_peer_after_all_agreed_to_park_is_asked_to_part() -> None:
     stage = Stage(4)
     stage.unheard = {(2, "decide"), (3, "decide"), (3, "part")}
     stage.in_place.drain({"node-1"}, None)
@@ -583,8 +583,7 @@ async def test_an_attempt_that_is_stopped_changes_no_more() -> None:
     stage.slow[2] = 1.0
     stage.kill(1)
     await stage.after(0.2)
-    stage.attempt.stop_reason = EndReason.CANCELLED
-    stage.in_place.leave()
+    stage.attempt.stop(EndReason.CANCELLED)
     await stage.after(60.0)
     assert stage.messages("regroup") == []
     assert stage.in_place.absorb({2}, set(), {2}) == set(), "every end is for the judge"
@@ -597,8 +596,7 @@ async def test_a_group_that_is_judged_while_it_is_formed_does_not_come_back() ->
 
     def fail(slot: int, message: dict[str, Any]) -> None:
         if message["type"] == "release":
-            stage.in_place.leave()
-            stage.attempt.group = None
+            stage.attempt.group_could_not_start("as planned")
 
     stage.watch = fail
     stage.kill(1)
@@ -624,7 +622,7 @@ async def test_a_loss_after_others_are_through_is_for_the_judge() -> None:
 @scene
 async def test_a_group_that_is_being_ended_neither_changes_nor_counts_as_lost() -> None:
     stage = Stage(3)
-    stage.attempt.end_group()
+    stage.attempt.restart_group()
     stage.park(1)
     assert not stage.in_place.is_changing
     assert stage.kill(2) == set()
@@ -635,7 +633,7 @@ async def test_a_group_that_is_being_ended_neither_changes_nor_counts_as_lost() 
 @scene
 async def test_workers_that_cannot_regroup_are_for_the_judge() -> None:
     stage = Stage(3)
-    stage.crew.elastic.discard(2)
+    stage.group_members.elastic.discard(2)
     assert stage.in_place.absorb({1}, {1}, set()) == set()
     assert not stage.in_place.may_grow()
     stage.in_place.drain({"node-1"}, None)
@@ -672,7 +670,7 @@ async def test_a_defect_of_ours_does_not_leave_scripts_parked(caplog: pytest.Log
 @scene
 async def test_nonsense_is_dropped_with_a_remark(message: dict[str, Any]) -> None:
     stage = Stage(2)
-    stage.in_place.hear(1, message)
+    stage.in_place.receive(1, message)
     assert not stage.in_place.is_changing
     (said,) = stage.log
     assert "was not understood and dropped" in said
@@ -683,7 +681,7 @@ async def test_nonsense_is_dropped_with_a_remark(message: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("seed", range(60))
 @scene
-async def test_whatever_happens_nobody_waits_for_ever(seed: int) -> None:
+async def test_whatever_happens_no_worker_waits_for_ever(seed: int) -> None:
     chance = random.Random(seed)
     stage = Stage(4, min_workers=chance.choice([1, 1, 2, 3]), max_workers=6)
     injected = 0
@@ -693,7 +691,7 @@ async def test_whatever_happens_nobody_waits_for_ever(seed: int) -> None:
         if chance.random() > 0.2 or injected >= 4:
             return
         injected += 1
-        victim = chance.choice(list(stage.crew.members))
+        victim = chance.choice(list(stage.group_members.by_slot))
         match chance.choice(["kill", "freeze", "hang", "join", "drain", "park"]):
             case "kill" if victim not in stage.dead:
                 stage.kill(victim)
@@ -705,7 +703,7 @@ async def test_whatever_happens_nobody_waits_for_ever(seed: int) -> None:
                 stage.join()
             case "drain":
                 stage.in_place.drain({f"node-{victim}"}, stage.now() + 30.0)
-            case "park" if victim in stage.crew.present and victim not in stage.dead | stage.frozen:
+            case "park" if victim in stage.group_members.present and victim not in stage.dead | stage.frozen:
                 stage.park(victim)
 
     stage.watch = strike
@@ -716,12 +714,12 @@ async def test_whatever_happens_nobody_waits_for_ever(seed: int) -> None:
     assert len(stage.dead) >= 2
     group = stage.attempt.group
     assert group is not None
-    well = stage.crew.present - stage.dead - stage.frozen - stage.hanging
+    well = stage.group_members.present - stage.dead - stage.frozen - stage.hanging
     if stage.attempt.verdict is not None:
         assert len(well) < stage.attempt.plan.sizes.min, "it ends only when there are too few"
     elif group.is_stopping:
         assert all(stage.steps[slot] < 0 for slot in well), "it goes back only when nobody holds the state"
     else:
-        assert len(stage.crew.present) >= stage.attempt.plan.sizes.min
+        assert len(stage.group_members.present) >= stage.attempt.plan.sizes.min
         assert all(stage.steps[slot] >= 10 for slot in well), "no step is lost"
     assert stage.log == []

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.unit.trainers.stage import Stage
-from tests.unit.trainers.test_standstill import LIMIT_S, Scene
+from tests.unit.trainers.test_hang_monitor import LIMIT_S, Scene
 from tests.unit.trainers.virtual_time import play
 from trainers.driver.account import Account
 from trainers.driver.attempt import Attempt
-from trainers.driver.crew import Crew
 from trainers.driver.group import DEADLINE_MARGIN_S
+from trainers.driver.members import GroupMembers
 
 HOUR = 3600.0
 BOTH_WAYS = pytest.mark.parametrize("by_s", [HOUR, -HOUR], ids=["forth", "back"])
@@ -96,6 +96,6 @@ def test_an_attempt_measures_by_the_monotonic_clock() -> None:
     async def act() -> None:
         stage = Stage(1)
         calls: Any = stage
-        assert Attempt(stage.attempt.plan, Account(1 << 20), Crew(calls)).now is time.monotonic
+        assert Attempt(stage.attempt.plan, Account(1 << 20), GroupMembers(calls)).now is time.monotonic
 
     play(act())

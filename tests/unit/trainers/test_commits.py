@@ -127,7 +127,7 @@ def test_a_storage_that_cannot_be_listed_is_tried_again_too(
     play(scene())
 
 
-def test_a_damaged_checkpoint_is_told_once_and_does_not_count(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_reported_once_and_does_not_count(tmp_path: Path) -> None:
     async def scene() -> None:
         job = Job(tmp_path, Stage(1, checkpoint_keep=2))
         for step in (11, 12):
@@ -160,7 +160,7 @@ def test_an_attempt_that_was_replaced_deletes_nothing_any_more(tmp_path: Path) -
     play(scene())
 
 
-def test_a_step_that_was_committed_again_is_not_told_as_deleted(tmp_path: Path) -> None:
+def test_a_step_that_was_committed_again_is_not_reported_as_deleted(tmp_path: Path) -> None:
     async def scene() -> None:
         job = Job(tmp_path, Stage(1, checkpoint_keep=1))
         await job.save(11)
@@ -171,7 +171,7 @@ def test_a_step_that_was_committed_again_is_not_told_as_deleted(tmp_path: Path) 
     play(scene())
 
 
-def test_a_step_that_is_stored_while_its_older_checkpoint_is_deleted_is_not_told_as_deleted(
+def test_a_step_that_is_stored_while_its_older_checkpoint_is_deleted_is_not_reported_as_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The deletion goes on in a thread of its own, and training may come to the same step again meanwhile."""
@@ -273,7 +273,7 @@ def test_when_one_of_two_of_a_step_goes_the_other_one_is_listed(tmp_path: Path) 
         job = Job(tmp_path, Stage(1, checkpoint_keep=9))
         await job.save(11)
         later = Next(job, job.stage)
-        later.commits._told[11] = "000000000011-2-1"
+        later.commits._reported[11] = "000000000011-2-1"
         await later.commits._retain()
         assert job.told[-1] == (11, False)
         last = [one.body for one in job.stage.account.records(0, 10_000) if one.kind == "checkpoint"][-1]

@@ -32,7 +32,7 @@ class Desk:
         self.driver = Driver()
         self.driver.take(self.stage.attempt.plan)
         self.driver._account = self.stage.account
-        self.driver._crew = self.stage.crew
+        self.driver._group_members = self.stage.group_members
         self.driver._attempt = self.stage.attempt
         self.driver._in_place = self.stage.in_place
 
@@ -63,7 +63,7 @@ async def test_reports_of_the_present_group_count_and_others_do_not(at: Desk) ->
 
 
 @desk
-async def test_lines_of_anybody_are_kept(at: Desk) -> None:
+async def test_lines_of_any_worker_are_stored(at: Desk) -> None:
     line = {"type": "log", "stream": "stdout", "text": "hello"}
     await at.deliver(1, line)
     await at.deliver(1, line, generation=7)
@@ -91,7 +91,7 @@ async def test_the_end_of_a_worker_that_has_left_says_nothing_about_the_group(at
 
 
 @desk
-async def test_those_who_wait_to_join_end_with_the_others(at: Desk) -> None:
+async def test_workers_that_wait_to_join_end_with_the_others(at: Desk) -> None:
     joiner = at.stage.join(is_ready=False)
     for slot in (0, 1):
         await at.deliver(slot, {"type": "exit", "exit_code": 0})
@@ -132,7 +132,7 @@ async def test_one_that_prints_has_all_the_room_and_many_share_it(at: Desk) -> N
 
 
 @desk
-async def test_a_stop_is_told_once_and_ends_a_change_in_place(at: Desk) -> None:
+async def test_a_stop_is_reported_once_and_ends_a_change_in_place(at: Desk) -> None:
     at.stage.hanging.add(0)
     at.stage.kill(1)
     await at.driver.stop(EndReason.CANCELLED)
@@ -156,7 +156,7 @@ def test_a_group_grows_in_one_way_only(elastic: bool) -> None:
     async def scene() -> None:
         at = Desk()
         if not elastic:
-            at.stage.crew.elastic.clear()
+            at.stage.group_members.elastic.clear()
         at.driver._call = lambda function: function()  # type: ignore[method-assign,assignment]
         assert at.driver.grows_in_place() is elastic
         assert at.driver.may_grow() is not elastic
@@ -279,6 +279,7 @@ def test_an_attempt_whose_checkpoints_cannot_be_stored_is_lost_with_a_sentence(
     monkeypatch.setattr(driver_module, "_CLAIM_S", 0.0)
     driver = Driver()
     driver.take(replace(plan, checkpoint_url=read_only))
+    monkeypatch.setattr(driver, "_call", lambda function, *arguments: function(*arguments))
     with pytest.raises(StorageError):
         driver._run_controller()
     verdict = driver._attempt.verdict

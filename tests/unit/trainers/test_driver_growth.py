@@ -15,7 +15,7 @@ from tests.unit.trainers.virtual_time import play
 from trainers.driver.driver import Driver
 from trainers.driver.group import WorkerGroup
 from trainers.driver.progress import Progress
-from trainers.driver.regrouping import Regrouping, Seat, deal
+from trainers.driver.regrouping import Regrouping, WorkerLocation, assign_ranks
 from trainers.driver.stragglers import Stragglers
 
 
@@ -38,7 +38,7 @@ def test_a_look_for_stragglers() -> None:
         def hear() -> None:
             for second in range(3):
                 for rank in range(ranks):
-                    for _ in seen.hear(rank, 1.0 + rank % 7, 1, second):
+                    for _ in seen.measure(rank, 1.0 + rank % 7, 1, second):
                         pass
 
         return steps_of(hear)
@@ -62,7 +62,7 @@ def test_comparisons_of_a_look_for_stragglers() -> None:
         seen = Stragglers(ranks)
         for rank in range(ranks):
             # In an order that no sort knows.
-            for _ in seen.hear(rank, Seconds(1.0 + rank * 7919 % ranks / ranks), 1, 0.0):
+            for _ in seen.measure(rank, Seconds(1.0 + rank * 7919 % ranks / ranks), 1, 0.0):
                 pass
         return Seconds.compared
 
@@ -109,7 +109,11 @@ def test_the_memory_that_one_message_of_a_worker_needs() -> None:
             stage = Stage(ranks, max_workers=ranks)
             driver = Driver()
             driver.take(stage.attempt.plan)
-            driver._crew, driver._attempt, driver._in_place = stage.crew, stage.attempt, stage.in_place
+            driver._group_members, driver._attempt, driver._in_place = (
+                stage.group_members,
+                stage.attempt,
+                stage.in_place,
+            )
             await driver.deliver(1, 1, [{"type": "report", "step": 11}])
             tracemalloc.start()
             await driver.deliver(1, 1, [{"type": "report", "step": 11}])
@@ -129,8 +133,8 @@ def test_a_change_of_the_whole_worker_group() -> None:
             for slot in range(ranks):
                 change.park(slot, 7)
                 assert len(change.missing) == ranks - slot - 1
-            team = change.team(WorkerSizes(1, ranks))
-            deal([Seat(slot, f"node-{slot // 8}", "10.0.0.1") for slot in team])
+            next_members = change.next_members(WorkerSizes(1, ranks))
+            assign_ranks([WorkerLocation(slot, f"node-{slot // 8}", "10.0.0.1") for slot in next_members])
 
         return steps_of(carry_out)
 

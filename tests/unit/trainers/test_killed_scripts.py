@@ -9,35 +9,35 @@ from tests.unit.trainers.virtual_time import scene
 from trainers.driver.kills import MOST_KILLS, REMEMBERED_S, Kills
 
 
-def test_so_many_kills_are_forgiven_and_no_more() -> None:
+def test_a_limited_number_of_kills_is_tolerated() -> None:
     kills = Kills()
-    assert [kills.forgive(slot, 0, 10 * slot, 60.0 * slot) for slot in range(MOST_KILLS + 2)] == [
+    assert [kills.tolerate(slot, 0, 10 * slot, 60.0 * slot) for slot in range(MOST_KILLS + 2)] == [
         *[True] * MOST_KILLS, False, False,
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("later_s", "step", "is_forgiven"), [
+@pytest.mark.parametrize(("later_s", "step", "is_tolerated"), [
     (REMEMBERED_S, 11, True),
     (REMEMBERED_S - 1, 11, False),
     # No step was done since: what kills it will kill it again.
     (100 * REMEMBERED_S, 10, False),
 ])  # fmt: skip
 def test_kills_of_long_ago_are_forgotten_once_training_got_on(
-    later_s: float, step: int, is_forgiven: bool
+    later_s: float, step: int, is_tolerated: bool
 ) -> None:
     kills = Kills()
     for slot in range(MOST_KILLS):
-        kills.forgive(slot, slot, 10, 0.0)
-    assert kills.forgive(7, 0, step, later_s) is is_forgiven
+        kills.tolerate(slot, slot, 10, 0.0)
+    assert kills.tolerate(7, 0, step, later_s) is is_tolerated
 
 
-def test_who_died_with_its_node_was_not_killed_alone() -> None:
+def test_a_script_that_died_with_its_node_was_not_killed_alone() -> None:
     kills = Kills()
     for slot in range(MOST_KILLS):
-        kills.forgive(slot, 5 + slot, 10, 0.0)
-    assert kills.take_back({1, 7}) == [6], "whose loss is to be told"
-    assert kills.forgive(8, 0, 10, 0.0)
-    assert not kills.forgive(9, 0, 10, 0.0)
+        kills.tolerate(slot, 5 + slot, 10, 0.0)
+    assert kills.discount({1, 7}) == [6], "whose loss is to be told"
+    assert kills.tolerate(8, 0, 10, 0.0)
+    assert not kills.tolerate(9, 0, 10, 0.0)
 
 
 @scene
@@ -94,7 +94,7 @@ async def test_a_script_that_is_killed_again_and_again_fails() -> None:
 
 
 @scene
-async def test_a_script_that_dies_with_its_node_is_a_lost_node_however_it_is_told() -> None:
+async def test_a_script_that_dies_with_its_node_is_a_lost_node_however_it_is_reported() -> None:
     stage = Stage(MOST_KILLS + 3, max_workers=MOST_KILLS + 3)
     for victim in range(MOST_KILLS + 1):
         stage.say(victim, "killed")
@@ -106,7 +106,7 @@ async def test_a_script_that_dies_with_its_node_is_a_lost_node_however_it_is_tol
 
 
 @scene
-async def test_nobody_goes_on_without_others_that_are_through() -> None:
+async def test_no_worker_goes_on_without_others_that_have_ended() -> None:
     stage = Stage(2)
     stage.attempt.receive(0, {"type": "exit", "exit_code": 0})
     stage.say(1, "killed")
@@ -116,6 +116,6 @@ async def test_nobody_goes_on_without_others_that_are_through() -> None:
 @scene
 async def test_scripts_that_cannot_change_their_group_end_with_the_one_that_is_killed() -> None:
     stage = Stage(2)
-    stage.crew.elastic.clear()
+    stage.group_members.elastic.clear()
     stage.say(1, "killed")
     assert not stage.in_place.is_changing

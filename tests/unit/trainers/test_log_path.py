@@ -134,7 +134,7 @@ def test_a_script_goes_on_when_the_service_is_away_and_what_is_left_out_is_said(
     while new := driver.fetch(records[-1].seq if records else 0):
         records += new
     first, *lines = lines_of(records)
-    assert first == f"{LINES - len(lines)} lines were left out here: nobody fetched them in time"
+    assert first == f"{LINES - len(lines)} lines were left out here: they were not fetched in time"
     assert [int(line) for line in lines] == list(range(LINES - len(lines), LINES))
     steps = [one.body["step"] for one in records if one.kind == "metric"]
     assert driver.real._attempt.progress.step == LINES - 100_000

@@ -190,7 +190,7 @@ def test_of_a_killed_script_only_what_it_had_finished_writing_is_taken(tmp_path:
     assert worker.all_told[-1].busy == {"model"}
 
 
-def test_what_the_job_has_is_there_and_is_not_told_again(tmp_path: Path) -> None:
+def test_what_the_job_has_is_there_and_is_not_reported_again(tmp_path: Path) -> None:
     first = Worker(tmp_path)
     first.write("snapshot", "1")
     first.write("old", "1")
@@ -262,7 +262,7 @@ def test_a_small_file_that_never_rests_holds_nothing_up(
     )
 
 
-def test_a_folder_that_the_script_has_rotated_away_is_told_as_one(tmp_path: Path) -> None:
+def test_a_folder_that_the_script_has_rotated_away_is_reported_as_one(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     for name in ("model/checkpoint-20/a", "model/checkpoint-40/a"):
         worker.folder.joinpath(name).parent.mkdir(parents=True)
@@ -495,7 +495,7 @@ class Head:
 
         async def play() -> None:
             for changes in all_changes:
-                self.outputs.hear(changes.rank, replace(changes, end="clean"))
+                self.outputs.receive(changes.rank, replace(changes, end="clean"))
                 self.outputs.agree()
                 await asyncio.wait({self.outputs._under_way})
 
@@ -506,7 +506,7 @@ class Head:
             for changes in all_changes:
                 if changes.group > (1, 1):
                     self.outputs.begin_group(dict(enumerate(range(self.ranks))), changes.group[1])
-                self.outputs.hear(changes.rank, replace(changes, end="clean"))
+                self.outputs.receive(changes.rank, replace(changes, end="clean"))
             await self.outputs.finish(within_s)
 
         asyncio.run(play())
@@ -729,7 +729,7 @@ def failed(tmp_path: Path, attempt: int, *, has_failed: bool = True) -> Head:
     log = replace(version("events.out.tfevents.1", 0, stored=f"log-{attempt}/x"), attempt=attempt)
 
     async def play() -> None:
-        head.outputs.hear(0, Changes(rank=0, group=(attempt, 1), written=(log,), end="failed"))
+        head.outputs.receive(0, Changes(rank=0, group=(attempt, 1), written=(log,), end="failed"))
         await head.outputs.finish(has_failed=has_failed)
 
     asyncio.run(play())
@@ -793,7 +793,7 @@ class Pair:
     def hear(self, rank: int) -> None:
         told = self.workers[rank].all_told
         for changes in told[self.told[rank] :]:
-            self.head.outputs.hear(rank, changes)
+            self.head.outputs.receive(rank, changes)
         self.told[rank] = len(told)
 
     def rounds(self) -> None:
@@ -972,7 +972,7 @@ def test_a_start_whose_outputs_became_too_large_has_not_failed(tmp_path: Path) -
     worker.collector.finish(end="failed")
 
     async def play() -> None:
-        head.outputs.hear(0, replace(worker.all_told[-1], group=(2, 1)))
+        head.outputs.receive(0, replace(worker.all_told[-1], group=(2, 1)))
         await head.outputs.finish(has_failed=True)
 
     asyncio.run(play())

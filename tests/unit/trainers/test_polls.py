@@ -12,14 +12,14 @@ from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError, Work
 from ray.train.v2._internal.execution.worker_group.poll import WorkerStatus
 
 from trainers.ray_train import polls as module
-from trainers.ray_train.polls import POLLS_PER_S, Polls, Turns
+from trainers.ray_train.polls import POLLS_PER_S, Polls, PollSchedule
 
 
 def asked(workers: int, seconds: float, round_s: float = 0.2) -> Counter[int]:
     """How often each place was asked, in rounds of a fifth of a second."""
-    turns, counted = Turns(), Counter[int]()
+    schedule, counted = PollSchedule(), Counter[int]()
     for number in range(int(seconds / round_s)):
-        counted.update(turns.take(workers, number * round_s))
+        counted.update(schedule.take(workers, number * round_s))
     return counted
 
 
@@ -38,9 +38,9 @@ def test_few_workers_are_asked_in_every_round() -> None:
 
 
 def test_a_round_that_took_long_is_not_made_up_for() -> None:
-    turns = Turns()
-    turns.take(1024, 0.0)
-    assert len(turns.take(1024, 600.0)) <= POLLS_PER_S
+    schedule = PollSchedule()
+    schedule.take(1024, 0.0)
+    assert len(schedule.take(1024, 600.0)) <= POLLS_PER_S
 
 
 class Actor:

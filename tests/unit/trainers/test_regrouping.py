@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.spec.worker_sizes import WorkerSizes
-from trainers.driver.regrouping import PARK_CAP_S, PARK_S, Pace, Regrouping, Seat, deal
+from trainers.driver.regrouping import PARK_CAP_S, PARK_S, Pace, Regrouping, WorkerLocation, assign_ranks
 
 NODES = st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=12)
 
@@ -17,7 +17,9 @@ NODES = st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=12)
 @given(nodes=NODES, seed=st.integers())
 def test_ranks_are_what_torchrun_promises(nodes: list[str], seed: int) -> None:
     slots = random.Random(seed).sample(range(100), len(nodes))
-    dealt = deal([Seat(slot, node, "10.0.0.1") for slot, node in zip(slots, nodes, strict=True)])
+    dealt = assign_ranks(
+        [WorkerLocation(slot, node, "10.0.0.1") for slot, node in zip(slots, nodes, strict=True)]
+    )
     assert [one.slot for one in dealt] == slots
     assert [one.rank for one in dealt] == list(range(len(nodes)))
     assert {one.world_size for one in dealt} == {len(nodes)}
@@ -38,7 +40,7 @@ def at_least(workers: int) -> WorkerSizes:
     return WorkerSizes(workers, 4096)
 
 
-def test_a_group_is_ready_when_everybody_who_goes_on_stands_still() -> None:
+def test_a_group_is_ready_when_all_that_go_on_are_parked() -> None:
     regrouping = change(0, 1, 2)
     regrouping.lose({1})
     assert regrouping.missing == {0, 2}
@@ -61,27 +63,27 @@ def test_a_worker_that_is_lost_while_it_was_waited_for_is_not_waited_for() -> No
 def test_newcomers_follow_and_never_lead() -> None:
     regrouping = change(4, 5, cause="grow")
     for slot in (6, 4, 6):
-        regrouping.welcome(slot)
+        regrouping.admit(slot)
     assert regrouping.staying == [4, 5, 6]
     regrouping.park(6, -1)
     regrouping.park(4, -1)
     regrouping.park(5, 10)
-    assert regrouping.team(at_least(1)) == [5, 4, 6], "rank 0 holds the state"
+    assert regrouping.next_members(at_least(1)) == [5, 4, 6], "rank 0 holds the state"
 
 
-def test_of_those_with_the_state_who_stays_leads() -> None:
+def test_of_those_with_the_state_one_that_stays_leads() -> None:
     regrouping = change(4, 5, 6)
-    regrouping.lasting = {6, 7}
-    regrouping.welcome(7)
+    regrouping.on_demand = {6, 7}
+    regrouping.admit(7)
     for slot, step in ((4, 10), (5, 10), (6, 10), (7, -1)):
         regrouping.park(slot, step)
-    assert regrouping.team(at_least(1)) == [6, 4, 5, 7], "7 has no state to lead with"
+    assert regrouping.next_members(at_least(1)) == [6, 4, 5, 7], "7 has no state to lead with"
 
 
-def test_who_leaves_is_not_welcomed_back() -> None:
+def test_a_worker_that_left_is_not_admitted_again() -> None:
     regrouping = change(0, 1)
     regrouping.lose({1})
-    regrouping.welcome(1)
+    regrouping.admit(1)
     assert regrouping.staying == [0]
 
 
@@ -108,7 +110,7 @@ def test_too_few_wait_for_others_only_while_they_hold_the_state() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "min_workers", "team", "why"),
+    ("steps", "min_workers", "next_members", "why"),
     [
         ({0: 10, 1: 10, 2: 10}, 1, [0, 2], "it is left behind"),
         ({0: 10, 1: 10, 2: 10}, 3, [0, 1, 2], "the others are too few"),
@@ -118,34 +120,36 @@ def test_too_few_wait_for_others_only_while_they_hold_the_state() -> None:
     ],
 )
 def test_a_worker_whose_node_drains_stays_only_where_it_is_needed(
-    steps: dict[int, int], min_workers: int, team: list[int], why: str
+    steps: dict[int, int], min_workers: int, next_members: list[int], why: str
 ) -> None:
     regrouping = change(0, 1, 2, cause="drain")
-    regrouping.going = {1}
+    regrouping.draining = {1}
     for slot, step in steps.items():
         regrouping.park(slot, step)
-    assert regrouping.team(at_least(min_workers)) == team, why
+    assert regrouping.next_members(at_least(min_workers)) == next_members, why
 
 
 @given(
     steps=st.dictionaries(st.integers(0, 6), st.integers(-1, 3), min_size=1),
-    going=st.sets(st.integers(0, 6)),
+    draining=st.sets(st.integers(0, 6)),
     min_workers=st.integers(1, 4),
 )
-def test_whoever_is_parked_there_is_a_group_or_a_reason_for_none(
-    steps: dict[int, int], going: set[int], min_workers: int
+def test_for_any_parked_workers_there_is_a_group_or_a_reason_for_none(
+    steps: dict[int, int], draining: set[int], min_workers: int
 ) -> None:
     regrouping = change(*steps)
-    regrouping.going = going
+    regrouping.draining = draining
     for slot, step in steps.items():
         regrouping.park(slot, step)
-    team = regrouping.team(at_least(min_workers))
-    assert [bool(team), regrouping.is_short(at_least(min_workers)), regrouping.is_hopeless].count(True) == 1
-    if team:
-        assert len(team) >= min_workers
-        assert max(steps[slot] for slot in team) == max(steps.values()), "no step is lost"
-        assert steps[team[0]] >= 0, "rank 0 holds a state"
-        assert set(steps) - set(team) <= going, "nobody else is left behind"
+    next_members = regrouping.next_members(at_least(min_workers))
+    assert [bool(next_members), regrouping.is_short(at_least(min_workers)), regrouping.is_hopeless].count(
+        True
+    ) == 1
+    if next_members:
+        assert len(next_members) >= min_workers
+        assert max(steps[slot] for slot in next_members) == max(steps.values()), "no step is lost"
+        assert steps[next_members[0]] >= 0, "rank 0 holds a state"
+        assert set(steps) - set(next_members) <= draining, "nobody else is left behind"
 
 
 def test_three_survivors_of_a_layout_of_two_train_with_two() -> None:
@@ -154,9 +158,9 @@ def test_three_survivors_of_a_layout_of_two_train_with_two() -> None:
     regrouping.park(0, 9)
     regrouping.park(1, 10)
     regrouping.park(2, 10)
-    assert regrouping.team(sizes) == [1, 2], "those with the newest state"
+    assert regrouping.next_members(sizes) == [1, 2], "those with the newest state"
     regrouping.lose({2})
-    assert regrouping.team(sizes) == [0, 1]
+    assert regrouping.next_members(sizes) == [0, 1]
     regrouping.lose({0})
     assert regrouping.is_short(sizes), "one alone does not hold a whole model"
 

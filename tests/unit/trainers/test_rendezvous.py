@@ -9,8 +9,8 @@ import pytest
 from remora.states import EndReason
 from tests.unit.trainers.stage import Stage
 from tests.unit.trainers.virtual_time import play
-from trainers.driver.gathering import Gathering
-from trainers.driver.rendezvous import FIRST_S, LAST_S, SURE_S, TELL_S, is_waiting
+from trainers.driver.rendezvous import FIRST_S, LAST_S, REPORT_S, SURE_S, is_waiting
+from trainers.driver.rendezvous_monitor import RendezvousMonitor
 from trainers.driver.stacks import Stacks
 
 WAITING = """Process 7 (sleeping): python train.py
@@ -34,7 +34,7 @@ SHELL = "Process 6 (sleeping): bash -c python train.py\nIts stack cannot be read
         (f"{WAITING}\n\n{LOADING}", False),
         (f"{WAITING}\n\n3 more processes of this command are left out.", False),
         (SHELL, False),
-        ("Its supervisor did not tell it within 20 s.", False),
+        ("Its supervisor did not report it within 20 s.", False),
         ("The command does not run any more.", False),
     ],
 )
@@ -48,23 +48,23 @@ class Scene:
     def __init__(self, *does: str) -> None:
         self.stage = Stage(len(does))
         self.does = dict(enumerate(does))
-        self.stage.crew.elastic.clear()
+        self.stage.group_members.elastic.clear()
         assert self.stage.attempt.group is not None
         self.stage.attempt.group.has_reported = False
-        self.stacks = Stacks(self.stage.crew)
-        self.gathering = Gathering(self.stage.attempt, self.stage.in_place, self.stacks)
+        self.stacks = Stacks(self.stage.group_members)
+        self.monitor = RendezvousMonitor(self.stage.attempt, self.stacks)
         self.stage.watch = self._react
 
     def _react(self, slot: int, message: dict[str, Any]) -> None:
         if message["type"] == "dump":
             told = {"type": "stack", "text": self.does[slot]}
-            self.stage.loop.call_later(0.1, self.stacks.hear, slot, told)
+            self.stage.loop.call_later(0.1, self.stacks.receive, slot, told)
 
     async def after(self, seconds: float) -> None:
         end = self.stage.loop.time() + seconds
         while self.stage.loop.time() < end:
             await self.stage.after(1.0)
-            self.gathering.tick()
+            self.monitor.tick()
 
     def say(self, rank: int, kind: str, **message: Any) -> None:
         self.stage.attempt.receive(rank, {"type": kind, **message})
@@ -105,7 +105,7 @@ async def test_a_rank_that_ended_without_joining_ends_the_attempt_for_good() -> 
 
 
 @scene
-async def test_when_all_wait_nobody_is_left_who_could_come() -> None:
+async def test_when_all_ranks_wait_none_is_left_that_could_join() -> None:
     at = Scene(WAITING, WAITING)
     await at.after(FIRST_S + SURE_S - 10.0)
     assert at.verdict is None
@@ -118,7 +118,7 @@ async def test_when_all_wait_nobody_is_left_who_could_come() -> None:
 @scene
 async def test_a_rank_that_is_busy_is_waited_for_and_named() -> None:
     at = Scene(WAITING, LOADING)
-    await at.after(TELL_S)
+    await at.after(REPORT_S)
     assert at.stage.events("worker_group.gathering") == []
     await at.after(FIRST_S + 60.0)
     assert at.stage.events("worker_group.gathering") == [{"waiting": [0], "missing": [1]}]

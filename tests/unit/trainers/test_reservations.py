@@ -29,8 +29,8 @@ def test_workers_stand_on_few_nodes_and_beside_their_own(
 
 def test_two_that_start_at_once_do_not_want_the_same_node() -> None:
     room = {"a": 1, "b": 4, "c": 1}
-    assert spread_out(room, 2, meant={"a", "c"}) == ["a", "c"]
-    assert spread_out(room, 2, ["c"], meant={"a"}) == ["a", "b"]
+    assert spread_out(room, 2, preferred={"a", "c"}) == ["a", "c"]
+    assert spread_out(room, 2, ["c"], preferred={"a"}) == ["a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def heard(
         one
         for look in range(looks)
         for rank, seconds in enumerate(own_s)
-        for one in seen.hear(rank, seconds, (shards or [1] * len(own_s))[rank], begin + look)
+        for one in seen.measure(rank, seconds, (shards or [1] * len(own_s))[rank], begin + look)
     ]
 
 
@@ -53,11 +53,11 @@ def test_it_has_to_be_slow_for_a_while() -> None:
 def test_one_slow_step_in_a_while_is_nothing() -> None:
     seen = Stragglers(2)
     for second in range(100):
-        assert list(seen.hear(0, 1.0, 1, second)) == []
-        assert list(seen.hear(1, 9.0 if second % 4 == 0 else 1.0, 1, second)) == []
+        assert list(seen.measure(0, 1.0, 1, second)) == []
+        assert list(seen.measure(1, 9.0 if second % 4 == 0 else 1.0, 1, second)) == []
 
 
-def test_it_is_not_told_again_for_a_while() -> None:
+def test_it_is_not_reported_again_for_a_while() -> None:
     seen = Stragglers(2)
     assert len(heard(seen, [1.0, 5.0], None, int(AGAIN_S), 0.0)) == 1
     assert len(heard(seen, [1.0, 5.0], None, 2 * LOOKS, AGAIN_S)) == 1
@@ -66,7 +66,7 @@ def test_it_is_not_told_again_for_a_while() -> None:
 @pytest.mark.parametrize("own_s", [-1.0, float("nan"), float("inf")])
 def test_nonsense_is_refused(own_s: float) -> None:
     with pytest.raises(ValueError, match="cannot need"):
-        list(Stragglers(2).hear(0, own_s, 1, 0.0))
+        list(Stragglers(2).measure(0, own_s, 1, 0.0))
 
 
 def test_a_worker_group_tells_it_once_and_passes_over_words_of_an_older_group() -> None:

@@ -66,7 +66,7 @@ def test_verdicts(failure: GroupFailure, reason: str, goes_on: bool, said: str) 
     assert said in verdict.message
 
 
-def test_only_an_exit_code_is_told_as_one() -> None:
+def test_only_an_exit_code_is_reported_as_one() -> None:
     assert judge(GroupFailure(exits=(left(0, 1.0, exit_code=3),))).exit_code == 3
     assert judge(GroupFailure(exits=(CRASH,))).exit_code is None
 

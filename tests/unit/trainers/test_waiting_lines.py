@@ -62,7 +62,7 @@ def test_taking_pieces_is_linear() -> None:
     assert grows_linearly(take, 100, times=10)
 
 
-def test_room_is_shared_by_those_who_print() -> None:
+def test_room_is_shared_by_workers_that_print() -> None:
     printers = Printers()
     assert printers.count(0.0) == 1
     for slot in range(8):

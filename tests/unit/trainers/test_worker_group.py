@@ -19,7 +19,7 @@ from trainers.driver.group import (
     Deadline,
     Effect,
     Note,
-    Tell,
+    Send,
     WorkerGroup,
 )
 from trainers.driver.progress import Progress
@@ -69,7 +69,7 @@ class Scene:
         return self.said
 
     def told(self, kind: str) -> dict[str, Any] | None:
-        found = [one.message for one in self.said if isinstance(one, Tell) and one.message["type"] == kind]
+        found = [one.message for one in self.said if isinstance(one, Send) and one.message["type"] == kind]
         return found[0] if found else None
 
     def events(self) -> list[str]:
@@ -113,7 +113,7 @@ def test_lines_and_metrics_become_records() -> None:
     assert note.body["text"].startswith("12 lines were dropped")
 
 
-def test_the_first_new_step_after_a_loss_is_told() -> None:
+def test_the_first_new_step_after_a_loss_is_reported() -> None:
     scene = Scene(cooperative=False)
     scene.group.progress = Progress(step=10, step_at=990.0, high_water=10, lost_since=990.0)
     scene.hear(0, type="report", step=10)
@@ -123,7 +123,7 @@ def test_the_first_new_step_after_a_loss_is_told() -> None:
     assert scene.group.progress.lost_s == 10.0
 
 
-def test_repeated_steps_are_counted_before_the_first_new_one_is_told() -> None:
+def test_repeated_steps_are_counted_before_the_first_new_one_is_reported() -> None:
     scene = Scene(cooperative=False)
     scene.group.progress = Progress(step=10, step_at=990.0, high_water=10, lost_since=990.0)
     for step in (9, 10):
@@ -252,7 +252,7 @@ def test_a_stop_that_is_asked_for_while_ranks_answer_uses_the_same_checkpoint() 
     held = scene.told("hold")
     scene.stop("drain", deadline_at=scene.now + 30)
     assert scene.told("hold") is None
-    scene.said = [Tell(held or {})]
+    scene.said = [Send(held or {})]
     assert scene.agree()["stop"] is True
     scene.save(40)
     scene.commit(40)
@@ -271,7 +271,7 @@ def test_a_stop_that_is_asked_for_after_the_decision_gets_a_checkpoint_of_its_ow
     assert scene.agree(boundary=9)["stop"] is True
 
 
-def test_a_deadline_is_told_and_kept() -> None:
+def test_a_deadline_is_sent_and_met() -> None:
     scene = Scene()
     deadline = scene.now + 30.0
     scene.stop("drain", deadline)
@@ -295,7 +295,7 @@ def test_machines_may_go_when_all_files_have_left_them() -> None:
     assert scene.told("stop")
 
 
-def test_a_file_that_left_its_machine_and_cannot_be_stored_holds_nobody() -> None:
+def test_a_file_that_left_its_machine_and_cannot_be_stored_holds_no_rank() -> None:
     scene = Scene()
     scene.stop("drain", scene.now + 30.0)
     scene.agree()
@@ -306,7 +306,7 @@ def test_a_file_that_left_its_machine_and_cannot_be_stored_holds_nobody() -> Non
     assert scene.told("stop")
 
 
-def test_the_earliest_deadline_counts_and_is_told_once() -> None:
+def test_the_earliest_deadline_counts_and_is_reported_once() -> None:
     scene = Scene()
     scene.stop("grow")
     scene.stop("drain", scene.now + 60)
@@ -350,7 +350,7 @@ def test_a_periodic_checkpoint_that_never_comes_does_not_end_all_others() -> Non
     assert scene.told("hold")
 
 
-def test_an_abandoned_checkpoint_lets_those_go_on_who_wait_for_their_planned_end() -> None:
+def test_an_abandoned_checkpoint_lets_ranks_go_on_that_wait_for_their_planned_end() -> None:
     scene = Scene()
     scene.stop("drain", scene.now + 100)
     scene.agree()
@@ -446,7 +446,7 @@ def test_older_parts_are_forgotten_with_a_commit() -> None:
     assert list(scene.group.incomplete()) == []
 
 
-def test_nobody_waits_for_a_rank_that_has_ended() -> None:
+def test_no_rank_waits_for_one_that_has_ended() -> None:
     scene = Scene()
     scene.later(60.0)
     scene.hear(0, type="exit", exit_code=0)
@@ -467,7 +467,7 @@ def test_nobody_waits_for_a_rank_that_has_ended() -> None:
         ({"exit_code": 0, "stopped": True}, True),
     ],
 )
-def test_ends_that_we_asked_for_are_nobodys_failure(exit_: dict[str, Any], is_noted: bool) -> None:
+def test_ends_that_were_asked_for_are_no_failure(exit_: dict[str, Any], is_noted: bool) -> None:
     scene = Scene()
     scene.hear(1, type="exit", **exit_)
     assert scene.group.ended == {1}
@@ -493,7 +493,7 @@ def test_a_failure_comes_with_the_last_line_of_its_error() -> None:
     assert scene.group.exits[1].last_words == "ValueError: 3"
 
 
-def test_the_first_trouble_of_a_rank_is_kept() -> None:
+def test_the_first_trouble_of_a_rank_counts() -> None:
     scene = Scene()
     scene.hear(1, type="trouble", message="disk full")
     scene.hear(1, type="trouble", message="later")

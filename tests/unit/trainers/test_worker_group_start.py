@@ -10,7 +10,7 @@ import pytest
 
 from trainers.ray_train.leftovers import NodeSweeps
 from trainers.ray_train.owner import Owner
-from trainers.ray_train.worker_group import worker_group_type
+from trainers.ray_train.worker_group import AttemptWorkers, RemoraWorkerGroup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +26,10 @@ class State:
 
 def test_a_group_whose_start_fails_when_its_workers_are_up_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray Train forgets such a group: its actors and its reservations would live as long as the driver."""
-    group_type = worker_group_type("att_1", cast(Owner, None), lambda _count, _there: [], NodeSweeps())
+    workers = AttemptWorkers("att_1", cast(Owner, None), lambda _count, _there: [], NodeSweeps())
     run_config = SimpleNamespace(storage_context=None)
     run = SimpleNamespace(run_config=run_config, backend_config=None)
-    group = group_type(run, SimpleNamespace())
+    group = RemoraWorkerGroup(workers, run, SimpleNamespace())
     ended: list[str] = []
 
     def fails_late(builder: object) -> None:

@@ -1,6 +1,6 @@
-"""The workers of an attempt: who is in its worker group, who joins it, who goes and who is gone.
+"""The workers of an attempt: which are in its worker group, join it, leave it and have left it.
 
-A worker has a *slot*, its name for its whole life; its rank is dealt anew with every worker group.
+A worker has a *slot*, its name for its whole life; its rank is assigned again with every worker group.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from remora.script import channel
 from trainers.driver.calls import Calls
-from trainers.driver.regrouping import Deal, Seat
+from trainers.driver.regrouping import RankAssignment, WorkerLocation
 from trainers.plan import AttemptPlan
 from trainers.ray_train import Member
 from trainers.worker_identity import WorkerIdentity
@@ -29,13 +29,13 @@ class Joiner:
     step: int | None = None
 
 
-class Crew:
+class GroupMembers:
     """Workers by slot; touched on the driver's event loop only."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         #: Every worker that Ray Train runs for this attempt.
-        self.members: dict[int, Member] = {}
+        self.by_slot: dict[int, Member] = {}
         #: Rank of each slot in the present worker group.
         self.ranks: dict[int, int] = {}
         #: Slots whose script can change its worker group in place.
@@ -43,32 +43,32 @@ class Crew:
         #: Slots on their way into the worker group.
         self.joining: dict[int, Joiner] = {}
         #: Slots whose node drains.
-        self.going: set[int] = set()
-        #: Slots that are lost, or were told to leave.
-        self.left: set[int] = set()
+        self.draining: set[int] = set()
+        #: Slots that are lost, or were asked to leave.
+        self.departed: set[int] = set()
         self._present: set[int] = set()
-        #: Slots whose supervisor has said how its command ended, or why there was none.
+        #: Slots whose supervisor has reported how its command ended, or why there was none.
         self.ended: set[int] = set()
 
-    # --- who is who
+    # --- membership
 
     def open(self, members: Iterable[Member]) -> None:
         """A new worker group of new workers; nothing of the one before counts any more."""
-        self.members = {member.slot: member for member in members}
-        self.ranks = {slot: member.rank for slot, member in self.members.items()}
-        for one in (self.elastic, self.joining, self.going, self.left, self.ended):
+        self.by_slot = {member.slot: member for member in members}
+        self.ranks = {slot: member.rank for slot, member in self.by_slot.items()}
+        for one in (self.elastic, self.joining, self.draining, self.departed, self.ended):
             one.clear()
         self._present = set(self.ranks)
 
     @property
     def present(self) -> Set[int]:
-        """Slots of the worker group that have not left; kept, because every message of a worker asks for it."""
+        """Slots of the worker group that have not left; stored, because every message of a worker needs it."""
         return self._present
 
     @property
     def unranked(self) -> set[int]:
         """Slots outside the worker group: they have left it, or have not joined it yet."""
-        return self.members.keys() - self.ranks.keys()
+        return self.by_slot.keys() - self.ranks.keys()
 
     @property
     def is_elastic(self) -> bool:
@@ -85,9 +85,9 @@ class Crew:
         return {slot for slot, rank in self.ranks.items() if rank in wanted}
 
     @property
-    def lasting(self) -> set[int]:
+    def on_demand(self) -> set[int]:
         """Slots on nodes that the cloud does not take back."""
-        return {slot for slot, member in self.members.items() if member.is_lasting}
+        return {slot for slot, member in self.by_slot.items() if member.is_on_demand}
 
     def in_order(self) -> list[int]:
         """Slots that are present, in the order of their ranks."""
@@ -96,20 +96,20 @@ class Crew:
     @property
     def workers(self) -> dict[str, int]:
         """How many workers of the worker group run on each node, by the address under which Ray knows the node."""
-        return dict(Counter(self.members[slot].address for slot in self.in_order()))
+        return dict(Counter(self.by_slot[slot].address for slot in self.in_order()))
 
-    # --- who comes and goes
+    # --- joining and leaving
 
     def expect(self, members: Iterable[Member], now: float) -> None:
         """These workers are about to be started, to join."""
         for member in members:
-            self.members[member.slot] = member
+            self.by_slot[member.slot] = member
             self.joining[member.slot] = Joiner(since=now)
 
     def forget(self, slots: Iterable[int]) -> None:
         """These workers do not exist any more."""
         for slot in slots:
-            self.members.pop(slot, None)
+            self.by_slot.pop(slot, None)
             self.joining.pop(slot, None)
             self.elastic.discard(slot)
 
@@ -117,15 +117,15 @@ class Crew:
         """Slots that are parked and can join, with the step of their state."""
         return {slot: one.step for slot, one in self.joining.items() if one.step is not None}
 
-    def seats(self, slots: Iterable[int]) -> list[Seat]:
+    def locations(self, slots: Iterable[int]) -> list[WorkerLocation]:
         """Where the workers of these slots run, in the same order."""
-        found = [self.members[slot] for slot in slots]
-        return [Seat(one.slot, one.ray_node_id, one.address) for one in found]
+        found = [self.by_slot[slot] for slot in slots]
+        return [WorkerLocation(one.slot, one.ray_node_id, one.address) for one in found]
 
-    def take_seats(self, dealt: list[Deal]) -> set[int]:
+    def apply_ranks(self, assigned: list[RankAssignment]) -> set[int]:
         """Give the worker group new ranks; returns the slots that are in it no more."""
         before = set(self.ranks)
-        self.ranks = {one.slot: one.rank for one in dealt}
+        self.ranks = {one.slot: one.rank for one in assigned}
         for slot in self.ranks:
             self.joining.pop(slot, None)
         out = before - self.ranks.keys()
@@ -133,44 +133,44 @@ class Crew:
         return out
 
     def leave(self, slots: Iterable[int]) -> None:
-        """These are lost, or were told to leave."""
-        self.left.update(slots)
-        self._present = self.ranks.keys() - self.left
+        """These are lost, or were asked to leave."""
+        self.departed.update(slots)
+        self._present = self.ranks.keys() - self.departed
 
-    # --- telling them things
+    # --- instructions
 
-    async def tell(self, message: channel.Message, rank: int | None = None) -> None:
-        """Instruct a rank of the worker group, or all of it; an end goes to those who join it, too."""
-        everybody = self.members.keys() if message["type"] == "stop" else self.ranks.keys()
-        wanted = {slot for slot in everybody - self.left if rank in (None, self.ranks.get(slot))}
-        await self.tell_slots(wanted, message)
+    async def send(self, message: channel.Message, rank: int | None = None) -> None:
+        """Instruct a rank of the worker group, or all of it; a stop goes to those that join it, too."""
+        everybody = self.by_slot.keys() if message["type"] == "stop" else self.ranks.keys()
+        wanted = {slot for slot in everybody - self.departed if rank in (None, self.ranks.get(slot))}
+        await self.send_to(wanted, message)
 
-    async def tell_slots(self, slots: Iterable[int], message: channel.Message) -> set[int]:
+    async def send_to(self, slots: Iterable[int], message: channel.Message) -> set[int]:
         """Give slots the same instruction; returns those that did not take it."""
         return await self.instruct(dict.fromkeys(slots, message))
 
     async def instruct(self, messages: dict[int, channel.Message]) -> set[int]:
         """Give slots an instruction each; returns those that did not take it."""
-        slots = [slot for slot in messages if slot in self.members]
+        slots = [slot for slot in messages if slot in self.by_slot]
         took = await asyncio.gather(
-            *(self._calls.instruct(self.members[slot], messages[slot]) for slot in slots)
+            *(self._calls.instruct(self.by_slot[slot], messages[slot]) for slot in slots)
         )
         return {slot for slot, taken in zip(slots, took, strict=True) if not taken}
 
     async def free_port(self, slot: int) -> int | None:
         """A free port of a worker's node; None when it does not answer."""
-        member = self.members.get(slot)
+        member = self.by_slot.get(slot)
         return None if member is None else await self._calls.free_port(member)
 
     async def find_dead(self, slots: Iterable[int]) -> set[int]:
         """Those of the slots whose process or node is gone."""
-        members = [self.members[slot] for slot in slots if slot in self.members]
+        members = [self.by_slot[slot] for slot in slots if slot in self.by_slot]
         return await self._calls.find_dead(members) if members else set()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
-    """Where the workers of a worker group find each other."""
+class RendezvousEndpoint:
+    """Where the workers of a worker group rendezvous."""
 
     #: Of rank 0.
     address: str
@@ -181,9 +181,9 @@ class Meeting:
 
 
 def place_of(
-    plan: AttemptPlan, member: Member, size: tuple[int, int], generation: int, meeting: Meeting
+    plan: AttemptPlan, member: Member, size: tuple[int, int], generation: int, endpoint: RendezvousEndpoint
 ) -> WorkerIdentity:
-    """The place in which a worker starts, in a worker group of so many workers on so many nodes (`size`)."""
+    """The place in which a worker starts, in a worker group of `size`: workers, and the nodes they are on."""
     world_size, num_nodes = size
     return WorkerIdentity(
         job_id=plan.job_id,
@@ -196,8 +196,8 @@ def place_of(
         local_world_size=member.local_world_size,
         node_rank=member.node_rank,
         num_nodes=num_nodes,
-        master_addr=meeting.address,
-        master_port=meeting.port,
-        peers=meeting.peers,
-        key=meeting.key,
+        master_addr=endpoint.address,
+        master_port=endpoint.port,
+        peers=endpoint.peers,
+        key=endpoint.key,
     )

@@ -1,4 +1,4 @@
-"""When a worker group breaks again and again, and nobody is lost (pure).
+"""When a worker group fails again and again at one step although no worker is lost (pure).
 
 A collective fails when a peer vanishes; but one that the script uses wrongly fails just so, on all ranks, in the next
 group as in this one.
@@ -9,33 +9,33 @@ from __future__ import annotations
 from remora.states import EndReason
 from trainers.driver.verdict import Verdict
 
-#: Groups of the same workers that may break after one another without a new step; the next one ends the attempt.
-MOST_BREAKS = 3
+#: Groups of the same workers that may fail one after the other without a new step; the next one ends the attempt.
+MOST_FAILURES = 3
 
 
-class Breaks:
-    """The breaks of worker groups since the newest step, or since other workers are in them."""
+class RepeatedFailures:
+    """Failures of worker groups since the newest step, or since other workers are in them."""
 
     def __init__(self) -> None:
         self._count = 0
         self._before: tuple[frozenset[int], int] | None = None
-        #: What was first said about the newest break, that was not looked at yet.
+        #: The first message about the newest failure, until it is judged.
         self._said: str | None = None
 
-    def hear(self, rank: int, why: str) -> None:
+    def note(self, rank: int, why: str) -> None:
         """A script of a group that worked left it by itself."""
         if self._said is None:
             self._said = f"rank {rank} said: {why or 'nothing'}"[:500]
 
     def judge(self, slots: frozenset[int], step: int) -> Verdict | None:
-        """Everybody is parked: what follows a break, when these slots go on from that step; None: the next group."""
+        """All workers are parked: what follows a failure, if these slots go on from that step; None: the next group."""
         said, self._said = self._said, None
         if said is None:
             return None
         if (slots, step) != self._before:
             self._before, self._count = (slots, step), 0
         self._count += 1
-        if self._count <= MOST_BREAKS:
+        if self._count <= MOST_FAILURES:
             return None
         text = (
             f"The worker group broke {self._count} times after step {step} although none of its workers was lost;"

@@ -9,8 +9,8 @@ import pytest
 from remora.states import EndReason
 from tests.unit.trainers.stage import Stage
 from tests.unit.trainers.virtual_time import play
+from trainers.driver.hang_monitor import HangMonitor
 from trainers.driver.stacks import STACKS_S, Stacks
-from trainers.driver.standstill import Standstill
 
 LIMIT_S = 600.0
 #: A deadline that no test lives to see.
@@ -23,9 +23,9 @@ class Scene:
     def __init__(self, workers: int = 3, *, elastic: bool = True) -> None:
         self.stage = Stage(workers)
         if not elastic:
-            self.stage.crew.elastic.clear()
-        self.stacks_asked = Stacks(self.stage.crew)
-        self.standstill = Standstill(self.stage.attempt, self.stage.in_place, self.stacks_asked)
+            self.stage.group_members.elastic.clear()
+        self.stacks_asked = Stacks(self.stage.group_members)
+        self.monitor = HangMonitor(self.stage.attempt, self.stage.in_place, self.stacks_asked)
         self.stage.watch = self._react
         #: Slots whose supervisor never tells what it is asked.
         self.mute: set[int] = set()
@@ -34,13 +34,13 @@ class Scene:
     def _react(self, slot: int, message: dict[str, Any]) -> None:
         if message["type"] == "dump" and slot not in self.mute:
             told = {"type": "stack", "text": f"stack of {slot}"}
-            self.stage.loop.call_later(0.1, self.stacks_asked.hear, slot, told)
+            self.stage.loop.call_later(0.1, self.stacks_asked.receive, slot, told)
 
     async def after(self, seconds: float) -> None:
         end = self.stage.loop.time() + seconds
         while self.stage.loop.time() < end:
             await self.stage.after(0.5)
-            self.standstill.tick()
+            self.monitor.tick()
 
     async def train(self, steps: int = 5) -> None:
         for _ in range(steps):
@@ -97,7 +97,7 @@ async def test_one_that_hangs_is_left_behind() -> None:
     assert at.stage.regrouped == [("loss", 2)]
     assert at.stacks.keys() == {0, 1, 2}
     await at.train()
-    assert at.stage.attempt.hang is None
+    assert at.stage.attempt.lifecycle.suspicion is None
 
 
 @scene
@@ -107,11 +107,11 @@ async def test_a_frozen_node_is_named_and_left_behind() -> None:
     at.stage.frozen.add(2)
     await at.after(LIMIT_S + 60.0)
     assert (at.reason, at.stage.order) == (None, [0, 1])
-    assert at.stacks[2] == "Nobody there answers: its node is frozen, or cut off."
+    assert at.stacks[2] == "Its supervisor does not answer: the node is frozen, or cut off."
 
 
 @scene
-async def test_a_node_that_is_cut_off_is_found_before_anybody_else_notices() -> None:
+async def test_a_node_that_is_cut_off_is_found_before_any_peer_notices() -> None:
     at = Scene(3)
     await at.train()
     at.stage.dead.add(1)
@@ -121,7 +121,7 @@ async def test_a_node_that_is_cut_off_is_found_before_anybody_else_notices() -> 
 
 
 @scene
-async def test_a_driver_that_reaches_nobody_gives_nobody_up() -> None:
+async def test_a_driver_that_reaches_no_worker_gives_none_up() -> None:
     at = Scene(3)
     await at.train()
     at.stage.dead |= {0, 1, 2}
@@ -130,7 +130,7 @@ async def test_a_driver_that_reaches_nobody_gives_nobody_up() -> None:
 
 
 @scene
-async def test_nobody_is_looked_for_while_steps_end() -> None:
+async def test_no_worker_is_checked_while_steps_end() -> None:
     at = Scene(3)
     at.stage.dead.add(1)
     await at.train(20)
@@ -138,7 +138,7 @@ async def test_nobody_is_looked_for_while_steps_end() -> None:
 
 
 @scene
-async def test_when_nobody_can_park_it_is_a_hang() -> None:
+async def test_when_no_worker_can_park_it_is_a_hang() -> None:
     at = Scene(3)
     await at.train()
     at.stage.hanging |= {0, 1, 2}
@@ -164,7 +164,7 @@ async def test_a_supervisor_that_does_not_tell_is_not_waited_for() -> None:
     await at.train()
     await at.after(LIMIT_S + STACKS_S + 5.0)
     assert at.reason is EndReason.HANG
-    assert at.stacks == {0: "stack of 0", 1: "Its supervisor did not tell it within 20 s."}
+    assert at.stacks == {0: "stack of 0", 1: "Its supervisor did not report it within 20 s."}
 
 
 @scene
@@ -193,9 +193,10 @@ def test_time_in_which_no_step_can_end_does_not_count(occupation: str) -> None:
             case "done":
                 at.say(0, "report", step=at.step + 1, total_steps=at.step + 1)
             case "starting":
+                attempt.group_could_not_start("as planned")
                 attempt.open_group(at.stage.new_members(2), None)
             case _:
-                attempt.stop_reason = EndReason.CANCELLED
+                attempt.stop(EndReason.CANCELLED)
         await at.after(LIMIT_S - 30.0)
         assert (at.reason, at.stacks) == (None, {})
         if occupation == "saving":

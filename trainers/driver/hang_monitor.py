@@ -1,10 +1,10 @@
-"""What a driver does when nobody makes progress: it looks who is still there, and in the end ends it with `hang`.
+"""What a driver does when no step ends: it looks for dead workers, and in the end ends the attempt with `hang`.
 
 A node whose network is cut breaks no connection, so its peers wait.  A look at the nodes finds it long before Ray does.
 After much longer, every rank is asked what it is doing, and the attempt ends with `hang`.
 
-Scripts that can change their worker group in place get one chance before that: all are told to park, those who do go on
-together, and those who do not are left behind.
+Scripts that can change their worker group in place get one chance before that: all are asked to park, those that
+do go on together, and those that do not are left behind.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from trainers.driver.in_place import InPlace
 from trainers.driver.stacks import Stacks
 from trainers.driver.verdict import Verdict
 
-#: Seconds between two looks at who is still there; who does not answer twice is lost.
+#: Seconds between two checks for dead workers; one that does not answer twice is lost.
 LOOK_PAUSE_S = 0.5
-#: Characters of a stack that are kept.
+#: Characters of a stack that are reported.
 STACK_LENGTH = 16_000
 
 
-class Standstill:
+class HangMonitor:
     """Looks whether steps still end; touched on the driver's event loop only."""
 
     def __init__(self, attempt: Attempt, in_place: InPlace, stacks: Stacks) -> None:
@@ -37,7 +37,7 @@ class Standstill:
         self._look_again_at = 0.0
 
     def tick(self) -> None:
-        """What time alone brings about."""
+        """What follows from time alone."""
         attempt, now = self._attempt, self._attempt.now()
         if self._is_held:
             attempt.watch.hold()
@@ -49,9 +49,13 @@ class Standstill:
             self._task = attempt.spawn(self._end_it(overdue))
 
     def _look_soon(self, now: float) -> None:
-        """Look who is still there when the step under way takes long; the longer it takes, the more seldom."""
+        """Check for dead workers when the step under way takes long; the longer it takes, the more seldom."""
         attempt, group = self._attempt, self._attempt.group
-        if group is None or not attempt.crew.is_elastic or (self._look is not None and not self._look.done()):
+        if (
+            group is None
+            or not attempt.group_members.is_elastic
+            or (self._look is not None and not self._look.done())
+        ):
             return
         slow = attempt.watch.slow(now, group.world_size)
         if slow is None:
@@ -61,22 +65,20 @@ class Standstill:
             self._look = attempt.spawn(self._look_around())
 
     async def _look_around(self) -> None:
-        crew = self._attempt.crew
-        gone = await crew.find_dead(crew.in_order())
+        group_members = self._attempt.group_members
+        gone = await group_members.find_dead(group_members.in_order())
         await asyncio.sleep(LOOK_PAUSE_S)
         if gone:
-            gone &= await crew.find_dead(sorted(gone & crew.present))
+            gone &= await group_members.find_dead(sorted(gone & group_members.present))
         # A controller that cannot reach anybody is itself cut off.
-        if gone and crew.present - gone and not self._is_held:
-            self._in_place.lose(gone & crew.present)
+        if gone and group_members.present - gone and not self._is_held:
+            self._in_place.lose(gone & group_members.present)
 
     @property
     def _is_held(self) -> bool:
-        """True while a step may take its time: somebody starts, stops, changes the group or writes a checkpoint."""
-        attempt, group = self._attempt, self._attempt.group
-        if group is None or attempt.stop_reason is not None or attempt.verdict is not None:
-            return True
-        return not group.has_reported or group.wants_to_stop or group.is_saving or self._in_place.is_changing
+        """True while a step may take its time: a group starts, stops, changes or writes a checkpoint."""
+        group = self._attempt.steady_group
+        return group is None or not group.has_reported or group.is_saving
 
     def _overdue(self) -> Overdue | None:
         group, progress = self._attempt.group, self._attempt.progress
@@ -89,9 +91,9 @@ class Standstill:
 
     async def _end_it(self, overdue: Overdue) -> None:
         attempt = self._attempt
-        # 1. Everybody tells what it is doing, while it still does it.
-        for rank, stack in (await self._stacks.ask(attempt.crew.in_order())).items():
-            self._tell(rank, stack)
+        # 1. Every rank reports what it is doing, while it still does it.
+        for rank, stack in (await self._stacks.ask(attempt.group_members.in_order())).items():
+            self._report(rank, stack)
         # 2. A step may have ended meanwhile.
         if self._overdue() is None:
             return
@@ -100,16 +102,13 @@ class Standstill:
             "the events `worker.stack` say what every rank was doing."
         )
         verdict = Verdict(goes_on=False, end_reason=EndReason.HANG, message=text)
-        # 3. Those who can park go on without those who cannot; once per step.
-        if attempt.crew.is_elastic and attempt.hang is None:
-            attempt.hang = verdict
-            self._in_place.break_off()
+        # 3. Ranks that can park go on without those that cannot; once per step.
+        if attempt.group_members.is_elastic and attempt.lifecycle.suspect(verdict):
+            self._in_place.park_all()
             return
-        # 4. Nobody gets on.
-        attempt.verdict = verdict
-        self._in_place.leave()
-        attempt.end_group()
+        # 4. No rank makes progress.
+        attempt.conclude(verdict)
 
-    def _tell(self, rank: int, stack: str) -> None:
+    def _report(self, rank: int, stack: str) -> None:
         text = f"What rank {rank} was doing when no step ended."
         self._attempt.account.event("worker.stack", text, rank=rank, stack=stack[:STACK_LENGTH])

@@ -1,4 +1,4 @@
-"""Looks at worker groups that have not told a step: a script may wait for ranks that never come."""
+"""Watches the rendezvous of worker groups that have reported no step: a script may wait for ranks that never join."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from typing import Any
 
 from trainers.driver.attempt import Attempt
 from trainers.driver.group import WorkerGroup
-from trainers.driver.in_place import InPlace
+from trainers.driver.hang_monitor import STACK_LENGTH
 from trainers.driver.rendezvous import Absent, RendezvousWatch
 from trainers.driver.stacks import Stacks
-from trainers.driver.standstill import STACK_LENGTH
 
 
-class Gathering:
-    """Ends an attempt whose ranks wait for nobody; touched on the driver's event loop only."""
+class RendezvousMonitor:
+    """Ends an attempt whose ranks wait in a rendezvous that cannot complete; used on the driver's event loop only."""
 
-    def __init__(self, attempt: Attempt, in_place: InPlace, stacks: Stacks) -> None:
+    def __init__(self, attempt: Attempt, stacks: Stacks) -> None:
         self._attempt = attempt
-        self._in_place = in_place
         self._stacks = stacks
         self._group: WorkerGroup | None = None
         self._watch = RendezvousWatch(0.0)
@@ -35,31 +33,29 @@ class Gathering:
             self._task = self._attempt.spawn(self._look(group))
 
     def _is_held(self, group: WorkerGroup) -> bool:
-        """True when this group is over its rendezvous, or has other worries."""
-        attempt = self._attempt
-        is_ending = attempt.stop_reason is not None or attempt.verdict is not None or group.wants_to_stop
-        return group.has_reported or is_ending or self._in_place.is_changing
+        """True when this group has completed its rendezvous, ends or changes."""
+        return group is not self._attempt.steady_group or group.has_reported
 
     async def _look(self, group: WorkerGroup) -> None:
-        attempt, crew = self._attempt, self._attempt.crew
-        living = crew.present - crew.slots_of(group.ended)
-        # 1. Everybody who runs tells what it is doing.
+        attempt, group_members = self._attempt, self._attempt.group_members
+        living = group_members.present - group_members.slots_of(group.ended)
+        # 1. Every rank that runs reports what it is doing.
         stacks = await self._stacks.ask(living)
         # 2. A step, an end or a loss may have come meanwhile.
-        is_as_before = attempt.group is group and living == crew.present - crew.slots_of(group.ended)
+        is_as_before = attempt.group is group and living == group_members.present - group_members.slots_of(
+            group.ended
+        )
         if not is_as_before or self._is_held(group):
             return
         ended = {rank for rank, one in group.exits.items() if not one.is_failure}
         found = self._watch.look(attempt.now(), stacks, ended, group.world_size)
-        # 3. Nobody can come any more, or somebody is late.
+        # 3. No rank can join any more, or one is late.
         if isinstance(found, Absent):
-            self._tell(found, stacks)
+            self._report(found, stacks)
         elif found is not None:
-            attempt.verdict = found
-            self._in_place.leave()
-            attempt.end_group()
+            attempt.conclude(found)
 
-    def _tell(self, absent: Absent, stacks: dict[int, str]) -> None:
+    def _report(self, absent: Absent, stacks: dict[int, str]) -> None:
         event, (waiting, missing) = self._attempt.account.event, (absent.waiting, absent.missing)
         event("worker_group.gathering", absent.message, waiting=list(waiting), missing=list(missing))
         for rank in missing:

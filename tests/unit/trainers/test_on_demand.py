@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.driver.lasting import lasting_first
-from trainers.driver.regrouping import Seat, deal
+from trainers.driver.on_demand import on_demand_first
+from trainers.driver.regrouping import WorkerLocation, assign_ranks
 from trainers.ray_train import Member
 
 NODES = ("a", "b", "c", "d")
@@ -14,41 +14,43 @@ NODES = ("a", "b", "c", "d")
 
 def group(nodes: list[str]) -> list[Member]:
     """A worker on each of the nodes, with ranks as Ray Train deals them: workers of one node side by side."""
-    seats = [Seat(slot, node, f"10.0.0.{NODES.index(node)}") for slot, node in enumerate(sorted(nodes))]
+    locations = [
+        WorkerLocation(slot, node, f"10.0.0.{NODES.index(node)}") for slot, node in enumerate(sorted(nodes))
+    ]
     return [
         Member(
-            slot=seat.slot,
+            slot=location.slot,
             rank=one.rank,
             local_rank=one.local_rank,
             local_world_size=one.local_world_size,
             node_rank=one.node_rank,
-            ray_node_id=seat.node,
-            address=seat.address,
+            ray_node_id=location.node,
+            address=location.address,
             call=lambda *_: None,
         )
-        for seat, one in zip(seats, deal(seats), strict=True)
+        for location, one in zip(locations, assign_ranks(locations), strict=True)
     ]
 
 
 @given(st.lists(st.sampled_from(NODES), min_size=1, max_size=8), st.sets(st.sampled_from(NODES)))
-def test_whoever_stays_leads_and_ranks_are_what_torchrun_promises(
+def test_on_demand_workers_lead_and_ranks_are_what_torchrun_promises(
     nodes: list[str], lasting: set[str]
 ) -> None:
     members = group(nodes)
-    ordered = lasting_first(members, lasting)
+    ordered = on_demand_first(members, lasting)
     assert {one.slot for one in ordered} == {one.slot for one in members}
     assert (ordered[0].ray_node_id in lasting) == bool(lasting & set(nodes))
-    again = deal([Seat(one.slot, one.ray_node_id, one.address) for one in ordered])
+    again = assign_ranks([WorkerLocation(one.slot, one.ray_node_id, one.address) for one in ordered])
     assert [(one.rank, one.local_rank, one.local_world_size, one.node_rank) for one in ordered] == [
         (one.rank, one.local_rank, one.local_world_size, one.node_rank) for one in again
     ]
-    assert {one.slot for one in ordered if one.is_lasting} == {
+    assert {one.slot for one in ordered if one.is_on_demand} == {
         one.slot for one in members if one.ray_node_id in lasting
     }
 
 
-def test_nobody_changes_its_rank_without_need() -> None:
+def test_no_worker_changes_its_rank_without_need() -> None:
     members = group(["a", "b", "c"])
     for lasting in (set[str](), {"a"}, {"a", "c"}, {"d"}):
-        assert [(one.slot, one.rank) for one in lasting_first(members, lasting)] == [(0, 0), (1, 1), (2, 2)]
-    assert [one.slot for one in lasting_first(members, {"c"})] == [2, 0, 1]
+        assert [(one.slot, one.rank) for one in on_demand_first(members, lasting)] == [(0, 0), (1, 1), (2, 2)]
+    assert [one.slot for one in on_demand_first(members, {"c"})] == [2, 0, 1]
