@@ -51,7 +51,7 @@ WAYS: dict[Phase, tuple[str, ...]] = {
     Phase.WAITING: ("begin_group", "park", "wait"),
     Phase.JOINING: ("begin_group", "park", "assign_ranks"),
     Phase.STOPPING: ("begin_group", "end_group"),
-    Phase.ENDED: ("finish", "end"),
+    Phase.ENDED: ("begin_group", "finish", "end"),
 }
 
 
@@ -61,6 +61,7 @@ def happen(life: Lifecycle, event: str) -> tuple[Effect, ...]:
     try:
         answer = EVENTS[event](life)
     except WrongPhase:
+        assert event in ("begin_group", "end"), "every other event can come at any time"
         assert (life.phase, life.stop_reason, life.verdict) == before, "a refused event changes nothing"
         return ()
     phase, stop_reason, verdict = before
@@ -139,6 +140,28 @@ def test_only_an_attempt_that_stops_can_end() -> None:
     for phase in set(Phase) - {Phase.STOPPING}:
         with pytest.raises(WrongPhase, match=phase.value):
             life_in(phase).end()
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_answers_say_whether_an_event_was_taken(phase: Phase) -> None:
+    can_park = phase in (Phase.TRAINING, Phase.PARKING, Phase.WAITING, Phase.JOINING)
+    assert life_in(phase).park() is can_park
+    assert life_in(phase).suspect(HANG) is (phase is Phase.TRAINING)
+    if phase is Phase.FORMING:
+        assert life_in(phase).begin_group() is True
+    stopped = life_in(phase)
+    stopped.stop(EndReason.CANCELLED)
+    if stopped.is_final:
+        assert stopped.begin_group() is False
+
+
+def test_what_a_failed_worker_group_leads_to() -> None:
+    life = life_in(Phase.STOPPING)
+    happen(life, "close_group_failed")
+    assert (life.verdict, life.phase) == (FAILED, Phase.STOPPING)
+    life = life_in(Phase.STOPPING)
+    happen(life, "close_group_lost")
+    assert (life.verdict, life.phase) == (None, Phase.FORMING)
 
 
 def test_a_stop_is_carried_out_once() -> None:
