@@ -17,7 +17,7 @@ BACKENDS := $(if $(filter mpi,$(LEAVE_OUT)),,mpirun) $(if $(filter zero,$(LEAVE_
     $(if $(filter tensorflow,$(LEAVE_OUT)),,tensorflow)
 BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,$(LEAVE_OUT))
 
-# Two tests at a time, of those that start no cluster.
+# Two tests at a time; of those that start clusters, one of each file, and one of all that cut networks.
 LANES := -q -n 2 --dist loadgroup --no-loadscope-reorder --maxfail=5
 
 .PHONY: setup deepspeed demo demo-restart demo-bytegpt demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow horovod chaos soak check client house mutate format bench bench-elastic bench-backends bench-planner bench-service bench-hostile backends-table lock clean
@@ -62,7 +62,7 @@ test-tools:
 # Everything: seconds for what is pure, minutes for what starts real clusters.
 test: test-tools setup deepspeed
 	$(BIN)/python -m pytest $(LANES) -m "not slow and not soak"
-	$(BIN)/python -m pytest -q --maxfail=5 -m "slow and not soak"
+	$(BIN)/python -m pytest $(LANES) -m "slow and not soak"
 
 test-fast: test-tools setup
 	$(BIN)/python -m pytest $(LANES) -m "not slow and not soak"

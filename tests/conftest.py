@@ -37,11 +37,12 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of several processes one runs all slow tests of a file, and one all that cut networks."""
+    """Of several processes one runs all slow tests of a file, one all that cut networks, one those of one service."""
     for item in items:
         if item.get_closest_marker("slow") is not None:
-            cuts = "lan" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("network" if cuts else str(item.path)))
+            used = getattr(item, "fixturenames", ())
+            shared = (name for name in ("lan", "shared_service") if name in used)
+            item.add_marker(pytest.mark.xdist_group(next(shared, str(item.path))))
 
 
 @pytest.fixture(scope="session")

@@ -46,14 +46,29 @@ def run(out: Path, mode: str, workers: int) -> dict[int, dict[int, float]]:
     return {stage: {int(step): loss for step, loss in losses.items()} for stage, losses in told.items()}
 
 
-@pytest.mark.backend("deepspeed", "resumes same size")
-@pytest.mark.backend("deepspeed", "resumes other size")
-def test_every_stage_goes_on_with_other_numbers_of_workers(tmp_path: Path) -> None:
-    undisturbed = run(tmp_path, "save", 2)
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, dict[int, float]]]:
+    """Where two workers have saved the third step, and the losses of all steps."""
+    out = tmp_path_factory.mktemp("saved")
+    undisturbed = run(out, "save", 2)
     assert set(undisturbed) == set(STAGES)
-    for workers in (1, 2, 3):
-        resumed = run(tmp_path, "resume", workers)
-        for stage in STAGES:
-            assert list(resumed[stage]) == [4, 5, 6], "it goes on after the step that was saved"
-            expected = {step: undisturbed[stage][step] for step in resumed[stage]}
-            assert resumed[stage] == pytest.approx(expected, rel=1e-6), f"stage {stage}, {workers} workers"
+    return out, undisturbed
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        pytest.param(1, marks=pytest.mark.soak),
+        pytest.param(2, marks=[pytest.mark.soak, pytest.mark.backend("deepspeed", "resumes same size")]),
+        pytest.param(3, marks=pytest.mark.backend("deepspeed", "resumes other size")),
+    ],
+)
+def test_every_stage_goes_on_with_other_numbers_of_workers(
+    workers: int, saved: tuple[Path, dict[int, dict[int, float]]]
+) -> None:
+    out, undisturbed = saved
+    resumed = run(out, "resume", workers)
+    for stage in STAGES:
+        assert list(resumed[stage]) == [4, 5, 6], "it goes on after the step that was saved"
+        expected = {step: undisturbed[stage][step] for step in resumed[stage]}
+        assert resumed[stage] == pytest.approx(expected, rel=1e-6), f"stage {stage}"

@@ -146,7 +146,7 @@ def test_a_layout_that_deepspeed_cannot_cut_anew_ends_with_one_sentence(lab: Lab
         r" start as many workers as wrote it$",
         end["message"],
     ), end["message"]
-    refusals = running.text().partition("remora: DeepSpeed cannot cut")[2]
+    refusals = running.text().partition("remora: DeepSpeed cannot reshard")[2]
     assert refusals
     assert "Traceback" not in refusals, "the other worker says the same, and no error of the network"
 
