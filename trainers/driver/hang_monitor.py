@@ -70,7 +70,7 @@ class HangMonitor:
         await asyncio.sleep(LOOK_PAUSE_S)
         if gone:
             gone &= await group_members.find_dead(sorted(gone & group_members.present))
-        # A controller that cannot reach anybody is itself cut off.
+        # A driver that cannot reach any worker is itself cut off.
         if gone and group_members.present - gone and not self._is_held:
             self._in_place.lose(gone & group_members.present)
 

@@ -1,7 +1,7 @@
 """Changes the worker group of an attempt in place: the scripts stay, with their state, and get new ranks.
 
-Decisions about a change are in `regrouping.py`; here it is carried out, by one task per change on the
-driver's event loop.  Calls from outside only note facts and wake that task.
+Decisions about a change are in `regrouping.py`, and `phases.py` decides whether one may begin and what ends it; here it
+is carried out, by one task per change on the driver's event loop.  Calls from outside note facts and wake the task.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainers.ray_train import Member
 
 log = logging.getLogger(__name__)
 
-#: Seconds without news after which it is looked whether a worker died.
+#: Seconds without messages after which workers are checked for being dead.
 _QUIET_S = 1.0
 #: Seconds in which a new group has to work before ranks are assigned again; doubled with every try, up to the second.
 JOIN_S, JOIN_CAP_S = 30.0, 3600.0
@@ -28,7 +28,7 @@ JOIN_S, JOIN_CAP_S = 30.0, 3600.0
 LOAD_S = 600.0
 #: Seconds until another worker is started after one whose script failed before it joined.
 JOIN_PAUSE_S = 60.0
-#: Messages of scripts and their supervisors that this is about.
+#: Types of messages of scripts and supervisors that `InPlace.receive` takes.
 MEMBERSHIP_MESSAGES = frozenset({"elastic", "parted", "joined", "killed"})
 
 
@@ -43,7 +43,7 @@ class InPlace:
         self._task: asyncio.Task[Any] | None = None
         #: Slots whose new group works.
         self._joined: set[int] = set()
-        #: Set by any news.
+        #: Set by any message or loss.
         self._news = asyncio.Event()
         #: Why the scripts were last asked to park.
         self._asked_for: Asked = "grow"
@@ -86,7 +86,7 @@ class InPlace:
         self._news.set()
 
     def _note_kill(self, slot: int) -> None:
-        """Go on without a script that got SIGKILL, where others hold the state and it does not happen all the time."""
+        """Go on without a script that got SIGKILL, where others hold the state and it does not happen too often."""
         attempt, group_members = self._attempt, self._group_members
         others = group_members.present - {slot}
         if (
@@ -113,7 +113,7 @@ class InPlace:
         if slot not in group_members.present or generation != attempt.generation:
             return
         is_planned = why == "planned" and attempt.group is not None and attempt.group.wants_to_stop
-        # Before it works, a group may break because a member is slow; and one asked to park reports nothing new.
+        # Before it works, a group may fail because a member is slow; and one asked to park reports nothing new.
         if not is_planned and slot in self._joined and self._parted < generation:
             self._failures.note(group_members.ranks[slot], why)
         if self._change is None:
@@ -144,7 +144,7 @@ class InPlace:
             or not failed <= gone | group_members.departed | group_members.unranked
         ):
             return set()
-        # Ranks that are through cannot take part in another group; and a group that is being ended needs none.
+        # Ranks that have ended cannot take part in another group; and a group that is being ended needs none.
         if lost and not self._may_lose:
             return set()
         if (failed - gone) & group_members.joining.keys():
@@ -236,7 +236,7 @@ class InPlace:
             self._begin("loss")
 
     def tick(self) -> None:
-        """What time alone brings about: joiners are taken in, or given up when they are never ready."""
+        """What follows from time alone: joiners are admitted, or given up when they are never ready."""
         self._ask_to_admit_joiners()
         now = self._attempt.now()
         late = {
@@ -252,15 +252,15 @@ class InPlace:
     def _cancel(self) -> None:
         """Drop the change under way: the worker group as a whole ends."""
         self._change = None
-        # The task that finds this out by itself ends by itself.
+        # When the task of the change itself caused this, it returns by itself.
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
         self._task = None
 
-    # --- facts
+    # --- noting facts
 
     def _ask_to_admit_joiners(self) -> None:
-        """Let the others park for joiners that make a larger group; a change under way takes them in anyway."""
+        """Let the others park for joiners that make a larger group; a change under way admits them anyway."""
         present, ready = len(self._group_members.present), len(self._group_members.ready_joiners())
         if self._change is None and ready and self._attempt.plan.sizes.fit(present + ready) > present:
             self._ask("grow", "A worker is ready to join; the others take it in at the next step.", None)
@@ -315,7 +315,7 @@ class InPlace:
                 # 2. No worker holds the state any more: only the storage has it.
                 if change.is_hopeless:
                     self._attempt.restart_group()
-                # They all hold it, and break at the same step every time.
+                # They all hold it, and fail at the same step every time.
                 elif verdict := self._failures.judge(frozenset(change.staying), self._newest_step(change)):
                     self._attempt.conclude(verdict)
                 # 3. Too few hold it: they wait for others, but not for ever.

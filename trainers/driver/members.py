@@ -86,7 +86,7 @@ class GroupMembers:
 
     @property
     def on_demand(self) -> set[int]:
-        """Slots on nodes that the cloud does not take back."""
+        """Slots on on-demand nodes, which the cloud does not take back."""
         return {slot for slot, member in self.by_slot.items() if member.is_on_demand}
 
     def in_order(self) -> list[int]:
@@ -123,7 +123,7 @@ class GroupMembers:
         return [WorkerLocation(one.slot, one.ray_node_id, one.address) for one in found]
 
     def apply_ranks(self, assigned: list[RankAssignment]) -> set[int]:
-        """Give the worker group new ranks; returns the slots that are in it no more."""
+        """Give the worker group new ranks; returns the slots that are not in it any more."""
         before = set(self.ranks)
         self.ranks = {one.slot: one.rank for one in assigned}
         for slot in self.ranks:

@@ -23,7 +23,7 @@ class RendezvousMonitor:
         self._task: asyncio.Task[Any] | None = None
 
     def tick(self) -> None:
-        """What time alone brings about."""
+        """What follows from time alone."""
         group = self._attempt.group
         if group is None or self._is_held(group) or (self._task is not None and not self._task.done()):
             return
