@@ -1,7 +1,7 @@
 """Changes the worker group of an attempt in place: the scripts stay, with their state, and get new ranks.
 
-Decisions about a change are in `regrouping.py`, and `phases.py` decides whether one may begin and what ends it; here it is
-carried out, by one task per change on the driver's event loop.  Calls from outside only note facts and wake that task.
+Decisions about a change are in `regrouping.py`, and `phases.py` decides whether one may begin and what ends it; here it
+is carried out, by one task per change on the driver's event loop.  Calls from outside note facts and wake the task.
 """
 
 from __future__ import annotations
