@@ -46,6 +46,7 @@ def submit(service: ZonedService, folder: Path) -> Job:
     )
 
 
+@pytest.mark.soak
 def test_nodes_of_a_zone_that_loses_the_head_are_replaced_elsewhere_and_are_nobody_when_they_are_back(
     service: ZonedService, lan: Lan, tmp_path: Path
 ) -> None:

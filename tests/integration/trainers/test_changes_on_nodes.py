@@ -62,6 +62,7 @@ def test_a_group_shrinks_grows_and_leaves_a_node_without_doing_a_step_again(
     assert len(training.run.events("node.lost")) == 1, "a node that was left in time is not lost"
 
 
+@pytest.mark.soak
 def test_a_group_that_began_small_grows_in_place_and_leaves_nothing_behind(lab: Lab, tmp_path: Path) -> None:
     lab.nodes(1)
     training = Training(lab, tmp_path, min_workers=1, max_workers=2)
@@ -82,6 +83,7 @@ def test_a_group_that_began_small_grows_in_place_and_leaves_nothing_behind(lab: 
     lab.nodes(2)
 
 
+@pytest.mark.soak
 def test_a_node_that_drains_for_long_keeps_nobody_from_growing(lab: Lab, tmp_path: Path) -> None:
     lab.nodes(2)
     training = Training(lab, tmp_path, min_workers=1, max_workers=3)

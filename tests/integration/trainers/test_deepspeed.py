@@ -131,6 +131,7 @@ def done_twice(running: Running) -> dict[int, list[float]]:
     return {step: both for step, both in found.items() if len(both) > 1}
 
 
+@pytest.mark.soak
 def test_a_layout_that_deepspeed_cannot_cut_anew_ends_with_one_sentence(lab: Lab) -> None:
     lab.nodes(4)
     running = run(

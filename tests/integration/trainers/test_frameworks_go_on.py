@@ -60,7 +60,7 @@ def start(lab: Lab, framework: str, **fields: Any) -> Running:
     "framework",
     [
         pytest.param("mpi", marks=pytest.mark.backend("mpi", "notice")),
-        pytest.param("tensorflow", marks=pytest.mark.backend("tensorflow", "notice")),
+        pytest.param("tensorflow", marks=[pytest.mark.soak, pytest.mark.backend("tensorflow", "notice")]),
     ],
 )
 def test_a_node_that_is_taken_is_left_at_a_checkpoint_and_no_step_is_repeated(
@@ -81,8 +81,10 @@ def test_a_node_that_is_taken_is_left_at_a_checkpoint_and_no_step_is_repeated(
 @pytest.mark.parametrize(
     "framework",
     [
-        pytest.param("mpi", marks=pytest.mark.backend("mpi", "resumes same size")),
-        pytest.param("tensorflow", marks=pytest.mark.backend("tensorflow", "resumes same size")),
+        pytest.param("mpi", marks=[pytest.mark.soak, pytest.mark.backend("mpi", "resumes same size")]),
+        pytest.param(
+            "tensorflow", marks=[pytest.mark.soak, pytest.mark.backend("tensorflow", "resumes same size")]
+        ),
     ],
 )
 def test_a_later_attempt_goes_on_from_the_checkpoint_with_as_many_workers(lab: Lab, framework: str) -> None:
@@ -100,6 +102,7 @@ def test_a_later_attempt_goes_on_from_the_checkpoint_with_as_many_workers(lab: L
     assert second.world_sizes == [2]
 
 
+@pytest.mark.soak
 @pytest.mark.backend("tensorflow", "unmodified script")
 def test_a_script_of_tensorflow_that_knows_nothing_of_remora_trains_on_two_workers(lab: Lab) -> None:
     lab.nodes(2)

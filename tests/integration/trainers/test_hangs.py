@@ -35,6 +35,7 @@ if os.environ["RANK"] == "0":
 """
 
 
+@pytest.mark.soak
 def test_a_rendezvous_to_which_nobody_can_come_any_more_ends_the_attempt(lab: Lab) -> None:
     lab.nodes(2)
     run = lab.run({"train.py": MEETS_NOBODY}, "python", "train.py")

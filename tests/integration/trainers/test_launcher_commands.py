@@ -40,6 +40,7 @@ def test_torchrun_in_a_script_for_a_shell_starts_no_second_training(lab: Lab) ->
     assert said == "remora: torchrun is not started: every worker runs `python train.py --lr 0.1`."
 
 
+@pytest.mark.soak
 def test_a_script_with_its_own_snapshot_goes_on_from_it_with_the_workers_that_are_left(lab: Lab) -> None:
     lab.nodes(2)
     job = JobSpec.from_yaml(EXAMPLE / "job.yaml")

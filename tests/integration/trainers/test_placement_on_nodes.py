@@ -34,6 +34,7 @@ def test_a_job_keeps_to_its_pool_when_it_starts_loses_and_grows(lab: Lab, tmp_pa
     training.finish_without_repetition()
 
 
+@pytest.mark.soak
 def test_a_job_in_a_fabric_domain_starts_and_grows_nowhere_else(lab: Lab, tmp_path: Path) -> None:
     lab.nodes(1)
     lab.add_node(fabric="other")
