@@ -54,7 +54,7 @@ demo-bytegpt: setup
 demo-azure: setup
 	PYTHONPATH=. $(BIN)/python examples/demo_azure.py
 
-# Programs that tests start: PostgreSQL, Open MPI, iproute2, a C compiler, git.  Who may not install them is told what is left
+# Programs that tests start: PostgreSQL, Open MPI, iproute2, a C compiler, git.  Where they cannot be installed, it reports what is left
 # out; with CI set that fails.
 test-tools:
 	deploy/install-tools --or-warn initdb mpirun ip cc git

@@ -1,6 +1,6 @@
 """Runs one benchmark, or all of them: `make bench`, `make bench-elastic` or `make bench-backends`.
 
-It ends with 1 when a part failed or could not be measured; what it was told to leave out does not count.
+It ends with 1 when a part failed or could not be measured; parts that were excluded by an option do not count.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a driver costs, without Ray: the share of a core that it needs for so many ranks, and its memory for lines.
+"""What a driver costs, without Ray: the share of a core that it needs by number of ranks, and its memory for lines.
 
 `driver`: seconds of CPU of a driver in a second of a training that goes well, by the number of ranks.  Time is
 simulated: rank 0 tells ten steps a second, every rank its pace as often as its supervisor passes it on and a line a
@@ -6,7 +6,7 @@ minute, the clock ticks, the service asks.
 
 `driver_calls_per_s`: calls between all workers and their driver in a second of it.
 
-`driver_log_mib`: MiB that a driver takes for 15 MB of short lines which nobody fetches, at most.
+`driver_log_mib`: MiB that a driver takes for 15 MB of short lines that are not fetched, at most.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Cost:
 
 
 def cost(ranks: int) -> Cost:
-    """Drive a driver of so many ranks."""
+    """Drive a driver with this number of ranks."""
     return asyncio.run(_cost(ranks))
 
 
@@ -236,7 +236,7 @@ async def _log_mib() -> float:
     now = [0.0]
     driver = _driver(1, now)
     await _begin(driver, 1)
-    # Nobody has asked for an hour: it takes all of them.
+    # The service has not polled for an hour: the driver takes all of them.
     now[0] += 3600.0
     lines = _TEXT_BYTES // (len(_LINE) + 1)
     printed = lines * (_LOG_BYTES // _TEXT_BYTES)

@@ -17,7 +17,7 @@ from tests.architecture.repository import PACKAGES, sources
 
 #: Functions above this length are named, longest first.
 LONG_FUNCTION = 60
-#: So many names are printed where a row lists some.
+#: Most names that are printed for one row.
 _SHOWN = 12
 
 

@@ -90,8 +90,8 @@ def listen(
     """The status of each agent by node id, `since_last_s` after `before`; agents without a heartbeat are in neither."""
     more_s = min(since_last_s, LONGEST_LOOK_S)
     now = {node_id: AgentStatus(heartbeat=heartbeat) for node_id, heartbeat in heartbeats.items()}
-    for node_id, hearing in now.items():
+    for node_id, status in now.items():
         last = before.get(node_id)
-        if last is not None and last.heartbeat.at == hearing.heartbeat.at:
-            now[node_id] = replace(hearing, unchanged_s=last.unchanged_s + more_s)
+        if last is not None and last.heartbeat.at == status.heartbeat.at:
+            now[node_id] = replace(status, unchanged_s=last.unchanged_s + more_s)
     return now
