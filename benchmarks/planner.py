@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.placement import Placement
 from cluster.policies.policies import Policies
 from cluster.scheduling.actions import Launch
 from cluster.scheduling.planner import plan
@@ -118,8 +119,9 @@ def _job(name: str, dice: random.Random) -> JobDemand:
         project=dice.choice(("vision", "speech", "text")),
         sizes=WorkerSizes(least, least * dice.choice((1, 2, 4))),
         worker_resources={"CPU": dice.choice((2.0, 4.0, 8.0)), "GPU": dice.choice((1.0, 1.0, 2.0))},
-        pools=dice.choice(((), ("p",), ("q", "p"), ("r",))),
-        needs_fabric=dice.random() < 0.05,
+        placement=Placement(
+            pools=dice.choice(((), ("p",), ("q", "p"), ("r",))), needs_fabric=dice.random() < 0.05
+        ),
         priority=dice.choice((10, 50, 50, 90)),
         created_at=NOW - dice.uniform(0, 3_600),
         saved_at=NOW - dice.uniform(0, 600),

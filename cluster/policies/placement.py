@@ -7,7 +7,7 @@ the labels that every node bears.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster.lazy import lazy
 from cluster.policies.offerings import CapacityType
@@ -47,6 +47,11 @@ class Placement:
     def is_anywhere(self) -> bool:
         """It asks for nothing."""
         return self == ANYWHERE
+
+    @lazy
+    def on_demand(self) -> Placement:
+        """The same restricted to on-demand nodes."""
+        return replace(self, capacity=CapacityRule.ON_DEMAND)
 
     @lazy
     def capacities(self) -> tuple[CapacityType, ...]:

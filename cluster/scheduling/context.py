@@ -180,7 +180,7 @@ class PlanningContext:
 
     def is_sold_on_demand(self, job: JobDemand, pools: Iterable[str]) -> bool:
         """Some of the pools may buy on-demand nodes for the job."""
-        if job.capacity is CapacityRule.SPOT:
+        if job.placement.capacity is CapacityRule.SPOT:
             return False
         known = self.policies.pools
         return any(pool in known and known[pool].capacity is not CapacityRule.SPOT for pool in pools)
@@ -227,8 +227,8 @@ class PlanningContext:
             for job in self.view.jobs
             if job.is_running
             and job.deadline_at is not None
-            and not job.needs_fabric
-            and self.is_sold_on_demand(job, job.pools or self.policies.pools)
+            and not job.placement.needs_fabric
+            and self.is_sold_on_demand(job, job.placement.pools or self.policies.pools)
             and should_move(job, self.now, self.view.start_up_s)
         ]
         if not jobs:

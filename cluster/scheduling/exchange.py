@@ -153,7 +153,7 @@ def _users(context: PlanningContext, node: NodeView) -> Collection[str]:
 
 def _may_move(context: PlanningContext, job_id: str, pool: str, spots: list[Offering]) -> bool:
     job = context.jobs.get(job_id)
-    if job is None or job.needs_fabric:  # spot and on-demand do not meet in one fabric domain
+    if job is None or job.placement.needs_fabric:  # spot and on-demand do not meet in one fabric domain
         return False
     placement = job.placement
     is_welcome = placement is ANYWHERE or any(placement.allows(pool, o.zone, o.capacity) for o in spots)

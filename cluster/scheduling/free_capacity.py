@@ -220,7 +220,7 @@ class Space:
         """The shape that the job shares with others."""
         shape = self._shapes.get(job.shape)
         if shape is None:
-            pools = job.pools or tuple(self._context.policies.pools)
+            pools = job.placement.pools or tuple(self._context.policies.pools)
             shape = self._shapes[job.shape] = Shape(job.worker_resources, pools, job)
         return shape
 

@@ -107,7 +107,7 @@ class Packing:
             self._counting.wait(job)
 
     def _could_ever(self, job: JobDemand) -> bool:
-        return self._purchases.could_ever(job, job.pools or tuple(self._context.policies.pools))
+        return self._purchases.could_ever(job, job.placement.pools or tuple(self._context.policies.pools))
 
     def _blocks(self, job: JobDemand) -> bool:
         """No job overtakes it: it waits for nodes, and not for its own project's quota or budget."""
@@ -194,7 +194,7 @@ class Packing:
         # Workers that it has, and nodes that were bought for it, may let it fit where others do not; a domain that it
         # is bound to may do the opposite.
         has_more = self._space.own_of(job) or self._space.held.get(job.id, 0)
-        is_like_others = not has_more and job.fabric is None
+        is_like_others = not has_more and job.placement.fabric is None
         if is_like_others and shape.failed:
             failed = shape.failed.get(self._failure_key(job, shape))
             if failed is not None and wanted >= failed[0]:
@@ -220,13 +220,13 @@ class Packing:
 
     def _core(self, job: JobDemand) -> int:
         """On-demand nodes that the job is on, where that counts."""
-        return self._space.on_demand_of(job) if job.capacity is CapacityRule.MIXED else 0
+        return self._space.on_demand_of(job) if job.placement.capacity is CapacityRule.MIXED else 0
 
     def _look(
         self, job: JobDemand, shape: Shape, wanted: int
     ) -> tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote]:
         """Capacity on existing nodes, and what is bought for the rest: (bin, workers), (pool, lot, domain)."""
-        if job.needs_fabric:
+        if job.placement.needs_fabric:
             return self._look_in_domains(job, shape, wanted)
         is_urgent = self._context.is_urgent(job) and self._context.is_sold_on_demand(job, shape.pools)
         # It may still rely on spot that is ready when spot that is to be bought would come too late for that.
@@ -253,7 +253,7 @@ class Packing:
         self, job: JobDemand, wanted: int
     ) -> tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote] | None:
         """Capacity for all of it on on-demand nodes, as if the job had asked for them; or None."""
-        safe = replace(job, capacity=CapacityRule.ON_DEMAND)
+        safe = replace(job, placement=job.placement.on_demand)
         shape, mark = self._space.shape_of(safe), self._purchases.mark()
         found, short = self._space.find(safe, shape, wanted)
         if short <= 0:
@@ -298,8 +298,8 @@ class Packing:
     ) -> tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote]:
         """As `_look`, within one fabric domain: the one it is in, else one that can hold it, else a new one."""
         held_in = self._space.held_in.get(job.id, set())
-        if job.fabric in self._space.domains:
-            held_in = {job.fabric}  # its workers are nowhere else, and start nowhere else
+        if job.placement.fabric in self._space.domains:
+            held_in = {job.placement.fabric}  # its workers are nowhere else, and start nowhere else
         short = Quote(workers_short=wanted)
         if len(held_in) > 1:
             short.refuse("its workers are in several fabric domains")

@@ -168,10 +168,10 @@ class Purchases:
 
     def _buy_of(self, offering: Offering, ask: Ask, stage: _Stage, most: int, quote: Quote) -> int:
         job = ask.job
-        if job is not None and job.needs_fabric and not offering.has_fabric:
+        if job is not None and job.placement.needs_fabric and not offering.has_fabric:
             quote.refuse(f"{_words(offering)} has no InfiniBand")
             return 0
-        if job is not None and job.zones and offering.zone not in job.zones:
+        if job is not None and job.placement.zones and offering.zone not in job.placement.zones:
             quote.refuse(f"{_words(offering)} is not in a zone that it accepts")
             return 0
         per_node = slots(offering.resources, ask.worker) if ask.worker else 1
@@ -231,7 +231,7 @@ class Purchases:
         if clash:
             quote.refuse(f"pool {ask.pool!r} buys {policy.capacity} only")
             return []
-        if rule is CapacityRule.MIXED and ask.job is not None and ask.job.needs_fabric:
+        if rule is CapacityRule.MIXED and ask.job is not None and ask.job.placement.needs_fabric:
             # Spot and on-demand do not meet in one fabric domain, so that all of it is core.
             rule = CapacityRule.ON_DEMAND
         stages = self._unlimited(ask, policy, rule, quote)
@@ -253,7 +253,7 @@ class Purchases:
             case CapacityRule.MIXED:
                 if ask.job is not None and self._context.is_urgent(ask.job):
                     return [_URGENT, _SPOT]
-                is_own_core = ask.job is not None and ask.job.capacity is CapacityRule.MIXED
+                is_own_core = ask.job is not None and ask.job.placement.capacity is CapacityRule.MIXED
                 have = ask.on_demand if is_own_core else self._on_demand_in(ask.pool)
                 core = max(0, policy.on_demand_core - have)
                 if not core:
@@ -288,18 +288,18 @@ class Purchases:
                 policy = self._context.policies.pools[pool]
                 rule, _ = _rule(policy, job)
                 # As when it is bought: spot and on-demand do not meet in one fabric domain.
-                is_core = rule is CapacityRule.MIXED and job.needs_fabric
+                is_core = rule is CapacityRule.MIXED and job.placement.needs_fabric
                 paid = (CapacityType.ON_DEMAND,) if is_core else bought_by(policy.capacity)
                 bought = [o for one in paid for o in self._context.sold(pool, one)]
-                if job.needs_fabric:
+                if job.placement.needs_fabric:
                     bought = [o for o in bought if o.has_fabric]
                 sold = [o for o in bought if job.placement.allows(pool, o.zone, o.capacity)]
                 nodes = self._context.limits[pool].max_nodes
                 most_per_pool.append(
-                    most_workers(sold, nodes, job.worker_resources, in_domain=job.needs_fabric)
+                    most_workers(sold, nodes, job.worker_resources, in_domain=job.placement.needs_fabric)
                 )
         # A fabric domain lies in one pool.
-        return (max(most_per_pool) if job.needs_fabric else sum(most_per_pool)) >= job.min_workers
+        return (max(most_per_pool) if job.placement.needs_fabric else sum(most_per_pool)) >= job.min_workers
 
 
 def _hold_core(quote: Quote) -> None:
@@ -326,7 +326,7 @@ def _words(offering: Offering) -> str:
 
 def _rule(policy: PoolPolicy, job: JobDemand | None) -> tuple[CapacityRule, bool]:
     """The rule that holds for the job in the pool, and whether the two exclude each other."""
-    job_rule = None if job is None else job.capacity
+    job_rule = None if job is None else job.placement.capacity
     pools = policy.capacity
     if job_rule is None or job_rule is pools or job_rule is CapacityRule.PREFER_SPOT:
         return pools, False

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from cluster.lazy import lazy
 from cluster.policies.offerings import Offering
 from cluster.policies.placement import ANYWHERE, Placement
-from cluster.policies.policies import BudgetStep, CapacityRule
+from cluster.policies.policies import BudgetStep
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
 
@@ -39,16 +39,8 @@ class JobDemand:
     sizes: WorkerSizes
     #: Ray resources of one worker, e.g. {"CPU": 1.0, "GPU": 1.0}.
     worker_resources: Mapping[str, float]
-    #: Pools in order of preference; empty: every pool, in the order of the policies.
-    pools: tuple[str, ...] = ()
-    #: Zones that it accepts; empty: all.
-    zones: tuple[str, ...] = ()
-    #: Capacity types that it accepts; None: those that its pool buys.
-    capacity: CapacityRule | None = None
-    #: All its workers have to be in one fabric domain.
-    needs_fabric: bool = False
-    #: The fabric domain that its attempt is bound to, while it runs; None: none.
-    fabric: str | None = None
+    #: Which nodes it accepts; while it runs, also the fabric domain that its attempt is bound to.
+    placement: Placement = ANYWHERE
     #: 0 to 100; the highest comes first.
     priority: int = 50
     created_at: float = 0.0
@@ -78,8 +70,6 @@ class JobDemand:
     #: The ends of its `sizes`.
     min_workers: int = field(init=False, repr=False, compare=False)
     max_workers: int = field(init=False, repr=False, compare=False)
-    #: Which nodes it accepts.
-    placement: Placement = field(init=False, repr=False, compare=False)
     #: Sort key of turns: running jobs first, then the queue's order, then priority, then age.  The smallest is next.
     turn: tuple[bool, int, int, float, str] = field(init=False, repr=False, compare=False)
     #: Equal for jobs whose workers may be put into the same nodes.
@@ -87,17 +77,13 @@ class JobDemand:
 
     def __post_init__(self) -> None:
         """Compute once what every plan that contains the job needs."""
-        asks = self.pools or self.zones or self.capacity is not None
-        placement = (
-            Placement(pools=self.pools, zones=self.zones, capacity=self.capacity) if asks else ANYWHERE
-        )
         turn = (not self.is_running, self.place, -self.priority, self.created_at, self.id)
         resources = tuple(sorted(self.worker_resources.items()))
         _set(self, "min_workers", self.sizes.min)
         _set(self, "max_workers", self.sizes.max)
-        _set(self, "placement", placement)
         _set(self, "turn", turn)
-        _set(self, "shape", (resources, self.pools, self.zones, self.capacity, self.needs_fabric))
+        asked = self.placement
+        _set(self, "shape", (resources, asked.pools, asked.zones, asked.capacity, asked.needs_fabric))
 
     @property
     def waits_since(self) -> float:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from cluster.policies.offerings import Offering
-from cluster.policies.placement import ANYWHERE
 from cluster.policies.policies import BudgetStep
 from cluster.scheduling.view import ENDED, ClusterView, JobDemand, NodeView, Refusal, Spending
 from cluster.simulator.jobs import SimJob
@@ -58,6 +56,7 @@ def demand_of(sim: SimJob, now: float, begins_at: float) -> JobDemand:
         project=job.project,
         sizes=job.sizes,
         worker_resources=job.resources,
+        placement=sim.placement,
         priority=job.priority,
         created_at=begins_at + job.at_s,
         place=sim.place,
@@ -72,15 +71,6 @@ def demand_of(sim: SimJob, now: float, begins_at: float) -> JobDemand:
         told=sim.told,
         budget_left=None if job.budget is None else job.budget - sim.spent_at(now),
     )
-    if (placement := sim.placement) is not ANYWHERE:
-        demand = replace(
-            demand,
-            pools=placement.pools,
-            zones=placement.zones,
-            capacity=placement.capacity,
-            needs_fabric=placement.needs_fabric,
-            fabric=placement.fabric,
-        )
     # The work that is left, and the money, become less while it runs.
     if not sim.workers or (job.deadline_s is None and job.budget is None):
         sim.seen = demand

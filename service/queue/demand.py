@@ -32,11 +32,7 @@ def demand_of(
         id=job.id,
         project=job.project,
         sizes=job.sizes,
-        pools=placement.pools,
-        zones=placement.zones,
-        capacity=placement.capacity,
-        needs_fabric=placement.needs_fabric,
-        fabric=placement.fabric,
+        placement=placement,
         worker_resources=job.worker_resources,
         priority=job.priority,
         created_at=job.created_at,
@@ -75,7 +71,7 @@ def placement_of(spec: Mapping[str, Any]) -> Placement:
 def placement_in(job: JobRow, attempt: AttemptRow) -> Placement:
     """Which nodes an attempt of the job accepts: those of its fabric domain, or on demand, where it was bound so."""
     placement = replace(placement_of(job.spec), fabric=attempt.fabric)
-    return replace(placement, capacity=CapacityRule.ON_DEMAND) if attempt.on_demand else placement
+    return placement.on_demand if attempt.on_demand else placement
 
 
 def _short_since(attempt: AttemptRow, now: float) -> float:

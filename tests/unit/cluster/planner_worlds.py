@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.placement import Placement
 from cluster.policies.policies import (
     BudgetPolicy,
     BudgetStep,
@@ -26,6 +27,8 @@ from remora.states import NodeState
 
 #: A Monday at 13:46:40 UTC.
 NOW = 1_000_000.0
+#: Fields of a placement, which `job` takes beside those of a demand.
+PLACEMENT = ("pools", "zones", "capacity", "needs_fabric", "fabric")
 #: A window that holds now, and the next one, which begins when it ends.
 OPEN = Window(begins="0 13 * * *", lasts_s=3600.0)
 LATER = Window(begins="0 14 * * *", lasts_s=3600.0)
@@ -82,11 +85,13 @@ def job(name: str = "j", workers: int | tuple[int, int] = 1, **changes: object) 
     """A job of workers with one GPU each."""
     least, most = (workers, workers) if isinstance(workers, int) else workers
     multiple_of, dealt = changes.pop("multiple_of", 1), changes.pop("dealt", None)
+    asked = {name: changes.pop(name) for name in PLACEMENT if name in changes}
     fields = {
         "id": name,
         "sizes": WorkerSizes(least, most, multiple_of, dealt),  # type: ignore[arg-type]
         "worker_resources": {"GPU": 1.0},
         "created_at": NOW,
+        "placement": Placement(**asked),  # type: ignore[arg-type]
         **changes,
     }
     return JobDemand(**fields)  # type: ignore[arg-type]
@@ -263,7 +268,7 @@ def nodes(draw: st.DrawFn, name: str, demands: list[JobDemand]) -> NodeView:
     bought = draw(st.sampled_from(CATALOGUE))
     pool = draw(st.sampled_from(["p", "p", "q"]))
     # Labels keep workers on nodes of the pools that their job accepts, and nodes are bought in no others for it.
-    demands = [one for one in demands if not one.pools or pool in one.pools]
+    demands = [one for one in demands if not one.placement.pools or pool in one.placement.pools]
     state = draw(st.sampled_from([*NodeState, NodeState.READY, NodeState.READY, NodeState.READY]))
     is_ended = state in (NodeState.GONE, NodeState.FAILED)
     is_member = state in (NodeState.JOINED, NodeState.READY, NodeState.DRAINING)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.policies.offerings import CapacityType, Offering
+from cluster.policies.placement import Placement
 from cluster.policies.policies import BudgetStep, CapacityRule, Policies
 from cluster.scheduling.actions import Drain, Launch, Notice, Plan, Terminate, Wait
 from cluster.scheduling.health import CREATE_TIMEOUT_S, LEAST_ASKS
@@ -154,7 +155,7 @@ def test_a_job_moves_only_where_it_helps() -> None:
     for why in (
         {"work_left_s": 200.0, "deadline_at": NOW + 700},  # it ends before the machines are there
         {"repeats_s": 600.0},  # to move could cost what the loss would
-        {"capacity": CapacityRule.SPOT},
+        {"placement": Placement(capacity=CapacityRule.SPOT)},
     ):
         assert bought(plan(view([replace(urgent, **why)], spot), mixed, NOW)) == []
     mostly = [replace(spot[0], offering=ON_DEMAND.id), spot[1]]

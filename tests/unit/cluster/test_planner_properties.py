@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cluster.policies.offerings import CapacityType
+from cluster.policies.placement import Placement
 from cluster.policies.policies import BudgetPolicy, CapacityRule, Policies, Schedule
 from cluster.scheduling.actions import Drain, Launch, Plan, Terminate, Wait
 from cluster.scheduling.context import PlanningContext
@@ -198,7 +199,7 @@ def packed_into(space: Space, view: ClusterView, rules: Policies) -> Packed:
 
 def in_plenty(view: ClusterView, rules: Policies) -> tuple[ClusterView, Policies]:
     """The same where the cloud has all there is, and only quotas, budgets of jobs and their sizes set limits."""
-    jobs = [replace(one, pools=(), zones=(), capacity=None) for one in view.jobs]
+    jobs = [replace(one, placement=Placement(needs_fabric=one.placement.needs_fabric)) for one in view.jobs]
     more = {"max_nodes": 50, "capacity": CapacityRule.ON_DEMAND, "grow_per_minute": 1000.0}
     rules = _all_pools(rules, **more, schedules=(), maintenance=())
     return (
@@ -276,7 +277,7 @@ def test_a_job_that_needs_infiniband_is_bought_one_domain(view: ClusterView, rul
     actions = plan(view, rules, NOW)
     gone = {action.node_id for action in actions if isinstance(action, Drain | Terminate)}
     for launch in of(actions, Launch):
-        if launch.job_id is not None and by_id[launch.job_id].needs_fabric:
+        if launch.job_id is not None and by_id[launch.job_id].placement.needs_fabric:
             assert launch.fabric is not None
             assert BY_ID[launch.offering].has_fabric
             domains[launch.job_id].add(launch.fabric)
@@ -285,11 +286,13 @@ def test_a_job_that_needs_infiniband_is_bought_one_domain(view: ClusterView, rul
     for one in view.jobs:
         # Its last node may be one too many for the pool's limits, as any other.
         still_there = any(
-            n.fabric == one.fabric and n.is_usable and n.pool in rules.pools and n.id not in gone
+            n.fabric == one.placement.fabric and n.is_usable and n.pool in rules.pools and n.id not in gone
             for n in view.nodes
         )
-        if one.fabric is not None and still_there:
-            assert domains[one.id] <= {one.fabric}, "an attempt stays in the domain that it is bound to"
+        if one.placement.fabric is not None and still_there:
+            assert domains[one.id] <= {one.placement.fabric}, (
+                "an attempt stays in the domain that it is bound to"
+            )
     for name, made in made_of.items():
         assert made == before[name] if name in before else len(made) == 1
 
@@ -306,9 +309,9 @@ def test_only_what_pool_and_job_agree_on_is_bought(view: ClusterView, rules: Pol
         assert policy.capacity is not (CapacityRule.ON_DEMAND if spot else CapacityRule.SPOT)
         if launch.job_id is not None:
             wish = by_id[launch.job_id]
-            assert wish.capacity is not (CapacityRule.ON_DEMAND if spot else CapacityRule.SPOT)
-            assert not wish.zones or bought.zone in wish.zones
-            assert not wish.pools or launch.pool in wish.pools
+            assert wish.placement.capacity is not (CapacityRule.ON_DEMAND if spot else CapacityRule.SPOT)
+            assert not wish.placement.zones or bought.zone in wish.placement.zones
+            assert not wish.placement.pools or launch.pool in wish.placement.pools
 
 
 @always
@@ -320,7 +323,10 @@ def test_on_demand_is_bought_for_a_preferred_spot_only_in_need(view: ClusterView
         wish = context.jobs.get(launch.job_id or "")
         if BY_ID[launch.offering].capacity is CapacityType.SPOT or wish is None:
             continue
-        if policy.capacity is CapacityRule.PREFER_SPOT and wish.capacity in (None, CapacityRule.PREFER_SPOT):
+        if policy.capacity is CapacityRule.PREFER_SPOT and wish.placement.capacity in (
+            None,
+            CapacityRule.PREFER_SPOT,
+        ):
             assert context.is_urgent(wish) or context.waited_s(wish) >= policy.patience_s
 
 

@@ -182,11 +182,11 @@ class TestAnAttempt:
         assert attempt is not None
         assert placement_in(one, attempt).labels == {"remora-fabric": ("a",)}
         demand = demand_of(one, attempt, None, 5.0)
-        assert (demand.needs_fabric, demand.fabric) == (True, "a")
-        assert demand_of(one, None, None, 5.0).fabric is None
+        assert (demand.placement.needs_fabric, demand.placement.fabric) == (True, "a")
+        assert demand_of(one, None, None, 5.0).placement.fabric is None
         free = job_row()
         assert placement_in(free, replace(attempt, fabric=None)).labels == {}
-        assert not demand_of(free, None, None, 5.0).needs_fabric
+        assert not demand_of(free, None, None, 5.0).placement.needs_fabric
 
     BOUND = AttemptRow(
         id="att_1", job_id="job_1", attempt=1, created_at=0.0, fabric="a", workers={"10.0.0.1": 1}

@@ -131,7 +131,7 @@ def test_an_attempt_that_began_on_demand_stays_there() -> None:
     job = waiting()
     assert placement_in(job, attempt).capacity is CapacityRule.ON_DEMAND
     seen = demand_of(job, attempt, None, 0.0)
-    assert (seen.capacity, seen.repeats_s) == (CapacityRule.ON_DEMAND, 60.0)
+    assert (seen.placement.capacity, seen.repeats_s) == (CapacityRule.ON_DEMAND, 60.0)
     assert placement_in(job, replace(attempt, on_demand=False)).capacity is None
 
 

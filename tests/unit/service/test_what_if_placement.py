@@ -222,8 +222,9 @@ def in_one_domain(seen: Watched, asked: Mapping[str, Placement]) -> None:
                 if asked[name].needs_fabric:
                     domains.setdefault(name, set()).add(node.fabric)
         for one in view.jobs:
-            assert domains.get(one.id, {one.fabric}) == {one.fabric}
-            assert (one.fabric is not None) == (one.is_running and asked[one.id].needs_fabric)
+            fabric = one.placement.fabric
+            assert domains.get(one.id, {fabric}) == {fabric}
+            assert (fabric is not None) == (one.is_running and asked[one.id].needs_fabric)
 
 
 @pytest.mark.parametrize(
