@@ -19,7 +19,6 @@ from service.api.parameters import MAX_NUMBER, Parameters
 from service.api.problems import invalid_parameter
 from service.queue.bill import Charge, Payer, Purpose, charges
 from service.queue.ledger import UseRow
-from service.queue.limits import budget_of
 from service.store import ledger
 from service.store.spending import month_of
 
@@ -51,7 +50,7 @@ async def show_ledger(request: Request, job_id: str, _: Annotated[Parameters, Qu
         cost=sum(line.cost for line in lines),
         start_up_s=sum(one.node_s for one in began),
         start_up_cost=sum(one.cost for one in began),
-        budget=budget_of(job.spec),
+        budget=job.budget,
     )
 
 

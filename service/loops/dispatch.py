@@ -23,7 +23,6 @@ from service.policies_in_force import policies_in_force
 from service.queue import lifecycle
 from service.queue.admission import Admission, Claim, PoolSize, Wait, admit
 from service.queue.demand import placement_in, workers_of_jobs
-from service.queue.limits import budget_of
 from service.queue.quotas import Quotas, quotas_of
 from service.queue.ready_nodes import ReadyNode
 from service.queue.rows import JobRow
@@ -149,7 +148,7 @@ def _quotas(
 
 def _have_spent(connection: sa.Connection, queue: Sequence[JobRow], now: float) -> list[JobRow]:
     """Those that have trained before and have spent all of their budget."""
-    budgets = {job.id: budget for job in queue if job.attempt and (budget := budget_of(job.spec)) is not None}
+    budgets = {job.id: budget for job in queue if job.attempt and (budget := job.budget) is not None}
     spent = ledger.spent(connection, budgets, now)
     return [job for job in queue if job.id in budgets and spent[job.id] >= budgets[job.id]]
 

@@ -18,7 +18,6 @@ from service.loops.ports import Member, Supply
 from service.loops.queue_order import jobs_in_order, pool_sizes
 from service.loops.tick import Tick
 from service.queue.demand import demand_of, node_view
-from service.queue.limits import budget_of
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from service.queue.urgency import start_up_s
 from service.store import jobs as job_store
@@ -87,7 +86,7 @@ def _load(
     running: Sequence[tuple[JobRow, AttemptRow]],
     now: float,
 ) -> Workload:
-    limited = [job.id for job in (*queue, *(job for job, _ in running)) if budget_of(job.spec) is not None]
+    limited = [job.id for job in (*queue, *(job for job, _ in running)) if job.budget is not None]
     return Workload(
         queue=queue,
         running=running,

@@ -14,7 +14,6 @@ from service.loops.ports import Launcher
 from service.loops.tick import Tick
 from service.queue import lifecycle
 from service.queue.domains import is_lost
-from service.queue.limits import budget_of
 from service.queue.rows import AttemptRow, JobRow
 from service.store import jobs as store
 from service.store import ledger
@@ -87,7 +86,7 @@ def _poll(launcher: Launcher, attempts: list[AttemptRow]) -> Mapping[str, Sequen
 
 def _spent(tick: Tick, jobs: Sequence[JobRow]) -> Mapping[str, float]:
     """USD spent by those of the jobs that have a budget."""
-    limited = [job.id for job in jobs if budget_of(job.spec) is not None]
+    limited = [job.id for job in jobs if job.budget is not None]
     return tick.load(lambda connection: ledger.spent(connection, limited, tick.now)) if limited else {}
 
 
@@ -105,7 +104,7 @@ def _must_stop(job: JobRow, attempt: AttemptRow, spent: float, now: float) -> En
         return EndReason.CANCELLED
     if job.budget_step is BudgetStep.PAUSE and _has_no_workers(attempt, now):
         return EndReason.EVICTED
-    budget = budget_of(job.spec)
+    budget = job.budget
     if budget is not None and spent >= budget:
         return EndReason.BUDGET_SPENT
     if job.run_time_s is not None and attempt.started_at is not None:

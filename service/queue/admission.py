@@ -19,7 +19,6 @@ from cluster.policies.placement import ANYWHERE, Placement
 from cluster.policies.policies import CapacityRule
 from cluster.scheduling.fitting import most_workers, slots
 from remora.spec.worker_sizes import WorkerSizes
-from service.queue.demand import placement_of
 from service.queue.domains import Allocation, allocate_in_domain
 from service.queue.ordering import WAITS_FOR_NODES, WAITS_FOR_TURN
 from service.queue.quotas import Counting, Quotas
@@ -122,7 +121,7 @@ def admit(
     counting = Counting(quotas, (node.bought_for for node in nodes))
     ahead = 0
     for job in queue:
-        placement = placement_of(job.spec)
+        placement = job.placement
         safe = replace(placement, capacity=CapacityRule.ON_DEMAND) if job.id in off_spot else placement
         allowed = _allowed(nodes, safe)
         # Behind a job that waits nothing starts, so that whether it fits now matters only where no pool can hold it.
@@ -175,7 +174,7 @@ def blocked_owners(
     for job in queue:
         # All are asked about, as a job that waits for a quota holds up those of its project that are behind it.
         is_refused = quotas is not None and (counting.never(job) or counting.refusal(job)) is not None
-        if job.id in owners and (is_refused or _never(job, placement_of(job.spec), pools) is not None):
+        if job.id in owners and (is_refused or _never(job, job.placement, pools) is not None):
             found.add(job.id)
     return frozenset(found)
 

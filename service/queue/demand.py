@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
-from cluster.policies.placement import ANYWHERE, Placement
-from cluster.policies.policies import CapacityRule
+from cluster.policies.placement import Placement
 from cluster.scheduling.view import JOINED, JobDemand, NodeView
 from remora.states import NodeState
-from service.queue.limits import budget_of, deadline_of, repeats_s, work_left_s
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 
 #: Seconds without progress when the workers of a group change; a start from a checkpoint takes about as long.
@@ -26,8 +23,7 @@ def demand_of(
 
     A job that waits again after a loss has waited since the loss.
     """
-    placement = placement_of(job.spec) if attempt is None else placement_in(job, attempt)
-    budget = budget_of(job.spec)
+    placement = job.placement if attempt is None else placement_in(job, attempt)
     demand = JobDemand(
         id=job.id,
         project=job.project,
@@ -38,11 +34,11 @@ def demand_of(
         created_at=job.created_at,
         waiting_since=job.lost_since,
         resume_s=RESUME_S,
-        repeats_s=repeats_s(job.spec),
+        repeats_s=job.repeats_s,
         told=job.budget_step,
-        deadline_at=deadline_of(job.spec),
+        deadline_at=job.deadline_at,
         work_left_s=work_left_s(job, attempt, now),
-        budget_left=None if budget is None else budget - spent,
+        budget_left=None if job.budget is None else job.budget - spent,
     )
     if attempt is None:
         return demand
@@ -54,24 +50,19 @@ def demand_of(
     )
 
 
-def placement_of(spec: Mapping[str, Any]) -> Placement:
-    """Which nodes a job accepts, by its specification as accepted."""
-    asked = spec.get("placement")
-    if not isinstance(asked, Mapping):
-        return ANYWHERE
-    capacity = asked.get("capacity")
-    return Placement(
-        pools=tuple(asked.get("pools", ())),
-        zones=tuple(asked.get("zones", ())),
-        capacity=None if capacity is None else CapacityRule(capacity),
-        needs_fabric=asked.get("fabric") == "infiniband",
-    )
-
-
 def placement_in(job: JobRow, attempt: AttemptRow) -> Placement:
     """Which nodes an attempt of the job accepts: those of its fabric domain, or on demand, where it was bound so."""
-    placement = replace(placement_of(job.spec), fabric=attempt.fabric)
+    placement = replace(job.placement, fabric=attempt.fabric)
     return placement.on_demand if attempt.on_demand else placement
+
+
+def work_left_s(job: JobRow, attempt: AttemptRow | None, now: float) -> float | None:
+    """Seconds that the job still trains if it goes on as it did; None while that cannot be known."""
+    if job.total_steps is None or not job.step:
+        return None
+    running_s = 0.0 if attempt is None or attempt.started_at is None else max(0.0, now - attempt.started_at)
+    trained_s = job.trained_s + running_s
+    return max(0, job.total_steps - job.step) * trained_s / job.step
 
 
 def _short_since(attempt: AttemptRow, now: float) -> float:

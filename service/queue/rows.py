@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from cluster.lazy import lazy
+from cluster.policies.placement import Placement
 from cluster.policies.policies import BudgetStep
 from remora.spec.worker_sizes import WorkerSizes, sizes_of
 from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
+from service.queue.specification import budget_of, deadline_of, placement_of, repeats_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +83,30 @@ class JobRow:
     #: When all of it was deleted that is not kept for ever: `service.store.retention`.
     pruned_at: float | None = None
 
-    @property
+    @lazy
     def sizes(self) -> WorkerSizes:
         """The sizes that its worker group may have."""
         return sizes_of(self.spec, self.min_workers, self.max_workers)
+
+    @lazy
+    def placement(self) -> Placement:
+        """Which nodes it accepts."""
+        return placement_of(self.spec)
+
+    @lazy
+    def budget(self) -> float | None:
+        """USD that it may spend; None sets no limit."""
+        return budget_of(self.spec)
+
+    @lazy
+    def deadline_at(self) -> float | None:
+        """When it is wanted; None: at any time."""
+        return deadline_of(self.spec)
+
+    @lazy
+    def repeats_s(self) -> float:
+        """Seconds of training that it does again at most after a loss, by what it asks of checkpoints."""
+        return repeats_s(self.spec)
 
 
 @dataclass(frozen=True, kw_only=True)

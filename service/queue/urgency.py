@@ -16,7 +16,6 @@ from cluster.scheduling.view import JobDemand
 from remora.states import NodeState
 from service.queue.admission import PoolSize
 from service.queue.demand import demand_of
-from service.queue.limits import deadline_of
 from service.queue.rows import JobRow, NodeRow
 
 #: States of a node before it is ready.
@@ -33,7 +32,7 @@ def urgent_jobs(waiting: Iterable[JobRow], now: float, start_up_s: float) -> fro
     return frozenset(
         job.id
         for job in waiting
-        if deadline_of(job.spec) is not None and is_urgent(demand_of(job, None, None, now), now, start_up_s)
+        if job.deadline_at is not None and is_urgent(demand_of(job, None, None, now), now, start_up_s)
     )
 
 
@@ -45,7 +44,7 @@ def jobs_off_spot(
     start_up_s: float,
 ) -> frozenset[str]:
     """The jobs that do not start on spot nodes now, by id."""
-    with_deadline = [job for job in waiting if deadline_of(job.spec) is not None]
+    with_deadline = [job for job in waiting if job.deadline_at is not None]
     if not with_deadline:
         return frozenset()
     coming = {

@@ -9,8 +9,6 @@ from typing import Any
 
 from cluster.policies.offerings import Offering
 from cluster.traces.trace import PROVISIONING_S, MarketChange, Trace, TraceJob
-from service.queue.demand import placement_of
-from service.queue.limits import budget_of, deadline_of
 from service.queue.rows import JobRow, NodeRow
 
 #: Seconds after which an offering that was refused is taken to be there again, when nothing says otherwise.
@@ -84,21 +82,20 @@ def _work_s(job: JobRow, history: History) -> float:
 
 
 def _job(job: JobRow, begins_at: float, work_s: float) -> TraceJob:
-    interval = (job.spec.get("checkpoint") or {}).get("interval")
-    deadline = deadline_of(job.spec)
+    deadline = job.deadline_at
     return TraceJob(
         id=job.id,
         at_s=round(job.created_at - begins_at, 3),
         sizes=job.sizes,
         resources=job.worker_resources,
         work_s=work_s,
-        checkpoint_s=interval if isinstance(interval, int | float) and interval > 0 else _CHECKPOINT_S,
+        checkpoint_s=job.repeats_s or _CHECKPOINT_S,
         project=job.project,
         priority=job.priority,
         # A time of a trace is never before its beginning; a deadline that had passed by then is missed all the same.
         deadline_s=None if deadline is None else max(0.0, round(deadline - begins_at, 3)),
-        budget=budget_of(job.spec),
-        placement=placement_of(job.spec),
+        budget=job.budget,
+        placement=job.placement,
     )
 
 

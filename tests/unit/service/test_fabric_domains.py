@@ -13,7 +13,7 @@ from cluster.policies.offerings import CapacityType, Offering
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
 from service.queue.admission import Admission, Claim, PoolSize, admit
-from service.queue.demand import demand_of, placement_in, placement_of
+from service.queue.demand import demand_of, placement_in
 from service.queue.domains import is_lost
 from service.queue.lifecycle import start_attempt
 from service.queue.ready_nodes import ReadyNode
@@ -77,7 +77,7 @@ class TestTheChoice:
 
     def test_what_runs_keeps_room_to_grow_in_its_own_domain_only(self) -> None:
         running = job(least=1, most=3)
-        placement = replace(placement_of(running.spec), fabric="a")
+        placement = replace(running.placement, fabric="a")
         claim = Claim(WorkerSizes(3, 3), GPU, placement, at={"a-0": 1})
         waiting = job(least=2, most=2)
         ready = [*domain("a", 3), *domain("b", 2)]
@@ -117,7 +117,7 @@ class TestTheChoice:
         ]
         decision = decide(queue, ready)
         started = {one.id: one for one in queue if one.id in decision.starts}
-        joined = {name for name, one in started.items() if placement_of(one.spec).needs_fabric}
+        joined = {name for name, one in started.items() if one.placement.needs_fabric}
         assert decision.fabrics.keys() == joined
         for name in {"a", "b", "c"}:
             bound = sum(

@@ -25,8 +25,8 @@ from cluster.simulator.report import ReplayReport, report_of
 from cluster.traces.trace import MarketChange, Trace, TraceJob
 from remora.spec.worker_sizes import WorkerSizes
 from service.queue.admission import admit
-from service.queue.demand import placement_of
 from service.queue.ready_nodes import ReadyNode
+from service.queue.specification import placement_of
 from service.what_if.answer import replayed
 from service.what_if.service_queue import ServiceQueue, row_of
 

@@ -1,11 +1,26 @@
-"""What a job's owner allows it to cost and until when it is wanted, by its specification as accepted (pure)."""
+"""What the queue needs of a job's specification as accepted; each row reads it once (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from service.queue.rows import AttemptRow, JobRow
+from cluster.policies.placement import ANYWHERE, Placement
+from cluster.policies.policies import CapacityRule
+
+
+def placement_of(spec: Mapping[str, Any]) -> Placement:
+    """Which nodes the job accepts."""
+    asked = spec.get("placement")
+    if not isinstance(asked, Mapping):
+        return ANYWHERE
+    capacity = asked.get("capacity")
+    return Placement(
+        pools=tuple(asked.get("pools", ())),
+        zones=tuple(asked.get("zones", ())),
+        capacity=None if capacity is None else CapacityRule(capacity),
+        needs_fabric=asked.get("fabric") == "infiniband",
+    )
 
 
 def budget_of(spec: Mapping[str, Any]) -> float | None:
@@ -14,7 +29,7 @@ def budget_of(spec: Mapping[str, Any]) -> float | None:
 
 
 def deadline_of(spec: Mapping[str, Any]) -> float | None:
-    """When the job is wanted, in seconds since 1970; None: whenever."""
+    """When the job is wanted, in seconds since 1970; None: at any time."""
     return _number(spec, "deadline")
 
 
@@ -32,12 +47,3 @@ def _number(spec: Mapping[str, Any], name: str) -> float | None:
     limits = spec.get("limits")
     value = limits.get(name) if isinstance(limits, Mapping) else None
     return None if value is None else float(value)
-
-
-def work_left_s(job: JobRow, attempt: AttemptRow | None, now: float) -> float | None:
-    """Seconds that the job still trains if it goes on as it did; None while that cannot be known."""
-    if job.total_steps is None or not job.step:
-        return None
-    running_s = 0.0 if attempt is None or attempt.started_at is None else max(0.0, now - attempt.started_at)
-    trained_s = job.trained_s + running_s
-    return max(0, job.total_steps - job.step) * trained_s / job.step
