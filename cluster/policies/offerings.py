@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 
 from cluster.lazy import lazy
 
@@ -47,6 +48,7 @@ class Offering:
         return f"{self.size}/{self.zone or 'any'}/{self.capacity}"
 
 
+@lru_cache(maxsize=4096)
 def zone_and_capacity(offering_id: str) -> tuple[str | None, CapacityType | None]:
     """What an `Offering.id` says of its nodes; None for what is not known, as of an empty id."""
     try:

@@ -9,6 +9,17 @@ from cluster.policies.policies import BudgetStep
 
 
 @dataclass(frozen=True, kw_only=True)
+class Start:
+    """Begin an attempt of a job that waits: its smallest worker group fits on nodes that are ready."""
+
+    job_id: str
+    #: The fabric domain that the attempt is bound to; None where it asked for none.
+    fabric: str | None = None
+    #: The attempt is bound to on-demand nodes, as the deadline of its job is near.
+    on_demand: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Launch:
     """Make one more node."""
 
@@ -56,6 +67,10 @@ class Wait:
     job_id: str | None = None
     pool: str | None = None
     node_id: str | None = None
+    #: What a job in the queue does not start for: `waiting_for_nodes`, `waiting_for_turn` or `waiting_for_quota`.
+    waits_for: str | None = None
+    #: No pool, or no quota, could ever hold the job.
+    is_hopeless: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +83,6 @@ class Notice:
     step: BudgetStep | None
 
 
-Action = Launch | Drain | Terminate | Wait | Notice
-#: What has to go first, then drains, launches, notices and waits.
+Action = Start | Launch | Drain | Terminate | Wait | Notice
+#: Jobs that start, in their order, or: what has to go first, then drains, launches, notices and waits.
 Plan = tuple[Action, ...]

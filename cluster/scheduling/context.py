@@ -14,7 +14,8 @@ from cluster.scheduling.fitting import slots
 from cluster.scheduling.health import closed_offerings, silent_zones
 from cluster.scheduling.limits import Limits, limits_of
 from cluster.scheduling.money import Money, money_of
-from cluster.scheduling.slack import is_urgent, may_rely_on_spot, may_return, should_move
+from cluster.scheduling.pool_sizes import PoolSize, complete_pools
+from cluster.scheduling.slack import may_rely_on_spot, may_return, should_move, urgent_among
 from cluster.scheduling.view import ClusterView, JobDemand, NodeView
 
 
@@ -186,14 +187,17 @@ class PlanningContext:
         return any(pool in known and known[pool].capacity is not CapacityRule.SPOT for pool in pools)
 
     @lazy
+    def complete_pools(self) -> Mapping[str, PoolSize]:
+        """What each pool has when it is complete, by its limits now."""
+        sizes = complete_pools(
+            self.policies, self.view.offerings, lambda pool: limits_of(pool, self.now).max_nodes
+        )
+        return {size.name: size for size in sizes}
+
+    @lazy
     def urgent(self) -> frozenset[str]:
         """Jobs that wait and come before others of their priority, as in the queue."""
-        start_up_s = self.view.start_up_s
-        return frozenset(
-            job.id
-            for job in self.view.jobs
-            if not job.is_running and job.deadline_at is not None and is_urgent(job, self.now, start_up_s)
-        )
+        return urgent_among(self.view.jobs, self.now, self.view.start_up_s)
 
     def keeps_off_free_spot(self, job: JobDemand) -> bool:
         """It does not even start on spot nodes that are ready."""

@@ -1,12 +1,12 @@
-"""The quotas of projects, counted while a plan places their jobs (pure)."""
+"""The quotas of projects, counted while jobs are started and nodes are bought for them (pure)."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
-from cluster.scheduling.context import PlanningContext
+from cluster.policies.policies import Policies
 from cluster.scheduling.quotas import allowed_workers, counted_workers, gpus_of, never_allowed, why_no_money
 from cluster.scheduling.view import JobDemand, Spending
 
@@ -14,13 +14,21 @@ from cluster.scheduling.view import JobDemand, Spending
 class Counting:
     """GPUs in use by each project that has a policy; other projects are not limited.
 
-    `held` are the workers of each job by its id, which the plan increases.
+    `jobs` are those that run, and may be those that wait; `held` are the workers of each by its id, which a plan
+    increases.  `spent` is what projects have spent, and `now` the time of all this.
     """
 
-    def __init__(self, context: PlanningContext, held: Mapping[str, int]) -> None:
-        self._projects = context.policies.projects
-        self._spent = context.view.spent_by_project
-        self._now = context.now
+    def __init__(
+        self,
+        policies: Policies,
+        jobs: Iterable[JobDemand],
+        held: Mapping[str, int],
+        spent: Mapping[str, Spending],
+        now: float,
+    ) -> None:
+        self._projects = policies.projects
+        self._spent = spent
+        self._now = now
         self._held = held
         self._gpus: defaultdict[str, float] = defaultdict(float)
         #: With how many workers each job counts.
@@ -28,7 +36,7 @@ class Counting:
         #: By project, the first of its jobs that waits for its quota: no job of the project overtakes it.
         self._first: dict[str, str] = {}
         if self._projects:
-            for job in sorted(context.view.jobs, key=attrgetter("turn")):
+            for job in sorted(jobs, key=attrgetter("turn")):
                 has = held.get(job.id, 0)
                 least, most = job.min_workers, job.max_workers
                 self.count(job, counted_workers(has, least, most) if job.is_running else has)

@@ -53,6 +53,20 @@ def slots(free: Resources, worker: Resources) -> int:
     return least
 
 
+def dominant_part(whole: Resources, worker: Resources, workers: int) -> float | None:
+    """Part of `whole` that `workers` workers of these resources hold; None where it has nothing that they use.
+
+    The dominant share of Ghodsi et al., Dominant Resource Fairness (NSDI 2011): of all resources the one of which they
+    hold the largest part.
+    """
+    parts = [
+        workers * amount / whole[name]
+        for name, amount in worker.items()
+        if amount > 0 and whole.get(name, 0.0) > 0
+    ]
+    return max(parts, default=None)
+
+
 def most_workers(sold: Iterable[Offering], nodes: int, worker: Resources, *, in_domain: bool = False) -> int:
     """Most workers that fit on this many empty nodes of the offerings; `in_domain`: within one fabric domain."""
     per_node = max((slots(one.resources, worker) for one in sold), default=0)

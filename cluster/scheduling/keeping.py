@@ -10,7 +10,7 @@ Jobs that end, or that may not start, are not passed; nothing is kept for them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from cluster.policies.offerings import CapacityType, zone_and_capacity
 from cluster.scheduling.drains import workers_on
@@ -34,6 +34,11 @@ def may_be_kept(node: NodeView, now: float, start_up_s: float) -> bool:
     if node.bought_for is None or node.jobs or not node.is_usable:
         return False
     return node.ready_at is None or now - node.ready_at < kept_s(start_up_s)
+
+
+def owners_of(nodes: Iterable[NodeView]) -> frozenset[str]:
+    """Jobs that nodes without workers were bought for, by id; `nodes` are those that have not ended."""
+    return frozenset(node.bought_for for node in nodes if node.bought_for is not None and not node.jobs)
 
 
 def kept_nodes(

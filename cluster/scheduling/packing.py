@@ -47,7 +47,8 @@ class Packing:
         self._purchases = purchases
         self._domains = domains
         self._packed = Packed(space)
-        self._counting = Counting(context, space.held)
+        view = context.view
+        self._counting = Counting(context.policies, view.jobs, space.held, view.spent_by_project, context.now)
         #: Jobs that may not have their smallest group, however much capacity there is.
         self._refused: set[str] = set()
         #: By shape and domain: number of bins checked, those of them with capacity for a worker, and whether any suits.
@@ -107,7 +108,7 @@ class Packing:
             self._counting.wait(job)
 
     def _could_ever(self, job: JobDemand) -> bool:
-        return self._purchases.could_ever(job, job.placement.pools or tuple(self._context.policies.pools))
+        return self._purchases.could_ever(job)
 
     def _blocks(self, job: JobDemand) -> bool:
         """No job overtakes it: it waits for nodes, and not for its own project's quota or budget."""

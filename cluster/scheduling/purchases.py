@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from cluster.policies.offerings import CapacityType, Offering
-from cluster.policies.placement import bought_by
 from cluster.policies.policies import BudgetStep, CapacityRule, PoolPolicy
 from cluster.scheduling.context import PlanningContext
-from cluster.scheduling.fitting import most_workers, slots
+from cluster.scheduling.fitting import slots
+from cluster.scheduling.pool_sizes import most_in_all
 from cluster.scheduling.view import JobDemand, NodeView
 from cluster.scheduling.words import clock, count
 
@@ -280,26 +280,10 @@ class Purchases:
     def _is_free(self, pool: str) -> bool:
         return all(o.price_per_hour <= 0 for o in self._context.sold(pool, CapacityType.ON_DEMAND))
 
-    def could_ever(self, job: JobDemand, pools: tuple[str, ...]) -> bool:
+    def could_ever(self, job: JobDemand) -> bool:
         """The job's smallest group would fit if every pool were empty and every offering available."""
-        most_per_pool = [0]
-        for pool in pools:
-            if pool in self._context.limits:
-                policy = self._context.policies.pools[pool]
-                rule, _ = _rule(policy, job)
-                # As when it is bought: spot and on-demand do not meet in one fabric domain.
-                is_core = rule is CapacityRule.MIXED and job.placement.needs_fabric
-                paid = (CapacityType.ON_DEMAND,) if is_core else bought_by(policy.capacity)
-                bought = [o for one in paid for o in self._context.sold(pool, one)]
-                if job.placement.needs_fabric:
-                    bought = [o for o in bought if o.has_fabric]
-                sold = [o for o in bought if job.placement.allows(pool, o.zone, o.capacity)]
-                nodes = self._context.limits[pool].max_nodes
-                most_per_pool.append(
-                    most_workers(sold, nodes, job.worker_resources, in_domain=job.placement.needs_fabric)
-                )
-        # A fabric domain lies in one pool.
-        return (max(most_per_pool) if job.placement.needs_fabric else sum(most_per_pool)) >= job.min_workers
+        pools = self._context.complete_pools.values()
+        return most_in_all(pools, job.worker_resources, job.placement) >= job.min_workers
 
 
 def _hold_core(quote: Quote) -> None:

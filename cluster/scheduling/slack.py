@@ -57,6 +57,15 @@ def is_urgent(job: JobDemand, now: float, start_up_s: float) -> bool:
     return slack is not None and slack >= 0 and not may_rely_on_spot(job, now, start_up_s, start_up_s)
 
 
+def urgent_among(jobs: Iterable[JobDemand], now: float, start_up_s: float) -> frozenset[str]:
+    """Those that wait and come before others of their priority, by id."""
+    return frozenset(
+        job.id
+        for job in jobs
+        if not job.is_running and job.deadline_at is not None and is_urgent(job, now, start_up_s)
+    )
+
+
 def urgent_at(job: JobDemand, start_up_s: float) -> float | None:
     """When a job that waits becomes urgent if it goes on waiting; None: never."""
     slack = slack_s(job, 0.0)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cluster.lazy import lazy
-from cluster.policies.offerings import Offering
+from cluster.policies.offerings import CapacityType, Offering, zone_and_capacity
 from cluster.policies.placement import ANYWHERE, Placement
 from cluster.policies.policies import BudgetStep
 from remora.spec.worker_sizes import WorkerSizes
@@ -20,6 +20,8 @@ from remora.states import NodeState
 ENDED = frozenset({NodeState.GONE, NodeState.FAILED})
 #: States of a node that is leaving and takes no more work.
 LEAVING = frozenset({NodeState.DRAINING, NodeState.TERMINATING})
+#: States of a node before it is ready.
+COMING = frozenset({NodeState.REQUESTED, NodeState.LAUNCHED, NodeState.JOINED})
 #: States of a node that Ray knew.
 JOINED = frozenset({NodeState.JOINED, NodeState.READY, NodeState.DRAINING})
 
@@ -166,6 +168,11 @@ class NodeView:
             "filling_order",
             (not (self.jobs or self.is_in_use), not has_joined, self.created_at, self.id),
         )
+
+    @property
+    def place(self) -> tuple[str, str | None, CapacityType | None]:
+        """Its pool, its zone and its capacity type, as a placement asks for them; None: not known."""
+        return (self.pool, *zone_and_capacity(self.offering))
 
     @property
     def may_work(self) -> bool:

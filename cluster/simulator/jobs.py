@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 from cluster.policies.placement import Placement
 from cluster.policies.policies import BudgetStep
+from cluster.scheduling.queue_order import QueueKey
 from cluster.scheduling.view import JobDemand
 from cluster.traces.trace import TraceJob
 
@@ -20,8 +20,8 @@ class SimJob:
     """One job; all of its times are seconds since the trace began."""
 
     job: TraceJob
-    #: The queue's sort key: of those that wait the job with the smallest one is next.
-    turn: Any
+    #: Of those that wait the job with the smallest one is next.
+    turn: QueueKey = (0, True, 0.0, "")
     #: Work that is done and was not lost, in worker-seconds.
     done_s: float = 0.0
     #: The part of it that a checkpoint has.

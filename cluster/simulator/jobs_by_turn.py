@@ -4,31 +4,28 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from typing import Any
 
+from cluster.scheduling.queue_order import WINDOW_OF_EACH, QueueKey
 from cluster.simulator.jobs import SimJob
-
-#: Jobs of each project that are ordered by shares, as in the service.
-OF_EACH = 50
 
 
 class JobsByTurn:
     """Jobs in the order of their sort keys, which depend on nothing but the job."""
 
     def __init__(self) -> None:
-        self._turns: list[Any] = []
+        self._turns: list[QueueKey] = []
         self._sims: list[SimJob] = []
 
     def __len__(self) -> int:
         return len(self._sims)
 
-    def add(self, turn: Any, sim: SimJob) -> None:
+    def add(self, turn: QueueKey, sim: SimJob) -> None:
         """Insert a job at its turn."""
         at = bisect_right(self._turns, turn)
         self._turns.insert(at, turn)
         self._sims.insert(at, sim)
 
-    def remove(self, turn: Any) -> None:
+    def remove(self, turn: QueueKey) -> None:
         """Remove the job with this turn, if it is here."""
         at = bisect_left(self._turns, turn)
         if at < len(self._turns) and self._turns[at] == turn:
@@ -59,22 +56,22 @@ class JobsByProject(JobsByTurn):
     def __len__(self) -> int:
         return sum(map(len, self._by_project.values()))
 
-    def add(self, turn: Any, sim: SimJob) -> None:
+    def add(self, turn: QueueKey, sim: SimJob) -> None:
         """Insert a job at its turn among those of its project."""
         self._by_project.setdefault(sim.job.project, JobsByTurn()).add(turn, sim)
         self._known = None
 
-    def remove(self, turn: Any) -> None:
+    def remove(self, turn: QueueKey) -> None:
         """Remove the job with this turn, if it is here."""
         for jobs in self._by_project.values():
             jobs.remove(turn)
         self._known = None
 
     def first(self, count: int) -> list[SimJob]:
-        """The jobs whose turn comes next, of at most `OF_EACH` jobs of each project."""
+        """The jobs whose turn comes next, of at most `WINDOW_OF_EACH` jobs of each project."""
         if self._known is None:
             self._known = self._order(
-                [sim for jobs in self._by_project.values() for sim in jobs.first(OF_EACH)]
+                [sim for jobs in self._by_project.values() for sim in jobs.first(WINDOW_OF_EACH)]
             )
             for place, sim in enumerate(self._known):
                 if sim.place != place:

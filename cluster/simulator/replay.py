@@ -21,7 +21,7 @@ from cluster.simulator.fleet import BLUR_S, Fleet
 from cluster.simulator.jobs import SimJob
 from cluster.simulator.ledger import DAY_S, Ledger
 from cluster.simulator.planner_view import view_of
-from cluster.simulator.ports import Assumptions, Planner, Queue
+from cluster.simulator.ports import Assumptions, Backoff, Planner
 from cluster.simulator.times import Times
 from cluster.simulator.work import Work
 from cluster.traces.trace import MarketChange, Trace, TraceJob
@@ -36,7 +36,7 @@ class Replay:
     """One run; `run` may be called once."""
 
     def __init__(
-        self, trace: Trace, policies: Policies, planner: Planner, queue: Queue, assumptions: Assumptions
+        self, trace: Trace, policies: Policies, planner: Planner, backoff: Backoff, assumptions: Assumptions
     ) -> None:
         self.trace = trace
         self.policies = policies
@@ -46,13 +46,7 @@ class Replay:
         self._planner = planner
         self._assumptions = assumptions
         self._event_queue = EventQueue()
-        self.work = Work(
-            lambda: self.fleet,
-            queue,
-            self._event_queue,
-            begins_at=trace.begins_at,
-            start_up_s=trace.provisioning_s,
-        )
+        self.work = Work(lambda: self.fleet, trace, policies, backoff, self._event_queue)
         self.fleet = Fleet(
             trace,
             self._event_queue,

@@ -7,19 +7,26 @@ from dataclasses import replace
 
 from cluster.policies.offerings import CapacityType
 from cluster.policies.placement import ANYWHERE, Placement
-from cluster.policies.policies import CapacityRule
-from cluster.scheduling.fitting import slots
+from cluster.policies.policies import Policies, PoolPolicy
+from cluster.scheduling.actions import Start, Wait
+from cluster.scheduling.counting import Counting
+from cluster.scheduling.fitting import dominant_part, slots
 from cluster.scheduling.keeping import kept_nodes, kept_s
+from cluster.scheduling.pool_sizes import complete_pools
+from cluster.scheduling.queue_order import in_order, queue_key
+from cluster.scheduling.quotas import has_quotas
+from cluster.scheduling.shares import has_shares, shares_of
 from cluster.scheduling.slack import changes_at, is_urgent, should_move
-from cluster.scheduling.view import ENDED, START_UP_S
+from cluster.scheduling.starts import blocked_owners, jobs_off_spot, starts
+from cluster.scheduling.view import ENDED, JobDemand
 from cluster.simulator.event_queue import EventQueue
 from cluster.simulator.fleet import BLUR_S, Fleet
 from cluster.simulator.jobs import SimJob
 from cluster.simulator.jobs_by_turn import JobsByProject, JobsByTurn
 from cluster.simulator.nodes import SimNode
 from cluster.simulator.planner_view import demand_of, node_view
-from cluster.simulator.ports import FreeCapacity, Queue
-from cluster.traces.trace import TraceJob
+from cluster.simulator.ports import Backoff
+from cluster.traces.trace import Trace, TraceJob
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
 
@@ -33,13 +40,20 @@ class Work:
     def __init__(
         self,
         fleet: Callable[[], Fleet],
-        queue: Queue,
+        trace: Trace,
+        policies: Policies,
+        backoff: Backoff,
         event_queue: EventQueue,
-        *,
-        begins_at: float = 0.0,
-        start_up_s: float = START_UP_S,
     ) -> None:
-        self.waiting = JobsByProject(self._in_turns) if queue.counts_projects else JobsByTurn()
+        self._policies = policies
+        self._has_quotas = has_quotas(policies)
+        #: Projects have shares or quotas, so that the order and the starts depend on what runs.
+        self._counts_projects = self._has_quotas or has_shares(policies)
+        self._pools = complete_pools(policies, trace.offerings, _most_nodes)
+        #: Whether jobs of a kind can ever start.
+        self._possible: dict[tuple[object, ...], bool] = {}
+        self._backoff = backoff
+        self.waiting = JobsByProject(self._in_turns) if self._counts_projects else JobsByTurn()
         self.running: dict[str, SimJob] = {}
         #: All jobs that were submitted, by id.
         self.sims: dict[str, SimJob] = {}
@@ -59,18 +73,15 @@ class Work:
         #: True when jobs began to wait, started, grew, or ended, so that others may need other nodes.
         self.has_moved = False
         self._fleet = fleet
-        self._queue = queue
         self._event_queue = event_queue
-        self._begins_at = begins_at
-        self._start_up_s = start_up_s
+        self._begins_at = trace.begins_at
+        self._start_up_s = trace.provisioning_s
         #: The first waiting job when all had started or grown that could: no other job does before more is free, or
         #: another job is the first.  None: not known.
         self._settled: list[SimJob] | None = None
         self._settled_day = -1
         #: Jobs have begun to wait since.
         self._is_any_newly_waiting = False
-        #: Some job restricts its nodes by pool, zone or capacity type, so the queue has to know the location of each.
-        self._has_placements = False
         #: Some job has a deadline.
         self._has_deadlines = False
         #: Ids of waiting jobs whose deadline is near.
@@ -91,15 +102,36 @@ class Work:
 
     def arrive(self, now: float, job: TraceJob) -> None:
         """A job is submitted; one that can never start is left out, as in the service it blocks no other job."""
-        if not self._queue.can_ever_start(job):
+        sim = SimJob(job, at_s=now, short_since=now)
+        if not self._can_ever_start(now, sim):
             self.impossible += 1
             return
-        sim = SimJob(job, self._queue.turn(job), at_s=now, short_since=now)
+        sim.turn = queue_key(self._demand(now, sim))
         self.sims[job.id] = self.unended[job.id] = sim
         self._has_deadlines = self._has_deadlines or job.deadline_s is not None
         self._wait(now, sim)
-        if job.placement is not ANYWHERE:
-            self._has_placements = True
+
+    def _can_ever_start(self, now: float, sim: SimJob) -> bool:
+        """False when its smallest worker group would not fit even if all pools were complete and empty."""
+        demand = self._demand(now, sim)
+        key = (demand.shape, demand.sizes, demand.project)
+        if key not in self._possible:
+            counting = Counting(self._policies, (), {}, {}, now) if self._has_quotas else None
+            (wait,) = starts([demand], (), (), self._pools, counting=counting)
+            self._possible[key] = not (isinstance(wait, Wait) and wait.is_hopeless)
+        return self._possible[key]
+
+    def _demand(self, now: float, sim: SimJob) -> JobDemand:
+        return sim.seen or demand_of(sim, now, self._begins_at)
+
+    def _counting(self, now: float) -> Counting | None:
+        """What running jobs use of their projects' quotas; None where projects have none."""
+        if not self._has_quotas:
+            return None
+        held = {sim.job.id: sim.workers for sim in self.running.values()}
+        running = [self._demand(now, sim) for sim in self.running.values()]
+        spent = self._fleet().spent_by_project(now)
+        return Counting(self._policies, running, held, spent, self._begins_at + now)
 
     def _wait(self, now: float, sim: SimJob) -> None:
         """Put a job among those that wait; its turn changes once its deadline is near."""
@@ -118,7 +150,7 @@ class Work:
         self._urgent.discard(sim.job.id)
         if is_urgent(demand, self._begins_at + now, self._start_up_s):
             self._urgent.add(sim.job.id)
-        sim.turn = self._queue.turn(sim.job, is_urgent=sim.job.id in self._urgent)
+        sim.turn = queue_key(demand, is_urgent=sim.job.id in self._urgent)
 
     def _update_turn(self, now: float, waiting: tuple[SimJob, int]) -> None:
         """The job's deadline has become near, or can no longer be met: its turn may change."""
@@ -147,24 +179,9 @@ class Work:
         """Those of them that do not start on spot nodes."""
         if not self._has_deadlines:
             return frozenset()
-        coming = {
-            node.bought_for
-            for node in self._fleet().changing.values()
-            if node.state is NodeState.LAUNCHED and node.stock.offering.capacity is CapacityType.ON_DEMAND
-        }
-        at = self._begins_at + now
-        return frozenset(
-            sim.job.id
-            for sim in waiting
-            if sim.job.deadline_s is not None
-            and self._queue.keeps_off_spot(
-                sim.job,
-                sim.seen or demand_of(sim, now, self._begins_at),
-                at,
-                self._start_up_s,
-                is_coming=sim.job.id in coming,
-            )
-        )
+        with_deadline = [self._demand(now, sim) for sim in waiting if sim.job.deadline_s is not None]
+        coming = [node_view(node, self._begins_at) for node in self._fleet().changing.values()]
+        return jobs_off_spot(with_deadline, coming, self._pools, self._begins_at + now, self._start_up_s)
 
     def dispatch(self, now: float) -> None:
         """Let elastic jobs grow into what is free, then start waiting jobs in their order, as the service does."""
@@ -178,20 +195,23 @@ class Work:
         free_nodes = sorted(fleet.with_capacity.values(), key=_preference)
         kept = self._grow_all(now, free_nodes, None)
         # Where projects count, all are asked about before anything starts, as the service does.
-        look = len(self.waiting) if self._queue.counts_projects else FIRST_LOOK
-        has_quotas = self._queue.has_quotas
-        spent = fleet.spent_by_project(now) if has_quotas else {}
+        look = len(self.waiting) if self._counts_projects else FIRST_LOOK
         while waiting := self.waiting.first(look):
             off_spot = self._off_spot(now, waiting)
             self._is_any_off_spot = self._is_any_off_spot or bool(off_spot)
-            if not has_quotas and not _may_fit(waiting[0].job, free_nodes):
+            if not self._has_quotas and not _may_fit(waiting[0].job, free_nodes):
                 break
-            if self._has_placements or has_quotas or off_spot:
-                free = [_described(node) for node in free_nodes]
-            else:
-                free = [FreeCapacity(node.id, node.pool, node.free) for node in free_nodes]
-            running = self._running() if has_quotas else ()
-            chosen = self._queue.starts([sim.job for sim in waiting], free, running, spent, off_spot, kept)
+            decided = starts(
+                [self._demand(now, sim) for sim in waiting],
+                (),
+                [node_view(node, self._begins_at) for node in free_nodes],
+                self._pools,
+                counting=self._counting(now),
+                off_spot=off_spot,
+                kept=kept,
+                tells_jobs=False,
+            )
+            chosen = {one.job_id: one.fabric for one in decided if isinstance(one, Start)}
             for sim in waiting:
                 if sim.job.id in chosen:
                     fabric = chosen[sim.job.id]
@@ -231,15 +251,15 @@ class Work:
         if not own:
             return {}
         owners = {node.bought_for: self.unended[node.bought_for] for node in own if node.bought_for}
-        if self._queue.has_quotas:
-            waiting = [sim.job for sim in self.waiting.first(len(self.waiting))]
-            held_up = self._queue.held_up(waiting, owners, self._running(), fleet.spent_by_project(now))
+        if self._has_quotas:
+            waiting = [self._demand(now, sim) for sim in self.waiting.first(len(self.waiting))]
+            held_up = blocked_owners(waiting, owners, self._pools, self._counting(now))
             owners = {job_id: sim for job_id, sim in owners.items() if job_id not in held_up}
         theirs = {number for sim in owners.values() for number in sim.placed}
         nodes = [*own, *(fleet.every[number - 1] for number in theirs)]
         return kept_nodes(
             [node_view(node, self._begins_at) for node in nodes],
-            {job_id: sim.seen or demand_of(sim, now, self._begins_at) for job_id, sim in owners.items()},
+            {job_id: self._demand(now, sim) for job_id, sim in owners.items()},
             self._begins_at + now,
             self._start_up_s,
         )
@@ -265,16 +285,15 @@ class Work:
         if fleet.has_freed_capacity or self._is_any_off_spot or self.waiting.first(1) != self._settled:
             return False
         return not (
-            self._queue.has_quotas and (self._is_any_newly_waiting or fleet.day_of(now) != self._settled_day)
+            self._has_quotas and (self._is_any_newly_waiting or fleet.day_of(now) != self._settled_day)
         )
 
     def _in_turns(self, waiting: list[SimJob]) -> list[SimJob]:
         """The same jobs in the order that the queue gives them, beside those that run."""
-        in_turns = self._queue.in_turns([sim.job for sim in waiting], self._running(), self._urgent)
-        return [self.sims[job.id] for job in in_turns]
-
-    def _running(self) -> list[tuple[TraceJob, int]]:
-        return [(sim.job, sim.workers) for sim in self.running.values()]
+        order = in_order([self._demand(sim.at_s, sim) for sim in waiting], self._urgent)
+        running = [(self._demand(sim.at_s, sim), sim.workers) for sim in self.running.values()]
+        shares = shares_of(self._policies, self._pools, running)
+        return [self.sims[one.id] for one in (order if shares is None else shares.order(order))]
 
     def _grow(self, now: float, sim: SimJob, free_nodes: list[SimNode]) -> None:
         job = sim.job
@@ -310,7 +329,7 @@ class Work:
         if fabric is not None:
             placement = replace(placement, fabric=fabric)
         if is_off_spot:
-            placement = replace(placement, capacity=CapacityRule.ON_DEMAND)
+            placement = placement.on_demand
         self.waiting.remove(sim.turn)
         found: list[tuple[SimNode, int]] = []
         for these in free_nodes:
@@ -382,7 +401,7 @@ class Work:
                 self._fleet().give_back(now, node, job.id, job.resources)
         self.moved_s = now
         self.has_moved = True
-        if self._queue.has_quotas:
+        if self._has_quotas:
             self._settled = None  # its project may have another job started, on whatever node
 
     def vacate(self, now: float, node: SimNode, *, only_elastic: bool = False) -> None:
@@ -423,12 +442,12 @@ class Work:
         sim.losses += 1
         self.losses += 1
         sim.short_since = now
-        again_s = self._queue.after_loss(sim.losses, now)
-        if again_s is None:
+        delay_s = self._backoff(sim.losses)
+        if delay_s is None:
             self._give_up(sim)
             return
         self.backing_off += 1
-        self._event_queue.add(max(now, again_s), self._wait_again, sim)
+        self._event_queue.add(now + delay_s, self._wait_again, sim)
 
     def _wait_again(self, now: float, sim: SimJob) -> None:
         self.backing_off -= 1
@@ -440,14 +459,6 @@ def _preference(node: SimNode) -> tuple[bool, float, bool, int]:
     is_spot = node.stock.offering.capacity is CapacityType.SPOT
     free = sum(amount for name, amount in node.free.items() if name != "memory")  # bytes would drown the rest
     return not node.jobs, free, is_spot, node.number
-
-
-def _described(node: SimNode) -> FreeCapacity:
-    """What is free on the node, and its location."""
-    offering = node.stock.offering
-    return FreeCapacity(
-        node.id, node.pool, node.free, offering.zone, offering.capacity, node.fabric, node.bought_for
-    )
 
 
 def _allowed(free_nodes: list[SimNode], placement: Placement) -> list[SimNode]:
@@ -495,12 +506,14 @@ def _whole(found: list[tuple[SimNode, int]], have: int, sizes: WorkerSizes) -> l
 
 
 def _part(node: SimNode, job: TraceJob, workers: int) -> float:
-    """The fraction of the node that these workers of the job hold: the largest one among their resources."""
-    whole = node.stock.offering.resources
-    parts = [
-        workers * amount / whole[name] for name, amount in job.resources.items() if whole.get(name, 0.0) > 0
-    ]
-    return max(parts, default=1.0)
+    """The fraction of the node that these workers of the job hold; all of a node of which nothing is known."""
+    part = dominant_part(node.stock.offering.resources, job.resources, workers)
+    return 1.0 if part is None else part
+
+
+def _most_nodes(pool: PoolPolicy) -> int:
+    """As many nodes as the pool may have at any time."""
+    return max([pool.max_nodes, *(one.max_nodes or 0 for one in pool.schedules)])
 
 
 def _places(free_nodes: list[SimNode], count: int, worker: Mapping[str, float]) -> list[tuple[SimNode, int]]:

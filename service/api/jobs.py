@@ -15,7 +15,9 @@ from fastapi import APIRouter, Query, Request
 from sqlalchemy.exc import IntegrityError
 from starlette.responses import Response
 
+from cluster.scheduling.queue_order import WAITS_FOR_TURN, placed
 from cluster.scheduling.quotas import has_quotas
+from cluster.scheduling.shares import has_shares
 from remora.code.checks import check_code, needs_code
 from remora.errors import SpecError, SpecProblem
 from remora.spec.spec import MAX_SPEC_BYTES, MAX_SPEC_VALUES, JobSpec
@@ -29,9 +31,7 @@ from service.api.problems import ApiProblem, job_not_found
 from service.api.views import attempt_view, job_view
 from service.policies_in_force import policies_in_force
 from service.queue import intake, lifecycle
-from service.queue.ordering import WAITS_FOR_TURN, placed
 from service.queue.rows import JobRow
-from service.queue.shares import has_shares
 from service.store import answers, bundles
 from service.store import jobs as store
 from service.store.answers import SavedAnswer

@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
-from service.loops.live_attempts import JobAttempt, LiveAttempts
+from cluster.scheduling.counting import Counting
+from cluster.scheduling.keeping import kept_nodes, owners_of
+from cluster.scheduling.starts import blocked_owners
+from cluster.scheduling.view import NodeView
+from service.loops.live_attempts import LiveAttempts
 from service.loops.ports import Launcher
 from service.loops.tick import Tick
-from service.queue.admission import PoolSize, blocked_owners
-from service.queue.demand import workers_by_node
-from service.queue.node_owners import kept_for, owners_of
-from service.queue.quotas import Quotas
-from service.queue.rows import JobRow, NodeRow
+from service.loops.workload import Workload
+from service.queue.demand import demand_of
 from service.store import jobs as store
 
 log = logging.getLogger(__name__)
@@ -22,26 +23,23 @@ log = logging.getLogger(__name__)
 
 def load_kept_nodes(
     connection: sa.Connection,
-    nodes: Sequence[NodeRow],
-    queue: Sequence[JobRow],
-    live: Sequence[JobAttempt],
-    pools: Sequence[PoolSize],
-    quotas: Quotas | None,
-    now: float,
-    start_up_s: float,
+    nodes: Sequence[NodeView],
+    workload: Workload,
+    counting: Counting | None,
 ) -> Mapping[str, str]:
-    """The job that each node is kept for, by node id; `queue` are the jobs to decide about, next one first."""
-    busy = workers_by_node(nodes, [attempt for _, attempt in live])
-    owners = owners_of(nodes, busy)
+    """The job that each node is kept for, by node id; `counting` has what the running jobs use, and is used up."""
+    owners = owners_of(nodes)
     if not owners:
         return {}
-    running = [pair for pair in live if pair[0].id in owners]
-    others = owners - {job.id for job, _ in running}
+    now = workload.now
+    running = [one for one in workload.demands_of_running if one.id in owners]
+    others = owners - {one.id for one in running}
     # Those that back off, or of which something may still run, may not start yet.
-    waiting = store.queued_among(connection, others) if others else []
-    refused = blocked_owners(queue, owners, pools, quotas)
-    waiting = [job for job in waiting if job.id not in refused]
-    return kept_for(nodes, busy, waiting, running, now, start_up_s)
+    rows = store.queued_among(connection, others) if others else []
+    refused = blocked_owners(workload.waiting, owners, workload.pools, counting)
+    waiting = [demand_of(row, None, None, now) for row in rows if row.id not in refused]
+    jobs = {one.id: one for one in (*waiting, *running)}
+    return kept_nodes(nodes, jobs, now, workload.start_up_s)
 
 
 def send_kept_nodes(tick: Tick, live: LiveAttempts, launcher: Launcher, kept: Mapping[str, str]) -> None:

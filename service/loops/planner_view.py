@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import sqlalchemy as sa
 
@@ -12,18 +12,15 @@ from cluster.provider import ProvidedNode
 from cluster.scheduling.fitting import as_shown
 from cluster.scheduling.health import remembered_s
 from cluster.scheduling.quotas import counts_money
-from cluster.scheduling.view import START_UP_S, ClusterView, JobDemand, NodeView
+from cluster.scheduling.view import ClusterView, NodeView
 from remora.states import NodeState
 from service.loops.ports import Member, Supply
-from service.loops.queue_order import jobs_in_order, pool_sizes
 from service.loops.tick import Tick
-from service.queue.demand import demand_of, node_view
-from service.queue.rows import AttemptRow, JobRow, NodeRow
-from service.queue.urgency import start_up_s
-from service.store import jobs as job_store
-from service.store import ledger, spending
+from service.loops.workload import Workload
+from service.queue.demand import node_view
+from service.queue.rows import NodeRow
 from service.store import nodes as node_store
-from service.store.telemetry import newest_checkpoints
+from service.store import spending
 
 #: Seconds that refusals stay in the view after their end; they tell since when spot has been available again.
 REFUSALS_S = 86_400.0
@@ -33,66 +30,6 @@ MEMORY_S = 900.0
 
 Machines = Mapping[str, ProvidedNode]
 Members = Mapping[str, Member]
-
-
-@dataclass(frozen=True)
-class Workload:
-    """The jobs that wait and may start, and the jobs that run."""
-
-    #: In queue order.
-    queue: Sequence[JobRow] = ()
-    running: Sequence[tuple[JobRow, AttemptRow]] = ()
-    #: When the newest checkpoint of running jobs was committed, by job id; seconds since 1970.
-    checkpoint_at: Mapping[str, float] | None = None
-    #: USD that jobs with a budget have spent, by job id.
-    spent: Mapping[str, float] = field(default_factory=dict)
-    #: Seconds that machines take to start, as measured lately.
-    start_up_s: float = START_UP_S
-
-    def demands(self, now: float) -> tuple[JobDemand, ...]:
-        """What the jobs would use, as the planner counts it."""
-        saved = self.checkpoint_at or {}
-        spent = self.spent
-        waiting = [
-            replace(demand_of(job, None, None, now, spent.get(job.id, 0.0)), place=place)
-            for place, job in enumerate(self.queue)
-        ]
-        running = [
-            demand_of(job, one, saved.get(job.id), now, spent.get(job.id, 0.0)) for job, one in self.running
-        ]
-        return (*waiting, *running)
-
-
-def load_workload(
-    connection: sa.Connection, policies: Policies, supply: Supply, nodes: Sequence[NodeRow], now: float
-) -> Workload:
-    """The jobs that wait and may start, and those that run, beside the nodes that are remembered."""
-    running = job_store.live_attempts(connection)
-    # The same pools as in `dispatch`: with others, projects with shares would have another order there.
-    pools = pool_sizes(policies, as_shown(supply.offerings(), nodes), now)
-    takes_s = start_up_s(nodes)
-    queue = jobs_in_order(connection, policies, pools, running, now, takes_s)
-    return replace(_load(connection, queue, running, now), start_up_s=takes_s)
-
-
-def load_running_workload(connection: sa.Connection, now: float) -> Workload:
-    """The jobs that run, without those that wait."""
-    return _load(connection, (), job_store.live_attempts(connection), now)
-
-
-def _load(
-    connection: sa.Connection,
-    queue: Sequence[JobRow],
-    running: Sequence[tuple[JobRow, AttemptRow]],
-    now: float,
-) -> Workload:
-    limited = [job.id for job in (*queue, *(job for job, _ in running)) if job.budget is not None]
-    return Workload(
-        queue=queue,
-        running=running,
-        spent=ledger.spent(connection, limited, now),
-        checkpoint_at=newest_checkpoints(connection, [job.id for job, _ in running]),
-    )
 
 
 def remembered_nodes(connection: sa.Connection, policies: Policies, now: float) -> list[NodeRow]:
@@ -117,7 +54,7 @@ def observed_node(row: NodeRow, jobs: Mapping[str, int], machines: Machines, mem
 
 def unpriced_view(supply: Supply, jobs: Workload, nodes: Sequence[NodeView], now: float) -> ClusterView:
     """The view of a cluster whose nodes cost nothing."""
-    return ClusterView(now=now, jobs=jobs.demands(now), nodes=tuple(nodes), offerings=supply.offerings())
+    return ClusterView(now=now, jobs=jobs.demands, nodes=tuple(nodes), offerings=supply.offerings())
 
 
 def priced_view(
@@ -131,7 +68,7 @@ def priced_view(
     """The view of a cluster whose nodes cost money."""
     view = ClusterView(
         now=tick.now,
-        jobs=jobs.demands(tick.now),
+        jobs=jobs.demands,
         nodes=tuple(nodes),
         offerings=as_shown(supply.offerings(), nodes),
         refusals=tick.load(lambda connection: spending.known_refusals(connection, tick.now - REFUSALS_S)),

@@ -34,9 +34,6 @@ from service.loops.planner_view import (
     REFUSALS_S,
     Machines,
     Members,
-    Workload,
-    load_running_workload,
-    load_workload,
     observed_node,
     priced_view,
     remembered_nodes,
@@ -47,6 +44,7 @@ from service.loops.quotas import note_quotas
 from service.loops.site_rules import vetted_launches
 from service.loops.tick import Tick
 from service.loops.visibility import record_cluster_visible
+from service.loops.workload import Workload, load_workload, with_costs
 from service.policies_in_force import policies_in_force
 from service.queue import lifecycle
 from service.queue.demand import idle_since, workers_by_node
@@ -128,9 +126,11 @@ def _load(
     """Policies, nodes and jobs; without the queue where nodes cost nothing, because pools are kept full there."""
     policies = policies_in_force(connection, tick.settings)
     rows = remembered_nodes(connection, policies, tick.now)
+    running = job_store.live_attempts(connection)
+    workload = Workload(now=tick.now, running=running)
     if access.follows_policies:
-        return policies, rows, load_workload(connection, policies, access.supply, rows, tick.now)
-    return policies, rows, load_running_workload(connection, tick.now)
+        workload = load_workload(connection, policies, access.supply.offerings(), rows, running, tick.now)
+    return policies, rows, with_costs(connection, workload)
 
 
 def _write_down(

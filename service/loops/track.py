@@ -13,7 +13,7 @@ from service.loops.live_attempts import LiveAttempts
 from service.loops.ports import Launcher
 from service.loops.tick import Tick
 from service.queue import lifecycle
-from service.queue.domains import is_lost
+from service.queue.demand import is_domain_lost
 from service.queue.rows import AttemptRow, JobRow
 from service.store import jobs as store
 from service.store import ledger
@@ -94,7 +94,7 @@ def _without_domain(tick: Tick, attempts: Sequence[AttemptRow]) -> set[str]:
     """Attempts whose fabric domain is lost: they can have no workers any more, while another attempt could."""
     bound = [one for one in attempts if one.fabric is not None]
     nodes = tick.load(lambda connection: node_store.current_nodes(connection, tick.now)) if bound else []
-    return {one.id for one in bound if is_lost(one, nodes)}
+    return {one.id for one in bound if is_domain_lost(one, nodes)}
 
 
 def _must_stop(job: JobRow, attempt: AttemptRow, spent: float, now: float) -> EndReason | None:

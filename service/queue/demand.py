@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from cluster.policies.placement import Placement
-from cluster.scheduling.view import JOINED, JobDemand, NodeView
+from cluster.scheduling.slack import measured_start_up_s
+from cluster.scheduling.view import JOINED, LEAVING, JobDemand, NodeView
 from remora.states import NodeState
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 
@@ -65,6 +66,25 @@ def work_left_s(job: JobRow, attempt: AttemptRow | None, now: float) -> float | 
     return max(0, job.total_steps - job.step) * trained_s / job.step
 
 
+def start_up_s(nodes: Iterable[NodeRow]) -> float:
+    """Seconds that machines took from their order to their readiness."""
+    return measured_start_up_s((node.created_at, node.ready_at) for node in nodes)
+
+
+def is_domain_lost(attempt: AttemptRow, nodes: Iterable[NodeRow]) -> bool:
+    """The attempt is bound to a fabric domain in which it cannot have workers any more.
+
+    No node of it stays or is starting, and none of the attempt's workers is on one that is draining.
+    """
+    if attempt.fabric is None:
+        return False
+    return not any(
+        node.state not in LEAVING or (node.state is NodeState.DRAINING and node.address in attempt.workers)
+        for node in nodes
+        if node.fabric == attempt.fabric and node.ended_at is None
+    )
+
+
 def _short_since(attempt: AttemptRow, now: float) -> float:
     if attempt.short_since is not None:
         return attempt.short_since
@@ -79,15 +99,6 @@ def workers_by_node(nodes: Iterable[NodeRow], attempts: Iterable[AttemptRow]) ->
         for address, count in attempt.workers.items():
             if (node_id := at.get(address)) is not None and count > 0:
                 found.setdefault(node_id, {})[attempt.job_id] = count
-    return found
-
-
-def workers_of_jobs(nodes: Iterable[NodeRow], attempts: Iterable[AttemptRow]) -> dict[str, dict[str, int]]:
-    """The same the other way round: workers by job id and by node id."""
-    found: dict[str, dict[str, int]] = {}
-    for node_id, jobs in workers_by_node(nodes, attempts).items():
-        for job_id, count in jobs.items():
-            found.setdefault(job_id, {})[node_id] = count
     return found
 
 

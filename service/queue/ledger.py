@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from cluster.scheduling.fitting import dominant_part
 from service.queue.demand import workers_by_node
-from service.queue.dominant_part import dominant_part
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from cluster.scheduling.queue_order import WAITS_FOR_NODES, WAITS_FOR_TURN, queue_key
 from remora.states import AttemptState, JobState
 from service.queue.lifecycle import Decision
-from service.queue.ordering import WAITS_FOR_NODES, WAITS_FOR_TURN, queue_key
 from service.queue.rows import AttemptRow, JobRow, NewEvent
 from service.store.rows import (
     changing_columns,
@@ -269,7 +269,7 @@ def count_active(connection: sa.Connection) -> int:
 
 
 def queued_jobs(connection: sa.Connection, now: float, limit: int) -> list[JobRow]:
-    """The next jobs in the order of `service.queue.ordering`, without those that back off until later."""
+    """The next jobs in the order of `cluster.scheduling.queue_order`, without those that back off until later."""
     return to_rows(JobRow, connection.execute(_NEXT[connection.dialect.name], {"now": now, "most": limit}))
 
 

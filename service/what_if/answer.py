@@ -20,8 +20,8 @@ from cluster.simulator.report import ReplayReport, as_numbers, report_of
 from cluster.simulator.time_series import time_series_of
 from cluster.traces.trace import Trace
 from remora.states import NodeState
+from service.queue.retry import delay_after_loss
 from service.what_if.question import Question
-from service.what_if.service_queue import ServiceQueue
 
 Progress = Callable[[float], None]
 #: Loads site rules by name; failures are reported to the callback: `cluster.scheduling.installed_rules.load_rules`.
@@ -36,14 +36,19 @@ def replayed(
     *,
     rules: Sequence[tuple[str, Rule]] = (),
 ) -> Replay:
-    """The trace under the policies, decided by the planner and the queue of the service.
+    """The trace under the policies, decided by the functions that the service itself calls.
 
     `rules` are those that the policies name, in their order.
     """
     planner = partial(plan, rules=rules, tells_jobs=False)
-    replay = Replay(trace, policies, planner, ServiceQueue(trace.offerings, policies), assumptions)
+    replay = Replay(trace, policies, planner, backoff_in_a_replay, assumptions)
     replay.run(progress)
     return replay
+
+
+def backoff_in_a_replay(losses: int) -> float | None:
+    """Seconds to the next attempt of a job; it trains between two losses, so none of them follows another."""
+    return delay_after_loss(losses, streak=1)
 
 
 def left_out(policy: str, report: ReplayReport, fleet: Fleet) -> str | None:

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from remora.states import JobState
-from service.queue.ordering import queue_key
+from cluster.scheduling.queue_order import queue_key
 from service.settings import Settings
 from service.store import jobs
 from service.store.database import Database

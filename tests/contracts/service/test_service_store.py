@@ -19,7 +19,7 @@ from sqlalchemy.exc import IntegrityError
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import lifecycle
 from service.queue.lifecycle import Decision
-from service.queue.ordering import queue_key
+from cluster.scheduling.queue_order import queue_key
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from service.store import jobs, leases, nodes, telemetry
 from service.store.database import Database

@@ -10,15 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.policies.offerings import CapacityType, Offering
+from cluster.scheduling.pool_sizes import PoolSize
+from cluster.scheduling.view import JobDemand, NodeView
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
-from service.queue.admission import Admission, Claim, PoolSize, admit
-from service.queue.demand import demand_of, placement_in
-from service.queue.domains import is_lost
+from service.queue.demand import demand_of, is_domain_lost, placement_in
 from service.queue.lifecycle import start_attempt
-from service.queue.ready_nodes import ReadyNode
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from tests.service_fakes import job_row
+from tests.unit.service import queue_worlds
+from tests.unit.service.queue_worlds import Decided, ready, running
 
 GPU = {"GPU": 1.0}
 FAST = Offering(
@@ -33,13 +34,13 @@ def job(least: int = 2, most: int = 4, **placement: Any) -> JobRow:
     return job_row(min_workers=least, max_workers=most, worker_resources=GPU, spec=spec)
 
 
-def domain(name: str | None, nodes: int, gpus: float = 1.0, **more: Any) -> list[ReadyNode]:
+def domain(name: str | None, nodes: int, gpus: float = 1.0, **more: Any) -> list[NodeView]:
     """So many ready nodes of one fabric domain."""
-    return [ReadyNode(f"{name}-{at}", "p", {"GPU": gpus}, fabric=name, **more) for at in range(nodes)]
+    return [ready(f"{name}-{at}", "p", {"GPU": gpus}, fabric=name, **more) for at in range(nodes)]
 
 
-def decide(queue: list[JobRow], ready: list[ReadyNode], *claims: Claim) -> Admission:
-    return admit(queue, claims, ready, [POOL])
+def decide(queue: list[JobRow], nodes: list[NodeView], *others: JobDemand) -> Decided:
+    return queue_worlds.decide(queue, others, nodes, [POOL])
 
 
 class TestTheChoice:
@@ -47,7 +48,7 @@ class TestTheChoice:
         wide = job(least=3, most=3)
         apart = decide([wide], [*domain("a", 2), *domain("b", 2), *domain(None, 3)])
         assert apart.starts == ()
-        assert apart.waits[0].message == (
+        assert apart.waits[0].reason == (
             "waits for nodes: it needs 3 workers of 1 GPU in one fabric domain and the 4 ready nodes with InfiniBand "
             "have room for 2"
         )
@@ -66,29 +67,29 @@ class TestTheChoice:
         self, sizes: dict[str, int], chosen: str
     ) -> None:
         one = job(least=2, most=4)
-        ready = [node for name, nodes in sizes.items() for node in domain(name, nodes)]
-        assert decide([one], ready).fabrics == {one.id: chosen}
+        there = [node for name, nodes in sizes.items() for node in domain(name, nodes)]
+        assert decide([one], there).fabrics == {one.id: chosen}
 
     def test_nodes_that_were_bought_for_it_come_first_if_they_are_enough(self) -> None:
         one = job(least=2, most=4)
         for own, chosen in ((2, "own"), (1, "other")):
-            ready = [*domain("other", 4), *domain("own", own, bought_for=one.id)]
-            assert decide([one], ready).fabrics == {one.id: chosen}
+            there = [*domain("other", 4), *domain("own", own, bought_for=one.id)]
+            assert decide([one], there).fabrics == {one.id: chosen}
 
     def test_what_runs_keeps_room_to_grow_in_its_own_domain_only(self) -> None:
-        running = job(least=1, most=3)
-        placement = replace(running.placement, fabric="a")
-        claim = Claim(WorkerSizes(3, 3), GPU, placement, at={"a-0": 1})
+        placement = replace(job(least=1, most=3).placement, fabric="a")
+        runs = running(WorkerSizes(3, 3), GPU, placement)
         waiting = job(least=2, most=2)
-        ready = [*domain("a", 3), *domain("b", 2)]
-        assert decide([waiting], ready, claim).fabrics == {waiting.id: "b"}
-        assert decide([waiting], ready[:3], claim).starts == ()
+        first, *others = domain("a", 3)
+        there = [replace(first, jobs={"runs": 1}), *others, *domain("b", 2)]
+        assert decide([waiting], there, runs).fabrics == {waiting.id: "b"}
+        assert decide([waiting], there[:3], runs).starts == ()
 
     def test_two_jobs_do_not_get_the_same_nodes(self) -> None:
         first, second, third = job(2, 2), job(2, 2), job(2, 2)
         decision = decide([first, second, third], [*domain("a", 2), *domain("b", 3)])
         assert decision.fabrics == {first.id: "a", second.id: "b"}
-        assert decision.waits[0].message == (
+        assert decision.waits[0].reason == (
             "is next: it needs 2 workers of 1 GPU in one fabric domain and other jobs leave room for 1"
         )
 
@@ -106,16 +107,14 @@ class TestTheChoice:
     def test_whoever_starts_has_a_domain_with_room_for_all_who_are_bound_to_it(
         self, nodes: list[tuple[str | None, float]], demands: list[tuple[int, int, bool]]
     ) -> None:
-        ready = [
-            ReadyNode(f"n{at}", "p", {"GPU": gpus}, fabric=name) for at, (name, gpus) in enumerate(nodes)
-        ]
+        there = [ready(f"n{at}", "p", {"GPU": gpus}, fabric=name) for at, (name, gpus) in enumerate(nodes)]
         queue = [
             job(least, least + more)
             if is_joined
             else job_row(min_workers=least, max_workers=least + more, worker_resources=GPU)
             for least, more, is_joined in demands
         ]
-        decision = decide(queue, ready)
+        decision = decide(queue, there)
         started = {one.id: one for one in queue if one.id in decision.starts}
         joined = {name for name, one in started.items() if one.placement.needs_fabric}
         assert decision.fabrics.keys() == joined
@@ -123,7 +122,7 @@ class TestTheChoice:
             bound = sum(
                 started[one].min_workers for one, fabric in decision.fabrics.items() if fabric == name
             )
-            assert bound <= sum(node.resources["GPU"] for node in ready if node.fabric == name)
+            assert bound <= sum(node.resources["GPU"] for node in there if node.fabric == name)
         assert sum(one.min_workers for one in started.values()) <= sum(gpus for _, gpus in nodes)
 
 
@@ -155,24 +154,24 @@ class TestWhoIsToldThatThereIsNone:
         self, asked: dict[str, Any], pools: list[PoolSize], said: str
     ) -> None:
         never, small = job(**asked), job_row(worker_resources=GPU)
-        decision = admit([never, small], [], domain(None, 3), pools)
+        decision = queue_worlds.decide([never, small], [], domain(None, 3), pools)
         assert decision.starts == (small.id,)
-        assert (decision.waits[0].message, decision.waits[0].is_hopeless) == (said, True)
+        assert (decision.waits[0].reason, decision.waits[0].is_hopeless) == (said, True)
 
     def test_one_domain_is_no_larger_than_a_pool(self) -> None:
         two = [PoolSize(name, 3, GPU, with_fabric=(FAST,)) for name in ("p", "q")]
-        (wait,) = admit([job(least=4, most=4)], [], [], two).waits
-        assert wait.message == (
+        (wait,) = queue_worlds.decide([job(least=4, most=4)], [], [], two).waits
+        assert wait.reason == (
             "it needs 4 workers of 1 GPU in one fabric domain and the complete pools have room for 3: "
             "lower `workers.min` or `resources`, or add nodes"
         )
-        assert not admit([job(least=3, most=3)], [], [], two).waits[0].is_hopeless
+        assert not queue_worlds.decide([job(least=3, most=3)], [], [], two).waits[0].is_hopeless
 
     def test_a_worker_too_large_for_machines_with_infiniband_is_told_so(self) -> None:
         large = PoolSize("p", 3, {"GPU": 8.0}, with_fabric=(FAST,))
         wide = replace(job(1, 1), worker_resources={"GPU": 2.0})
-        (wait,) = admit([wide], [], [], [large]).waits
-        assert wait.message.startswith("no node of the pools that InfiniBand joins has 2 GPU for a worker: ")
+        (wait,) = queue_worlds.decide([wide], [], [], [large]).waits
+        assert wait.reason.startswith("no node of the pools that InfiniBand joins has 2 GPU for a worker: ")
 
 
 class TestAnAttempt:
@@ -211,8 +210,8 @@ class TestAnAttempt:
             id="n", pool="p", created_at=0.0, state=state, address=address, fabric="a", ended_at=ended_at
         )
         other = NodeRow(id="o", pool="p", created_at=0.0, state=NodeState.READY, fabric="b")
-        assert is_lost(self.BOUND, [node, other]) is lost
-        assert not is_lost(replace(self.BOUND, fabric=None), [node])
+        assert is_domain_lost(self.BOUND, [node, other]) is lost
+        assert not is_domain_lost(replace(self.BOUND, fabric=None), [node])
 
     def test_loses_it_when_nothing_is_left_at_all(self) -> None:
-        assert is_lost(self.BOUND, [])
+        assert is_domain_lost(self.BOUND, [])

@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.scheduling.fitting import dominant_part
 from remora.states import NodeState
 from service.queue.demand import demand_of, work_left_s
-from service.queue.dominant_part import dominant_part
 from service.queue.ledger import Entries, UseRow, entries
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from tests.service_fakes import job_row

@@ -19,19 +19,19 @@ from cluster.policies.placement import FABRIC_LABEL, POOL_LABEL, labels_of
 from cluster.policies.policies import Policies
 from cluster.scheduling.actions import Drain, Launch, Plan, Terminate, Wait
 from cluster.scheduling.fitting import as_shown, slots
+from cluster.scheduling.keeping import kept_nodes
 from cluster.scheduling.planner import plan
-from cluster.scheduling.view import START_UP_S, ClusterView
+from cluster.scheduling.pool_sizes import PoolSize, complete_pools
+from cluster.scheduling.starts import blocked_owners, starts
+from cluster.scheduling.view import START_UP_S, ClusterView, JobDemand, NodeView
 from remora import JobSpec, SpecError
 from remora.states import AttemptState, NodeState
 from service.loops.launching import attempt_plan
-from service.queue.admission import Admission, Claim, admit, blocked_owners
-from service.queue.demand import demand_of, node_view, placement_in, workers_by_node, workers_of_jobs
-from service.queue.node_owners import kept_for
-from service.queue.pools import complete_pools
-from service.queue.ready_nodes import ReadyNode
+from service.queue.demand import demand_of, node_view, workers_by_node
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from service.settings import Settings
 from tests.service_fakes import job_row
+from tests.unit.service.queue_worlds import Decided
 from trainers.plan import AttemptPlan
 
 NOW = 1_000_000.0
@@ -89,46 +89,43 @@ class World:
     def offerings(self) -> tuple[Offering, ...]:
         return as_shown([one for kind in self.kinds for one in kind.sold], [*self.nodes, *self.ended])
 
-    @property
-    def waiting(self) -> list[JobRow]:
-        return [job for job in self.jobs if job.id not in self.attempts]
-
     def planned(self) -> Plan:
-        demands = [
-            replace(demand_of(job, self.attempts.get(job.id), None, self.now), place=place)
-            for place, job in enumerate(self.jobs)
-        ]
-        on = workers_by_node(self.nodes, self.attempts.values())
-        views = tuple(node_view(node, on.get(node.id, {})) for node in self.nodes)
         view = ClusterView(
-            now=self.now, jobs=tuple(demands), nodes=views, offerings=self.offerings, in_turns=True
+            now=self.now,
+            jobs=tuple(self.demands()),
+            nodes=tuple(self.views()),
+            offerings=self.offerings,
+            in_turns=True,
         )
         return plan(view, self.policies, self.now)
 
-    def admitted(self) -> Admission:
-        pools = complete_pools(self.policies, self.offerings, lambda pool: pool.max_nodes)
-        at = workers_of_jobs(self.nodes, self.attempts.values())
-        running = [(job, self.attempts[job.id]) for job in self.jobs if job.id in self.attempts]
-        claims = [
-            Claim(job.sizes, job.worker_resources, placement_in(job, one), job.id, at.get(job.id, {}))
-            for job, one in running
+    def demands(self) -> list[JobDemand]:
+        return [
+            replace(demand_of(job, self.attempts.get(job.id), None, self.now), place=place)
+            for place, job in enumerate(self.jobs)
         ]
-        ready = [
-            ReadyNode(
-                one.id, one.pool, one.resources, *zone_and_capacity(one.offering), one.fabric, one.bought_for
-            )
-            for one in self.nodes
-        ]
-        return admit(self.waiting, claims, ready, pools, kept=self.kept())
+
+    def views(self) -> list[NodeView]:
+        on = workers_by_node(self.nodes, self.attempts.values())
+        return [node_view(node, on.get(node.id, {})) for node in self.nodes]
+
+    def pools(self) -> list[PoolSize]:
+        return complete_pools(self.policies, self.offerings, lambda pool: pool.max_nodes)
+
+    def decided(self) -> Decided:
+        """What starts and what waits."""
+        jobs = self.demands()
+        waiting = [job for job in jobs if not job.is_running]
+        running = [job for job in jobs if job.is_running]
+        return Decided(starts(waiting, running, self.views(), self.pools(), kept=self.kept()))
 
     def kept(self) -> dict[str, str]:
         """For which job each node is kept, as drivers are told."""
-        pools = complete_pools(self.policies, self.offerings, lambda pool: pool.max_nodes)
-        busy = workers_by_node(self.nodes, self.attempts.values())
-        refused = blocked_owners(self.waiting, {job.id for job in self.waiting}, pools, None)
-        waiting = [job for job in self.waiting if job.id not in refused]
-        running = [(job, self.attempts[job.id]) for job in self.jobs if job.id in self.attempts]
-        return kept_for(self.nodes, busy, waiting, running, self.now, START_UP_S)
+        jobs = self.demands()
+        waiting = [job for job in jobs if not job.is_running]
+        refused = blocked_owners(waiting, {job.id for job in waiting}, self.pools(), None)
+        left = {job.id: job for job in jobs if job.id not in refused}
+        return kept_nodes(self.views(), left, self.now, START_UP_S)
 
     def do(self, actions: Plan) -> bool:
         """Buy and return at once; True when something was."""
@@ -215,12 +212,12 @@ class World:
 
     def look(self) -> bool:
         """One round of everybody; True when something was done."""
-        before = self.admitted()
+        before = self.decided()
         actions = self.planned()
         hopeless = {wait.job_id for wait in before.waits if wait.is_hopeless}
         assert hopeless.isdisjoint(one.job_id for one in actions if isinstance(one, Launch))
         has_moved = self.do(actions)
-        decided = self.admitted()
+        decided = self.decided()
         for job_id in decided.starts:
             self.start(job_id, decided.fabrics.get(job_id))
         grown = [self.grow(job) for job in self.jobs if job.id in self.attempts]
@@ -246,7 +243,7 @@ class World:
         told = {one.job_id for one in self.planned() if isinstance(one, Wait) and one.reason == HAS_ROOM}
         promised = {job.id for job in self.jobs if job.id in told and self._owns_enough(job)}
         grown = [self.grow(job) for job in self.jobs if job.id in self.attempts]
-        decided = self.admitted()
+        decided = self.decided()
         assert promised <= set(decided.starts)
         for job_id in decided.starts:
             self.start(job_id, decided.fabrics.get(job_id))
@@ -414,9 +411,9 @@ def test_one_machine_at_most_shows_that_its_kind_has_too_little_memory(is_known:
     for _ in range(ROUNDS):
         world.look()
     assert (world.launched, world.attempts) == (machines, {})
-    (wait,) = world.admitted().waits
+    (wait,) = world.decided().waits
     assert wait.is_hopeless is True
-    assert wait.message.startswith("no node of the pools has 1 CPU, 32.0 GiB memory for a worker: ")
+    assert wait.reason.startswith("no node of the pools has 1 CPU, 32.0 GiB memory for a worker: ")
 
 
 @pytest.mark.parametrize(

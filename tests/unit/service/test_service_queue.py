@@ -12,16 +12,18 @@ from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.placement import Placement
 from cluster.policies.policies import CapacityRule, Policies
 from cluster.scheduling.fitting import slots
+from cluster.scheduling.placing import place
+from cluster.scheduling.pool_sizes import PoolSize, complete_pools
+from cluster.scheduling.queue_order import in_order
+from cluster.scheduling.starts import describe
+from cluster.scheduling.view import NodeView
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason, JobState
-from service.queue import admission, intake, retry
-from service.queue.admission import Claim, PoolSize, admit
-from service.queue.ordering import in_order
-from service.queue.pools import complete_pools
-from service.queue.ready_nodes import ReadyNode, place
+from service.queue import intake, retry
 from service.queue.records import MAX_ADDRESSES, InvalidRecord, ProgressRecord, clean_json, clean_text, read
 from service.queue.rows import AttemptRow, JobRow
 from tests.service_fakes import job_row
+from tests.unit.service.queue_worlds import decide, ready, running
 from trainers.plan import Record
 
 CPU = {"CPU": 1.0}
@@ -29,8 +31,8 @@ POOL = PoolSize("local", 3, CPU)
 LOSSES = [one for one in EndReason if not one.is_users and not one.is_final]
 
 
-def ready_nodes(count: int, resources: dict[str, float] | None = None) -> list[ReadyNode]:
-    return [ReadyNode(f"node_{number}", "local", resources or CPU) for number in range(count)]
+def ready_nodes(count: int, resources: dict[str, float] | None = None) -> list[NodeView]:
+    return [ready(f"node_{number}", "local", resources or CPU) for number in range(count)]
 
 
 def launched() -> AttemptRow:
@@ -44,39 +46,35 @@ class TestOrdering:
             job_row(priority=priority, now=now)
             for priority, now in ((10, 1.0), (50, 2.0), (50, 3.0), (90, 4.0))
         )
-        assert in_order([low, second, high, first], 10.0) == [high, first, second, low]
+        assert in_order([low, second, high, first]) == [high, first, second, low]
 
     def test_of_equal_priority_a_job_whose_deadline_is_near_comes_first(self) -> None:
         first, urgent, high = (
             job_row(priority=priority, now=now) for priority, now in ((50, 1.0), (50, 2.0), (90, 3.0))
         )
-        assert in_order([first, urgent, high], 10.0, {urgent.id}) == [high, urgent, first]
-
-    def test_who_backs_off_is_left_out(self) -> None:
-        assert in_order([job_row(not_before=20.0)], 10.0) == []
-        assert len(in_order([job_row(not_before=20.0)], 20.0)) == 1
+        assert in_order([first, urgent, high], {urgent.id}) == [high, urgent, first]
 
 
 class TestAdmission:
     def test_a_job_starts_with_its_smallest_group(self) -> None:
         job = job_row(min_workers=2, max_workers=8)
-        assert admit([job], [], ready_nodes(2), [POOL]).starts == (job.id,)
+        assert decide([job], [], ready_nodes(2), [POOL]).starts == (job.id,)
 
     def test_who_keeps_off_spot_starts_on_demand_or_waits(self) -> None:
         job = job_row()
-        spot = ReadyNode("node_s", "local", CPU, None, CapacityType.SPOT)
-        safe = ReadyNode("node_d", "local", CPU, None, CapacityType.ON_DEMAND)
-        assert admit([job], [], [spot], [POOL]).starts == (job.id,)
-        waits = admit([job], [], [spot], [POOL], off_spot={job.id})
+        spot = ready("node_s", "local", CPU, None, CapacityType.SPOT)
+        safe = ready("node_d", "local", CPU, None, CapacityType.ON_DEMAND)
+        assert decide([job], [], [spot], [POOL]).starts == (job.id,)
+        waits = decide([job], [], [spot], [POOL], off_spot={job.id})
         assert waits.starts == ()
-        assert "on-demand" in waits.waits[0].message
-        starts = admit([job], [], [spot, safe], [POOL], off_spot={job.id})
+        assert "on-demand" in waits.waits[0].reason
+        starts = decide([job], [], [spot, safe], [POOL], off_spot={job.id})
         assert (starts.starts, starts.on_demand) == ((job.id,), {job.id})
 
     def test_what_a_running_attempt_may_grow_to_is_kept_for_it(self) -> None:
-        decision = admit([job_row()], [Claim(WorkerSizes(3, 3), CPU)], ready_nodes(3), [POOL])
+        decision = decide([job_row()], [running(WorkerSizes(3, 3), CPU)], ready_nodes(3), [POOL])
         assert decision.starts == ()
-        assert decision.waits[0].reason == "waiting_for_turn"
+        assert decision.waits[0].waits_for == "waiting_for_turn"
 
     spots = st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(["1", "2"]), st.sampled_from(CapacityType))
     wishes = st.builds(
@@ -97,29 +95,48 @@ class TestAdmission:
         held: int,
     ) -> None:
         """Nodes have room for one worker each, so that those that are kept can be counted off."""
-        nodes = [ReadyNode(f"n{at}", pool, CPU, zone, paid) for at, (pool, zone, paid) in enumerate(spots)]
-        mine = [one for one in nodes if grows.allows(one.pool, one.zone, one.capacity)]
+        nodes = [ready(f"n{at}", pool, CPU, zone, paid) for at, (pool, zone, paid) in enumerate(spots)]
+        mine = [one for one in nodes if grows.allows(*one.place)]
         here = mine[: min(held, most)]
-        claim = Claim(WorkerSizes(1, most), CPU, grows, "runs", {one.node_id: 1 for one in here})
-        taken = {one.node_id for one in mine[: max(most, len(here))]}
-        left = [one for one in nodes if one.node_id not in taken]
-        fits = any(starts.allows(one.pool, one.zone, one.capacity) for one in left)
+        runs = running(WorkerSizes(1, most), CPU, grows)
+        on = {one.id for one in here}
+        there = [replace(one, jobs={"runs": 1}) if one.id in on else one for one in nodes]
+        taken = {one.id for one in mine[: max(most, len(here))]}
+        left = [one for one in nodes if one.id not in taken]
+        fits = any(starts.allows(*one.place) for one in left)
         wish = {"pools": starts.pools, "zones": starts.zones, "capacity": starts.capacity}
         job = job_row(spec={"placement": {name: value for name, value in wish.items() if value}})
         pools = [PoolSize(name, 5, CPU) for name in ("a", "b")]
-        assert admit([job], [claim], nodes, pools).starts == ((job.id,) if fits else ())
+        assert decide([job], [runs], there, pools).starts == ((job.id,) if fits else ())
+
+    @settings(derandomize=True)
+    @given(st.integers(0, 4), st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    def test_what_a_group_has_taken_of_a_node_and_what_is_free_there_are_the_same(
+        self, taken: int, sizes: list[int]
+    ) -> None:
+        """The service knows the workers on a node, and a replay what is free on it."""
+        first, *others = ready_nodes(3, {"CPU": 4.0})
+        runs = running(WorkerSizes(max(1, taken), max(1, taken)), CPU)
+        held = replace(first, jobs={"runs": taken}) if taken else first
+        known = replace(held, free={"CPU": 4.0 - taken})
+        queue, pools = (
+            [job_row(min_workers=n, max_workers=n) for n in sizes],
+            [PoolSize("local", 3, {"CPU": 4.0})],
+        )
+        by_workers = decide(queue, [runs] if taken else [], [held, *others], pools)
+        assert decide(queue, [], [known, *others], pools) == by_workers
 
     def test_nobody_overtakes_a_job_that_could_start_later(self) -> None:
         large, small = job_row(min_workers=3, max_workers=3), job_row()
-        decision = admit([large, small], [Claim(WorkerSizes(1, 1), CPU)], ready_nodes(3), [POOL])
+        decision = decide([large, small], [running(WorkerSizes(1, 1), CPU)], ready_nodes(3), [POOL])
         assert decision.starts == ()
         assert [wait.job_id for wait in decision.waits] == [large.id, small.id]
 
     def test_a_job_that_can_never_fit_stops_nobody(self) -> None:
         never, small = job_row(min_workers=4, max_workers=4), job_row()
-        decision = admit([never, small], [], ready_nodes(3), [POOL])
+        decision = decide([never, small], [], ready_nodes(3), [POOL])
         assert decision.starts == (small.id,)
-        assert "room for 3" in decision.waits[0].message
+        assert "room for 3" in decision.waits[0].reason
 
     @pytest.mark.parametrize(
         ("worker", "said"),
@@ -129,8 +146,8 @@ class TestAdmission:
         ],
     )
     def test_a_worker_too_large_for_any_node_is_told_so(self, worker: dict[str, float], said: str) -> None:
-        (wait,) = admit([job_row(worker_resources=worker)], [], ready_nodes(3), [POOL]).waits
-        assert said in wait.message
+        (wait,) = decide([job_row(worker_resources=worker)], [], ready_nodes(3), [POOL]).waits
+        assert said in wait.reason
 
     def test_a_worker_that_fits_on_no_single_size_is_hopeless_and_stops_nobody(self) -> None:
         """One size has the processors, and another one the GPU: no node has both."""
@@ -143,7 +160,7 @@ class TestAdmission:
         policies = Policies.model_validate({"pools": {"p": {"sizes": ["wide", "quick"], "zones": ["any"]}}})
         pools = complete_pools(policies, sold, lambda pool: pool.max_nodes)
         both, small = job_row(worker_resources={"CPU": 8.0, "GPU": 1.0}), job_row()
-        decision = admit([both, small], [], [ReadyNode("n", "p", {"CPU": 4.0, "GPU": 1.0})], pools)
+        decision = decide([both, small], [], [ready("n", "p", {"CPU": 4.0, "GPU": 1.0})], pools)
         assert decision.starts == (small.id,)
         assert [wait.is_hopeless for wait in decision.waits] == [True]
 
@@ -152,29 +169,31 @@ class TestAdmission:
         spec = {"backend": "deepspeed", "elastic": {"global_batch": 4}}
         pair = job_row(min_workers=2, max_workers=4, spec=spec)
         other = job_row(min_workers=1, max_workers=1)
-        assert admit([pair, other], [], ready_nodes(3), [POOL]).starts == (pair.id, other.id)
-        runs = Claim(pair.sizes, CPU, at={"node_0": 1, "node_1": 1})
-        assert admit([other], [runs], ready_nodes(3), [POOL]).starts == (other.id,)
-        assert admit([other], [runs], ready_nodes(4), [POOL]).starts == ()
+        assert decide([pair, other], [], ready_nodes(3), [POOL]).starts == (pair.id, other.id)
+        runs = running(pair.sizes, CPU)
+        for count, begun in ((3, (other.id,)), (4, ())):
+            first, second, *others = ready_nodes(count)
+            nodes = [replace(first, jobs={"runs": 1}), replace(second, jobs={"runs": 1}), *others]
+            assert decide([other], [runs], nodes, [POOL]).starts == begun
 
     def test_a_least_size_that_is_not_possible_counts_as_the_next_one(self) -> None:
         """A job that can use 4 or 8 and says at least 3 waits for 4."""
         spec = {"backend": "deepspeed", "elastic": {"global_batch": 8}}
         job = job_row(min_workers=3, max_workers=8, spec=spec)
-        (wait,) = admit([job], [], ready_nodes(3), [PoolSize("local", 4, CPU)]).waits
-        assert "it needs 4 workers" in wait.message
-        (wait,) = admit([job], [], ready_nodes(3), [POOL]).waits
+        (wait,) = decide([job], [], ready_nodes(3), [PoolSize("local", 4, CPU)]).waits
+        assert "it needs 4 workers" in wait.reason
+        (wait,) = decide([job], [], ready_nodes(3), [POOL]).waits
         assert wait.is_hopeless
 
     def test_a_job_starts_on_nodes_that_it_accepts_and_leaves_the_others_to_others(self) -> None:
         picky = job_row(min_workers=1, max_workers=8, spec={"placement": {"pools": ["b"]}})
         other = job_row(min_workers=2, max_workers=2)
-        nodes = [*ready_nodes(2), ReadyNode("node_b", "b", CPU)]
-        decision = admit([picky, other], [], nodes, [POOL, PoolSize("b", 1, CPU)])
+        nodes = [*ready_nodes(2), ready("node_b", "b", CPU)]
+        decision = decide([picky, other], [], nodes, [POOL, PoolSize("b", 1, CPU)])
         assert decision.starts == (picky.id, other.id)
 
     def test_nodes_of_another_pool_zone_or_capacity_type_do_not_count(self) -> None:
-        spot = ReadyNode("node_s", "local", CPU, "1", CapacityType.SPOT)
+        spot = ready("node_s", "local", CPU, "1", CapacityType.SPOT)
         for placement, fits_in in (
             ({"pools": ["b"]}, False),
             ({"zones": ["2"]}, False),
@@ -183,18 +202,17 @@ class TestAdmission:
             ({"capacity": "prefer-spot"}, True),
         ):
             job = job_row(spec={"placement": placement})
-            assert bool(admit([job], [], [spot], [POOL, PoolSize("b", 3, CPU)]).starts) is fits_in, placement
+            assert bool(decide([job], [], [spot], [POOL, PoolSize("b", 3, CPU)]).starts) is fits_in, placement
 
     def test_workers_count_where_they_are(self) -> None:
         """A claim that anything would satisfy does not keep a node free that it uses."""
-        nodes = [*ready_nodes(1), ReadyNode("node_b", "b", CPU)]
+        first, second = ready("node_0", "local", CPU), ready("node_b", "b", CPU)
         picky = job_row(spec={"placement": {"pools": ["b"]}})
-        pools = [POOL, PoolSize("b", 1, CPU)]
-        assert admit([picky], [Claim(WorkerSizes(1, 1), CPU, at={"node_0": 1})], nodes, pools).starts == (
-            picky.id,
-        )
-        (wait,) = admit([picky], [Claim(WorkerSizes(1, 1), CPU, at={"node_b": 1})], nodes, pools).waits
-        assert wait.reason == "waiting_for_turn"
+        pools, runs = [POOL, PoolSize("b", 1, CPU)], running(WorkerSizes(1, 1), CPU)
+        beside = [replace(first, jobs={"runs": 1}), second]
+        assert decide([picky], [runs], beside, pools).starts == (picky.id,)
+        (wait,) = decide([picky], [runs], [first, replace(second, jobs={"runs": 1})], pools).waits
+        assert wait.waits_for == "waiting_for_turn"
 
     @pytest.mark.parametrize(
         ("placement", "said"),
@@ -212,12 +230,12 @@ class TestAdmission:
     ) -> None:
         pool = PoolSize("local", 3, CPU, ("any",), (CapacityType.ON_DEMAND,))
         never, small = job_row(spec={"placement": placement}), job_row()
-        decision = admit([never, small], [], ready_nodes(3), [pool])
+        decision = decide([never, small], [], ready_nodes(3), [pool])
         assert decision.starts == (small.id,)
-        assert decision.waits[0].message == said
+        assert decision.waits[0].reason == said
 
     def test_no_pools_no_nodes(self) -> None:
-        assert admit([job_row()], [], [], []).waits[0].reason == "waiting_for_nodes"
+        assert decide([job_row()], [], [], []).waits[0].waits_for == "waiting_for_nodes"
 
     worker = st.fixed_dictionaries({"CPU": st.sampled_from([0.5, 1.0, 2.0, 3.0])})
     node = st.fixed_dictionaries({"CPU": st.sampled_from([1.0, 2.0, 4.0])})
@@ -249,15 +267,18 @@ class TestAdmission:
             for low, more, worker in queue
         ]
         nodes = ready_nodes(count, {"CPU": 2.0})
-        claims = [Claim(WorkerSizes(low, low), worker) for low, _, worker in held]
-        decision = admit(jobs, claims, nodes, [PoolSize("local", 5, {"CPU": 2.0})])
-        told = [wait.job_id for wait in decision.waits]
+        others = [
+            running(WorkerSizes(low, low), worker, name=f"runs_{number}")
+            for number, (low, _, worker) in enumerate(held)
+        ]
+        decision = decide(jobs, others, nodes, [PoolSize("local", 5, {"CPU": 2.0})])
+        told = [wait.job_id or "" for wait in decision.waits]
         assert sorted([*decision.starts, *told]) == sorted(job.id for job in jobs)
-        assert all(wait.message for wait in decision.waits)
+        assert all(wait.reason for wait in decision.waits)
         # What starts finds room together, beside what is held.
         free = [dict(node.resources) for node in nodes]
-        for claim in claims:
-            _, free = place(free, claim.sizes.max, claim.resources)
+        for one in others:
+            _, free = place(free, one.max_workers, one.worker_resources)
         for job in jobs:
             if job.id in decision.starts:
                 placed, free = place(free, job.max_workers, job.worker_resources)
@@ -446,4 +467,4 @@ class TestRecords:
 
 
 def test_resources_are_described_for_people() -> None:
-    assert admission.describe({"CPU": 2.0, "GPU": 0.0, "memory": 2.0**31}) == "2 CPU, 2.0 GiB memory"
+    assert describe({"CPU": 2.0, "GPU": 0.0, "memory": 2.0**31}) == "2 CPU, 2.0 GiB memory"

@@ -6,29 +6,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.policies.policies import Policies
-from service.queue.admission import PoolSize
-from service.queue.dominant_part import dominant_part
-from service.queue.ordering import in_order
-from service.queue.rows import JobRow
-from service.queue.shares import Shares, shares_of
+from cluster.scheduling.fitting import dominant_part
+from cluster.scheduling.pool_sizes import PoolSize
+from cluster.scheduling.queue_order import in_order
+from cluster.scheduling.shares import Shares, shares_of
+from cluster.scheduling.view import JobDemand
 from tests.service_fakes import job_row
+from tests.unit.service import queue_worlds
 
 GPU = {"GPU": 1.0, "CPU": 4.0}
 WHOLE = {"GPU": 16.0, "CPU": 128.0}
 
 
-def waiting(project: str, count: int, at: float = 0.0, workers: int = 1, priority: int = 50) -> list[JobRow]:
+def waiting(
+    project: str, count: int, at: float = 0.0, workers: int = 1, priority: int = 50
+) -> list[JobDemand]:
     return [
-        job_row(
-            at + number, project=project, min_workers=workers, max_workers=workers,
-            worker_resources=GPU, priority=priority,
+        queue_worlds.waiting(
+            job_row(
+                at + number, project=project, min_workers=workers, max_workers=workers,
+                worker_resources=GPU, priority=priority,
+            )
         )
         for number in range(count)
     ]  # fmt: skip
 
 
-def ordered(shares: Shares, jobs: list[JobRow]) -> list[str]:
-    return [job.project for job in shares.order(in_order(jobs, 1e9))]
+def ordered(shares: Shares, jobs: list[JobDemand]) -> list[str]:
+    return [job.project for job in shares.order(in_order(jobs))]
 
 
 def test_a_project_with_twice_the_share_has_two_turns_for_each_of_the_other() -> None:
@@ -81,7 +86,7 @@ def test_nobody_is_lost_priorities_hold_and_a_project_keeps_its_own_order(
         waiting(project, 1, at=float(number), workers=workers, priority=priority)[0]
         for number, (project, workers, priority) in enumerate(wishes)
     ]
-    line = in_order(jobs, 1e9)
+    line = in_order(jobs)
     turns = Shares(shares=weights, held=held, whole=WHOLE).order(line)
     assert sorted(job.id for job in turns) == sorted(job.id for job in jobs)
     assert [job.priority for job in turns] == sorted((job.priority for job in turns), reverse=True)

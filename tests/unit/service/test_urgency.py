@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
+from cluster.scheduling.pool_sizes import PoolSize
 from cluster.scheduling.slack import (
     ORDERED_WITHIN_S,
     changes_at,
@@ -19,16 +20,16 @@ from cluster.scheduling.slack import (
     may_rely_on_spot,
     measured_start_up_s,
     should_move,
+    urgent_among,
 )
+from cluster.scheduling.starts import jobs_off_spot
 from cluster.scheduling.view import START_UP_S, JobDemand
 from cluster.simulator.ports import Assumptions
 from cluster.traces.trace import MarketChange, Trace, TraceJob
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
-from service.queue.admission import PoolSize
-from service.queue.demand import demand_of, placement_in
+from service.queue.demand import demand_of, node_view, placement_in, start_up_s
 from service.queue.rows import AttemptRow, JobRow, NodeRow
-from service.queue.urgency import jobs_off_spot, start_up_s, urgent_jobs
 from service.what_if.answer import replayed
 from tests.service_fakes import job_row
 
@@ -113,14 +114,14 @@ def waiting(deadline: float = 10_000.0) -> JobRow:
 
 
 def test_the_service_knows_which_of_its_jobs_are_urgent_and_which_keep_off_spot() -> None:
-    job, other = waiting(), waiting(deadline=1e6)
+    row = waiting()
+    job, other = (demand_of(one, None, None, 0.0) for one in (row, waiting(deadline=1e6)))
     # 1000 s of work, 60 s again, three starts of 300 + 10 s: from 8010 s on.
-    assert urgent_jobs([job, other], 8009.0, 300.0) == frozenset()
-    assert urgent_jobs([job, other], 8011.0, 300.0) == {job.id}
+    assert urgent_among([job, other], 8009.0, 300.0) == frozenset()
+    assert urgent_among([job, other], 8011.0, 300.0) == {job.id}
     assert jobs_off_spot([job, other], [], [POOL], 8500.0, 300.0) == frozenset(), "nobody ordered a machine"
-    coming = NodeRow(
-        id="n", pool="p", created_at=8400.0, state=NodeState.LAUNCHED, offering=ON_DEMAND, bought_for=job.id
-    )
+    order = {"state": NodeState.LAUNCHED, "offering": ON_DEMAND, "bought_for": job.id}
+    coming = node_view(NodeRow(id="n", pool="p", created_at=8400.0, **order), {})
     assert jobs_off_spot([job, other], [coming], [POOL], 8500.0, 300.0) == {job.id}
     spot_only = replace(POOL, capacities=(CapacityType.SPOT,))
     assert jobs_off_spot([job, other], [coming], [spot_only], 8500.0, 300.0) == frozenset()

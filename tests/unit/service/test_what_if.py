@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -17,18 +16,14 @@ from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
 from cluster.scheduling.installed_rules import load_rules
 from cluster.scheduling.planner import plan
-from cluster.simulator.ports import Assumptions, FreeCapacity
+from cluster.simulator.ports import Assumptions
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.generator import Cluster, GeneratorOptions, generated
 from cluster.traces.trace import MarketChange, Trace, TraceJob
 from remora.spec.worker_sizes import WorkerSizes
-from service.queue.admission import Claim, PoolSize, admit
-from service.queue.ordering import in_order
-from service.queue.ready_nodes import ReadyNode
-from service.what_if.answer import answer, replayed
+from service.what_if.answer import answer, backoff_in_a_replay, replayed
 from service.what_if.question import Refused, read_question
-from service.what_if.service_queue import ServiceQueue, row_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "what-if"
 SIZE = "gpu4"
@@ -60,31 +55,9 @@ def a_trace(seed: int, jobs: int = 25, quotas: Mapping[str, int] | None = None) 
     return replace(generated(options, OFFERINGS, spot_nodes=4), quotas=quotas or {})
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 2**32))
-def test_turns_and_starts_are_those_of_the_queue(seed: int) -> None:
-    random = Random(seed)
-    jobs = [replace(job, priority=random.choice([0, 50, 100])) for job in a_trace(seed, 12).jobs]
-    queue = ServiceQueue(OFFERINGS, policies(CapacityRule.SPOT))
-    in_turn = sorted(jobs, key=queue.turn)
-    assert [job.id for job in in_turn] == [row.id for row in in_order(map(row_of, jobs), now=1e9)]
-
-    # what an attempt claims, and what it has taken of the ready already, are the same to admission
-    ready = [ReadyNode(f"n{number}", "gpu", {"CPU": 16.0, "GPU": 4.0}) for number in range(5)]
-    claim = random.randint(0, 4)
-    taken = [FreeCapacity("n0", "gpu", {"CPU": 16.0 - claim, "GPU": 4.0 - claim})]
-    taken += [FreeCapacity(node.node_id, "gpu", node.resources) for node in ready[1:]]
-    sizes = [PoolSize("gpu", 8, {"CPU": 16.0, "GPU": 4.0})]
-    claims = [Claim(WorkerSizes(claim, claim), {"CPU": 1.0, "GPU": 1.0})]
-    decided = admit([row_of(job) for job in in_turn], claims, ready, sizes)
-    assert tuple(queue.starts(in_turn, taken)) == decided.starts
-
-
 def test_a_job_that_is_lost_a_hundred_times_is_given_up() -> None:
-    queue = ServiceQueue(OFFERINGS, policies(CapacityRule.SPOT))
-    assert queue.after_loss(1, 1000.0) == 1000.5
-    assert queue.after_loss(100, 1000.0) == 1000.5
-    assert queue.after_loss(101, 1000.0) is None
+    assert backoff_in_a_replay(1) == backoff_in_a_replay(100) == 0.5
+    assert backoff_in_a_replay(101) is None
 
 
 @pytest.mark.parametrize("rule", list(CapacityRule))
@@ -266,7 +239,7 @@ def test_what_is_known_of_pools_at_rest_is_what_the_planner_says(
         trace = replace(trace, jobs=tuple(_wanted(job, number % 5) for number, job in enumerate(trace.jobs)))
     policy = policies(rule, max_nodes=4, return_to_spot_s=600 if returns else None)
     assumptions = Assumptions(seed=seed, stuck_s=20_000.0)
-    asking = AlwaysAsking(trace, policy, plan, ServiceQueue(trace.offerings, policy), assumptions)
+    asking = AlwaysAsking(trace, policy, plan, backoff_in_a_replay, assumptions)
     asking.run()
     assert report_of(replayed(trace, policy, assumptions)) == report_of(asking)
 

@@ -14,8 +14,7 @@ from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.trace import Trace, TraceJob
 from remora.spec.worker_sizes import WorkerSizes
-from service.what_if.answer import replayed
-from service.what_if.service_queue import ServiceQueue
+from service.what_if.answer import backoff_in_a_replay, replayed
 
 UNITS = 24
 
@@ -107,7 +106,7 @@ def test_a_node_that_starts_and_one_that_is_drained_use_the_quota_and_one_that_e
         many,
         policies("on-demand"),
         planner,
-        ServiceQueue(OFFERINGS, policies("on-demand")),
+        backoff_in_a_replay,
         Assumptions(asks_always=True),
     )
     run.run()
@@ -123,7 +122,7 @@ def test_the_cloud_refuses_what_is_above_the_quota_and_says_which() -> None:
         return (Launch(pool="gpu", offering=OFFERINGS[1].id, resources={"GPU": 1.0}, reason="wanted"),)
 
     many, rule = trace(job("wide", 0.0, 9), afamily=2 * UNITS), policies("on-demand")
-    run = Replay(many, rule, greedy, ServiceQueue(OFFERINGS, rule), Assumptions(asks_always=True))
+    run = Replay(many, rule, greedy, backoff_in_a_replay, Assumptions(asks_always=True))
     run.run()
     assert most_units(run.fleet.every, "afamily") == 2 * UNITS
     assert run.fleet.refused > 0

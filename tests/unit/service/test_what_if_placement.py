@@ -19,16 +19,12 @@ from cluster.scheduling.actions import Plan
 from cluster.scheduling.planner import plan
 from cluster.scheduling.view import ClusterView
 from cluster.simulator.nodes import SimNode
-from cluster.simulator.ports import Assumptions, FreeCapacity
+from cluster.simulator.ports import Assumptions
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import ReplayReport, report_of
 from cluster.traces.trace import MarketChange, Trace, TraceJob
 from remora.spec.worker_sizes import WorkerSizes
-from service.queue.admission import admit
-from service.queue.ready_nodes import ReadyNode
-from service.queue.specification import placement_of
-from service.what_if.answer import replayed
-from service.what_if.service_queue import ServiceQueue, row_of
+from service.what_if.answer import backoff_in_a_replay, replayed
 
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
 NODE = {"CPU": 16.0, "GPU": 4.0}
@@ -104,7 +100,7 @@ class Watched:
         return plan(view, asked, now, tells_jobs=False)
 
     def replayed(self, trace: Trace, rules: Policies, assumptions: Assumptions) -> Replay:
-        run = Replay(trace, rules, self, ServiceQueue(trace.offerings, rules), assumptions)
+        run = Replay(trace, rules, self, backoff_in_a_replay, assumptions)
         take = run.fleet.take
 
         def noted(node: SimNode, job_id: str, workers: int, worker: Mapping[str, float]) -> None:
@@ -135,11 +131,6 @@ def run_of(
 
 def none_of(*offerings: str) -> tuple[MarketChange, ...]:
     return tuple(MarketChange(at_s=0.0, offering=one, nodes=0) for one in offerings)
-
-
-@pytest.mark.parametrize("placement", WISHES)
-def test_the_queue_knows_the_placement_as_it_was_asked(placement: Placement) -> None:
-    assert placement_of(row_of(job("a", placement)).spec) == placement
 
 
 def test_a_job_that_asks_for_spot_waits_for_it_beside_on_demand_nodes_that_are_free() -> None:
@@ -250,42 +241,10 @@ def test_a_job_that_nothing_can_ever_hold_is_counted_and_stops_nobody(
 def test_what_a_pool_may_have_but_nobody_sells_holds_nobody() -> None:
     rules = policies(CapacityRule.SPOT)
     fits = job("a", Placement(zones=("2",)), workers=(16, 16))
-    assert ServiceQueue(OFFERINGS, rules).can_ever_start(fits)
-    sold = [one for one in OFFERINGS if one.zone == "1"]
-    assert not ServiceQueue(sold, rules).can_ever_start(fits)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32))
-def test_starts_and_domains_are_those_of_admission(seed: int) -> None:
-    random = Random(seed)
-    jobs = [
-        job(f"j{n}", random.choice(WISHES), workers=(least := random.randint(1, 6), least + random.randint(0, 4)))
-        for n in range(6)
-    ]  # fmt: skip
-    rooms = []
-    for number in range(8):
-        offering = random.choice(OFFERINGS)
-        domain = random.choice(["one", "two", None]) if offering.has_fabric else None
-        pool = "fast" if offering.has_fabric else "gpu"
-        owner = random.choice([None, "j0", "j1"])
-        free = {"GPU": float(random.randint(0, 4))}
-        rooms.append(FreeCapacity(f"n{number}", pool, free, offering.zone, offering.capacity, domain, owner))
-    queue = ServiceQueue(OFFERINGS, policies())
-    described = [
-        ReadyNode(
-            one.node,
-            one.pool,
-            one.free,
-            zone=one.zone,
-            capacity=one.capacity,
-            fabric=one.fabric,
-            bought_for=one.bought_for,
-        )
-        for one in rooms
-    ]
-    decided = admit([row_of(one) for one in jobs], (), described, queue._pools)
-    assert queue.starts(jobs, rooms) == {name: decided.fabrics.get(name) for name in decided.starts}
+    sold = tuple(one for one in OFFERINGS if one.zone == "1")
+    for offerings, impossible in ((OFFERINGS, 0), (sold, 1)):
+        trace = Trace(offerings=offerings, jobs=(fits,))
+        assert replayed(trace, rules, Assumptions()).work.impossible == impossible
 
 
 def a_trace(seed: int, jobs: int = 30) -> Trace:
@@ -344,7 +303,7 @@ def test_what_is_known_of_pools_at_rest_is_what_the_planner_says(
     trace = a_trace(seed, 40)
     rules = policies(rule, nodes, patience_s=900, return_to_spot_s=600 if returns else None)
     assumptions = Assumptions(seed=seed, stuck_s=20_000.0)
-    asking = AlwaysAsking(trace, rules, plan, ServiceQueue(trace.offerings, rules), assumptions)
+    asking = AlwaysAsking(trace, rules, plan, backoff_in_a_replay, assumptions)
     asking.run()
     assert report_of(replayed(trace, rules, assumptions)) == report_of(asking)
 

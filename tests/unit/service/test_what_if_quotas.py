@@ -16,8 +16,7 @@ from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.trace import Trace, TraceJob
 from remora.spec.worker_sizes import WorkerSizes
-from service.what_if.answer import replayed
-from service.what_if.service_queue import ServiceQueue
+from service.what_if.answer import backoff_in_a_replay, replayed
 
 DAY_S, PRICE = 86_400.0, 2.0
 OFFERINGS = (
@@ -156,7 +155,7 @@ def test_every_job_ends_within_the_quota_and_what_is_known_without_the_planner_i
     trace = Trace(offerings=OFFERINGS, jobs=tuple(sorted(jobs, key=lambda one: one.at_s)))
     rule = policies(5, v={"gpus": 3})
     replay = replayed(trace, rule, Assumptions(seed=seed))
-    asking = AlwaysAsking(trace, rule, plan, ServiceQueue(trace.offerings, rule), Assumptions(seed=seed))
+    asking = AlwaysAsking(trace, rule, plan, backoff_in_a_replay, Assumptions(seed=seed))
     asking.run()
     assert report_of(replay) == report_of(asking)
     assert len(replay.work.ended) == len(jobs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -17,11 +16,7 @@ from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.trace import Trace, TraceJob
 from remora.spec.worker_sizes import WorkerSizes
-from service.loops import queue_order
-from service.queue.ordering import in_order
-from service.queue.shares import shares_of
-from service.what_if.answer import replayed
-from service.what_if.service_queue import ServiceQueue, pool_sizes, row_of
+from service.what_if.answer import backoff_in_a_replay, replayed
 
 OFFERINGS = (
     Offering(
@@ -81,35 +76,6 @@ def test_nodes_are_bought_for_whose_turn_it_is() -> None:
     assert replay.work.sims["few-00"].started_s == pytest.approx(1080.0 + trace.provisioning_s, abs=60.0)
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**32))
-def test_the_order_is_that_of_the_queue(seed: int) -> None:
-    random = Random(seed)
-    rule = policies({"a": {"share": 3.0}, "b": {"share": 0.5}})
-    jobs = [
-        replace(
-            job(random.choice("abc"), n, float(n), (1, random.randint(1, 6))),
-            priority=random.choice([10, 50]),
-        )
-        for n in range(14)
-    ]
-    running, waiting = [(one, random.randint(1, 6)) for one in jobs[:5]], jobs[5:]
-    shares = shares_of(rule, list(pool_sizes(OFFERINGS, rule)), [(row_of(one), n) for one, n in running])
-    assert shares is not None
-    queue = ServiceQueue(OFFERINGS, rule)
-    in_turns = queue.in_turns(random.sample(waiting, len(waiting)), running)
-    rows = shares.order(in_order(map(row_of, waiting), now=1e9))
-    assert [one.id for one in in_turns] == [row.id for row in rows]
-
-
-def test_complete_pools_are_what_the_service_takes_them_for() -> None:
-    larger = replace(OFFERINGS[0], size="gpu8", resources={"CPU": 16.0, "GPU": 8.0})
-    rule = policies({"a": {"share": 2.0}})
-    pool = rule.pools["gpu"].model_copy(update={"sizes": ("gpu4", "gpu8")})
-    both = rule.model_copy(update={"pools": {"gpu": pool}})
-    assert pool_sizes((*OFFERINGS, larger), both) == queue_order.pool_sizes(both, (*OFFERINGS, larger), 0.0)
-
-
 class AlwaysAsking(Replay):
     """Asks the planner at every look, also when its answer is known."""
 
@@ -132,7 +98,7 @@ def test_every_job_ends_and_what_is_known_without_the_planner_is_what_it_says(
     trace = Trace(offerings=OFFERINGS, jobs=tuple(sorted(jobs, key=lambda one: one.at_s)))
     rule = policies({"b": {"share": 2.0}}, nodes=3)
     replay = replayed(trace, rule, Assumptions(seed=seed))
-    asking = AlwaysAsking(trace, rule, plan, ServiceQueue(trace.offerings, rule), Assumptions(seed=seed))
+    asking = AlwaysAsking(trace, rule, plan, backoff_in_a_replay, Assumptions(seed=seed))
     asking.run()
     assert report_of(replay) == report_of(asking)
     assert len(replay.work.ended) == len(jobs)

@@ -1,6 +1,6 @@
 """Orders jobs of equal priority by shares: next is the project whose running jobs hold least for its share (pure).
 
-What a job holds is its dominant part (`service/queue/dominant_part.py`) of all that the complete pools may bring.
+What a job holds is its dominant part of all that the complete pools may bring.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from cluster.policies.policies import Policies
-from service.queue.admission import PoolSize
-from service.queue.dominant_part import dominant_part
-from service.queue.ordering import QueueKey, queue_key
-from service.queue.rows import JobRow
-
-Resources = Mapping[str, float]
+from cluster.scheduling.fitting import Resources, dominant_part
+from cluster.scheduling.pool_sizes import PoolSize
+from cluster.scheduling.queue_order import QueueKey, queue_key
+from cluster.scheduling.view import JobDemand
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +29,7 @@ class Shares:
     #: Resources of all nodes of the complete pools.
     whole: Resources = field(default_factory=dict)
 
-    def order(self, jobs: Sequence[JobRow]) -> list[JobRow]:
+    def order(self, jobs: Sequence[JobDemand]) -> list[JobDemand]:
         """The jobs, given in queue order, with those of equal priority ordered by the shares of their projects.
 
         A job counts with its smallest group as soon as it is placed in the order, so that one project's jobs do not
@@ -39,9 +37,9 @@ class Shares:
         nothing is never overtaken for good.
         """
         held = defaultdict(float, self.held)
-        ordered: list[JobRow] = []
+        ordered: list[JobDemand] = []
         for _, level in groupby(jobs, key=lambda job: job.priority):
-            queues: dict[str, deque[JobRow]] = defaultdict(deque)
+            queues: dict[str, deque[JobDemand]] = defaultdict(deque)
             for job in level:
                 queues[job.project].append(job)
             heap = [self._heap_key(project, queue, held) for project, queue in queues.items()]
@@ -57,7 +55,7 @@ class Shares:
         return ordered
 
     def _heap_key(
-        self, project: str, queue: deque[JobRow], held: Mapping[str, float]
+        self, project: str, queue: deque[JobDemand], held: Mapping[str, float]
     ) -> tuple[float, QueueKey, str]:
         return held[project] / self.shares.get(project, 1.0), queue_key(queue[0]), project
 
@@ -68,7 +66,7 @@ def has_shares(policies: Policies) -> bool:
 
 
 def shares_of(
-    policies: Policies, pools: Iterable[PoolSize], running: Iterable[tuple[JobRow, int]]
+    policies: Policies, pools: Iterable[PoolSize], running: Iterable[tuple[JobDemand, int]]
 ) -> Shares | None:
     """The shares of projects, with what `running` jobs hold by their workers; None: operators gave none."""
     if not has_shares(policies):
@@ -84,6 +82,6 @@ def shares_of(
     return Shares(shares=shares, held=held, whole=whole)
 
 
-def _part(whole: Resources, job: JobRow, workers: int) -> float:
+def _part(whole: Resources, job: JobDemand, workers: int) -> float:
     """What is not known counts nothing."""
     return dominant_part(whole, job.worker_resources, workers) or 0.0

@@ -1,16 +1,14 @@
-"""Chooses the fabric domain of a job whose workers all have to be in one (pure)."""
+"""Places worker groups on the free resources of nodes, in the order of the nodes or in one fabric domain (pure)."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from cluster.scheduling.view import LEAVING
+from cluster.scheduling.fitting import Resources, slots
+from cluster.scheduling.view import JobDemand, NodeView
 from remora.spec.worker_sizes import WorkerSizes
-from remora.states import NodeState
-from service.queue.ready_nodes import ReadyNode, Resources, place, place_group
-from service.queue.rows import AttemptRow, JobRow, NodeRow
 
 #: More workers than fit in any domain.
 _ALL = 2**40
@@ -28,10 +26,51 @@ class Allocation:
     fabric: str | None = None
 
 
-def allocate_in_domain(
-    job: JobRow,
+def place(
+    nodes: Sequence[Resources], workers: int, worker: Resources, allowed: Sequence[bool] | None = None
+) -> tuple[int, list[Resources]]:
+    """Place up to `workers` on the allowed nodes; returns how many fit, and what is free on each node afterwards."""
+    left = workers
+    after = list(nodes)
+    for at, node in enumerate(nodes):
+        if left <= 0:
+            break
+        if allowed is not None and not allowed[at]:
+            continue
+        count = min(left, slots(node, worker))
+        if count > 0:
+            left -= count
+            after[at] = without(node, count, worker)
+    return workers - left, after
+
+
+def place_group(
+    nodes: Sequence[Resources],
     sizes: WorkerSizes,
-    nodes: Sequence[ReadyNode],
+    worker: Resources,
+    allowed: Sequence[bool] | None = None,
+    held: int = 0,
+) -> tuple[int, list[Resources]]:
+    """Place a worker group that has `held` workers elsewhere: as many more as make up one of its possible sizes.
+
+    Where its smallest size does not fit, the workers that fit are counted, so that messages say how many are missing.
+    """
+    found, after = place(nodes, sizes.max - held, worker, allowed)
+    size = sizes.fit(held + found)
+    if 0 < size < held + found:
+        return place(nodes, max(0, size - held), worker, allowed)
+    return found, after
+
+
+def without(node: Resources, workers: int, worker: Resources) -> Resources:
+    """What is free on a node beside `workers` workers."""
+    return {name: amount - workers * worker.get(name, 0.0) for name, amount in node.items()}
+
+
+def place_in_domain(
+    job: JobDemand,
+    sizes: WorkerSizes,
+    nodes: Sequence[NodeView],
     free: Sequence[Resources],
     allowed: Collection[int],
 ) -> Allocation:
@@ -53,7 +92,7 @@ def allocate_in_domain(
     return Allocation(found, after, name if found else None)
 
 
-def _domains(nodes: Sequence[ReadyNode], allowed: Collection[int]) -> Mapping[str, list[int]]:
+def _domains(nodes: Sequence[NodeView], allowed: Collection[int]) -> Mapping[str, list[int]]:
     """Indices of nodes by their domain."""
     found: defaultdict[str, list[int]] = defaultdict(list)
     for at in allowed:
@@ -64,9 +103,9 @@ def _domains(nodes: Sequence[ReadyNode], allowed: Collection[int]) -> Mapping[st
 
 
 def _rate(
-    job: JobRow,
+    job: JobDemand,
     sizes: WorkerSizes,
-    nodes: Sequence[ReadyNode],
+    nodes: Sequence[NodeView],
     free: Sequence[Resources],
     places: Sequence[int],
 ) -> tuple[tuple[bool, bool, int, int], int, list[Resources]]:
@@ -76,17 +115,3 @@ def _rate(
     is_enough = found >= sizes.min
     is_own = any(nodes[at].bought_for == job.id for at in places)
     return (not is_enough, is_enough and not is_own, -found, over), found, after
-
-
-def is_lost(attempt: AttemptRow, nodes: Iterable[NodeRow]) -> bool:
-    """The attempt is bound to a fabric domain in which it cannot have workers any more.
-
-    No node of it stays or is starting, and none of the attempt's workers is on one that is draining.
-    """
-    if attempt.fabric is None:
-        return False
-    return not any(
-        node.state not in LEAVING or (node.state is NodeState.DRAINING and node.address in attempt.workers)
-        for node in nodes
-        if node.fabric == attempt.fabric and node.ended_at is None
-    )

@@ -1,0 +1,328 @@
+"""Decides which waiting jobs start now, and why the others wait (pure).
+
+A job starts when its smallest worker group fits on free resources.  What an attempt may grow to is kept for it, because
+elastic groups grow into free nodes and are not shrunk for others.  The queue order is strict: no job overtakes one that
+could start once nodes come or others end, so that large jobs are not starved.  A job that can never fit, or whose
+project's quota keeps it from starting, does not block the jobs behind it.
+
+A job that asks for InfiniBand is bound to one fabric domain when it starts, and grows nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+from cluster.policies.offerings import CapacityType
+from cluster.policies.placement import Placement
+from cluster.policies.policies import CapacityRule
+from cluster.scheduling.actions import Start, Wait
+from cluster.scheduling.counting import Counting
+from cluster.scheduling.fitting import Resources
+from cluster.scheduling.placing import Allocation, place_group, place_in_domain, without
+from cluster.scheduling.pool_sizes import PoolSize, most_in_all
+from cluster.scheduling.queue_order import WAITS_FOR_NODES, WAITS_FOR_TURN
+from cluster.scheduling.slack import keeps_off_spot
+from cluster.scheduling.view import COMING, JobDemand, NodeView
+from remora.spec.worker_sizes import WorkerSizes
+
+#: Of a job for which no placement is looked for.
+_NO_ALLOCATION = Allocation(0, [])
+
+
+def starts(
+    queue: Sequence[JobDemand],
+    running: Iterable[JobDemand],
+    nodes: Sequence[NodeView],
+    pools: Sequence[PoolSize],
+    *,
+    counting: Counting | None = None,
+    off_spot: Container[str] = (),
+    kept: Mapping[str, str] = MappingProxyType({}),
+    tells_jobs: bool = True,
+) -> tuple[Start | Wait, ...]:
+    """Decide about `queue`, which is in queue order and holds only jobs that may start now, on nodes that are ready.
+
+    `running` are the jobs that may still grow there, and those with workers on nodes that do not say what is free.
+    `pools` are the complete ones.  `counting` has counted what running jobs use of the quotas of their projects; None:
+    there are none.  Those in `off_spot` (ids) start on nodes that the cloud does not take back: a deadline is near.
+    `kept` says by node id for which job a node is kept (`cluster.scheduling.keeping`): no other group grows onto it.
+    With `tells_jobs` false the reasons why jobs wait behind others are left out, as no one reads them.
+    """
+    free = _free_beside(running, nodes, kept)
+    own = {node.bought_for for node in nodes}
+    decided: list[Start | Wait] = []
+    is_any_waiting = False
+    for job in queue:
+        is_off_spot = job.id in off_spot
+        safe = job.placement.on_demand if is_off_spot else job.placement
+        allowed = _allowed(nodes, safe)
+        # Behind a job that waits nothing starts, so that whether it fits now matters only where no pool can hold it.
+        never = _never(job, pools) if is_any_waiting else None
+        allocation, fits = _NO_ALLOCATION, False
+        if not is_any_waiting or never is not None:
+            allocation = _allocate_beside_kept(kept, job, nodes, free, allowed)
+            fits = allocation.workers >= job.min_workers
+        # Nodes that are there may be larger than what is bought now.
+        if not is_any_waiting and not fits:
+            never = _never(job, pools)
+        if not fits and never is not None:
+            decided.append(_wait(job, "nodes", never, is_hopeless=True))
+            continue
+        if counting is not None and (wait := _quota_wait(counting, job, is_own=job.id in own)) is not None:
+            decided.append(wait)
+            continue
+        if not is_any_waiting and fits:
+            decided.append(Start(job_id=job.id, fabric=allocation.fabric, on_demand=is_off_spot))
+            if counting is not None:
+                # It counts with all that it may use until its driver has reported its workers.
+                counting.count(job, job.max_workers)
+            free = allocation.free_after
+            continue
+        if counting is not None and (why := _without_money(counting, job)) is not None:
+            decided.append(_wait(job, "quota", why))
+            continue
+        if not tells_jobs:
+            break  # no job starts behind one that waits
+        if is_any_waiting:
+            # How many are ahead changes with every start: it is counted when the message is read.
+            decided.append(_wait(job, "turn", WAITS_FOR_TURN))
+        else:
+            decided.append(_first_wait(job, safe, nodes, allowed, allocation.workers))
+        is_any_waiting = True
+    return tuple(decided)
+
+
+def blocked_owners(
+    queue: Iterable[JobDemand], owners: Collection[str], pools: Sequence[PoolSize], counting: Counting | None
+) -> frozenset[str]:
+    """Those of the owners, by id, that could not start now on any node; `queue` is in queue order.
+
+    No pool could ever hold them, or their project's quota keeps them from starting, if no other job starts before.
+    Owners are jobs that nodes were bought for; `counting` is used up.
+    """
+    found: set[str] = set()
+    for job in queue:
+        # All are asked about, as a job that waits for a quota holds up those of its project that are behind it.
+        is_refused = counting is not None and _quota_wait(counting, job, is_own=job.id in owners) is not None
+        if job.id in owners and (is_refused or _never(job, pools) is not None):
+            found.add(job.id)
+    return frozenset(found)
+
+
+def jobs_off_spot(
+    waiting: Iterable[JobDemand],
+    nodes: Iterable[NodeView],
+    pools: Sequence[PoolSize],
+    now: float,
+    start_up_s: float,
+) -> frozenset[str]:
+    """The waiting jobs that do not start on spot nodes now, by id: their deadline is near.
+
+    `nodes` are at least those that are coming.
+    """
+    with_deadline = [job for job in waiting if job.deadline_at is not None]
+    if not with_deadline:
+        return frozenset()
+    coming = {
+        node.bought_for for node in nodes if node.state in COMING and node.place[2] is CapacityType.ON_DEMAND
+    }
+    return frozenset(
+        job.id
+        for job in with_deadline
+        if keeps_off_spot(job, now, start_up_s, is_coming=job.id in coming)
+        and _has_on_demand(job.placement, pools)
+    )
+
+
+def _has_on_demand(placement: Placement, pools: Sequence[PoolSize]) -> bool:
+    """The job and its pools do not exclude on-demand nodes."""
+    return placement.capacity is not CapacityRule.SPOT and any(
+        CapacityType.ON_DEMAND in pool.capacities and pool.may_hold(placement.on_demand) for pool in pools
+    )
+
+
+def _wait(job: JobDemand, waits_for: str, reason: str, *, is_hopeless: bool = False) -> Wait:
+    return Wait(job_id=job.id, reason=reason, waits_for=f"waiting_for_{waits_for}", is_hopeless=is_hopeless)
+
+
+def _quota_wait(counting: Counting, job: JobDemand, *, is_own: bool) -> Wait | None:
+    """Why the quota of its project keeps the job's smallest group from starting, whatever is free; or None.
+
+    Nodes that were bought for it (`is_own`) are paid for by its project; other free nodes are paid for by others.
+    """
+    if (never := counting.never(job)) is not None:
+        return _wait(job, "quota", never, is_hopeless=True)
+    if counting.ahead_of(job) is not None:
+        # Without the name of that job: it would change the message of all of them whenever one starts.
+        return _wait(job, "quota", "waits for its turn behind another job of its project")
+    allowed, why = counting.allowed(job, job.min_workers)
+    if allowed < job.min_workers:
+        counting.wait(job)
+        return _wait(job, "quota", f"waits for the quota of its project: {why}")
+    if is_own or (refusal := _without_money(counting, job)) is None:
+        return None
+    return _wait(job, "quota", refusal)
+
+
+def _without_money(counting: Counting, job: JobDemand) -> str | None:
+    """Why nothing is bought for a job that does not fit, or None: then it waits for nodes like any other."""
+    why = counting.bar(job)
+    if why is None:
+        return None
+    counting.wait(job)
+    return f"waits for the quota of its project: {why}"
+
+
+def _free_beside(
+    running: Iterable[JobDemand], nodes: Sequence[NodeView], kept: Mapping[str, str]
+) -> list[Resources]:
+    """What is free on each node: beside the workers that are there, and beside what their groups may grow to."""
+    jobs = {job.id: job for job in running}
+    held = dict.fromkeys(jobs, 0)
+    free: list[Resources] = []
+    # Workers where they are, before what the groups may grow to.
+    for node in nodes:
+        left = node.resources if node.free is None else node.free
+        for job_id, count in node.jobs.items():
+            if (job := jobs.get(job_id)) is not None:
+                held[job_id] += count
+                left = without(left, count, job.worker_resources) if node.free is None else left
+        free.append(left)
+    for job in jobs.values():
+        has, allowed = min(held[job.id], job.max_workers), _allowed(nodes, job.placement)
+        others = _available_to(kept, job.id, nodes, allowed)
+        found, after = place_group(free, job.sizes, job.worker_resources, others, has)
+        if has + found < job.min_workers and others is not allowed:
+            # It starts, and takes what it finds.
+            _, after = place_group(free, job.sizes, job.worker_resources, allowed, has)
+        free = after
+    return free
+
+
+def _available_to(
+    kept: Mapping[str, str], job_id: str, nodes: Sequence[NodeView], allowed: Sequence[bool] | None
+) -> Sequence[bool] | None:
+    """The allowed nodes without those that are kept for other jobs."""
+    if not kept:
+        return allowed
+    mine = [kept.get(node.id, job_id) == job_id for node in nodes]
+    return mine if allowed is None else [one and other for one, other in zip(mine, allowed, strict=True)]
+
+
+def _allocate_beside_kept(
+    kept: Mapping[str, str],
+    job: JobDemand,
+    nodes: Sequence[NodeView],
+    free: list[Resources],
+    allowed: Sequence[bool] | None,
+) -> Allocation:
+    """Place a worker group of the job; on nodes that are kept for others only where it does not fit elsewhere.
+
+    Else two jobs that wait for nodes that are kept for each other would never start.
+    """
+    others = _available_to(kept, job.id, nodes, allowed)
+    allocation = _allocate(job, job.sizes, nodes, free, others)
+    if allocation.workers >= job.min_workers or others is allowed:
+        return allocation
+    return _allocate(job, job.sizes, nodes, free, allowed)
+
+
+def _allowed(nodes: Sequence[NodeView], placement: Placement) -> list[bool] | None:
+    """Which nodes the placement allows; None where it allows all."""
+    if placement.is_anywhere:
+        return None
+    return [placement.allows(*node.place) and placement.reaches(node.fabric) for node in nodes]
+
+
+def _allocate(
+    job: JobDemand,
+    sizes: WorkerSizes,
+    nodes: Sequence[NodeView],
+    free: list[Resources],
+    allowed: Sequence[bool] | None,
+) -> Allocation:
+    """Place a worker group of the job of one of these sizes."""
+    if allowed is None or not job.placement.needs_fabric:
+        return Allocation(*place_group(free, sizes, job.worker_resources, allowed))
+    return place_in_domain(
+        job, sizes, nodes, free, [at for at, is_allowed in enumerate(allowed) if is_allowed]
+    )
+
+
+def _first_wait(
+    job: JobDemand,
+    placement: Placement,
+    nodes: Sequence[NodeView],
+    allowed: Sequence[bool] | None,
+    found: int,
+) -> Wait:
+    """Why the next job waits, where capacity for `found` of its workers is free."""
+    everything = [node.resources for node in nodes]
+    together = _together(placement)
+    least = WorkerSizes(job.min_workers, job.min_workers)
+    possible = _allocate(job, least, nodes, everything, allowed).workers
+    if possible < least.min:
+        count = len(nodes) if allowed is None else sum(allowed)
+        ready = " ".join(word for word in (f"the {count} ready nodes", placement.in_words()) if word)
+        why = f"{WAITS_FOR_NODES} it needs {_group(job)}{together} and {ready} have room for {possible}"
+        return _wait(job, "nodes", why)
+    return _wait(
+        job, "turn", f"is next: it needs {_group(job)}{together} and other jobs leave room for {found}"
+    )
+
+
+def _together(placement: Placement) -> str:
+    return " in one fabric domain" if placement.needs_fabric else ""
+
+
+def _never(job: JobDemand, pools: Sequence[PoolSize]) -> str | None:
+    """Why the job could not start even if every pool were complete and empty, or None."""
+    worker, placement = job.worker_resources, job.placement
+    if refusal := _nowhere(placement, pools):
+        return refusal
+    most = most_in_all(pools, worker, placement)
+    if most >= job.min_workers:
+        return None
+    if most == 0:
+        joined = "that InfiniBand joins " if placement.needs_fabric else ""
+        return (
+            f"no node of the pools {joined}has {describe(worker)} for a worker: "
+            "ask for less in `resources`, or add larger nodes"
+        )
+    return (
+        f"it needs {_group(job)}{_together(placement)} and the complete pools have room for {most}: "
+        "lower `workers.min` or `resources`, or add nodes"
+    )
+
+
+def _nowhere(placement: Placement, pools: Sequence[PoolSize]) -> str | None:
+    """Why no pool has nodes that the job accepts, whatever their resources, or None."""
+    if placement.is_anywhere or any(pool.may_hold(placement) for pool in pools):
+        return None
+    names = ", ".join(pool.name for pool in pools) or "none"
+    unknown = [name for name in placement.pools if name not in {pool.name for pool in pools}]
+    if placement.pools and len(unknown) == len(placement.pools):
+        return f"there is no pool {' or '.join(unknown)}: change `placement.pools`; the pools are {names}"
+    if placement.needs_fabric and not any(pool.with_fabric for pool in pools):
+        return (
+            "no pool buys machines that InfiniBand joins: leave `placement.fabric` out, or have a size with InfiniBand"
+            f" added to a pool; the pools are {names}"
+        )
+    return f"no pool has nodes {placement.in_words()}: change `placement`; the pools are {names}"
+
+
+def _group(job: JobDemand) -> str:
+    least = job.min_workers
+    workers = "1 worker" if least == 1 else f"{least} workers"
+    return f"{workers} of {describe(job.worker_resources)}"
+
+
+def describe(resources: Resources) -> str:
+    """The resources for people: `2 CPU, 1 GPU, 4.0 GiB memory`."""
+    parts = []
+    for name, amount in sorted(resources.items()):
+        if amount <= 0:
+            continue
+        parts.append(f"{amount / 2**30:.1f} GiB memory" if name == "memory" else f"{amount:g} {name}")
+    return ", ".join(parts) or "nothing"
