@@ -83,6 +83,11 @@ class Notice:
     step: BudgetStep | None
 
 
-Action = Start | Launch | Drain | Terminate | Wait | Notice
+@dataclass(frozen=True)
+class ShowMore:
+    """Plan again with more of the jobs that wait: all that are in the view have their nodes, and others wait behind."""
+
+
+Action = Start | Launch | Drain | Terminate | Wait | Notice | ShowMore
 #: Jobs that start, in their order, or: what has to go first, then drains, launches, notices and waits.
 Plan = tuple[Action, ...]

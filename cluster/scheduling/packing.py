@@ -32,6 +32,8 @@ class Packed:
     #: Jobs that had no turn, and why: there may be many, so the reason is stored once.
     behind: list[JobDemand] = field(default_factory=list)
     why_behind: str = ""
+    #: Jobs that wait behind those of the view could be given nodes as well.
+    is_open: bool = False
     #: Jobs that have their smallest group on nodes of which some still start or are to be bought.
     starting: dict[str, int] = field(default_factory=dict)
 
@@ -77,6 +79,9 @@ class Packing:
                 self._space.open(
                     job, unused=True
                 )  # it waits for something else than nodes, and others may have its own
+        known = self._context.jobs
+        last = [known[job_id] for job_id in self._context.view.cut_at if job_id in known]
+        packed.is_open = not packed.why_behind and any(self._counting.ahead_of(one) is None for one in last)
         for job in served:
             self._beyond(job)
             self._space.open(job, unused=True)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cluster.policies.policies import BudgetStep, Policies, PoolPolicy
-from cluster.scheduling.actions import Drain, Launch, Notice, Plan, Terminate, Wait
+from cluster.scheduling.actions import Drain, Launch, Notice, Plan, ShowMore, Terminate, Wait
 from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.domains import Domains
 from cluster.scheduling.exchange import hand_over, move_off_spot, replacements, why_they_stay
@@ -62,6 +62,7 @@ def plan(
     paced = within_pace(context, launches)
     accepted = allowed_by_rules(view, paced.launches, rules)
     return (
+        *([ShowMore()] if packed.is_open else []),
         *ends,
         *returns.actions,
         *accepted.launches,

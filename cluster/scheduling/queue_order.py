@@ -9,6 +9,8 @@ from typing import Protocol, TypeVar
 WINDOW = 200
 #: The same of each project, where projects have shares or quotas.
 WINDOW_OF_EACH = 50
+#: How many times as many a plan of purchases is shown, one after the other, as long as all that are shown have nodes.
+WIDTHS = (1, 7, 50)
 #: Sort key of the queue: the job with the smallest key is next.
 QueueKey = tuple[int, bool, float, str]
 #: The message of a job while others are ahead of it; `placed` adds how many when it is read.

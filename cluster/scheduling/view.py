@@ -243,6 +243,8 @@ class ClusterView:
     budget_step: BudgetStep | None = None
     #: No job overtakes one that waits for nodes, so nothing is bought for those behind it.
     in_turns: bool = False
+    #: Of the jobs that wait and are shown here those behind which more wait that are not shown, by id.
+    cut_at: frozenset[str] = frozenset()
     #: Seconds from the order of a machine to its readiness, as measured lately.
     start_up_s: float = START_UP_S
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cluster.scheduling.queue_order import WINDOW_OF_EACH, QueueKey
 from cluster.simulator.jobs import SimJob
@@ -35,6 +35,13 @@ class JobsByTurn:
         """The jobs whose turn comes next."""
         return self._sims[:count]
 
+    def show(self, width: int) -> None:
+        """Show a plan so many times as many jobs as usual, which changes nothing here."""
+
+    def cut_at(self, shown: Sequence[SimJob]) -> frozenset[str]:
+        """The jobs behind which more wait than are shown, by id."""
+        return frozenset([shown[-1].job.id]) if shown and len(shown) < len(self) else frozenset()
+
     def all(self) -> list[SimJob]:
         """All jobs."""
         return list(self._sims)
@@ -50,6 +57,7 @@ class JobsByProject(JobsByTurn):
         super().__init__()
         self._order = order
         self._by_project: dict[str, JobsByTurn] = {}
+        self._most = WINDOW_OF_EACH
         #: The last order, until something changes that it depends on.
         self._known: list[SimJob] | None = None
 
@@ -68,15 +76,25 @@ class JobsByProject(JobsByTurn):
         self._known = None
 
     def first(self, count: int) -> list[SimJob]:
-        """The jobs whose turn comes next, of at most `WINDOW_OF_EACH` jobs of each project."""
+        """The jobs whose turn comes next, of at most so many of each project as are shown."""
         if self._known is None:
             self._known = self._order(
-                [sim for jobs in self._by_project.values() for sim in jobs.first(WINDOW_OF_EACH)]
+                [sim for jobs in self._by_project.values() for sim in jobs.first(self._most)]
             )
             for place, sim in enumerate(self._known):
                 if sim.place != place:
                     sim.place, sim.seen = place, None
         return self._known[:count]
+
+    def show(self, width: int) -> None:
+        """Show so many times as many jobs of each project as usual."""
+        if self._most != width * WINDOW_OF_EACH:
+            self._most, self._known = width * WINDOW_OF_EACH, None
+
+    def cut_at(self, _: Sequence[SimJob]) -> frozenset[str]:
+        """The last jobs that are shown of each project of which more wait, by id."""
+        cut = [jobs.first(self._most)[-1] for jobs in self._by_project.values() if len(jobs) > self._most]
+        return frozenset(sim.job.id for sim in cut)
 
     def all(self) -> list[SimJob]:
         """All jobs, project by project."""

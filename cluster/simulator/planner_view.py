@@ -19,6 +19,7 @@ def view_of(
     begins_at: float,
     *,
     waiting: Iterable[SimJob],
+    cut_at: frozenset[str],
     running: Iterable[SimJob],
     nodes: Iterable[SimNode],
     offerings: tuple[Offering, ...],
@@ -44,6 +45,7 @@ def view_of(
         spent_by_project=spent_by_project,
         budget_step=budget_step,
         in_turns=True,
+        cut_at=cut_at,
         start_up_s=start_up_s,
     )
 

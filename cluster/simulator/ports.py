@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from cluster.policies.policies import Policies
 from cluster.scheduling.actions import Plan
-from cluster.scheduling.queue_order import WINDOW
 from cluster.scheduling.view import ClusterView
 
 Planner = Callable[[ClusterView, Policies, float], Plan]
@@ -27,7 +26,5 @@ class Assumptions:
     refused_s: float = 300.0
     #: Seconds without a start, an end or an arrival after which the jobs that wait are given up.
     stuck_s: float = 7 * 86_400.0
-    #: Jobs that wait and are shown to the planner, first ones first, where projects have no quotas.
-    window: int = WINDOW
     #: True: the planner is asked at every look, also when nothing that it decides on has changed.
     asks_always: bool = False

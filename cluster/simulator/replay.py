@@ -10,9 +10,10 @@ import math
 from collections.abc import Callable
 
 from cluster.policies.policies import BudgetStep, Policies
-from cluster.scheduling.actions import Drain, Launch, Notice, Terminate, Wait
+from cluster.scheduling.actions import Drain, Launch, Notice, ShowMore, Terminate, Wait
 from cluster.scheduling.health import remembered_s
 from cluster.scheduling.money import step_reached
+from cluster.scheduling.queue_order import WIDTHS, WINDOW
 from cluster.scheduling.quotas import counts_money, has_quotas
 from cluster.scheduling.view import ClusterView
 from cluster.simulator.empty_plans import is_plan_empty, may_return_to_spot
@@ -68,6 +69,7 @@ class Replay:
         self._looked_s = -math.inf
         self._step: BudgetStep | None = None
         self._step_day = -1
+        self._width = 1
         self._most = sum(pool.max_nodes for pool in policies.pools.values())
         self._returns_to_spot = any(pool.return_to_spot_s is not None for pool in policies.pools.values())
         #: The first of those that wait holds up all others; a project's quota would hold up its own jobs only.
@@ -211,12 +213,18 @@ class Replay:
             return
         at = self.trace.begins_at + now
         has_acted = False
-        view = self._view(now)
+        for width in WIDTHS:
+            self._show(width)
+            view = self._view(now)
+            actions = self._planner(view, self.policies, at)
+            if not any(isinstance(action, ShowMore) for action in actions):
+                break
+        self._show(1)
         self._step = step_reached(view, self.policies)
         if self.fleet.has_failures:
             self._times.see(view)
         self._times.see_late(view)
-        for action in self._planner(view, self.policies, at):
+        for action in actions:
             if not isinstance(action, Wait):  # most of a plan in a crowded cluster
                 has_acted |= self._do(now, action)
         if has_acted or self._runs_by_the_clock:
@@ -238,20 +246,27 @@ class Replay:
         With quotas the first ones of every project, as in the service: those of one do not hide another's.
         """
         waiting = self.work.waiting
-        return waiting.first(self._assumptions.window if self._is_strict else len(waiting))
+        return waiting.first(len(waiting) if self.work.counts_projects else self._width * WINDOW)
+
+    def _show(self, width: int) -> None:
+        """Show plans so many times as many of the waiting jobs as usual, as the service does."""
+        self._width = width
+        self.work.waiting.show(width)
 
     def _view(self, now: float) -> ClusterView:
         spent = (0.0, 0.0)
         if self.policies.budget.usd_per_day is not None or self.policies.budget.usd_per_month is not None:
             self.fleet.pay_all(now)
             spent = self.ledger.spent(now)
+        waiting = self._in_view()
         day = int((self.trace.begins_at + now) // DAY_S)
         if day != self._step_day:
             self._step_day, self._step = day, None
         return view_of(
             now,
             self.trace.begins_at,
-            waiting=self._in_view(),
+            waiting=waiting,
+            cut_at=self.work.waiting.cut_at(waiting),
             running=self.work.running.values(),
             nodes=self.fleet.seen(now),
             offerings=self.fleet.market.offered,

@@ -48,12 +48,12 @@ class Work:
         self._policies = policies
         self._has_quotas = has_quotas(policies)
         #: Projects have shares or quotas, so that the order and the starts depend on what runs.
-        self._counts_projects = self._has_quotas or has_shares(policies)
+        self.counts_projects = self._has_quotas or has_shares(policies)
         self._pools = complete_pools(policies, trace.offerings, _most_nodes)
         #: Whether jobs of a kind can ever start.
         self._possible: dict[tuple[object, ...], bool] = {}
         self._backoff = backoff
-        self.waiting = JobsByProject(self._in_turns) if self._counts_projects else JobsByTurn()
+        self.waiting = JobsByProject(self._in_turns) if self.counts_projects else JobsByTurn()
         self.running: dict[str, SimJob] = {}
         #: All jobs that were submitted, by id.
         self.sims: dict[str, SimJob] = {}
@@ -195,7 +195,7 @@ class Work:
         free_nodes = sorted(fleet.with_capacity.values(), key=_preference)
         kept = self._grow_all(now, free_nodes, None)
         # Where projects count, all are asked about before anything starts, as the service does.
-        look = len(self.waiting) if self._counts_projects else FIRST_LOOK
+        look = len(self.waiting) if self.counts_projects else FIRST_LOOK
         while waiting := self.waiting.first(look):
             off_spot = self._off_spot(now, waiting)
             self._is_any_off_spot = self._is_any_off_spot or bool(off_spot)

@@ -76,6 +76,7 @@ def priced_view(
         quota_left=_left_beyond(nodes, supply),
         paused_until=paused_until,
         in_turns=True,
+        cut_at=jobs.cut_at,
         start_up_s=jobs.start_up_s,
     )
     if not _counts_money(policies):

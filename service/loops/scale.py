@@ -20,9 +20,10 @@ from cluster.policies.offerings import Offering, zone_and_capacity
 from cluster.policies.placement import FABRIC_LABEL, labels_of
 from cluster.policies.policies import Policies
 from cluster.provider import NodeRequest, ProvidedNode, Provider, ProviderError, Throttled, Unanswered
-from cluster.scheduling.actions import Drain, Launch, Notice, Plan, Terminate, Wait
+from cluster.scheduling.actions import Drain, Launch, Notice, Plan, ShowMore, Terminate, Wait
 from cluster.scheduling.money import money_of, step_reached
 from cluster.scheduling.planner import plan
+from cluster.scheduling.queue_order import WIDTHS
 from cluster.scheduling.refusals import after_refusal, made_good, taken_back
 from cluster.scheduling.view import ENDED, ClusterView, NodeView
 from remora.states import NodeState
@@ -107,7 +108,7 @@ def _decide(
     else:
         policies = kept_full(policies, tick.now)
         view = unpriced_view(access.supply, workload, nodes, tick.now)
-    actions = plan(view, policies, tick.now)
+    actions, view, workload = _planned(tick, access, policies, view, workload, rows)
     _record_budget_step(tick, view, policies)
     if access.follows_policies:
         apply_budget_pause(
@@ -120,17 +121,50 @@ def _decide(
     return requests, waits
 
 
+def _planned(
+    tick: Tick,
+    access: ClusterAccess,
+    policies: Policies,
+    view: ClusterView,
+    workload: Workload,
+    rows: Sequence[NodeRow],
+) -> tuple[Plan, ClusterView, Workload]:
+    """The plan for as many of the waiting jobs as it can serve, and what it was made from."""
+    actions = plan(view, policies, tick.now)
+    for width in WIDTHS[1:]:
+        if not any(isinstance(action, ShowMore) for action in actions):
+            break
+        wider = partial(_load_jobs, tick=tick, access=access, policies=policies, rows=rows, width=width)
+        workload = tick.load(wider)
+        view = replace(view, jobs=workload.demands, cut_at=workload.cut_at)
+        actions = plan(view, policies, tick.now)
+    return actions, view, workload
+
+
 def _load(
     connection: sa.Connection, tick: Tick, access: ClusterAccess
 ) -> tuple[Policies, list[NodeRow], Workload]:
-    """Policies, nodes and jobs; without the queue where nodes cost nothing, because pools are kept full there."""
+    """Policies, nodes and jobs."""
     policies = policies_in_force(connection, tick.settings)
     rows = remembered_nodes(connection, policies, tick.now)
+    return policies, rows, _load_jobs(connection, tick, access, policies, rows)
+
+
+def _load_jobs(
+    connection: sa.Connection,
+    tick: Tick,
+    access: ClusterAccess,
+    policies: Policies,
+    rows: Sequence[NodeRow],
+    width: int = 1,
+) -> Workload:
+    """The jobs, without those that wait where nodes cost nothing, because pools are kept full there."""
     running = job_store.live_attempts(connection)
     workload = Workload(now=tick.now, running=running)
     if access.follows_policies:
-        workload = load_workload(connection, policies, access.supply.offerings(), rows, running, tick.now)
-    return policies, rows, with_costs(connection, workload)
+        offerings = access.supply.offerings()
+        workload = load_workload(connection, policies, offerings, rows, running, tick.now, width)
+    return with_costs(connection, workload)
 
 
 def _write_down(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -35,6 +36,8 @@ class Workload:
     #: Rows of those that wait, by id, and their demands in queue order.
     rows: Mapping[str, JobRow] = field(default_factory=dict)
     waiting: Sequence[JobDemand] = ()
+    #: Of those that wait the ones behind which more wait that were not loaded, by id.
+    cut_at: frozenset[str] = frozenset()
     #: What there is once each pool has all the nodes that it may have.
     pools: Sequence[PoolSize] = ()
     #: Seconds that machines take to start, as measured lately.
@@ -75,19 +78,25 @@ def load_workload(
     nodes: Sequence[NodeRow],
     running: Sequence[tuple[JobRow, AttemptRow]],
     now: float,
+    width: int = 1,
 ) -> Workload:
     """The first jobs that may start now, next one first, and those that run, beside the nodes that are remembered.
 
-    Queue and planner load the same: with other pools, projects with shares would have another order.
+    Queue and planner load the same: with other pools, projects with shares would have another order.  `width` times as
+    many as usual are loaded of those that wait.
     """
     pools = pool_sizes(policies, as_shown(offerings, nodes), now)
     workload = Workload(now=now, running=running, pools=pools, start_up_s=start_up_s(nodes))
     is_counted = has_shares(policies) or has_quotas(policies)
-    rows = (
-        job_store.queued_jobs_of_each(connection, now, WINDOW_OF_EACH)
-        if is_counted
-        else job_store.queued_jobs(connection, now, WINDOW)
-    )
+    if is_counted:
+        most = width * WINDOW_OF_EACH
+        rows = job_store.queued_jobs_of_each(connection, now, most)
+        per_project = Counter(row.project for row in rows)
+        is_cut = {project for project, count in per_project.items() if count >= most}
+        cut_at = {row.project: row.id for row in rows if row.project in is_cut}  # the last one of each
+    else:
+        rows = job_store.queued_jobs(connection, now, width * WINDOW)
+        cut_at = {"": rows[-1].id} if len(rows) >= width * WINDOW else {}
     demands = [demand_of(row, None, None, now) for row in rows]
     order = in_order(demands, urgent_among(demands, now, workload.start_up_s))
     if has_shares(policies):
@@ -96,7 +105,8 @@ def load_workload(
         if (shares := shares_of(policies, pools, held)) is not None:
             order = shares.order(order)
     waiting = [replace(demand, place=place) for place, demand in enumerate(order)]
-    return replace(workload, rows={row.id: row for row in rows}, waiting=waiting)
+    by_id = {row.id: row for row in rows}
+    return replace(workload, rows=by_id, waiting=waiting, cut_at=frozenset(cut_at.values()))
 
 
 def with_costs(connection: sa.Connection, workload: Workload) -> Workload:

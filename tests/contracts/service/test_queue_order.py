@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from remora.states import JobState
 from cluster.scheduling.queue_order import queue_key
+from remora.states import JobState
 from service.settings import Settings
 from service.store import jobs
 from service.store.database import Database

@@ -16,6 +16,7 @@ from cluster.scheduling.money import MEANING
 from cluster.scheduling.words import clock
 from remora.spec.spec import JobSpec
 from remora.states import EndReason, JobState, NodeState
+from service.loops import workload
 from service.queue.bill import Charge, Payer, Purpose, charges
 from service.queue.ledger import UseRow
 from service.settings import Settings
@@ -65,6 +66,21 @@ def test_nodes_are_bought_for_jobs_and_for_nothing_else(world: World) -> None:
     assert {node.bought_for for node in living(world)} == {job_id}
     assert {node.price_per_hour for node in living(world)} == {0.04}
     assert world.job(job_id).state is JobState.ADMITTED
+
+
+def test_one_plan_buys_for_all_jobs_of_a_burst(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan is shown so many of the waiting jobs at first, and more as long as all of them have their nodes."""
+    monkeypatch.setattr(workload, "WINDOW", 2)
+    pace = "    grow_per_minute: 6000\n"
+    apply(world, DOCUMENT.format(max_nodes=50) + pace)
+    waiting = [world.submit() for _ in range(30)]
+    world.cluster.joins = False
+    world.tick()
+    assert {node.bought_for for node in living(world)} == set(waiting)
+    apply(world, DOCUMENT.format(max_nodes=30) + pace)
+    behind = world.submit()
+    world.tick()
+    assert behind not in {node.bought_for for node in living(world)}, "the pool is complete"
 
 
 def test_what_is_sold_out_is_not_asked_for_again_and_the_next_is_bought_within_two_ticks(

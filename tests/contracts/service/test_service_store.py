@@ -16,10 +16,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.exc import IntegrityError
 
+from cluster.scheduling.queue_order import queue_key
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import lifecycle
 from service.queue.lifecycle import Decision
-from cluster.scheduling.queue_order import queue_key
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from service.store import jobs, leases, nodes, telemetry
 from service.store.database import Database

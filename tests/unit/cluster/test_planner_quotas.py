@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.policies.policies import Policies
-from cluster.scheduling.actions import Drain, Launch, Plan
+from cluster.scheduling.actions import Drain, Launch, Plan, ShowMore
 from cluster.scheduling.planner import plan
-from cluster.scheduling.view import Spending
+from cluster.scheduling.view import JobDemand, Spending
 from tests.unit.cluster.planner_worlds import NOW, acts, bought, job, node, rules, said_to, view
 
 
@@ -100,3 +100,17 @@ def test_what_was_bought_before_the_money_was_spent_is_kept_for_its_job_and_noth
         wish = view([job("j", size, project="v")], own, in_turns=True, spent_by_project=spent)
         actions = plan(wish, limited(usd_per_day=5.0), NOW)
         assert [type(one) for one in acts(actions)] == ([] if kept else [Drain, Drain])
+
+
+def test_more_jobs_are_shown_as_long_as_the_last_ones_that_are_shown_do_not_hold_up_others() -> None:
+    def is_open(jobs: list[JobDemand], cut_at: set[str], policies: Policies) -> bool:
+        shown = [replace(one, place=place) for place, one in enumerate(jobs)]
+        asked = view(shown, in_turns=True, cut_at=frozenset(cut_at))
+        return ShowMore() in plan(asked, policies, NOW)
+
+    two = [job("a", project="v"), job("b", project="v")]
+    assert is_open(two, {"b"}, rules(max_nodes=9))
+    assert not is_open(two, set(), rules(max_nodes=9)), "all that wait are shown"
+    assert not is_open(two, {"b"}, rules(max_nodes=1)), "all wait for nodes behind the last one"
+    assert not is_open(two, {"b"}, limited(gpus=1)), "its project may use no more"
+    assert is_open([*two, job("c", project="s")], {"b", "c"}, limited(gpus=1)), "another project may"

@@ -16,11 +16,12 @@ from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
 from cluster.scheduling.installed_rules import load_rules
 from cluster.scheduling.planner import plan
+from cluster.scheduling.queue_order import WINDOW
 from cluster.simulator.ports import Assumptions
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.generator import Cluster, GeneratorOptions, generated
-from cluster.traces.trace import MarketChange, Trace, TraceJob
+from cluster.traces.trace import PROVISIONING_S, MarketChange, Trace, TraceJob
 from remora.spec.worker_sizes import WorkerSizes
 from service.what_if.answer import answer, backoff_in_a_replay, replayed
 from service.what_if.question import Refused, read_question
@@ -58,6 +59,18 @@ def a_trace(seed: int, jobs: int = 25, quotas: Mapping[str, int] | None = None) 
 def test_a_job_that_is_lost_a_hundred_times_is_given_up() -> None:
     assert backoff_in_a_replay(1) == backoff_in_a_replay(100) == 0.5
     assert backoff_in_a_replay(101) is None
+
+
+def test_all_jobs_of_a_burst_get_nodes_at_once_where_there_are_enough() -> None:
+    """Also those that the planner is not shown at first."""
+    jobs = tuple(
+        TraceJob(id=f"j{n:03}", at_s=0.0, sizes=WorkerSizes(1, 1), resources={"GPU": 1.0}, work_s=3600.0)
+        for n in range(3 * WINDOW)
+    )
+    rules = policies(CapacityRule.ON_DEMAND, max_nodes=150, grow_per_minute=1000.0)
+    work = replayed(Trace(offerings=OFFERINGS, jobs=jobs), rules, Assumptions()).work
+    assert {sim.started_s for sim in work.ended} == {PROVISIONING_S}
+    assert len(work.ended) == len(jobs)
 
 
 @pytest.mark.parametrize("rule", list(CapacityRule))
