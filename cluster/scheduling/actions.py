@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from cluster.policies.policies import BudgetStep
 
 
+class WaitsFor(StrEnum):
+    """What keeps a job in the queue from starting; a job's row has it as its reason."""
+
+    NODES = "waiting_for_nodes"
+    TURN = "waiting_for_turn"
+    QUOTA = "waiting_for_quota"
+
+
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class StartJob:
     """Begin an attempt of a job that waits: its smallest worker group fits on nodes that are ready."""
 
     job_id: str
@@ -67,8 +76,8 @@ class Wait:
     job_id: str | None = None
     pool: str | None = None
     node_id: str | None = None
-    #: What a job in the queue does not start for: `waiting_for_nodes`, `waiting_for_turn` or `waiting_for_quota`.
-    waits_for: str | None = None
+    #: Of a job in the queue that does not start.
+    waits_for: WaitsFor | None = None
     #: No pool, or no quota, could ever hold the job.
     is_hopeless: bool = False
 
@@ -88,6 +97,6 @@ class ShowMore:
     """Plan again with more of the jobs that wait: all that are in the view have their nodes, and others wait behind."""
 
 
-Action = Start | Launch | Drain | Terminate | Wait | Notice | ShowMore
+Action = StartJob | Launch | Drain | Terminate | Wait | Notice | ShowMore
 #: Jobs that start, in their order, or: what has to go first, then drains, launches, notices and waits.
 Plan = tuple[Action, ...]

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from cluster.policies.offerings import CapacityType
 from cluster.policies.placement import Placement
 from cluster.policies.policies import CapacityRule
-from cluster.scheduling.actions import Start, Wait
+from cluster.scheduling.actions import StartJob, Wait, WaitsFor
 from cluster.scheduling.counting import Counting
 from cluster.scheduling.fitting import Resources
 from cluster.scheduling.placing import Allocation, place_group, place_in_domain, without
@@ -40,7 +40,7 @@ def starts(
     off_spot: Container[str] = (),
     kept: Mapping[str, str] = MappingProxyType({}),
     tells_jobs: bool = True,
-) -> tuple[Start | Wait, ...]:
+) -> tuple[StartJob | Wait, ...]:
     """Decide about `queue`, which is in queue order and holds only jobs that may start now, on nodes that are ready.
 
     `running` are the jobs that may still grow there, and those with workers on nodes that do not say what is free.
@@ -51,7 +51,7 @@ def starts(
     """
     free = _free_beside(running, nodes, kept)
     own = {node.bought_for for node in nodes}
-    decided: list[Start | Wait] = []
+    decided: list[StartJob | Wait] = []
     is_any_waiting = False
     for job in queue:
         is_off_spot = job.id in off_spot
@@ -67,26 +67,26 @@ def starts(
         if not is_any_waiting and not fits:
             never = _never(job, pools)
         if not fits and never is not None:
-            decided.append(_wait(job, "nodes", never, is_hopeless=True))
+            decided.append(_wait(job, WaitsFor.NODES, never, is_hopeless=True))
             continue
         if counting is not None and (wait := _quota_wait(counting, job, is_own=job.id in own)) is not None:
             decided.append(wait)
             continue
         if not is_any_waiting and fits:
-            decided.append(Start(job_id=job.id, fabric=allocation.fabric, on_demand=is_off_spot))
+            decided.append(StartJob(job_id=job.id, fabric=allocation.fabric, on_demand=is_off_spot))
             if counting is not None:
                 # It counts with all that it may use until its driver has reported its workers.
                 counting.count(job, job.max_workers)
             free = allocation.free_after
             continue
         if counting is not None and (why := _without_money(counting, job)) is not None:
-            decided.append(_wait(job, "quota", why))
+            decided.append(_wait(job, WaitsFor.QUOTA, why))
             continue
         if not tells_jobs:
             break  # no job starts behind one that waits
         if is_any_waiting:
             # How many are ahead changes with every start: it is counted when the message is read.
-            decided.append(_wait(job, "turn", WAITS_FOR_TURN))
+            decided.append(_wait(job, WaitsFor.TURN, WAITS_FOR_TURN))
         else:
             decided.append(_first_wait(job, safe, nodes, allowed, allocation.workers))
         is_any_waiting = True
@@ -142,8 +142,8 @@ def _has_on_demand(placement: Placement, pools: Sequence[PoolSize]) -> bool:
     )
 
 
-def _wait(job: JobDemand, waits_for: str, reason: str, *, is_hopeless: bool = False) -> Wait:
-    return Wait(job_id=job.id, reason=reason, waits_for=f"waiting_for_{waits_for}", is_hopeless=is_hopeless)
+def _wait(job: JobDemand, waits_for: WaitsFor, reason: str, *, is_hopeless: bool = False) -> Wait:
+    return Wait(job_id=job.id, reason=reason, waits_for=waits_for, is_hopeless=is_hopeless)
 
 
 def _quota_wait(counting: Counting, job: JobDemand, *, is_own: bool) -> Wait | None:
@@ -152,17 +152,17 @@ def _quota_wait(counting: Counting, job: JobDemand, *, is_own: bool) -> Wait | N
     Nodes that were bought for it (`is_own`) are paid for by its project; other free nodes are paid for by others.
     """
     if (never := counting.never(job)) is not None:
-        return _wait(job, "quota", never, is_hopeless=True)
+        return _wait(job, WaitsFor.QUOTA, never, is_hopeless=True)
     if counting.ahead_of(job) is not None:
         # Without the name of that job: it would change the message of all of them whenever one starts.
-        return _wait(job, "quota", "waits for its turn behind another job of its project")
+        return _wait(job, WaitsFor.QUOTA, "waits for its turn behind another job of its project")
     allowed, why = counting.allowed(job, job.min_workers)
     if allowed < job.min_workers:
         counting.wait(job)
-        return _wait(job, "quota", f"waits for the quota of its project: {why}")
+        return _wait(job, WaitsFor.QUOTA, f"waits for the quota of its project: {why}")
     if is_own or (refusal := _without_money(counting, job)) is None:
         return None
-    return _wait(job, "quota", refusal)
+    return _wait(job, WaitsFor.QUOTA, refusal)
 
 
 def _without_money(counting: Counting, job: JobDemand) -> str | None:
@@ -266,9 +266,9 @@ def _first_wait(
         count = len(nodes) if allowed is None else sum(allowed)
         ready = " ".join(word for word in (f"the {count} ready nodes", placement.in_words()) if word)
         why = f"{WAITS_FOR_NODES} it needs {_group(job)}{together} and {ready} have room for {possible}"
-        return _wait(job, "nodes", why)
+        return _wait(job, WaitsFor.NODES, why)
     return _wait(
-        job, "turn", f"is next: it needs {_group(job)}{together} and other jobs leave room for {found}"
+        job, WaitsFor.TURN, f"is next: it needs {_group(job)}{together} and other jobs leave room for {found}"
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from cluster.policies.offerings import CapacityType
 from cluster.policies.placement import ANYWHERE, Placement
 from cluster.policies.policies import Policies, PoolPolicy
-from cluster.scheduling.actions import Start, Wait
+from cluster.scheduling.actions import StartJob, Wait
 from cluster.scheduling.counting import Counting
 from cluster.scheduling.fitting import dominant_part, slots
 from cluster.scheduling.keeping import kept_nodes, kept_s
@@ -211,7 +211,7 @@ class Work:
                 kept=kept,
                 tells_jobs=False,
             )
-            chosen = {one.job_id: one.fabric for one in decided if isinstance(one, Start)}
+            chosen = {one.job_id: one.fabric for one in decided if isinstance(one, StartJob)}
             for sim in waiting:
                 if sim.job.id in chosen:
                     fabric = chosen[sim.job.id]

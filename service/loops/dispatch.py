@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import sqlalchemy as sa
 
 from cluster.policies.offerings import Offering
-from cluster.scheduling.actions import Start, Wait
+from cluster.scheduling.actions import StartJob, Wait, WaitsFor
 from cluster.scheduling.counting import Counting
 from cluster.scheduling.quotas import counts_money
 from cluster.scheduling.starts import jobs_off_spot, starts
@@ -84,7 +84,7 @@ def _decide(
         kept=snapshot.kept,
     )
     # 3. Apply: rows first, so that a crash before the driver runs is found and healed by `track`.
-    started = _start(tick, [one for one in decided if isinstance(one, Start)])
+    started = _start(tick, [one for one in decided if isinstance(one, StartJob)])
     live.add(started)
     _tell(tick, workload.rows, [_explained(one, why_short) for one in decided if isinstance(one, Wait)])
     return started, snapshot.kept
@@ -93,7 +93,7 @@ def _decide(
 def _explained(wait: Wait, why_short: Mapping[str, str]) -> Wait:
     """Adds the planner's reason to the message of a job that waits for nodes."""
     why = why_short.get(wait.job_id or "")
-    if why is None or wait.waits_for != "waiting_for_nodes" or wait.is_hopeless:
+    if why is None or wait.waits_for is not WaitsFor.NODES or wait.is_hopeless:
         return wait
     return replace(wait, reason=f"{wait.reason}: {why}")
 
@@ -142,7 +142,7 @@ def _end_spent(tick: Tick, job: JobRow) -> None:
     tick.apply(work)
 
 
-def _start(tick: Tick, started: Sequence[Start]) -> list[JobAttempt]:
+def _start(tick: Tick, started: Sequence[StartJob]) -> list[JobAttempt]:
     """The attempts that were made."""
     if not started:
         return []

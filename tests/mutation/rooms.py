@@ -34,7 +34,7 @@ ROOMS = (
                 "planner planner_combinations planner_quotas pools_that_fail nodes_that_go keeping fitting refusals"
                 " eviction_rates",
             ),
-            *_all("tests/unit/service/test_", "urgency fabric_domains quotas plan_reasons service_queue"),
+            *_all("tests/unit/service/test_", "service_queue urgency fabric_domains quotas shares one_answer"),
             "tests/unit/cluster/test_planner_properties.py",
         ),
     ),
@@ -72,7 +72,7 @@ ROOMS = (
         ("service/queue",),
         _all(
             "tests/unit/service/test_",
-            "service_queue fabric_domains quotas urgency shares plan_reasons ledger bill demand drill_account"
+            "service_queue fabric_domains urgency plan_reasons ledger bill demand drill_account"
             " version_zero policy_versions service_docs list_pages service_lifecycle",
         ),
     ),

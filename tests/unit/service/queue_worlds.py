@@ -9,7 +9,7 @@ from typing import Any
 from cluster.policies.offerings import CapacityType
 from cluster.policies.placement import ANYWHERE, Placement
 from cluster.policies.policies import Policies
-from cluster.scheduling.actions import Start, Wait
+from cluster.scheduling.actions import StartJob, Wait
 from cluster.scheduling.counting import Counting
 from cluster.scheduling.pool_sizes import PoolSize
 from cluster.scheduling.starts import starts
@@ -74,12 +74,12 @@ def _fields(job: JobRow) -> dict[str, Any]:
 class Decided:
     """What was decided about a queue."""
 
-    actions: tuple[Start | Wait, ...]
+    actions: tuple[StartJob | Wait, ...]
 
     @property
     def starts(self) -> tuple[str, ...]:
         """Ids of the jobs that start, in order."""
-        return tuple(one.job_id for one in self.actions if isinstance(one, Start))
+        return tuple(one.job_id for one in self.actions if isinstance(one, StartJob))
 
     @property
     def waits(self) -> list[Wait]:
@@ -92,13 +92,13 @@ class Decided:
         return {
             one.job_id: one.fabric
             for one in self.actions
-            if isinstance(one, Start) and one.fabric is not None
+            if isinstance(one, StartJob) and one.fabric is not None
         }
 
     @property
     def on_demand(self) -> set[str]:
         """Jobs that start bound to on-demand nodes."""
-        return {one.job_id for one in self.actions if isinstance(one, Start) and one.on_demand}
+        return {one.job_id for one in self.actions if isinstance(one, StartJob) and one.on_demand}
 
 
 def decide(
