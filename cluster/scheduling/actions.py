@@ -26,6 +26,8 @@ class StartJob:
     fabric: str | None = None
     #: The attempt is bound to on-demand nodes, as the deadline of its job is near.
     on_demand: bool = False
+    #: Where as many of its workers fit as it can use, by ids of nodes; its driver may find other nodes.
+    workers: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

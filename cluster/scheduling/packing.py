@@ -12,11 +12,11 @@ from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import BudgetStep, CapacityRule
 from cluster.scheduling.actions import Launch
 from cluster.scheduling.context import PlanningContext
-from cluster.scheduling.counting import Counting
 from cluster.scheduling.domains import POOL_LETTERS, Domains
 from cluster.scheduling.fitting import FABRIC_NODES, slots
 from cluster.scheduling.free_capacity import Bin, Shape, Space, suits
 from cluster.scheduling.purchases import Ask, Lot, Purchases, Quote
+from cluster.scheduling.quotas import Counting
 from cluster.scheduling.view import JobDemand
 from cluster.scheduling.words import count
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cluster.scheduling.fitting import Resources, slots
 from cluster.scheduling.view import JobDemand, NodeView
@@ -12,36 +12,44 @@ from remora.spec.worker_sizes import WorkerSizes
 
 #: More workers than fit in any domain.
 _ALL = 2**40
+#: Where workers fit: indices of nodes, in their order, with how many on each.
+Places = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class Allocation:
     """Where workers of a job would be placed."""
 
-    #: How many workers fit.
-    workers: int
-    #: What is free on every node afterwards.
-    free_after: list[Resources]
+    places: Places = field(default_factory=list)
     #: Their fabric domain; None: they are in none, or no domain fits one of them.
     fabric: str | None = None
+
+    @property
+    def workers(self) -> int:
+        """How many workers fit."""
+        return count_of(self.places)
+
+
+def count_of(places: Places) -> int:
+    """How many workers these are."""
+    return sum(count for _, count in places)
 
 
 def place(
     nodes: Sequence[Resources], workers: int, worker: Resources, allowed: Sequence[bool] | None = None
-) -> tuple[int, list[Resources]]:
-    """Place up to `workers` on the allowed nodes; returns how many fit, and what is free on each node afterwards."""
-    left = workers
-    after = list(nodes)
+) -> Places:
+    """Where up to `workers` fit on the allowed nodes, the first ones first; `nodes` is what is free on each."""
+    places: Places = []
     for at, node in enumerate(nodes):
-        if left <= 0:
+        if workers <= 0:
             break
         if allowed is not None and not allowed[at]:
             continue
-        count = min(left, slots(node, worker))
+        count = min(workers, slots(node, worker))
         if count > 0:
-            left -= count
-            after[at] = without(node, count, worker)
-    return workers - left, after
+            workers -= count
+            places.append((at, count))
+    return places
 
 
 def place_group(
@@ -50,16 +58,23 @@ def place_group(
     worker: Resources,
     allowed: Sequence[bool] | None = None,
     held: int = 0,
-) -> tuple[int, list[Resources]]:
-    """Place a worker group that has `held` workers elsewhere: as many more as make up one of its possible sizes.
+) -> Places:
+    """Where a worker group fits that has `held` workers elsewhere: as many more as make up one of its possible sizes.
 
     Where its smallest size does not fit, the workers that fit are counted, so that messages say how many are missing.
     """
-    found, after = place(nodes, sizes.max - held, worker, allowed)
-    size = sizes.fit(held + found)
-    if 0 < size < held + found:
-        return place(nodes, max(0, size - held), worker, allowed)
-    return found, after
+    places = place(nodes, sizes.max - held, worker, allowed)
+    could = held + count_of(places)
+    size = sizes.fit(could)
+    return place(nodes, max(0, size - held), worker, allowed) if 0 < size < could else places
+
+
+def beside(nodes: Sequence[Resources], places: Places, worker: Resources) -> list[Resources]:
+    """What is free on each node beside workers at these places."""
+    after = list(nodes)
+    for at, count in places:
+        after[at] = without(after[at], count, worker)
+    return after
 
 
 def without(node: Resources, workers: int, worker: Resources) -> Resources:
@@ -80,16 +95,12 @@ def place_in_domain(
     of its workers, then the one that has least left over, so that large domains stay whole.
     """
     looked = [
-        (*_rate(job, sizes, nodes, free, places), name, places)
-        for name, places in _domains(nodes, allowed).items()
+        (*_rate(job, sizes, nodes, free, there), name) for name, there in _domains(nodes, allowed).items()
     ]
     if not looked:
-        return Allocation(0, list(free))
-    _, found, there, name, places = min(looked, key=lambda one: (one[0], one[3]))
-    after = list(free)
-    for at, left in zip(places, there, strict=True):
-        after[at] = left
-    return Allocation(found, after, name if found else None)
+        return Allocation()
+    _, places, name = min(looked, key=lambda one: (one[0], one[2]))
+    return Allocation(places, name if places else None)
 
 
 def _domains(nodes: Sequence[NodeView], allowed: Collection[int]) -> Mapping[str, list[int]]:
@@ -107,11 +118,13 @@ def _rate(
     sizes: WorkerSizes,
     nodes: Sequence[NodeView],
     free: Sequence[Resources],
-    places: Sequence[int],
-) -> tuple[tuple[bool, bool, int, int], int, list[Resources]]:
-    """How good the domain of these nodes is (least is best), how many workers fit, and what is free there then."""
-    found, after = place_group([free[at] for at in places], sizes, job.worker_resources)
-    over, _ = place(after, _ALL, job.worker_resources)
+    there: Sequence[int],
+) -> tuple[tuple[bool, bool, int, int], Places]:
+    """How good the domain of these nodes is (least is best), and where workers fit in it."""
+    worker, free_there = job.worker_resources, [free[at] for at in there]
+    places = place_group(free_there, sizes, worker)
+    found, over = count_of(places), count_of(place(beside(free_there, places, worker), _ALL, worker))
     is_enough = found >= sizes.min
-    is_own = any(nodes[at].bought_for == job.id for at in places)
-    return (not is_enough, is_enough and not is_own, -found, over), found, after
+    is_own = any(nodes[at].bought_for == job.id for at in there)
+    rate = (not is_enough, is_enough and not is_own, -found, over)
+    return rate, [(there[at], count) for at, count in places]

@@ -17,17 +17,17 @@ from cluster.policies.offerings import CapacityType
 from cluster.policies.placement import Placement
 from cluster.policies.policies import CapacityRule
 from cluster.scheduling.actions import StartJob, Wait, WaitsFor
-from cluster.scheduling.counting import Counting
 from cluster.scheduling.fitting import Resources
-from cluster.scheduling.placing import Allocation, place_group, place_in_domain, without
+from cluster.scheduling.placing import Allocation, beside, count_of, place_group, place_in_domain, without
 from cluster.scheduling.pool_sizes import PoolSize, most_in_all
 from cluster.scheduling.queue_order import WAITS_FOR_NODES, WAITS_FOR_TURN
+from cluster.scheduling.quotas import Counting
 from cluster.scheduling.slack import keeps_off_spot
 from cluster.scheduling.view import COMING, JobDemand, NodeView
 from remora.spec.worker_sizes import WorkerSizes
 
 #: Of a job for which no placement is looked for.
-_NO_ALLOCATION = Allocation(0, [])
+_NO_ALLOCATION = Allocation()
 
 
 def starts(
@@ -73,11 +73,18 @@ def starts(
             decided.append(wait)
             continue
         if not is_any_waiting and fits:
-            decided.append(StartJob(job_id=job.id, fabric=allocation.fabric, on_demand=is_off_spot))
+            decided.append(
+                StartJob(
+                    job_id=job.id,
+                    fabric=allocation.fabric,
+                    on_demand=is_off_spot,
+                    workers=tuple((nodes[at].id, count) for at, count in allocation.places),
+                )
+            )
             if counting is not None:
                 # It counts with all that it may use until its driver has reported its workers.
                 counting.count(job, job.max_workers)
-            free = allocation.free_after
+            free = beside(free, allocation.places, job.worker_resources)
             continue
         if counting is not None and (why := _without_money(counting, job)) is not None:
             decided.append(_wait(job, WaitsFor.QUOTA, why))
@@ -192,11 +199,11 @@ def _free_beside(
     for job in jobs.values():
         has, allowed = min(held[job.id], job.max_workers), _allowed(nodes, job.placement)
         others = _available_to(kept, job.id, nodes, allowed)
-        found, after = place_group(free, job.sizes, job.worker_resources, others, has)
-        if has + found < job.min_workers and others is not allowed:
+        places = place_group(free, job.sizes, job.worker_resources, others, has)
+        if has + count_of(places) < job.min_workers and others is not allowed:
             # It starts, and takes what it finds.
-            _, after = place_group(free, job.sizes, job.worker_resources, allowed, has)
-        free = after
+            places = place_group(free, job.sizes, job.worker_resources, allowed, has)
+        free = beside(free, places, job.worker_resources)
     return free
 
 
@@ -244,7 +251,7 @@ def _allocate(
 ) -> Allocation:
     """Place a worker group of the job of one of these sizes."""
     if allowed is None or not job.placement.needs_fabric:
-        return Allocation(*place_group(free, sizes, job.worker_resources, allowed))
+        return Allocation(place_group(free, sizes, job.worker_resources, allowed))
     return place_in_domain(
         job, sizes, nodes, free, [at for at, is_allowed in enumerate(allowed) if is_allowed]
     )

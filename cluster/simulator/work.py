@@ -9,12 +9,12 @@ from cluster.policies.offerings import CapacityType
 from cluster.policies.placement import ANYWHERE, Placement
 from cluster.policies.policies import Policies, PoolPolicy
 from cluster.scheduling.actions import StartJob, Wait
-from cluster.scheduling.counting import Counting
 from cluster.scheduling.fitting import dominant_part, slots
 from cluster.scheduling.keeping import kept_nodes, kept_s
+from cluster.scheduling.placing import place_group
 from cluster.scheduling.pool_sizes import complete_pools
 from cluster.scheduling.queue_order import in_order, queue_key
-from cluster.scheduling.quotas import has_quotas
+from cluster.scheduling.quotas import Counting, has_quotas
 from cluster.scheduling.shares import has_shares, shares_of
 from cluster.scheduling.slack import changes_at, is_urgent, should_move
 from cluster.scheduling.starts import blocked_owners, jobs_off_spot, starts
@@ -27,7 +27,6 @@ from cluster.simulator.nodes import SimNode
 from cluster.simulator.planner_view import demand_of, node_view
 from cluster.simulator.ports import Backoff
 from cluster.traces.trace import Trace, TraceJob
-from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
 
 #: Jobs that the queue is asked about at first; as long as all of them start, twice as many.
@@ -193,6 +192,7 @@ class Work:
         self._settled, fleet.has_freed_capacity = None, False
         self._is_any_off_spot = False
         free_nodes = sorted(fleet.with_capacity.values(), key=_preference)
+        by_id = {node.id: node for node in free_nodes}
         kept = self._grow_all(now, free_nodes, None)
         # Where projects count, all are asked about before anything starts, as the service does.
         look = len(self.waiting) if self.counts_projects else FIRST_LOOK
@@ -211,12 +211,9 @@ class Work:
                 kept=kept,
                 tells_jobs=False,
             )
-            chosen = {one.job_id: one.fabric for one in decided if isinstance(one, StartJob)}
-            for sim in waiting:
-                if sim.job.id in chosen:
-                    fabric = chosen[sim.job.id]
-                    others = _not_kept(free_nodes, kept, sim)
-                    self._start(now, sim, (others, free_nodes), fabric, is_off_spot=sim.job.id in off_spot)
+            chosen = [one for one in decided if isinstance(one, StartJob)]
+            for one in chosen:
+                self._start(now, one, by_id)
             if len(chosen) < len(waiting):
                 break
             look *= 2
@@ -298,11 +295,11 @@ class Work:
     def _grow(self, now: float, sim: SimJob, free_nodes: list[SimNode]) -> None:
         job = sim.job
         allowed_nodes = free_nodes if sim.placement is ANYWHERE else _allowed(free_nodes, sim.placement)
-        found = _whole(
-            _places(allowed_nodes, job.max_workers - sim.workers, job.resources), sim.workers, job.sizes
-        )
-        if not found:
+        free = [node.free for node in allowed_nodes]
+        places = place_group(free, job.sizes, job.resources, held=sim.workers)
+        if not places:
             return
+        found = [(allowed_nodes[at], workers) for at, workers in places]
         self._put(job, found)
         placed = dict(sim.placed)
         for node, workers in found:
@@ -314,28 +311,16 @@ class Work:
             self.short.remove(sim.turn)
         self._schedule_end(sim)
 
-    def _start(
-        self,
-        now: float,
-        sim: SimJob,
-        free_nodes: tuple[list[SimNode], list[SimNode]],
-        fabric: str | None,
-        *,
-        is_off_spot: bool,
-    ) -> None:
-        """Start it on the first list of nodes or, where its smallest group does not fit there, on the second list."""
-        job = sim.job
-        placement = job.placement
-        if fabric is not None:
-            placement = replace(placement, fabric=fabric)
-        if is_off_spot:
+    def _start(self, now: float, start: StartJob, nodes: Mapping[str, SimNode]) -> None:
+        """Start the job where its workers fit; `nodes` has these nodes by their id."""
+        sim = self.sims[start.job_id]
+        job, placement = sim.job, sim.job.placement
+        if start.fabric is not None:
+            placement = replace(placement, fabric=start.fabric)
+        if start.on_demand:
             placement = placement.on_demand
+        found = [(nodes[node_id], workers) for node_id, workers in start.workers]
         self.waiting.remove(sim.turn)
-        found: list[tuple[SimNode, int]] = []
-        for these in free_nodes:
-            if sum(workers for _, workers in found) < job.min_workers:
-                allowed_nodes = these if placement is ANYWHERE else _allowed(these, placement)
-                found = _whole(_places(allowed_nodes, job.max_workers, job.resources), 0, job.sizes)
         self._put(job, found)
         sim.start(now, {node.number: workers for node, workers in found}, placement)
         self.running[job.id] = sim
@@ -490,21 +475,6 @@ def _may_fit(job: TraceJob, free_nodes: list[SimNode]) -> bool:
     return False
 
 
-def _whole(found: list[tuple[SimNode, int]], have: int, sizes: WorkerSizes) -> list[tuple[SimNode, int]]:
-    """As many of the workers found as make a possible size together with the workers that the job has."""
-    could = have + sum(workers for _, workers in found)
-    over = could - max(have, sizes.fit(could))
-    if not over:
-        return found
-    found = list(found)
-    while over and found:
-        node, workers = found.pop()
-        if workers > over:
-            found.append((node, workers - over))
-        over -= min(over, workers)
-    return found
-
-
 def _part(node: SimNode, job: TraceJob, workers: int) -> float:
     """The fraction of the node that these workers of the job hold; all of a node of which nothing is known."""
     part = dominant_part(node.stock.offering.resources, job.resources, workers)
@@ -514,16 +484,3 @@ def _part(node: SimNode, job: TraceJob, workers: int) -> float:
 def _most_nodes(pool: PoolPolicy) -> int:
     """As many nodes as the pool may have at any time."""
     return max([pool.max_nodes, *(one.max_nodes or 0 for one in pool.schedules)])
-
-
-def _places(free_nodes: list[SimNode], count: int, worker: Mapping[str, float]) -> list[tuple[SimNode, int]]:
-    """Up to `count` workers on the nodes in their order, as admission counts them."""
-    found = []
-    for node in free_nodes:
-        if count <= 0:
-            break
-        workers = min(count, slots(node.free, worker))
-        if workers > 0:
-            found.append((node, workers))
-            count -= workers
-    return found

@@ -9,8 +9,7 @@ import sqlalchemy as sa
 
 from cluster.policies.offerings import Offering
 from cluster.scheduling.actions import StartJob, Wait, WaitsFor
-from cluster.scheduling.counting import Counting
-from cluster.scheduling.quotas import counts_money
+from cluster.scheduling.quotas import Counting, counts_money
 from cluster.scheduling.starts import jobs_off_spot, starts
 from cluster.scheduling.view import NodeView
 from remora.states import JobState, NodeState

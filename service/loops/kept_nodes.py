@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
-from cluster.scheduling.counting import Counting
 from cluster.scheduling.keeping import kept_nodes, owners_of
+from cluster.scheduling.quotas import Counting
 from cluster.scheduling.starts import blocked_owners
 from cluster.scheduling.view import NodeView
 from service.loops.live_attempts import LiveAttempts

@@ -11,12 +11,11 @@ import sqlalchemy as sa
 from cluster.lazy import lazy
 from cluster.policies.offerings import Offering
 from cluster.policies.policies import Policies
-from cluster.scheduling.counting import Counting
 from cluster.scheduling.fitting import as_shown
 from cluster.scheduling.limits import limits_of
 from cluster.scheduling.pool_sizes import PoolSize, complete_pools
 from cluster.scheduling.queue_order import WINDOW, WINDOW_OF_EACH, in_order
-from cluster.scheduling.quotas import has_quotas
+from cluster.scheduling.quotas import Counting, has_quotas
 from cluster.scheduling.shares import has_shares, shares_of
 from cluster.scheduling.slack import urgent_among
 from cluster.scheduling.view import START_UP_S, JobDemand, Spending

@@ -10,8 +10,8 @@ from cluster.policies.offerings import CapacityType
 from cluster.policies.placement import ANYWHERE, Placement
 from cluster.policies.policies import Policies
 from cluster.scheduling.actions import StartJob, Wait
-from cluster.scheduling.counting import Counting
 from cluster.scheduling.pool_sizes import PoolSize
+from cluster.scheduling.quotas import Counting
 from cluster.scheduling.starts import starts
 from cluster.scheduling.view import JobDemand, NodeView, Spending
 from remora.spec.worker_sizes import WorkerSizes

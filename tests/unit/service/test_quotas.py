@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.policies.policies import Policies
-from cluster.scheduling.counting import Counting
 from cluster.scheduling.pool_sizes import PoolSize
-from cluster.scheduling.quotas import has_quotas
+from cluster.scheduling.quotas import Counting, has_quotas
 from cluster.scheduling.view import Spending
 from service.queue.rows import JobRow
 from tests.service_fakes import job_row

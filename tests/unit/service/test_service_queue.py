@@ -12,7 +12,7 @@ from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.placement import Placement
 from cluster.policies.policies import CapacityRule, Policies
 from cluster.scheduling.fitting import slots
-from cluster.scheduling.placing import place
+from cluster.scheduling.placing import beside, count_of, place
 from cluster.scheduling.pool_sizes import PoolSize, complete_pools
 from cluster.scheduling.queue_order import in_order
 from cluster.scheduling.starts import describe
@@ -245,7 +245,8 @@ class TestAdmission:
     def test_nothing_is_placed_twice(
         self, nodes: list[dict[str, float]], workers: int, worker: dict[str, float]
     ) -> None:
-        placed, after = place(nodes, workers, worker)
+        places = place(nodes, workers, worker)
+        placed, after = count_of(places), beside(nodes, places, worker)
         assert 0 <= placed <= workers
         assert all(free["CPU"] >= -1e-9 for free in after)
         used = sum(before["CPU"] - left["CPU"] for before, left in zip(nodes, after, strict=True))
@@ -278,11 +279,12 @@ class TestAdmission:
         # What starts finds room together, beside what is held.
         free = [dict(node.resources) for node in nodes]
         for one in others:
-            _, free = place(free, one.max_workers, one.worker_resources)
+            free = beside(free, place(free, one.max_workers, one.worker_resources), one.worker_resources)
         for job in jobs:
             if job.id in decision.starts:
-                placed, free = place(free, job.max_workers, job.worker_resources)
-                assert placed >= job.min_workers
+                places = place(free, job.max_workers, job.worker_resources)
+                free = beside(free, places, job.worker_resources)
+                assert count_of(places) >= job.min_workers
 
 
 class TestRetry:
