@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from remora.script import channel, memory
+from remora.script import channel, memory_folder
 from remora.script.link import Link, Preemption
 
 __all__ = [
@@ -156,7 +156,7 @@ def hand_over(step: int, *, size_bytes: int | None = None, generation: int | Non
 
 def _storage_area(size_bytes: int | None) -> tuple[str, str | None]:
     """Name (`memory` or `scratch`) and folder of the storage area for a checkpoint of `size_bytes` bytes."""
-    in_memory = memory.folder_for(size_bytes)
+    in_memory = memory_folder.folder_for(size_bytes)
     return ("memory", in_memory) if in_memory else ("scratch", os.environ.get("REMORA_SCRATCH_DIR"))
 
 

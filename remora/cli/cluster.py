@@ -1,20 +1,26 @@
-"""Commands on the service and its machines: `up`, `down`, `nodes`, `version`."""
+"""Commands on the service and its nodes: `up`, `down`, `nodes`, `pools`, `prune`, `version`."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
 import remora
 from remora.cli import output
+from remora.cli.jobs import duration_option
 from remora.cli.options import JsonOption, ServerOption
 from remora.cli.session import connect
 from remora.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from remora.views import Pool, RefusedOffering
+
 
 HomeOption = Annotated[
     Path | None,
@@ -147,3 +153,93 @@ def version(as_json: JsonOption = False) -> None:
         output.print_json({"version": remora.__version__})
     else:
         output.print_line(f"remora {remora.__version__}")
+
+
+pools_app = typer.Typer(help="The node pools: their nodes, their limits now, and what holds them up.")
+
+
+@pools_app.callback(invoke_without_command=True)
+def pools(context: typer.Context, as_json: JsonOption = False, server: ServerOption = None) -> None:
+    """List the node pools: their nodes, their limits now, what holds them up, and what the cloud refuses them."""
+    if context.invoked_subcommand is not None:
+        return
+    with connect(server) as client:
+        found = client.pools()
+    if as_json:
+        output.print_json(found)
+        return
+    rows = [row for pool in found for row in _rows(pool)]
+    output.print_table(("pool", "nodes", "limits", "since", "what holds it up"), rows, "There are no pools.")
+
+
+@pools_app.command()
+def reopen(
+    pool: Annotated[str, typer.Argument(metavar="POOL", help="The pool's name.", show_default=False)],
+    as_json: JsonOption = False,
+    server: ServerOption = None,
+) -> None:
+    """Ask again at once for what the cloud refused a pool, or whose machines failed there."""
+    with connect(server) as client:
+        found = client.reopen_pool(pool)
+    if as_json:
+        output.print_json(found)
+    else:
+        output.print_line(
+            f"{output.printable(found.name)} asks again at the next turn for all that it may buy."
+        )
+
+
+def _rows(pool: Pool) -> Iterator[tuple[str, ...]]:
+    """One row for each thing that holds the pool up, and one where nothing does."""
+    nodes = ", ".join(f"{number} {state}" for state, number in pool.nodes.items()) or "none"
+    limits = f"{pool.min_nodes} to {pool.max_nodes}"
+    if pool.warm_nodes:
+        limits += f", {pool.warm_nodes} warm"
+    said = [(output.clock(wait.since), wait.reason) for wait in pool.waits]
+    said += [(output.clock(one.at), _refused(one, pool.name)) for one in pool.refused]
+    first, *more = said or [("", "")]
+    yield pool.name, nodes, limits, *first
+    for wait in more:
+        yield "", "", "", *wait
+
+
+def _refused(one: RefusedOffering, pool: str) -> str:
+    again = f", refused {one.tries} times in a row" if one.tries > 1 else ""
+    why = f": {one.reason}" if one.reason else ""
+    until = f"before {output.date(one.until)} (`remora pools reopen {pool}` asks at once)"
+    return f"{one.offering} is not asked for {until}{again}{why}"
+
+
+def prune(
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            "--older-than",
+            metavar="DURATION",
+            help="What ended longer ago, e.g. 30d; else as REMORA_RETENTION_DAYS says.",
+            show_default=False,
+        ),
+    ] = None,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            "--keep", min=0, metavar="N", help="Only the newest N ended jobs stay.", show_default=False
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    as_json: JsonOption = False,
+    server: ServerOption = None,
+) -> None:
+    """Delete ended jobs, their logs, events and metrics, and nodes that are gone, once they are old."""
+    seconds = None if older_than is None else duration_option(older_than, "--older-than")
+    if not yes:
+        if not sys.stdin.isatty():
+            raise typer.BadParameter("there is no terminal to ask at; add --yes to do it")
+        if not typer.confirm("Delete it for good?"):
+            raise typer.Abort
+    with connect(server) as client:
+        found = client.prune(older_than_s=seconds, keep_jobs=keep)
+    if as_json:
+        output.print_json(found)
+    else:
+        output.print_line(f"Deleted {found.jobs} jobs, {found.nodes} nodes and {found.rows} rows of theirs.")

@@ -16,12 +16,8 @@ from remora.cli import (
     models,
     plans,
     policies,
-    pools,
     results,
-    retention,
-    streams,
     submission,
-    traces,
 )
 from remora.cli.exits import HELP, ExitCode, code_of_error
 from remora.cli.output import say
@@ -42,8 +38,8 @@ for command in (
     conversion.convert,
     jobs.list_jobs,
     jobs.show,
-    streams.logs,
-    streams.events,
+    jobs.logs,
+    jobs.events,
     results.metrics,
     jobs.cancel,
     jobs.wait,
@@ -54,15 +50,15 @@ for command in (
     results.download,
     results.ledger,
     models.outputs,
-    retention.prune,
+    cluster.prune,
     cluster.version,
 ):
     app.command("list" if command is jobs.list_jobs else None)(command)
 app.callback()(cluster.options)
 app.add_typer(models.app, name="models")
 app.add_typer(policies.app, name="policy")
-app.add_typer(pools.app, name="pools")
-app.add_typer(traces.app, name="trace")
+app.add_typer(cluster.pools_app, name="pools")
+app.add_typer(plans.trace_app, name="trace")
 
 
 def run(arguments: Sequence[str] | None = None) -> None:

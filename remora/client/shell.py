@@ -11,9 +11,9 @@ import httpx2
 
 import remora
 from remora.client import requests
-from remora.client.configuration import Server, find_server
 from remora.client.requests import Answer, Request
 from remora.client.retries import Following, Patience, may_retry_error, may_retry_status, retry_after_s
+from remora.client.server_address import Server, find_server
 from remora.errors import ConnectionFailed, WaitTimeout
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from remora.commands.command_texts import argument_list
 from remora.commands.shell_quotes import Value, fill
-from remora.commands.texts import argument_list
 from remora.foreign.azureml_data import local_path, read_inputs, read_outputs
 from remora.foreign.translation import Draft, Fields, Remark, Translation, scalar, slug
 from remora.spec.expressions import EXPRESSION

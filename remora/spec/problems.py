@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from remora.errors import SpecError, SpecProblem
-from remora.spec.refusals import REFUSED
+from remora.spec.unsupported import REFUSED
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

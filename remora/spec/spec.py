@@ -25,16 +25,14 @@ from pydantic import (
     model_validator,
 )
 
+from remora.commands.command_texts import argument_list, needs_shell, words_of
 from remora.commands.launchers import check_launcher, unwrap
-from remora.commands.texts import argument_list, needs_shell
-from remora.commands.words import words_of
 from remora.errors import SpecError, SpecProblem
 from remora.spec.backends import BACKEND_WORDS, BackendName
 from remora.spec.bounds import exceeds
 from remora.spec.expressions import refuses_expressions
 from remora.spec.fields import MAX_WORKERS, NAME_FORM, Name, Text, Whole, refuses_variable
 from remora.spec.problems import problems_of, read_spec_file, read_yaml, section_of
-from remora.spec.refusals import refusals, without_refused
 from remora.spec.sections import (
     CheckpointPolicy,
     Elastic,
@@ -47,6 +45,7 @@ from remora.spec.sections import (
     Section,
     Workers,
 )
+from remora.spec.unsupported import refusals, without_refused
 from remora.spec.worker_sizes import NoSizePossible, WorkerSizes, sizes_of
 
 #: Bytes of a whole specification as JSON.

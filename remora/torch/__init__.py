@@ -13,9 +13,9 @@ Needs torch, which the rest of `remora` does not.
 
 from remora.torch.agreement import Diverged
 from remora.torch.group import PeerLost
+from remora.torch.learning_rate import linear_scaling
 from remora.torch.loop import Loop
 from remora.torch.nonfinite import NotFinite
-from remora.torch.scaling import linear_scaling
 from remora.torch.settings import Exactness
 from remora.torch.state import CheckpointUnusable
 from remora.torch.state import read as read_checkpoint

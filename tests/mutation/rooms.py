@@ -99,7 +99,7 @@ ROOMS = (
         _all(
             "remora/",
             "spec/spec spec/fields spec/problems spec/sections spec/quantities spec/worker_sizes client/retries"
-            " spec/expressions spec/bounds commands/started_commands commands/texts commands/launchers"
+            " spec/expressions spec/bounds commands/started_commands commands/command_texts commands/launchers"
             " commands/launcher_options client/shell commands/shell_quotes",
         ),
         _all(

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from remora.commands.texts import argument_list, needs_shell
+from remora.commands.command_texts import argument_list, needs_shell
 from remora.errors import SpecError, SpecProblem
 from remora.foreign import Translation, the_job, translate
 from remora.spec.spec import JobSpec

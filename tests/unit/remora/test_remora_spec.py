@@ -16,9 +16,9 @@ import remora
 from remora.errors import SpecError
 from remora.spec.backends import BACKEND_WORDS
 from remora.spec.quantities import format_duration, format_size, parse_duration, parse_size
-from remora.spec.refusals import REFUSED
 from remora.spec.sections import Best
 from remora.spec.spec import MAX_SPEC_BYTES, JobSpec
+from remora.spec.unsupported import REFUSED
 
 
 def refusal(**fields: Any) -> str:

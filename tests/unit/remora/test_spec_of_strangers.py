@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from remora.commands.words import words_of
+from remora.commands.command_texts import words_of
 from remora.errors import MAX_PROBLEMS, SpecError
 from remora.foreign import translate
 from remora.spec.bounds import exceeds, has_more_values

@@ -12,8 +12,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.torch.layout import FILE, Share, Writer, assign, read, share_of, write
-from remora.torch.tensor_file import TensorFileDamaged, read_tensors, write_tensors
+from remora.torch.layout import (
+    FILE,
+    Share,
+    TensorFileDamaged,
+    Writer,
+    assign,
+    read,
+    read_tensors,
+    share_of,
+    write,
+    write_tensors,
+)
 
 DEALT = ("model", "optimizer")
 

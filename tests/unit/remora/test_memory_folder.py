@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remora.script import memory
+from remora.script import memory_folder
 
 
 @pytest.fixture
@@ -21,29 +21,29 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_fits_goes_to_memory(room: Path) -> None:
-    assert memory.folder_for(1000) == str(room)
-    assert memory.folder_for(1001) is None
+    assert memory_folder.folder_for(1000) == str(room)
+    assert memory_folder.folder_for(1001) is None
 
 
 def test_what_is_not_stored_yet_still_takes_room(room: Path) -> None:
     (room.parent / "taken" / "file").write_bytes(b"x" * 600)
-    assert memory.folder_for(400) == str(room)
-    assert memory.folder_for(401) is None
+    assert memory_folder.folder_for(400) == str(room)
+    assert memory_folder.folder_for(401) is None
 
 
 def test_all_workers_of_a_machine_may_write_at_once(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REMORA_MEMORY_BYTES", str(2**62))
     free = shutil.disk_usage(room).free
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert memory.folder_for(free // 3) is None
-    assert memory.folder_for(1) == str(room)
+    assert memory_folder.folder_for(free // 3) is None
+    assert memory_folder.folder_for(1) == str(room)
 
 
 def test_nobody_gets_memory_who_says_no_size_or_has_no_supervisor(
     room: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert memory.folder_for(None) is None
+    assert memory_folder.folder_for(None) is None
     monkeypatch.setenv("REMORA_MEMORY_DIR", str(room / "gone"))
-    assert memory.folder_for(1) is None
+    assert memory_folder.folder_for(1) is None
     monkeypatch.delenv("REMORA_MEMORY_DIR")
-    assert memory.folder_for(1) is None
+    assert memory_folder.folder_for(1) is None
