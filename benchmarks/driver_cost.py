@@ -27,7 +27,7 @@ from trainers.launch import ROWS_AT_ONCE
 from trainers.outputs.manifest import Changes
 from trainers.ray_train import Member
 from trainers.ray_train.polls import PollSchedule
-from trainers.supervisor.report_filter import ReportFilter
+from trainers.supervisor.outbox import ReportFilter
 from trainers.worker_identity import WorkerIdentity
 
 RANKS = (1024, 8192)

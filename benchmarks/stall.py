@@ -36,7 +36,7 @@ from remora.torch.state import LoopState, Progress
 from trainers.checkpoints.catalog import Catalog
 from trainers.confined_folders import ConfinedFolder
 from trainers.storage import Storage
-from trainers.supervisor.snapshots import snapshot_space
+from trainers.supervisor.snapshot_memory import snapshot_space
 
 #: Width of each of four square layers: 16.8 million parameters, 67 MB, and twice that for AdamW.
 _WIDTH = 2048

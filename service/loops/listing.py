@@ -17,7 +17,7 @@ from service.queue.rows import AttemptRow, JobRow
 from service.store import checkpoints
 from service.stores import UnknownStore, url_of
 from trainers.checkpoints.catalog import Catalog
-from trainers.checkpoints.listing import description
+from trainers.checkpoints.selection import description
 from trainers.plan import Record
 from trainers.storage import Storage
 

@@ -86,13 +86,13 @@ ROOMS = (
         _all(
             "tests/unit/trainers/test_",
             "worker_group agreement progress regrouping verdict stragglers rendezvous hang nominations"
-            " on_demand waiting_lines driver_growth account changes_in_place attempt driver hang_monitor phases",
+            " on_demand outbox driver_growth account changes_in_place attempt driver hang_monitor phases",
         ),
     ),
     Room(
         "checkpoints",
-        _all("trainers/checkpoints/", "cadence listing manifest retention"),
-        _all("tests/unit/trainers/test_", "retention cadence commits catalog"),
+        _all("trainers/checkpoints/", "cadence manifest selection"),
+        _all("tests/unit/trainers/test_", "checkpoint_selection cadence commits catalog"),
     ),
     Room(
         "specification",

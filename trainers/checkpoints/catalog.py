@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.checkpoints.listing import youngest_of_each_step
 from trainers.checkpoints.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -18,7 +17,7 @@ from trainers.checkpoints.manifest import (
     job_folder,
     parse_folder_name,
 )
-from trainers.checkpoints.retention import Mode, age, surplus
+from trainers.checkpoints.selection import Mode, age, surplus, youngest_of_each_step
 from trainers.confined_folders import ConfinedFolder
 from trainers.storage import NotReadable, Storage, StorageError
 

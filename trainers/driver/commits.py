@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from trainers.checkpoints.catalog import Catalog, Damage, Fenced, Retained
-from trainers.checkpoints.listing import description, youngest_of_each_step
 from trainers.checkpoints.manifest import Manifest
+from trainers.checkpoints.selection import description, youngest_of_each_step
 from trainers.driver.account import Account
 from trainers.driver.group import Commit, WorkerGroup
 from trainers.plan import AttemptPlan

@@ -33,7 +33,7 @@ _UNREAD = "Its stack cannot be read: "
 
 
 def is_waiting(stacks: str) -> bool:
-    """True when every Python process of a command waits in the rendezvous; see `trainers.processes.stacks`."""
+    """True when every Python process of a command waits in the rendezvous; see `trainers.processes.python_stacks`."""
     if "more processes of this command are left out" in stacks:
         return False
     processes = [one for one in _PROCESS.split(stacks)[1:] if _UNREAD not in one]

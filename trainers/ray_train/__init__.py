@@ -4,8 +4,7 @@ Written against Ray 2.60 and held to it by `tests/contracts/trainers/test_ray_tr
 why, with measurements: `docs/decisions/0001-ray-trains-controller-runs-inside-the-driver.md`.
 """
 
-from trainers.ray_train.deaths import find_dead
-from trainers.ray_train.nodes import answering_nodes, draining_nodes, nodes_with, our_nodes
+from trainers.ray_train.liveness import answering_nodes, draining_nodes, find_dead, nodes_with, our_nodes
 from trainers.ray_train.owner import AttemptEnds, Member, NominatedNodes, Owner
 from trainers.ray_train.reservations import forget_reservations, names_reserved
 from trainers.ray_train.run import free_resources, run_to_end

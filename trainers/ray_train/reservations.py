@@ -24,7 +24,7 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-from trainers.ray_train.nodes import answering_nodes, draining_nodes
+from trainers.ray_train.liveness import answering_nodes, draining_nodes
 
 log = logging.getLogger(__name__)
 

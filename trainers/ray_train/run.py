@@ -1,4 +1,4 @@
-"""Ray Train's controller, run inside the driver."""
+"""Ray Train's controller, run inside the driver, which judges what follows a failure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from ray.train.v2._internal.callbacks.accelerators import AcceleratorSetupCallba
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.controller.controller import TrainController
 from ray.train.v2._internal.execution.controller.state import ErroredState
+from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
 from ray.train.v2._internal.util import ObjectRefWrapper
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.train.v2.api.exceptions import WorkerGroupError
 
 from remora.spec.worker_sizes import WorkerSizes
-from trainers.ray_train.failures import JudgedFailures
 from trainers.ray_train.leftovers import NodeSweeps
-from trainers.ray_train.owner import Owner
+from trainers.ray_train.liveness import find_dead, is_dead_worker
+from trainers.ray_train.owner import AttemptEnds, Owner
 from trainers.ray_train.reservations import free_reservations
 from trainers.ray_train.scaling import POLL_S, ElasticPolicy
 from trainers.ray_train.worker_group import AttemptWorkers
@@ -135,3 +137,35 @@ class _Lifecycle(WorkerGroupCallback):
     def after_worker_group_start(self, worker_group: Any) -> None:
         self._policy.group = worker_group
         self._owner.group_starts(worker_group.members())
+
+
+class JudgedFailures(FailurePolicy):
+    """Collects the facts of a failure and lets the driver judge them."""
+
+    def __init__(
+        self, failure_config: FailureConfig, owner: Owner, policy: ElasticPolicy, sweeps: NodeSweeps
+    ) -> None:
+        super().__init__(failure_config)
+        self._owner = owner
+        self._policy = policy
+        self._sweeps = sweeps
+
+    def make_decision(self, training_failed_error: Exception) -> FailureDecision:
+        """As the driver judges: another worker group, or the end of the attempt."""
+        if isinstance(training_failed_error, WorkerGroupError):
+            members = self._policy.group.members()
+            known = {
+                members[place].slot
+                for place, error in training_failed_error.worker_failures.items()
+                if is_dead_worker(error)
+            }
+            dead, nodes_lost = find_dead(members, known)
+            self._sweeps.ask(one.ray_node_id for one in members if one.slot in dead)
+            self._policy.group.note_dead(dead | nodes_lost)
+            goes_on = self._owner.group_failed(dead, nodes_lost)
+            return FailureDecision.RETRY if goes_on else FailureDecision.RAISE
+        cause = getattr(training_failed_error, "controller_failure", training_failed_error)
+        if isinstance(cause, AttemptEnds) or self._owner.wants_to_end():
+            return FailureDecision.RAISE
+        self._owner.group_could_not_start(f"{type(cause).__name__}: {cause}")
+        return FailureDecision.RAISE if self._owner.wants_to_end() else FailureDecision.RETRY

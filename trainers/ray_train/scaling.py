@@ -16,7 +16,7 @@ from ray.train.v2._internal.execution.scaling_policy.autoscaling_coordinator_cli
 )
 
 from remora.spec.worker_sizes import WorkerSizes
-from trainers.ray_train.nodes import answering_nodes, draining_nodes, living_nodes, nodes_with
+from trainers.ray_train.liveness import answering_nodes, draining_nodes, living_nodes, nodes_with
 from trainers.ray_train.owner import AttemptEnds, NominatedNodes, Owner
 from trainers.ray_train.reservations import room_on, spread_out
 

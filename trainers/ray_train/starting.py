@@ -11,7 +11,7 @@ from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from ray.train.v2._internal.execution.worker_group.worker import Worker
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trainers.ray_train.nodes import answering_nodes, draining_nodes
+from trainers.ray_train.liveness import answering_nodes, draining_nodes
 from trainers.ray_train.reservations import Reservation
 
 #: Seconds between two looks at the nodes on which workers start.

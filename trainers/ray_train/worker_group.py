@@ -15,8 +15,8 @@ from ray.train.v2._internal.execution.worker_group.state import _shutdown_worker
 from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 from ray.train.v2._internal.util import bundle_to_remote_args
 
-from trainers.ray_train.deaths import find_dead, is_dead_worker
 from trainers.ray_train.leftovers import NodeSweeps
+from trainers.ray_train.liveness import find_dead, is_dead_worker
 from trainers.ray_train.owner import Member, Owner
 from trainers.ray_train.polls import Polls, PollSchedule
 from trainers.ray_train.reservations import Reservation, Reservations, free_reservations

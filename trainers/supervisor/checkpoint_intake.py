@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainers.confined_folders import ConfinedFolder, OutsideFolder
-from trainers.supervisor.snapshots import SnapshotSpace
+from trainers.supervisor.snapshot_memory import SnapshotSpace
 
 #: Folders of one worker on their way to the storage at the same time; a script that hands over more has to wait.
 MAX_UNDER_WAY = 64

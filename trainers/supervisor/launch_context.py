@@ -21,9 +21,9 @@ from trainers.checkpoints.manifest import Manifest
 from trainers.node_folders import unpack_once, work_root
 from trainers.plan import AttemptPlan
 from trainers.storage import Storage
+from trainers.supervisor.child_environment import child_environment
 from trainers.supervisor.device import device_variables, devices_of_node
-from trainers.supervisor.environment import child_environment
-from trainers.supervisor.snapshots import SnapshotSpace
+from trainers.supervisor.snapshot_memory import SnapshotSpace
 from trainers.worker_identity import WorkerIdentity
 
 

@@ -6,7 +6,7 @@ import logging
 
 from remora import cgroups
 from trainers.node_folders import sweep_folders
-from trainers.supervisor.snapshots import sweep_memory
+from trainers.supervisor.snapshot_memory import sweep_memory
 from trainers.supervisor.temporary_folders import sweep_temporary, sweep_temporary_of_node
 
 log = logging.getLogger(__name__)

@@ -1,14 +1,20 @@
-"""Sends one rank's messages and lines of output to the driver, in batches, with flow control for lines."""
+"""Sends one rank's messages and lines of output to the driver, in batches, with flow control for lines.
+
+The driver serves thousands of workers, so it gets those messages alone that it needs.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import groupby
 from typing import Any
 
 import ray
 
-from trainers.supervisor.waiting_lines import WaitingLines
+from remora.script import channel
+from trainers.worker_identity import WorkerIdentity
 
 #: Seconds that bulk messages (lines, reports) wait, so that one batch holds many.
 _GATHER_S = 0.25
@@ -174,3 +180,83 @@ class Outbox:
             self._lines.clear()
             self._sent_bytes = 0
             self._changed.notify_all()
+
+
+class WaitingLines:
+    """Texts of one or more lines each, in the order in which they were printed."""
+
+    def __init__(self) -> None:
+        self._texts: deque[tuple[str, str]] = deque()
+        #: Bytes of all of them as UTF-8, with their newlines.
+        self.size_bytes = 0
+
+    def add(self, stream: str, text: str) -> None:
+        """One or more lines, with newlines between them."""
+        self._texts.append((stream, text))
+        self.size_bytes += _size_of(text)
+
+    def take(self, limit_bytes: int) -> list[channel.Message]:
+        """Remove the oldest lines of about `limit_bytes`, at least one, and return them as messages."""
+        taken: list[tuple[str, str]] = []
+        while self._texts and limit_bytes > 0:
+            stream, text = self._texts.popleft()
+            # Characters are bytes, or fewer: the text ends with the line in which the limit is reached.
+            cut = text.find("\n", limit_bytes)
+            if cut >= 0:
+                self._texts.appendleft((stream, text[cut + 1 :]))
+                text = text[:cut]
+            taken.append((stream, text))
+            size = _size_of(text)
+            limit_bytes -= size
+            self.size_bytes -= size
+        return [
+            {"type": "log", "stream": stream, "text": "\n".join(text for _, text in texts)}
+            for stream, texts in groupby(taken, lambda one: one[0])
+        ]
+
+    def put_back(self, messages: Iterable[channel.Message]) -> None:
+        """Put lines that the driver did not take back to the front."""
+        texts = [(message["stream"], message["text"]) for message in messages]
+        self._texts.extendleft(reversed(texts))
+        self.size_bytes += sum(_size_of(text) for _, text in texts)
+
+    def clear(self) -> None:
+        """Drop all lines."""
+        self._texts.clear()
+        self.size_bytes = 0
+
+
+def _size_of(text: str) -> int:
+    return len(text.encode(errors="replace")) + 1
+
+
+#: `pace` messages (how long a worker's own part of a step takes) per second, of all workers together.
+PACES_PER_S = 128
+
+
+class ReportFilter:
+    """Decides for one worker, by what was passed on before."""
+
+    def __init__(self) -> None:
+        self._has_reported = False
+        #: Number of the worker group of the newest `pace` that was passed on, and when that was.
+        self._paced: tuple[int, float] | None = None
+
+    def is_needed(self, message: channel.Message, identity: WorkerIdentity, now: float) -> bool:
+        """True when the driver needs it; `now` is in seconds of a monotonic clock."""
+        match message["type"]:
+            case "report":
+                # Rank 0 counts the steps; of the others the driver wants to know that they train at all.
+                is_first, self._has_reported = not self._has_reported, True
+                return is_first or identity.rank == 0
+            case "pace":
+                return self._is_pace_due(identity, now)
+        return True
+
+    def _is_pace_due(self, identity: WorkerIdentity, now: float) -> bool:
+        if self._paced is not None:
+            generation, at = self._paced
+            if generation == identity.generation and now - at < identity.world_size / PACES_PER_S:
+                return False
+        self._paced = (identity.generation, now)
+        return True

@@ -33,7 +33,7 @@ from trainers.outputs.manifest import Changes, OutputFile
 from trainers.plan import AttemptPlan
 from trainers.processes.child import Child
 from trainers.processes.fork_server_client import node_fork_server
-from trainers.processes.stacks import stacks_below
+from trainers.processes.python_stacks import stacks_below
 from trainers.storage import Storage, StorageError
 from trainers.supervisor.checkpoint_intake import (
     MAX_UNDER_WAY,
@@ -45,13 +45,12 @@ from trainers.supervisor.checkpoint_intake import (
 from trainers.supervisor.launch_context import expression_values, prepare_launch
 from trainers.supervisor.memory_watch import MemoryWatch
 from trainers.supervisor.node_sweep import sweep_node
-from trainers.supervisor.outbox import Outbox
+from trainers.supervisor.outbox import Outbox, ReportFilter
 from trainers.supervisor.output_links import first_of_node, link_outputs, own_outputs, unlinked
 from trainers.supervisor.outputs_collector import OutputsCollector
-from trainers.supervisor.report_filter import ReportFilter
 from trainers.supervisor.shard_transfer import CheckpointShard, send, size_of
 from trainers.supervisor.sidecar import RunningSidecar
-from trainers.supervisor.snapshots import SnapshotSpace, most_bytes, snapshot_space
+from trainers.supervisor.snapshot_memory import SnapshotSpace, most_bytes, snapshot_space
 from trainers.supervisor.temporary_folders import temporary_folder
 from trainers.supervisor.write_speed import WriteSpeed, fits
 from trainers.worker_identity import WorkerIdentity

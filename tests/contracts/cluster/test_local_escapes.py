@@ -164,7 +164,7 @@ def test_down_removes_what_killed_workers_left_in_memory_and_as_temporary_files(
 ) -> None:
     memory = tmp_path / "memory"
     memory.mkdir()
-    monkeypatch.setattr("trainers.supervisor.snapshots._MEMORY", memory)
+    monkeypatch.setattr("trainers.supervisor.snapshot_memory._MEMORY", memory)
     monkeypatch.setattr("trainers.supervisor.temporary_folders._PATH_BYTES", 4096)
     monkeypatch.setattr("tempfile.tempdir", str(memory))
     root = memory / f"{name}-{os.getuid()}"

@@ -76,7 +76,7 @@ def without_ray(driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("tempfile.tempdir", str(folder / "temporary"))
     monkeypatch.setattr("trainers.supervisor.temporary_folders._PATH_BYTES", 4096)
     (folder / "memory").mkdir()
-    monkeypatch.setattr("trainers.supervisor.snapshots._MEMORY", folder / "memory")
+    monkeypatch.setattr("trainers.supervisor.snapshot_memory._MEMORY", folder / "memory")
 
 
 class Stage:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainers.supervisor.environment import child_environment
+from trainers.supervisor.child_environment import child_environment
 from trainers.worker_identity import WorkerIdentity
 
 IDENTITY = WorkerIdentity(

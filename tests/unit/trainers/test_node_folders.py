@@ -17,7 +17,7 @@ from remora.code.bundle import pack
 from remora.errors import BundleError
 from trainers.node_folders import shared_folder, sweep_folders, unpack_once, work_root
 from trainers.storage import Storage
-from trainers.supervisor.snapshots import memory_root, snapshot_space
+from trainers.supervisor.snapshot_memory import memory_root, snapshot_space
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +150,7 @@ def test_a_folder_in_memory_that_somebody_else_has_made_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "memory").mkdir()
-    monkeypatch.setattr("trainers.supervisor.snapshots._MEMORY", tmp_path / "memory")
+    monkeypatch.setattr("trainers.supervisor.snapshot_memory._MEMORY", tmp_path / "memory")
     home = tmp_path / "home"
     (home / "photos").mkdir(parents=True, mode=0o700)
     (home / "photos.lock").touch()

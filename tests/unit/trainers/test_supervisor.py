@@ -188,7 +188,7 @@ def test_what_does_not_fit_into_memory_is_written_to_the_disk(stage: Stage) -> N
 def test_without_a_file_system_in_memory_the_disk_has_to_do(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainers.supervisor.snapshots._MEMORY", Path("/no/such/folder"))
+    monkeypatch.setattr("trainers.supervisor.snapshot_memory._MEMORY", Path("/no/such/folder"))
     stage.start(KILLED)
     stage.end()
     assert len(stage.driver.all("shard")) == 1
@@ -369,7 +369,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder in this machine's memory that passes for all of it: tests that run beside this one sweep, too."""
     memory = Path(f"/dev/shm/remora-test-{uuid.uuid4().hex[:12]}")
     memory.mkdir()
-    monkeypatch.setattr("trainers.supervisor.snapshots._MEMORY", memory)
+    monkeypatch.setattr("trainers.supervisor.snapshot_memory._MEMORY", memory)
     yield memory
     shutil.rmtree(memory)
 
@@ -448,10 +448,10 @@ import signal, sys, threading
 from pathlib import Path
 from trainers.processes.child import Child
 from trainers.supervisor.memory_watch import MemoryWatch
-from trainers.supervisor.snapshots import snapshot_space
-from trainers.supervisor import memory_watch, snapshots
+from trainers.supervisor.snapshot_memory import snapshot_space
+from trainers.supervisor import memory_watch, snapshot_memory
 
-snapshots._MEMORY = Path(sys.argv[1])
+snapshot_memory._MEMORY = Path(sys.argv[1])
 
 def write(record, names, write=memory_watch.write_record):
     write(record, names)

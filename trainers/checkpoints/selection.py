@@ -1,9 +1,9 @@
-"""Which committed checkpoints are kept: the newest ones, and the best one (pure)."""
+"""Which committed checkpoints are kept and which are listed, and how they appear in records (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from trainers.checkpoints.manifest import Manifest
 
@@ -37,3 +37,26 @@ def surplus(
     best = best_of(whole, mode) if mode is not None else None
     oldest = age(whole[max(1, keep) - 1])
     return [one for one in by_age if age(one) < oldest and one is not best]
+
+
+def description(manifest: Manifest, location: str) -> dict[str, Any]:
+    """The body of a `checkpoint` record; a `checkpoints` record has one of these for each."""
+    return {
+        "step": manifest.step,
+        "attempt": manifest.attempt,
+        "world_size": manifest.world_size,
+        "size_bytes": manifest.size_bytes,
+        "location": location,
+        "files": {file.name: file.size_bytes for file in manifest.files},
+        "committed_at": manifest.committed_at,
+    }
+
+
+def youngest_of_each_step(manifests: Iterable[Manifest]) -> dict[int, Manifest]:
+    """One checkpoint of each step, the one that was begun last."""
+    found: dict[int, Manifest] = {}
+    for manifest in manifests:
+        other = found.get(manifest.step)
+        if other is None or age(manifest) > age(other):
+            found[manifest.step] = manifest
+    return found

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainers.checkpoints.manifest import Manifest
-from trainers.checkpoints.retention import Mode, age, best_of, surplus
+from trainers.checkpoints.selection import Mode, age, best_of, surplus
 
 scores = st.none() | st.integers(-3, 3).map(float)
 #: Checkpoints in the order of their age: steps may go back with a new worker group, and groups with a new attempt.
