@@ -26,7 +26,7 @@ from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
 from cluster.simulator.ports import Assumptions
 from cluster.simulator.report import report_of
-from cluster.traces.skypilot import read_skypilot
+from cluster.traces.files import read_skypilot
 from cluster.traces.trace import MarketChange, Trace, TraceJob
 from remora.spec.worker_sizes import WorkerSizes
 from service.what_if.answer import replayed

@@ -14,8 +14,8 @@ from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
 from cluster.simulator.ports import Assumptions
 from cluster.simulator.report import ReplayReport, report_of
+from cluster.traces.files import read_skypilot
 from cluster.traces.generator import CLUSTERS, DAY_S, GeneratorOptions, generate_jobs, generated
-from cluster.traces.skypilot import read_skypilot
 from cluster.traces.trace import Trace, TraceJob, merged
 from service.what_if.answer import replayed
 

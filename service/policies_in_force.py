@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from cluster.policies.documents import read_stored
 from cluster.policies.policies import Policies
-from cluster.policies.problems import PoliciesRefused
+from cluster.policies.policy_problems import PoliciesRefused
 from service.clouds.fixed_pool import fixed_pool
 from service.garbage_collection import without_collections
 from service.queue.policy_versions import PolicyRow

@@ -19,13 +19,13 @@ from azure.core.pipeline.policies import ContentDecodePolicy, RequestIdPolicy, U
 from azure.core.rest import HttpRequest
 from azure.mgmt.compute.aio import ComputeManagementClient
 
-from cluster.azure import evictions, scores
-from cluster.azure.allowance import Allowance
-from cluster.azure.errors import CloudFailure
+from cluster.azure import spot_market
+from cluster.azure.error_codes import CloudFailure
 from cluster.azure.identity import Bearer
-from cluster.azure.scale_sets.arm import ArmSets
+from cluster.azure.scale_sets.arm_scale_sets import ArmSets
 from cluster.azure.settings import AzureSettings
 from cluster.azure.wire import (
+    Allowance,
     ArmError,
     Failures,
     failure_of,
@@ -195,21 +195,21 @@ class Arm:
             return [one.as_dict() async for one in listed]
 
     async def evictions(self, region: str) -> list[dict[str, Any]]:
-        """How often spot machines of each size are taken back, in the rows of `cluster.azure.evictions`."""
+        """How often spot machines of each size are taken back, in the rows of `cluster.azure.spot_market`."""
         path = f"/providers/Microsoft.ResourceGraph/resources?api-version={_GRAPH_VERSION}"
-        question = {"subscriptions": [self._subscription], "query": evictions.query(region)}
+        question = {"subscriptions": [self._subscription], "query": spot_market.evictions_query(region)}
         document = await self._json("POST", path, question)
         async with Failures():
             return list(document["data"])
 
     async def scores(self, region: str, sizes: Sequence[str]) -> list[dict[str, Any]]:
-        """Where there will be spot machines of these sizes, in the rows of `cluster.azure.scores`."""
+        """Where there will be spot machines of these sizes, in the rows of `cluster.azure.spot_market`."""
         path = (
             f"/subscriptions/{self._subscription}/providers/Microsoft.Compute/locations/{region}"
             f"/placementScores/spot/generate?api-version={_SCORES_VERSION}"
         )
         rows: list[dict[str, Any]] = []
-        for body in scores.requests(region, sizes):
+        for body in spot_market.score_requests(region, sizes):
             document = await self._json("POST", path, body)
             async with Failures():
                 rows += document["placementScores"]

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from cluster.azure import quota
 from cluster.azure.arm import Arm
-from cluster.azure.errors import CloudFailure, Reason, judge, to_error
-from cluster.azure.memory import Group, Memory
+from cluster.azure.error_codes import CloudFailure, Reason, judge, to_error
+from cluster.azure.machine_memory import Group, Memory
 from cluster.azure.wire import ArmError
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.provider import ProviderError

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.azure.body import DISK_PLACEMENT_LABEL
-from cluster.azure.scores import Scarce
+from cluster.azure.spot_market import Scarce
 from cluster.policies.offerings import CapacityType, Offering
 
 #: When the table was made; prices are USD per hour for Linux, pay as you go, in `eastus` unless a line says otherwise.

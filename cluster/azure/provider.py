@@ -30,12 +30,12 @@ from cluster.azure.body import (
     machine_name,
     node_of,
 )
-from cluster.azure.errors import CloudFailure
+from cluster.azure.error_codes import CloudFailure
 from cluster.azure.event_loop import EventLoopThread
-from cluster.azure.memory import Deletion, Group, Memory, RequestedMachine
+from cluster.azure.machine_memory import Deletion, Group, Memory, RequestedMachine
+from cluster.azure.orphans import orphans
 from cluster.azure.scale_sets.nodes import ScaleSetNodes
 from cluster.azure.settings import AzureSettings
-from cluster.azure.sweep import orphans
 from cluster.azure.wire import ArmError
 from cluster.policies.offerings import Offering
 from cluster.provider import (

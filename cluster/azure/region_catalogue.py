@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.azure.catalogue import DISK_GB, SkuFacts, offerings, read_skus
-from cluster.azure.evictions import read_evictions
 from cluster.azure.prices import Prices
-from cluster.azure.scores import Scarce, read_scores
+from cluster.azure.spot_market import Scarce, read_evictions, read_scores
 from cluster.policies.offerings import CapacityType, Offering
 
 log = logging.getLogger(__name__)

@@ -26,8 +26,7 @@ from cluster.azure.body import NODE_FILE, NodeFile, secret_name
 from cluster.node import processes
 from cluster.node.agent.metadata import URL
 from cluster.node.agent.naming import node_id
-from cluster.node.boot import NodeRuntime, start_of
-from cluster.node.file import NodeFileUnusable, parse
+from cluster.node.boot import NodeFileUnusable, NodeRuntime, parse, start_of
 from cluster.provider import InvalidRequest
 from remora import cgroups
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cluster.policies.cron_fields import calendar, first_of, is_endless
 from cluster.policies.policies import BudgetStep, CapacityRule, Policies, PoolPolicy, Schedule, Window
-from cluster.policies.problems import Conflict, Path
+from cluster.policies.policy_problems import Conflict, Path
 
 #: Keys of a pool that mean something under one capacity rule only.
 _OWN_KEYS: Mapping[str, CapacityRule] = {

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from cluster.policies.catalogue_conflicts import ClusterFacts, catalogue_conflicts
 from cluster.policies.conflicts import conflicts
 from cluster.policies.policies import MAX_NAMED, Policies
-from cluster.policies.problems import Conflict, Path, PoliciesRefused, PolicyProblem, form_conflicts
+from cluster.policies.policy_problems import Conflict, Path, PoliciesRefused, PolicyProblem, form_conflicts
 from remora.errors import MAX_PROBLEMS, MORE_PROBLEMS, SpecError
 from remora.spec.problems import LONGEST_KEY, parse_yaml
 

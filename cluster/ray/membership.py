@@ -1,4 +1,4 @@
-"""What Ray knows about our nodes; only this, `drain.py` and `agent/gcs.py` touch Ray's internals in `cluster`."""
+"""What Ray knows about our nodes; only this, `drain.py` and `gcs_requests.py` use Ray's internals in `cluster`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cluster.ray.members import MemberNode, chosen, doubtful, is_given_away
 
 #: Label that says which of our nodes a Ray node is.
 NODE_LABEL = "remora-node"
-#: Namespace and beginning of the keys of the agents' heartbeats in Ray's internal KV, as `agent/gcs.py` writes them.
+#: Namespace and beginning of the keys of the agents' heartbeats in Ray's internal KV, as `gcs_requests.py` writes them.
 BEAT_NAMESPACE = b"remora"
 BEAT_PREFIX = b"agent:"
 #: Seconds for a question to the head that goes beyond its usual ones.

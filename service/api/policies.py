@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from cluster.policies.documents import MAX_DOCUMENT, digest_of, read_document, read_stored
 from cluster.policies.policies import Policies
-from cluster.policies.problems import PoliciesRefused
+from cluster.policies.policy_problems import PoliciesRefused
 from remora.spec.bounds import exceeds
 from remora.views import ClusterEvent, FieldProblem, Page, Policy, PolicyCheck, PolicyVersion
 from service.api.bodies import read_object

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from cluster.policies.catalogue_conflicts import ClusterFacts
 from cluster.policies.documents import read_document
 from cluster.policies.policies import Policies
-from cluster.policies.problems import PoliciesRefused
+from cluster.policies.policy_problems import PoliciesRefused
 from cluster.traces.files import TraceFile, read_files
 from cluster.traces.trace import Trace, TraceError
 

@@ -42,15 +42,15 @@ ROOMS = (
         "policies",
         _all(
             "cluster/policies/",
-            "cron_fields policies conflicts documents floors problems catalogue_conflicts",
+            "cron_fields policies conflicts documents policy_problems catalogue_conflicts",
         ),
         _all("tests/unit/cluster/test_", "cron_fields policy_documents policies_of_strangers planner eviction_rates"),
     ),
     Room(
         "azure",
         # Without the catalogue, which is a table of figures.
-        _all("cluster/azure/", "body errors prices quota"),
-        _all("tests/unit/cluster/test_azure_", "errors quota body catalogue prices allowance domain"),
+        _all("cluster/azure/", "body error_codes prices quota"),
+        _all("tests/unit/cluster/test_azure_", "error_codes quota body catalogue prices allowance domain"),
     ),
     Room(
         "nodes",

@@ -13,14 +13,14 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp
 
-from cluster.azure.emulator import arm, arm_sets, retail
+from cluster.azure.emulator import machine_routes, retail, scale_set_routes
 from cluster.azure.emulator.clock import Clock
 from cluster.azure.emulator.control import Control
 from cluster.azure.emulator.front_end import ArmFrontEnd
+from cluster.azure.emulator.key_vault import KeyVault, Secrets, no_secrets
 from cluster.azure.emulator.scale_sets import EmulatedScaleSets
 from cluster.azure.emulator.state import Cloud
 from cluster.azure.emulator.tokens import Tokens
-from cluster.azure.emulator.vault import KeyVault, Secrets, no_secrets
 
 SUBSCRIPTION = "00000000-0000-0000-0000-000000000000"
 GROUP = "remora-nodes"
@@ -39,8 +39,8 @@ def application(
     tokens = Tokens(cloud.faults, clock)
     front_end, sets = ArmFrontEnd(cloud, tokens, clock, GROUP, REGION), EmulatedScaleSets(cloud)
     routes = [
-        *arm.routes(front_end),
-        *arm_sets.routes(front_end, sets),
+        *machine_routes.routes(front_end),
+        *scale_set_routes.routes(front_end, sets),
         tokens.route(),
         *KeyVault(secrets, cloud.faults, tokens).routes(),
         retail.route(cloud.faults, REGION),

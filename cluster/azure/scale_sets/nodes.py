@@ -23,8 +23,8 @@ from cluster.azure.body import (
     set_body,
     set_name,
 )
-from cluster.azure.errors import CloudFailure
-from cluster.azure.memory import Group
+from cluster.azure.error_codes import CloudFailure
+from cluster.azure.machine_memory import Group
 from cluster.azure.scale_sets.batching import RequestBatcher
 from cluster.azure.scale_sets.domain import (
     MOST_NODES,
@@ -36,9 +36,8 @@ from cluster.azure.scale_sets.domain import (
     read_waiting,
     waiting_tags,
 )
-from cluster.azure.scale_sets.failures import SetFailures
-from cluster.azure.scale_sets.memory import InstanceKey, SetMemory
-from cluster.azure.scale_sets.requests import SetRequests
+from cluster.azure.scale_sets.set_memory import InstanceKey, SetMemory
+from cluster.azure.scale_sets.set_requests import SetFailures, SetRequests
 from cluster.azure.settings import AzureSettings
 from cluster.azure.wire import ArmError
 from cluster.policies.offerings import Offering

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol, TypeVar
 
-from cluster.node.agent import gcs
+from cluster.node.agent import gcs_requests
 from cluster.node.agent.heartbeats import HEARTBEAT_S, written
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class RayHead:
             # First, so that the reason is there when the controller sees the drain.
             self._leaves = wanted[1]
             self._send_heartbeat()
-            answer = self._ask(gcs.drain, *wanted)
+            answer = self._ask(gcs_requests.drain, *wanted)
             if answer.refusal:
                 raise HeadSilent(f"the head did not drain this node: {answer.refusal}")
             self._drained_id = answer.ray_node_id
@@ -142,12 +142,15 @@ class RayHead:
             log.info("the head drains this node")
         elif self.drained_until is not None:
             # Not in the turn of the drain: the head may not have heard yet of what began just before.
-            self.is_empty = self._ask(gcs.is_empty, self._drained_id)
+            self.is_empty = self._ask(gcs_requests.is_empty, self._drained_id)
         self._send_heartbeat()
 
     def _send_heartbeat(self) -> None:
         deaf_s = self._clock() - self._heard_at
-        self._ask(gcs.send_heartbeat, written(time.time(), self._problems, self._leaves, deaf_s, self._says))
+        self._ask(
+            gcs_requests.send_heartbeat,
+            written(time.time(), self._problems, self._leaves, deaf_s, self._says),
+        )
 
     def _ask(self, question: Callable[..., T], *arguments: Any) -> T:
         try:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.azure.allowance import FEW, GOOD_FOR_S
 from cluster.azure.provider import AzureProvider
+from cluster.azure.wire import FEW, GOOD_FOR_S
 from cluster.provider import InvalidRequest, NodeRequest
 from tests.contracts.cluster.azure_rig import A100, IB_SIZE, AzureRig
 

@@ -19,7 +19,7 @@ from starlette.routing import Mount
 
 from cluster.azure.emulator.imds import REQUESTS_PER_S, Announcement, MetadataServer
 from cluster.node.agent import agent as agent_module
-from cluster.node.agent import gcs
+from cluster.node.agent import gcs_requests
 from cluster.node.agent import head as head_module
 from cluster.node.agent.agent import Agent
 from cluster.node.agent.head import RayHead
@@ -314,11 +314,11 @@ class HeardHead(RayHead):
         self.drains: SimpleQueue[tuple[float, str]] = SimpleQueue()
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        if question is gcs.send_heartbeat:
+        if question is gcs_requests.send_heartbeat:
             self.heartbeats.put(json.loads(arguments[0]))
-        if question is gcs.drain:
+        if question is gcs_requests.drain:
             self.drains.put((arguments[0], arguments[1]))
-            return gcs.Drained(RAY_NODE)
+            return gcs_requests.Drained(RAY_NODE)
         # Empty, as far as the head knows.
         return arguments == (RAY_NODE,)
 

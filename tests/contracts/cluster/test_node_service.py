@@ -19,9 +19,9 @@ from cluster.azure.emulator.faults import EmulatorFault, FaultPoint
 from cluster.azure.emulator.server import EmulatorServer
 from cluster.node import __main__ as node_main
 from cluster.node import boot, processes
-from cluster.node.file import NodeFileUnusable, parse
+from cluster.node.boot import NodeFileUnusable, parse
 from tests.architecture.repository import ROOT
-from tests.unit.cluster.test_node_file import NODE
+from tests.unit.cluster.test_node_boot import NODE
 
 SECRET = "correct-horse-battery-staple"
 

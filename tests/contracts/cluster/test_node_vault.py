@@ -12,7 +12,6 @@ import pytest
 
 from cluster.azure.emulator.faults import EmulatorFault, FaultPoint
 from cluster.azure.emulator.server import EmulatorServer
-from cluster.node import refusals
 from cluster.node.vault import Vault, VaultUnusable
 
 NAME, VALUE = "remora-rig-ray-token", "correct-horse-battery-staple"
@@ -26,7 +25,7 @@ def secrets() -> dict[str, str]:
 
 @pytest.fixture
 def server(secrets: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatorServer]:
-    monkeypatch.setattr(refusals, "_FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("cluster.node.vault._FIRST_WAIT_S", 0.0)
     with EmulatorServer(secrets=secrets.get) as server:
         monkeypatch.setenv(_TOKENS, server.url)
         yield server

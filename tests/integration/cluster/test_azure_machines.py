@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import ray
 
+from cluster.azure.emulator.key_vault import secrets_of
 from cluster.azure.emulator.machines import LocalMachines
-from cluster.azure.emulator.vault import secrets_of
 from cluster.local.environment import MACHINE_VARIABLE
 from cluster.local.folders import ClusterFolders
 from cluster.local.head import start_head, stop_head, wait_until_reachable

@@ -10,7 +10,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from cluster.node.agent import gcs
+from cluster.node.agent import gcs_requests
 from cluster.node.agent.heartbeats import HEARTBEAT_S, SILENT_S, written
 from cluster.ray.drain import RayDrains
 from cluster.ray.members import MemberNode
@@ -58,17 +58,21 @@ def test_a_machine_that_joins_twice_is_its_newest_raylet_for_whoever_looks_and_f
     _, second_id = joins(cluster, "node_a")
     assert sum(node["Labels"].get(NODE_LABEL) == "node_a" and node["Alive"] for node in ray.nodes()) == 2
     assert member("node_a").ray_node_id == second_id
-    answer = gcs.drain(cluster.address, "node_a", time.time() + 600.0, "Preempt by the cloud")
-    assert answer == gcs.Drained(second_id)
+    answer = gcs_requests.drain(cluster.address, "node_a", time.time() + 600.0, "Preempt by the cloud")
+    assert answer == gcs_requests.Drained(second_id)
     # Without work it is let go at once; a drain of the other one would have ended that.
     until(lambda: member("node_a").ray_node_id == first_id, "the newest is drained and goes", 60.0)
     assert member("node_a").is_alive
     assert not member("node_a").is_draining
-    assert gcs.is_empty(cluster.address, "node_a", second_id) is False, "work may be sent to the older one"
+    assert gcs_requests.is_empty(cluster.address, "node_a", second_id) is False, (
+        "work may be sent to the older one"
+    )
     cluster.remove_node(first)
     until(lambda: not member("node_a").is_alive, "none lives", 60.0)
-    assert gcs.is_empty(cluster.address, "node_a", second_id) is True
-    assert gcs.is_empty(cluster.address, "node_a", "") is None, "nothing was drained: it may be cut off"
+    assert gcs_requests.is_empty(cluster.address, "node_a", second_id) is True
+    assert gcs_requests.is_empty(cluster.address, "node_a", "") is None, (
+        "nothing was drained: it may be cut off"
+    )
 
 
 def test_an_agent_is_heard_until_it_gives_no_new_sign_of_life(cluster: Cluster) -> None:
@@ -81,13 +85,13 @@ def test_an_agent_is_heard_until_it_gives_no_new_sign_of_life(cluster: Cluster) 
         return membership.observe()["node_b"]
 
     assert look().agent is None, "it has none yet"
-    gcs.send_heartbeat(cluster.address, "node_b", written(1.0, [], None))
+    gcs_requests.send_heartbeat(cluster.address, "node_b", written(1.0, [], None))
     heard = look().agent
     assert heard is not None
     assert (heard.heartbeat.at, heard.unchanged_s) == (1.0, 0.0)
     looks = [look().agent for _ in range(int(SILENT_S / HEARTBEAT_S) + 1)]
     assert [one is not None and one.is_silent for one in looks] == [False] * (len(looks) - 1) + [True]
-    gcs.send_heartbeat(cluster.address, "node_b", written(2.0, [], "Preempt by the cloud"))
+    gcs_requests.send_heartbeat(cluster.address, "node_b", written(2.0, [], "Preempt by the cloud"))
     again = look()
     assert again.agent is not None
     assert not again.agent.is_silent

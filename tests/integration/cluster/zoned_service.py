@@ -27,7 +27,7 @@ from cluster.azure.emulator.state import DELETING, Cloud, EmulatedMachine
 from cluster.local.environment import process_environment
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
-from cluster.node.file import parse
+from cluster.node.boot import parse
 from cluster.policies.offerings import zone_and_capacity
 from cluster.provider import NodeRequest
 from cluster.ray import connection

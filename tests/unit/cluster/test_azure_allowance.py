@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.azure.allowance import left_of
+from cluster.azure.wire import left_of
 
 RESOURCE = "x-ms-ratelimit-remaining-resource"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.azure.evictions import read_evictions
 from cluster.azure.prices import read_prices
+from cluster.azure.spot_market import read_evictions
 from cluster.policies.offerings import CapacityType
 
 SIZE = "Standard_NC24ads_A100_v4"

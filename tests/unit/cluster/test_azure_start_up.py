@@ -16,7 +16,7 @@ from cluster.azure.emulator.start_up import (
     read_unit,
     started_service,
 )
-from cluster.node.file import parse
+from cluster.node.boot import parse
 from tests.unit.cluster.test_azure_body import body
 
 FILE = {"path": "/etc/x.json", "content": "{}"}

@@ -13,7 +13,7 @@ from cluster.policies.catalogue_conflicts import ClusterFacts
 from cluster.policies.documents import read_document
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import Policies
-from cluster.policies.problems import PoliciesRefused
+from cluster.policies.policy_problems import PoliciesRefused
 from cluster.scheduling.actions import Launch
 from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.planner import plan

@@ -10,7 +10,7 @@ from cluster.policies.catalogue_conflicts import ClusterFacts
 from cluster.policies.conflicts import MAX_WINDOWS
 from cluster.policies.documents import MAX_DOCUMENT, read_document
 from cluster.policies.offerings import CapacityType, Offering
-from cluster.policies.problems import PoliciesRefused
+from cluster.policies.policy_problems import PoliciesRefused
 from remora.errors import MAX_PROBLEMS, MORE_PROBLEMS
 from tests.steps import grows_linearly, steps_of, stopped_after
 

@@ -12,7 +12,7 @@ from cluster.policies.catalogue_conflicts import ClusterFacts
 from cluster.policies.documents import read_document
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import CapacityRule, Policies
-from cluster.policies.problems import PoliciesRefused, PolicyProblem
+from cluster.policies.policy_problems import PoliciesRefused, PolicyProblem
 
 A100, T4 = "Standard_NC24ads_A100_v4", "Standard_NC4as_T4_v3"
 

@@ -13,11 +13,9 @@ import pytest
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.placement import ANYWHERE, Placement
 from cluster.policies.policies import CapacityRule
-from cluster.traces.files import TraceFile, read_files
+from cluster.traces.files import TraceFile, read_files, read_philly, read_skypilot
 from cluster.traces.generator import CLUSTERS, GeneratorOptions, generate_jobs, generated, size_chances
 from cluster.traces.lines import read_lines, write_lines
-from cluster.traces.philly import read_philly
-from cluster.traces.skypilot import read_skypilot
 from cluster.traces.trace import Trace, TraceError
 from remora.spec.worker_sizes import WorkerSizes
 

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.policies.documents import read_document
 from cluster.policies.policies import CapacityRule, Policies
-from cluster.policies.problems import PoliciesRefused
+from cluster.policies.policy_problems import PoliciesRefused
 from service.clouds.azure_settings import read_azure_settings
 from service.clouds.fixed_pool import fixed_pool, known
 from service.embedded.emulated_azure import emulated_azure_settings, write_azure_settings

@@ -10,7 +10,7 @@ from azure.core.exceptions import ResourceNotFoundError
 from azure.core.polling import AsyncLROPoller
 from azure.mgmt.compute.aio import ComputeManagementClient
 
-from cluster.azure.errors import CloudFailure
+from cluster.azure.error_codes import CloudFailure
 from cluster.azure.scale_sets.domain import SeenInstance, SeenSet
 from cluster.azure.wire import (
     Failures,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.azure.errors import CloudFailure, Reason, Scope, closes, judge, known_codes, to_error
+from cluster.azure.error_codes import CloudFailure, Reason, Scope, closes, judge, known_codes, to_error
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.provider import (
     InsufficientCapacity,

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.azure.arm import SeenResource
 from cluster.azure.body import CLUSTER_TAG
-from cluster.azure.sweep import GRACE_S, orphans
+from cluster.azure.orphans import GRACE_S, orphans
 
 NOW = 1_000.0
 
