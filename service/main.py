@@ -26,10 +26,9 @@ from service.api.connections import GuardedProtocol
 from service.api.gate import is_loopback
 from service.private_home import make_private
 from service.process_log import write_log
-from service.settings import Settings
-from service.startup import read_settings
+from service.settings import Settings, read_settings
 from service.store.database import Database
-from service.store.errors import StoreError
+from service.store.failures import StoreError
 from service.store.migrate import migrate
 
 log = logging.getLogger(__name__)

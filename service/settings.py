@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import platformdirs
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from remora.spec.fields import NAME_FORM, is_name
 from trainers.preloaded import FORKED
+
+log = logging.getLogger(__name__)
 
 _STORES_FORM = '{"models": "abfs://models/remora", "archive": "/mnt/archive"}'
 
@@ -133,3 +136,14 @@ class Settings(BaseSettings):
     def storage(self) -> str:
         """Storage URL in force."""
         return self.storage_url or str(self.home / "storage")
+
+
+def read_settings(given: dict[str, Any]) -> Settings | None:
+    """Settings from `REMORA_*` with the given ones above them; None, with what is wrong logged, if they are bad."""
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        for problem in error.errors():
+            name = ".".join(str(part) for part in problem["loc"])
+            log.error("the setting %s is wrong: %s", name, problem["msg"])  # noqa: TRY400
+    return None

@@ -23,17 +23,15 @@ from service.api import (
     plans,
     policies,
     pools,
-    problems,
-    retention,
+    problem_documents,
     streams,
-    traces,
 )
-from service.api.checks import Checks
 from service.api.context import Context
 from service.api.feed import Feed
 from service.api.gate import Gate
+from service.api.prometheus import Telemetry
 from service.api.replays import Replays
-from service.api.telemetry import Telemetry
+from service.api.validation_thread import Checks
 from service.private_home import make_private
 from service.settings import Settings
 from service.store.database import Database
@@ -101,11 +99,9 @@ def create_app(settings: Settings) -> FastAPI:
         cluster.router,
         policies.router,
         plans.router,
-        traces.router,
         ledgers.router,
-        retention.router,
     )
-    problems.install(app, [*app.routes, *(route for part in parts for route in part.routes)])
+    problem_documents.install(app, [*app.routes, *(route for part in parts for route in part.routes)])
     for part in parts:
         app.include_router(part)
     app.add_middleware(Gate, telemetry=telemetry)

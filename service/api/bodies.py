@@ -13,8 +13,8 @@ import anyio
 from starlette.requests import ClientDisconnect, Request
 
 from remora.spec.bounds import has_more_values
-from service.api.checks import Checks
-from service.api.problems import ApiProblem
+from service.api.problem_documents import ApiProblem
+from service.api.validation_thread import Checks
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from remora.errors import BundleError
 from service.api.bodies import save
 from service.api.context import Context, context_of
 from service.api.parameters import Parameters
-from service.api.problems import ApiProblem
+from service.api.problem_documents import ApiProblem
 from service.store.bundles import bundle_name, use
 from trainers.storage import Storage
 

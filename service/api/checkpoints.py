@@ -15,7 +15,7 @@ from remora.views import Checkpoint, Page
 from service.api.context import context_of, job_of
 from service.api.pages import as_json
 from service.api.parameters import MAX_NUMBER, Parameters
-from service.api.problems import ApiProblem
+from service.api.problem_documents import ApiProblem
 from service.settings import Settings
 from service.store import telemetry
 from service.stores import UnknownStore, open_location

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
-from service.api.checks import Checks
 from service.api.feed import Feed
-from service.api.problems import job_not_found
+from service.api.problem_documents import job_not_found
+from service.api.prometheus import Telemetry
 from service.api.replays import Replays
 from service.api.sse import OpenStreams
-from service.api.telemetry import Telemetry
+from service.api.validation_thread import Checks
 from service.queue.rows import JobRow
 from service.settings import Settings
 from service.steady_clock import CLOCK

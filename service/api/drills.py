@@ -16,7 +16,7 @@ from service.api.bodies import read_object
 from service.api.context import context_of
 from service.api.nodes import node_not_found
 from service.api.parameters import Parameters
-from service.api.problems import ApiProblem
+from service.api.problem_documents import ApiProblem
 from service.api.views import drill_view
 from service.queue.rows import DrillRow
 from service.store import drills as store

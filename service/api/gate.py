@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.problems import ApiProblem
-from service.api.telemetry import Telemetry
+from service.api.problem_documents import ApiProblem
+from service.api.prometheus import Telemetry
 from service.process_log import request_id
 
 log = logging.getLogger(__name__)

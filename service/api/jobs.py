@@ -27,7 +27,7 @@ from service.api.bodies import read_object
 from service.api.context import Context, context_of, job_of
 from service.api.pages import as_json, write_page
 from service.api.parameters import JobsParameters, Parameters, read_cursor
-from service.api.problems import ApiProblem, job_not_found
+from service.api.problem_documents import ApiProblem, job_not_found
 from service.api.views import attempt_view, job_view
 from service.policies_in_force import policies_in_force
 from service.queue import intake, lifecycle

@@ -16,7 +16,7 @@ from remora.views import AccountLine, ClusterLedger, Ledger, LedgerLine
 from service.api.context import context_of, job_of
 from service.api.pages import as_json
 from service.api.parameters import MAX_NUMBER, Parameters
-from service.api.problems import invalid_parameter
+from service.api.problem_documents import invalid_parameter
 from service.queue.bill import Charge, Payer, Purpose, charges
 from service.queue.ledger import UseRow
 from service.store import ledger

@@ -20,7 +20,7 @@ from service.api.parameters import (
     read_cursor,
     read_number_cursor,
 )
-from service.api.problems import ApiProblem
+from service.api.problem_documents import ApiProblem
 from service.api.views import node_view
 from service.queue.rows import NodeRow, WaitKind, WaitRow
 from service.store import nodes as store

@@ -23,7 +23,7 @@ from service.api.parameters import (
     read_cursor,
     read_number_cursor,
 )
-from service.api.problems import ApiProblem
+from service.api.problem_documents import ApiProblem
 from service.store import outputs as store
 from service.store.outputs import ModelRow
 from service.stores import UnknownStore, open_location

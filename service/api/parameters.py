@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from remora.states import JobState
-from service.api.problems import ApiProblem
+from service.api.problem_documents import ApiProblem
 
 MAX_NUMBER = 2**53
 #: Values of one parameter.

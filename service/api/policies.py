@@ -27,7 +27,7 @@ from service.api.parameters import (
     make_cursor,
     read_number_cursor,
 )
-from service.api.problems import ApiProblem
+from service.api.problem_documents import ApiProblem
 from service.clouds.fixed_pool import fixed_pool, known
 from service.queue.policy_versions import (
     PolicyDecision,

@@ -20,7 +20,7 @@ from remora.states import NodeState
 from remora.views import Page, Pool, PoolWait, RefusedOffering
 from service.api.context import context_of
 from service.api.parameters import Parameters
-from service.api.problems import ApiProblem
+from service.api.problem_documents import ApiProblem
 from service.clouds.fixed_pool import kept_full
 from service.policies_in_force import policies_in_force
 from service.queue.rows import WaitKind

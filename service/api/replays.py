@@ -15,7 +15,7 @@ from typing import Any
 
 import service
 from remora.views import FieldProblem, WhatIf
-from service.api.problems import ApiProblem
+from service.api.problem_documents import ApiProblem
 from service.steady_clock import CLOCK
 from service.store.ids import new_id
 

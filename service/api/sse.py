@@ -11,7 +11,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.api.problems import ApiProblem
+from service.api.problem_documents import ApiProblem
 
 log = logging.getLogger(__name__)
 

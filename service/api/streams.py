@@ -19,7 +19,7 @@ from service.api.parameters import (
     MetricsParameters,
     read_number_cursor,
 )
-from service.api.problems import invalid_parameter
+from service.api.problem_documents import invalid_parameter
 from service.api.sse import PING, EventStream, frame
 from service.store import telemetry
 from service.store.telemetry import LogFilter, Position

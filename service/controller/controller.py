@@ -35,12 +35,10 @@ from service.loops.tick import Tick
 from service.loops.track import track
 from service.private_home import make_private
 from service.process_log import write_log
-from service.settings import Settings
-from service.startup import read_settings
+from service.settings import Settings, read_settings
 from service.steady_clock import CLOCK
 from service.store.database import Database
-from service.store.errors import Fenced, StoreError
-from service.store.failures import is_database_wide, why_failed
+from service.store.failures import Fenced, StoreError, is_database_wide, why_failed
 from service.store.ids import new_id
 from service.store.leases import Lease
 from service.store.migrate import migrate

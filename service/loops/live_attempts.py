@@ -13,8 +13,7 @@ from service.loops.tick import Tick
 from service.queue import lifecycle
 from service.queue.rows import AttemptRow, JobRow
 from service.store import jobs as store
-from service.store.errors import Fenced
-from service.store.failures import is_database_wide
+from service.store.failures import Fenced, is_database_wide
 from service.store.ingest import ingest_all
 from trainers.plan import Record
 

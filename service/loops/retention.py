@@ -9,7 +9,7 @@ from functools import partial
 
 from service.loops.tick import Tick
 from service.store import bundles
-from service.store.retention import ROWS, limits_of, prune
+from service.store.pruning import ROWS, limits_of, prune
 from trainers.storage import Storage, StorageError
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from service.settings import Settings
 from service.store.database import Database
-from service.store.errors import Fenced
+from service.store.failures import Fenced
 from service.store.leases import Lease
 
 T = TypeVar("T")

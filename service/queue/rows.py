@@ -80,7 +80,7 @@ class JobRow:
     #: Numbers of the newest event and of the newest log line.
     event_seq: int = 0
     log_seq: int = 0
-    #: When all of it was deleted that is not kept for ever: `service.store.retention`.
+    #: When all of it was deleted that is not kept for ever: `service.store.pruning`.
     pruned_at: float | None = None
 
     @lazy

@@ -22,7 +22,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from service.private_home import close_to_others, make_private_file
-from service.store.errors import StoreError
+from service.store.failures import StoreError
 from service.store.transactions import Work, run
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Classifies errors of the database, and says what to do about each (pure)."""
+"""What the store raises on purpose, and what errors of the database are and what to do about each (pure)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from service.store.errors import Unsure
+
+class StoreError(Exception):
+    """The database cannot be used; the message is one sentence for people."""
+
+
+class Fenced(Exception):
+    """Another process holds the lease now: the transaction is rolled back and the work must be dropped."""
+
+
+class Unsure(OperationalError):
+    """The connection broke while a transaction was being committed, and it is not known whether it was."""
 
 
 class DatabaseFailure(StrEnum):

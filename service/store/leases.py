@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from service.store.errors import Fenced
+from service.store.failures import Fenced
 from service.store.rows import upsert
 from service.store.tables import leases
 

@@ -11,8 +11,7 @@ from alembic.util.exc import CommandError
 from sqlalchemy.exc import DBAPIError
 
 from service.store.database import Database
-from service.store.errors import StoreError
-from service.store.failures import why_failed
+from service.store.failures import StoreError, why_failed
 
 #: Any number, as long as no other program takes the same advisory lock.
 _LOCK = 7_265_001

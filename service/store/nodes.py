@@ -11,7 +11,7 @@ from remora.states import NodeState
 from remora.views import NodeEvent
 from service.queue.lifecycle import NodeDecision
 from service.queue.rows import NodeRow
-from service.store.errors import Fenced
+from service.store.failures import Fenced
 from service.store.rows import columns, to_row, to_rows
 from service.store.tables import LIVE_NODES, node_events, nodes
 

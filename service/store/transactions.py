@@ -16,7 +16,7 @@ from typing import TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from service.store.errors import Unsure
+from service.store.failures import Unsure
 
 T = TypeVar("T")
 Work = Callable[[sa.Connection], T]

@@ -18,7 +18,7 @@ from starlette.types import Message
 
 from benchmarks.hostile_requests import HostileRequest, hostile_requests, large_requests
 from service.api.app import create_app
-from service.api.checks import MOST_WAITING, SHORT, Checks
+from service.api.validation_thread import MOST_WAITING, SHORT, Checks
 from service.settings import Settings
 from tests.steps import stopped_after
 

@@ -14,8 +14,7 @@ from service.queue import lifecycle
 from service.queue.rows import JobRow
 from service.store import jobs, transactions
 from service.store.database import Database
-from service.store.errors import Unsure
-from service.store.failures import why_failed
+from service.store.failures import Unsure, why_failed
 from service.store.tables import jobs as jobs_table
 from tests.cutting_proxy import Cut, CuttingProxy
 from tests.postgres import PostgresServer

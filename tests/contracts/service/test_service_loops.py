@@ -28,7 +28,7 @@ from service.queue.rows import NodeRow
 from service.settings import Settings
 from service.store import jobs, nodes, policies, telemetry
 from service.store.database import Database
-from service.store.errors import Fenced
+from service.store.failures import Fenced
 from service.store.ids import new_id
 from tests.service_fakes import World, records
 from trainers.plan import AttemptPlan, DriverGone, Record

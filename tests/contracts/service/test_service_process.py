@@ -25,8 +25,8 @@ from remora.states import JobState
 from service.api import streams
 from service.api.context import Context
 from service.api.feed import Feed
+from service.api.prometheus import Telemetry
 from service.api.sse import PING
-from service.api.telemetry import Telemetry
 from service.clouds.fixed_pool import LocalSupply
 from service.controller.connecting import ClusterConnection
 from service.controller.controller import Process

@@ -20,7 +20,7 @@ from service.store.database import Database
 from service.store.ids import new_id
 from service.store.nodes import page_of_nodes
 from service.store.policies import append_cluster_event, newest_quotas, page_of_cluster_events
-from service.store.retention import Limits, Step, prune
+from service.store.pruning import Limits, Step, prune
 from service.store.tables import jobs as jobs_table
 from service.store.tables import log_lines, models, uses
 from service.store.telemetry import LogFilter

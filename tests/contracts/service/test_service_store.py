@@ -23,7 +23,7 @@ from service.queue.lifecycle import Decision
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from service.store import jobs, leases, nodes, telemetry
 from service.store.database import Database
-from service.store.errors import Fenced, StoreError
+from service.store.failures import Fenced, StoreError
 from service.store.ids import is_id, new_id
 from service.store.ingest import ingest
 from service.store.leases import Lease

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from service.api.bodies import read_json, save
-from service.api.problems import ApiProblem
+from service.api.problem_documents import ApiProblem
 
 LIMIT = 1000
 pieces = st.lists(st.integers(0, 700), max_size=6)

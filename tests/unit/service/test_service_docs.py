@@ -64,6 +64,6 @@ def test_every_setting_is_documented_with_its_default() -> None:
 
 def test_every_prometheus_metric_is_documented() -> None:
     described = set(re.findall(r"^\| `(remora_\w+)", (DOCS / "api.md").read_text(), re.MULTILINE))
-    source = (ROOT / "service" / "api" / "telemetry.py").read_text()
+    source = (ROOT / "service" / "api" / "prometheus.py").read_text()
     made = set(re.findall(r"\"(remora_\w+)\"", source))
     assert {name.removesuffix("_total") for name in described} == made

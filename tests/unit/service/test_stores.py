@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from service.settings import Settings
-from service.startup import read_settings
+from service.settings import Settings, read_settings
 from service.stores import UnknownStore, check_name, open_location, url_of
 
 MODELS = "abfs://models/remora"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from service.api.problems import ApiProblem
+from service.api.problem_documents import ApiProblem
 from service.garbage_collection import without_collections
 
 T = TypeVar("T")
