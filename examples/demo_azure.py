@@ -204,7 +204,7 @@ def used(nodes: list[Node], capacity: str) -> list[Node]:
 
 
 def ledger(nodes: list[Node]) -> dict[str, dict[str, float]]:
-    """Seconds and USD of machines by capacity type, from the wish for each to its end."""
+    """Seconds and USD of machines by capacity type, from the request for each to its end."""
     lines: dict[str, dict[str, float]] = {}
     for capacity in ("spot", "on-demand"):
         mine = used(nodes, capacity)

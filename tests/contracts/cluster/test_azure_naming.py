@@ -22,10 +22,10 @@ def rig() -> Iterator[AzureRig]:
     """With one instance that runs, and that has not been given to its node."""
     # The host's time: the metadata service counts requests by the second.
     with AzureRig() as rig:
-        wish = NodeRequest(
+        node_request = NodeRequest(
             node_id="node_a", pool="gpu", resources={}, offering=f"{IB_SIZE}/1/spot", fabric="gpu-job_1"
         )
-        rig.create(wish)
+        rig.create(node_request)
         rig.fault("claim", status=409, code="Conflict")
         rig.list()
         yield rig

@@ -26,7 +26,7 @@ NAME = machine_name(CLUSTER, "node_a")
 def rig() -> Iterator[AzureRig]:
     """With one spot machine that runs; the test moves the time."""
     with AzureRig(own_time=True) as rig:
-        rig.create(wish("node_a"))
+        rig.create(node_request("node_a"))
         rig.list()
         yield rig
 
@@ -39,7 +39,7 @@ def metadata(rig: AzureRig) -> Iterator[MetadataService]:
     service.close()
 
 
-def wish(node_id: str) -> NodeRequest:
+def node_request(node_id: str) -> NodeRequest:
     return NodeRequest(node_id=node_id, pool="cpu", resources={"CPU": 1.0}, offering=f"{CPU_SIZE}/1/spot")
 
 
@@ -70,7 +70,7 @@ def test_a_simulated_eviction_is_heard_too(rig: AzureRig, metadata: MetadataServ
     assert only_event(metadata).type == "Preempt"
 
 
-def test_a_simulated_eviction_may_be_announced_later_and_a_second_wish_does_not_put_it_off(
+def test_a_simulated_eviction_may_be_announced_later_and_a_second_request_does_not_put_it_off(
     rig: AzureRig, metadata: MetadataService
 ) -> None:
     rig.knobs(announce_s=120.0)
@@ -87,7 +87,7 @@ def test_a_simulated_eviction_may_be_announced_later_and_a_second_wish_does_not_
 
 
 def test_nobody_else_is_told(rig: AzureRig, metadata: MetadataService) -> None:
-    rig.create(wish("node_b"))
+    rig.create(node_request("node_b"))
     rig.list()
     rig.notice("node_b")
     assert metadata.listen().document.events == ()
@@ -119,7 +119,7 @@ def test_the_next_machine_of_a_name_has_nothing_of_the_notice_of_the_last_one(
     rig.notice("node_a")
     rig.delete("node_a")
     assert rig.state()["machines"] == {}
-    rig.create(wish("node_a"))
+    rig.create(node_request("node_a"))
     rig.clock.passed_s = 31.0
     assert list(rig.state()["machines"]) == [NAME]
     assert metadata.listen().document.events == ()

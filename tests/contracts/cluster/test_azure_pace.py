@@ -26,7 +26,7 @@ def azure(rig: AzureRig) -> AzureProvider:
     return rig.another(quiet_s=QUIET_S)
 
 
-def wish(node_id: str, fabric: str | None = None) -> NodeRequest:
+def node_request(node_id: str, fabric: str | None = None) -> NodeRequest:
     offering = f"{IB_SIZE if fabric else A100}/1/spot"
     return NodeRequest(node_id=node_id, pool="gpu", resources={"GPU": 1.0}, offering=offering, fabric=fabric)
 
@@ -58,7 +58,7 @@ def asks(rig: AzureRig, azure: AzureProvider) -> Callable[[], bool]:
 def test_a_list_in_which_nothing_is_under_way_is_good_for_some_seconds(
     rig: AzureRig, azure: AzureProvider, asks: Callable[[], bool]
 ) -> None:
-    azure.create(wish("node_a"))
+    azure.create(node_request("node_a"))
     assert asks(), "it was just asked for"
     assert not asks()
     rig.evict("node_a")
@@ -72,7 +72,7 @@ def test_a_machine_that_starts_is_looked_at_each_time(
     rig: AzureRig, azure: AzureProvider, asks: Callable[[], bool]
 ) -> None:
     rig.knobs(create_s=60.0)
-    azure.create(wish("node_a"))
+    azure.create(node_request("node_a"))
     assert [asks(), asks()] == [True, True]
     rig.clock.passed_s = 60.0
     assert [asks(), asks()] == [True, False]
@@ -82,7 +82,7 @@ def test_a_machine_that_ends_is_looked_at_each_time(
     rig: AzureRig, azure: AzureProvider, asks: Callable[[], bool]
 ) -> None:
     rig.knobs(delete_s=60.0)
-    azure.create(wish("node_a"))
+    azure.create(node_request("node_a"))
     assert [asks(), asks()] == [True, False]
     azure.delete("node_a")
     assert nodes(azure) == set()
@@ -95,14 +95,14 @@ def test_a_machine_that_failed_is_looked_at_each_time(
     rig: AzureRig, azure: AzureProvider, asks: Callable[[], bool]
 ) -> None:
     rig.fault("create-later", code="AllocationFailed", message="no capacity")
-    azure.create(wish("node_a"))
+    azure.create(node_request("node_a"))
     assert [asks(), asks()] == [True, True]
 
 
 def test_an_eviction_that_is_rehearsed_is_looked_for_at_once(
     azure: AzureProvider, asks: Callable[[], bool]
 ) -> None:
-    azure.create(wish("node_a"))
+    azure.create(node_request("node_a"))
     assert [asks(), asks()] == [True, False]
     azure.simulate_eviction("node_a")
     assert asks()
@@ -112,7 +112,7 @@ def test_a_node_that_waits_for_an_instance_is_looked_at_each_time(
     rig: AzureRig, azure: AzureProvider, asks: Callable[[], bool]
 ) -> None:
     rig.knobs(create_s=60.0)
-    azure.create(wish("node_a", fabric="gpu-job_1"))
+    azure.create(node_request("node_a", fabric="gpu-job_1"))
     assert [asks(), asks()] == [True, True]
     rig.clock.passed_s = 60.0
     rig.knobs(create_s=0.0)
@@ -127,7 +127,7 @@ def test_a_node_that_waits_for_an_instance_is_looked_at_each_time(
 def test_a_list_that_was_overtaken_by_a_request_is_not_kept(
     rig: AzureRig, azure: AzureProvider, asks: Callable[[], bool]
 ) -> None:
-    azure.create(wish("node_a"))
+    azure.create(node_request("node_a"))
     take = rig.cloud.faults.take
 
     def overtaken(at: object, **facts: object) -> object:
@@ -135,7 +135,7 @@ def test_a_list_that_was_overtaken_by_a_request_is_not_kept(
             # The machines of this look are read already.  A request that is refused without asking Azure: the
             # emulator answers one at a time.
             with pytest.raises(InvalidRequest):
-                azure.create(replace(wish("node_b"), fabric="gpu-job_1"))
+                azure.create(replace(node_request("node_b"), fabric="gpu-job_1"))
         return take(at, **facts)  # type: ignore[arg-type]
 
     rig.cloud.faults.take = overtaken  # type: ignore[method-assign, assignment]
@@ -143,7 +143,7 @@ def test_a_list_that_was_overtaken_by_a_request_is_not_kept(
 
 
 def test_a_clock_that_was_set_back_keeps_no_list(rig: AzureRig, azure: AzureProvider) -> None:
-    azure.create(wish("node_a"))
+    azure.create(node_request("node_a"))
     azure.list()
     rig.evict("node_a")
     rig.clock.passed_s = -3600.0

@@ -33,7 +33,7 @@ def rig() -> Iterator[AzureRig]:
         yield rig
 
 
-def wish(node_id: str = "node_a", offering: str = SPOT, fabric: str = "gpu-job_1") -> NodeRequest:
+def node_request(node_id: str = "node_a", offering: str = SPOT, fabric: str = "gpu-job_1") -> NodeRequest:
     return NodeRequest(node_id=node_id, pool="gpu", resources={"GPU": 8.0}, offering=offering, fabric=fabric)
 
 
@@ -54,7 +54,7 @@ def only_set(rig: AzureRig) -> dict[str, Any]:
 
 def refusal(rig: AzureRig, request: NodeRequest | None = None) -> ProviderError:
     with pytest.raises(ProviderError) as raised:
-        rig.create(request or wish())
+        rig.create(request or node_request())
     return raised.value
 
 
@@ -69,7 +69,7 @@ def test_an_ephemeral_disk_that_instances_cannot_have_is_refused(rig: AzureRig) 
 
 def test_nodes_of_a_domain_are_instances_of_one_set_and_know_who_they_are(rig: AzureRig) -> None:
     for name in ("node_a", "node_b"):
-        rig.create(wish(name))
+        rig.create(node_request(name))
     rig.settle()
     assert running(rig) == {"node_a": True, "node_b": True}
     (name, seen), *more = rig.state()["sets"].items()
@@ -83,7 +83,7 @@ def test_nodes_of_a_domain_are_instances_of_one_set_and_know_who_they_are(rig: A
 def test_many_nodes_at_once_are_few_requests_and_one_machine_each(rig: AzureRig) -> None:
     names = [f"node_{number:02}" for number in range(32)]
     with ThreadPoolExecutor(16) as threads:
-        list(threads.map(lambda name: rig.create(wish(name)), names))
+        list(threads.map(lambda name: rig.create(node_request(name)), names))
     raised = [one for one in rig.server.cloud.operations.values() if one.kind == "scale"]
     assert len(raised) <= 4
     assert sorted(running(rig)) == names, "those that wait for their machine are listed as well"
@@ -92,41 +92,41 @@ def test_many_nodes_at_once_are_few_requests_and_one_machine_each(rig: AzureRig)
 
 
 def test_two_domains_are_two_sets(rig: AzureRig) -> None:
-    rig.create(wish("node_a"))
-    rig.create(wish("node_b", fabric="gpu-job_2"))
+    rig.create(node_request("node_a"))
+    rig.create(node_request("node_b", fabric="gpu-job_2"))
     rig.settle()
     assert [one["capacity"] for one in rig.state()["sets"].values()] == [1, 1]
     assert len({one["set"] for one in rig.state()["machines"].values()}) == 2
 
 
 def test_spot_and_on_demand_are_never_in_one_set_nor_in_one_domain_at_a_time(rig: AzureRig) -> None:
-    rig.create(wish("node_a"))
-    error = refusal(rig, wish("node_b", ON_DEMAND))
+    rig.create(node_request("node_a"))
+    error = refusal(rig, node_request("node_b", ON_DEMAND))
     assert type(error) is Unanswered, "it is asked for again later"
     assert "gpu-job_1" in str(error)
     rig.delete("node_a")
     rig.settle()
-    rig.create(wish("node_b", ON_DEMAND))
+    rig.create(node_request("node_b", ON_DEMAND))
     rig.settle()
     assert [one["capacity"] for one in rig.state()["machines"].values()] == ["on-demand"]
 
 
 def test_machines_that_infiniband_does_not_join_are_refused_for_a_domain(rig: AzureRig) -> None:
-    assert type(refusal(rig, wish(offering=f"{CPU_SIZE}/1/spot"))) is InvalidRequest
+    assert type(refusal(rig, node_request(offering=f"{CPU_SIZE}/1/spot"))) is InvalidRequest
     assert rig.state()["sets"] == {}
 
 
 def test_a_domain_ends_where_its_placement_group_does(rig: AzureRig) -> None:
     with ThreadPoolExecutor(16) as threads:
-        list(threads.map(lambda number: rig.create(wish(f"node_{number}")), range(100)))
-    assert "100 is the most" in str(refusal(rig, wish("node_more")))
+        list(threads.map(lambda number: rig.create(node_request(f"node_{number}")), range(100)))
+    assert "100 is the most" in str(refusal(rig, node_request("node_more")))
     assert len(rig.list()) == 100
 
 
 def test_of_nodes_that_come_together_only_those_that_are_too_many_are_refused(rig: AzureRig) -> None:
     with ThreadPoolExecutor(16) as threads:
-        list(threads.map(lambda number: rig.create(wish(f"node_{number}")), range(98)))
-        asked = [threads.submit(rig.create, wish(f"node_more_{number}")) for number in range(4)]
+        list(threads.map(lambda number: rig.create(node_request(f"node_{number}")), range(98)))
+        asked = [threads.submit(rig.create, node_request(f"node_more_{number}")) for number in range(4)]
     refused = [one.exception() for one in asked if one.exception() is not None]
     assert [type(one) for one in refused] == [InvalidRequest, InvalidRequest]
     assert len(rig.list()) == 100
@@ -134,7 +134,7 @@ def test_of_nodes_that_come_together_only_those_that_are_too_many_are_refused(ri
 
 def test_sets_of_other_clusters_are_left_alone(rig: AzureRig) -> None:
     other = rig.another(cluster="other")
-    other.create(wish())
+    other.create(node_request())
     rig.clock.passed_s = EMPTY_S + 1
     rig.settle()
     assert rig.list() == []
@@ -143,7 +143,7 @@ def test_sets_of_other_clusters_are_left_alone(rig: AzureRig) -> None:
 
 
 def test_a_set_whose_tags_were_replaced_is_still_ours_after_a_restart(rig: AzureRig) -> None:
-    rig.create(wish())
+    rig.create(node_request())
     rig.settle()
     ((name, _),) = rig.state()["sets"].items()
     rig.replace_tags(name, owner="finance")
@@ -155,13 +155,13 @@ def test_a_set_whose_tags_were_replaced_is_still_ours_after_a_restart(rig: Azure
 
 
 def test_nodes_that_come_after_the_head_has_moved_are_made_to_join_the_new_one(rig: AzureRig) -> None:
-    rig.create(wish("node_a"))
+    rig.create(node_request("node_a"))
     rig.settle()
     rig.head = "10.0.0.9:6379"
     rig.azure = rig.another(image=settings(rig.server.url).image.replace("1.0.0", "1.0.1"))
-    rig.create(wish("node_b"))
+    rig.create(node_request("node_b"))
     rig.settle()
-    rig.create(wish("node_c"))
+    rig.create(node_request("node_c"))
     rig.settle()
     assert len(rig.state()["sets"]) == 1
     made = rig.server.cloud.machines
@@ -178,7 +178,7 @@ def test_nodes_that_come_after_the_head_has_moved_are_made_to_join_the_new_one(r
 def test_a_set_for_which_there_is_no_capacity_refuses_its_nodes_and_is_set_back(rig: AzureRig) -> None:
     rig.knobs(room=[{**SOLD_OUT, "machines": 0}])
     for name in ("node_a", "node_b"):
-        rig.create(wish(name))
+        rig.create(node_request(name))
     rig.list()
     nodes = rig.list()
     assert [node.is_running for node in nodes] == [False, False]
@@ -195,7 +195,7 @@ def test_a_set_for_which_there_is_no_capacity_refuses_its_nodes_and_is_set_back(
 def test_part_of_the_capacity_becomes_nodes_and_the_rest_is_refused(rig: AzureRig) -> None:
     rig.knobs(room=[{**SOLD_OUT, "machines": 2}])
     for name in ("node_a", "node_b", "node_c"):
-        rig.create(wish(name))
+        rig.create(node_request(name))
     rig.settle()
     assert running(rig) == {"node_a": True, "node_b": True, "node_c": False}
     assert only_set(rig)["capacity"] == 2
@@ -204,14 +204,14 @@ def test_part_of_the_capacity_becomes_nodes_and_the_rest_is_refused(rig: AzureRi
 
 def test_a_controller_that_began_anew_still_learns_why_a_set_failed(rig: AzureRig) -> None:
     rig.fault("create-later", code="AllocationFailed", message="no capacity")
-    rig.create(wish())
+    rig.create(node_request())
     (node,) = rig.another().list()
     assert isinstance(node.refusal, InsufficientCapacity)
 
 
 def test_a_reason_that_cannot_be_read_is_waited_for(rig: AzureRig) -> None:
     rig.fault("create-later", code="AllocationFailed", message="no capacity")
-    rig.create(wish())
+    rig.create(node_request())
     rig.fault("poll", status=500, times=0)
     rig.fault("view", status=500)
     assert running(rig) == {"node_a": True}
@@ -220,7 +220,7 @@ def test_a_reason_that_cannot_be_read_is_waited_for(rig: AzureRig) -> None:
 
 def test_a_set_whose_operation_is_not_known_any_more_still_refuses_its_nodes(rig: AzureRig) -> None:
     rig.fault("create-later", code="", message="")
-    rig.create(wish())
+    rig.create(node_request())
     for at in ("poll", "view"):
         rig.fault(at, status=404, code="NotFound", times=0)
     (node,) = rig.list()
@@ -231,7 +231,7 @@ def test_a_set_whose_operation_is_not_known_any_more_still_refuses_its_nodes(rig
 
 def test_a_set_that_does_not_say_why_it_failed_still_refuses_its_nodes(rig: AzureRig) -> None:
     rig.fault("create-later", code="", message="")
-    rig.create(wish())
+    rig.create(node_request())
     rig.azure = rig.another()
     rig.list()
     (node,) = rig.list()
@@ -240,8 +240,8 @@ def test_a_set_that_does_not_say_why_it_failed_still_refuses_its_nodes(rig: Azur
 
 def test_a_refused_set_takes_nodes_again_when_there_is_room(rig: AzureRig) -> None:
     rig.fault("create-later", code="AllocationFailed", message="no capacity")
-    rig.create(wish("node_a"))
-    rig.create(wish("node_b"))
+    rig.create(node_request("node_a"))
+    rig.create(node_request("node_b"))
     rig.settle()
     assert running(rig) == {"node_a": False, "node_b": True}
     assert only_set(rig)["capacity"] == 1
@@ -249,34 +249,34 @@ def test_a_refused_set_takes_nodes_again_when_there_is_room(rig: AzureRig) -> No
 
 def test_a_full_quota_is_not_even_asked_for_and_azures_own_refusal_is_heard(rig: AzureRig) -> None:
     rig.knobs(limits={"lowPriorityCores": 96})
-    rig.create(wish("node_a"))
-    assert type(refusal(rig, wish("node_b"))) is QuotaExceeded
+    rig.create(node_request("node_a"))
+    assert type(refusal(rig, node_request("node_b"))) is QuotaExceeded
     rig.fault(
         "update-set", status=409, code="OperationNotAllowed", message="exceeding LowPriorityCores quota"
     )
     rig.knobs(limits={"lowPriorityCores": 960})
     rig.clock.passed_s = 601.0
-    assert type(refusal(rig, wish("node_b"))) is QuotaExceeded
+    assert type(refusal(rig, node_request("node_b"))) is QuotaExceeded
     assert running(rig) == {"node_a": True}
     assert only_set(rig)["capacity"] == 1
 
 
 def test_asking_again_and_again_uses_up_no_quota(rig: AzureRig) -> None:
     rig.knobs(limits={"lowPriorityCores": 3 * 96})
-    rig.create(wish("node_a"))
+    rig.create(node_request("node_a"))
     rig.fault("update-set", status=409, code="Conflict", message="in progress", times=6)
     for _ in range(6):
-        assert type(refusal(rig, wish("node_b"))) is Unanswered
-    rig.create(wish("node_b"))
+        assert type(refusal(rig, node_request("node_b"))) is Unanswered
+    rig.create(node_request("node_b"))
     with ThreadPoolExecutor(3) as threads:
-        asked = [threads.submit(rig.create, wish(f"node_{name}")) for name in "cde"]
+        asked = [threads.submit(rig.create, node_request(f"node_{name}")) for name in "cde"]
     assert [type(one.exception()) for one in asked if one.exception()] == [QuotaExceeded, QuotaExceeded]
     assert sorted(running(rig))[:2] == ["node_a", "node_b"]
     assert len(running(rig)) == 3, "those that come together are counted before Azure has answered"
 
 
 def test_an_instance_that_goes_does_not_wait_for_its_system_to_shut_down(rig: AzureRig) -> None:
-    rig.create(wish())
+    rig.create(node_request())
     rig.settle()
     rig.knobs(shut_down_s=1e6)
     rig.delete("node_a")
@@ -285,10 +285,10 @@ def test_an_instance_that_goes_does_not_wait_for_its_system_to_shut_down(rig: Az
 
 
 def test_a_throttled_change_of_a_set_keeps_nobody_from_looking_or_ending(rig: AzureRig) -> None:
-    rig.create(wish("node_a"))
+    rig.create(node_request("node_a"))
     rig.settle()
     rig.fault("update-set", status=429, code="TooManyRequests", retry_after=3600)
-    assert type(refusal(rig, wish("node_b"))) is Throttled
+    assert type(refusal(rig, node_request("node_b"))) is Throttled
     assert running(rig) == {"node_a": True}
     rig.delete("node_a")
     assert running(rig) == {}
@@ -302,7 +302,7 @@ def test_throttling_is_waited_out_without_asking_again(rig: AzureRig) -> None:
     assert type(refusal(rig)) is Throttled, "the pause is kept without a request"
     assert rig.fired() == [1]
     rig.clock.passed_s = 8.0
-    rig.create(wish())
+    rig.create(node_request())
     assert running(rig) == {"node_a": True}
 
 
@@ -312,11 +312,11 @@ def test_throttling_is_waited_out_without_asking_again(rig: AzureRig) -> None:
 def test_a_crash_after_the_raise_and_before_the_claim_loses_no_node_and_makes_none_twice(
     rig: AzureRig,
 ) -> None:
-    rig.create(wish("node_a"))
-    rig.create(wish("node_b"))
+    rig.create(node_request("node_a"))
+    rig.create(node_request("node_b"))
     rig.azure = rig.another()
     assert running(rig) == {"node_a": True, "node_b": True}
-    rig.create(wish("node_a"))
+    rig.create(node_request("node_a"))
     rig.settle()
     assert sorted(map(str, machines(rig).values())) == ["node_a", "node_b"]
 
@@ -324,7 +324,7 @@ def test_a_crash_after_the_raise_and_before_the_claim_loses_no_node_and_makes_no
 def test_a_crash_after_the_claim_and_before_the_name_is_struck_out_counts_the_node_once(
     rig: AzureRig,
 ) -> None:
-    rig.create(wish())
+    rig.create(node_request())
     rig.list()
     assert "node_a@" in str(only_set(rig)["tags"])
     assert list(machines(rig).values()) == ["node_a"]
@@ -336,8 +336,8 @@ def test_a_crash_after_the_claim_and_before_the_name_is_struck_out_counts_the_no
 
 
 def test_a_crash_while_a_machine_is_deleted_leaves_nothing(rig: AzureRig) -> None:
-    rig.create(wish("node_a"))
-    rig.create(wish("node_b"))
+    rig.create(node_request("node_a"))
+    rig.create(node_request("node_b"))
     rig.settle()
     rig.knobs(delete_s=1e6)
     rig.delete("node_a")
@@ -354,38 +354,38 @@ def test_a_crash_while_a_machine_is_deleted_leaves_nothing(rig: AzureRig) -> Non
 def test_a_request_whose_answer_is_lost_makes_one_machine(rig: AzureRig, at: str, effect: str) -> None:
     for name in ("node_a", "node_b"):
         rig.fault(at, effect=effect, status=500)
-        assert type(refusal(rig, wish(name))) is Unanswered
+        assert type(refusal(rig, node_request(name))) is Unanswered
         assert (name in running(rig)) == (effect != "refuse")
-        rig.create(wish(name))
+        rig.create(node_request(name))
     rig.settle()
     assert sorted(map(str, machines(rig).values())) == ["node_a", "node_b"]
 
 
 def test_a_document_that_somebody_else_changed_meanwhile_is_read_again(rig: AzureRig) -> None:
-    rig.create(wish("node_a"))
+    rig.create(node_request("node_a"))
     rig.fault("update-set", status=412, code="ConditionNotMet")
-    rig.create(wish("node_b"))
+    rig.create(node_request("node_b"))
     assert rig.fired() == [1]
     assert running(rig) == {"node_a": True, "node_b": True}
     rig.fault("update-set", status=412, code="ConditionNotMet", times=0)
-    assert type(refusal(rig, wish("node_c"))) is Unanswered
+    assert type(refusal(rig, node_request("node_c"))) is Unanswered
 
 
 def test_an_operation_that_is_not_finished_is_waited_for(rig: AzureRig) -> None:
-    rig.create(wish("node_a"))
+    rig.create(node_request("node_a"))
     rig.fault("update-set", status=409, code="Conflict", message="another operation is in progress")
-    assert type(refusal(rig, wish("node_b"))) is Unanswered
-    rig.create(wish("node_b"))
+    assert type(refusal(rig, node_request("node_b"))) is Unanswered
+    rig.create(node_request("node_b"))
     rig.settle()
     assert sorted(map(str, machines(rig).values())) == ["node_a", "node_b"]
 
 
 def test_two_controllers_that_ask_for_the_same_node_get_one_machine(rig: AzureRig) -> None:
     other = rig.another()
-    rig.create(wish("node_a"))
-    other.create(wish("node_a"))
-    other.create(wish("node_b"))
-    rig.create(wish("node_c"))
+    rig.create(node_request("node_a"))
+    other.create(node_request("node_a"))
+    other.create(node_request("node_b"))
+    rig.create(node_request("node_c"))
     for _ in range(2):
         rig.list()
         other.list()
@@ -394,7 +394,7 @@ def test_two_controllers_that_ask_for_the_same_node_get_one_machine(rig: AzureRi
 
 
 def test_a_claim_that_is_refused_is_made_at_the_next_look(rig: AzureRig) -> None:
-    rig.create(wish())
+    rig.create(node_request())
     rig.fault("claim", status=409, code="Conflict")
     assert running(rig) == {"node_a": True}
     assert list(machines(rig).values()) == [None]
@@ -406,10 +406,10 @@ def test_a_claim_that_is_refused_is_made_at_the_next_look(rig: AzureRig) -> None
 def test_a_claim_whose_answer_is_lost_is_made_again_for_the_same_machine(
     rig: AzureRig, is_restarted: bool
 ) -> None:
-    rig.create(wish("node_a"))
+    rig.create(node_request("node_a"))
     (first,) = machines(rig)
     rig.server.cloud.machines[first].state = "Updating"
-    rig.create(wish("node_b"))
+    rig.create(node_request("node_b"))
     (second,) = machines(rig).keys() - {first}
     rig.fault("claim", status=500)
     rig.list()
@@ -422,7 +422,7 @@ def test_a_claim_whose_answer_is_lost_is_made_again_for_the_same_machine(
 
 
 def test_no_machine_is_told_its_node_before_that_is_written_down(rig: AzureRig) -> None:
-    rig.create(wish())
+    rig.create(node_request())
     rig.fault("update-set", status=409, code="Conflict")
     assert running(rig) == {"node_a": True}
     assert list(machines(rig).values()) == [None]
@@ -435,7 +435,7 @@ def test_no_machine_is_told_its_node_before_that_is_written_down(rig: AzureRig) 
 
 def test_deleting_a_node_ends_its_own_machine_and_no_other(rig: AzureRig) -> None:
     for name in ("node_a", "node_b", "node_c"):
-        rig.create(wish(name))
+        rig.create(node_request(name))
     rig.settle()
     rig.delete("node_b")
     assert sorted(running(rig)) == ["node_a", "node_c"]
@@ -448,11 +448,11 @@ def test_deleting_a_node_ends_its_own_machine_and_no_other(rig: AzureRig) -> Non
 def test_many_nodes_that_go_at_once_are_few_requests(rig: AzureRig) -> None:
     names = [f"node_{number:02}" for number in range(16)]
     with ThreadPoolExecutor(16) as threads:
-        list(threads.map(lambda name: rig.create(wish(name)), names))
+        list(threads.map(lambda name: rig.create(node_request(name)), names))
         # Some have their machine by the document only, some by their tag, and one domain is another one.
-        rig.create(wish("node_other", fabric="gpu-job_2"))
+        rig.create(node_request("node_other", fabric="gpu-job_2"))
         rig.settle()
-        list(threads.map(lambda name: rig.create(wish(name)), ["node_x", "node_y"]))
+        list(threads.map(lambda name: rig.create(node_request(name)), ["node_x", "node_y"]))
         before = len(rig.server.cloud.operations)
         list(threads.map(rig.delete, [*names[1:], "node_x", "node_other"]))
     kinds = Counter(one.kind for one in list(rig.server.cloud.operations.values())[before:])
@@ -464,8 +464,8 @@ def test_many_nodes_that_go_at_once_are_few_requests(rig: AzureRig) -> None:
 
 
 def test_a_deletion_that_is_refused_is_none_of_another_domains(rig: AzureRig) -> None:
-    rig.create(wish("node_a"))
-    rig.create(wish("node_b", fabric="gpu-job_2"))
+    rig.create(node_request("node_a"))
+    rig.create(node_request("node_b", fabric="gpu-job_2"))
     rig.settle()
     rig.fault("delete", status=500)
     with ThreadPoolExecutor(2) as threads:
@@ -476,7 +476,7 @@ def test_a_deletion_that_is_refused_is_none_of_another_domains(rig: AzureRig) ->
 
 def test_a_node_that_was_refused_stays_so_until_its_deletion_has_succeeded(rig: AzureRig) -> None:
     rig.knobs(room=[{**SOLD_OUT, "machines": 0}])
-    rig.create(wish())
+    rig.create(node_request())
     rig.fault("update-set", status=409, code="Conflict", times=2)
     assert running(rig) == {"node_a": False}
     with pytest.raises(Unanswered):
@@ -490,8 +490,8 @@ def test_a_node_that_was_refused_stays_so_until_its_deletion_has_succeeded(rig: 
 
 def test_a_node_that_waits_is_deleted_with_its_part_of_the_capacity(rig: AzureRig) -> None:
     rig.knobs(create_s=1e6)
-    rig.create(wish("node_a"))
-    rig.create(wish("node_b"))
+    rig.create(node_request("node_a"))
+    rig.create(node_request("node_b"))
     rig.delete("node_a")
     assert running(rig) == {"node_b": True}
     rig.knobs(skew_s=1e6 + 1)
@@ -501,8 +501,8 @@ def test_a_node_that_waits_is_deleted_with_its_part_of_the_capacity(rig: AzureRi
 
 
 def test_a_machine_that_nobody_waits_for_is_deleted(rig: AzureRig) -> None:
-    rig.create(wish("node_a"))
-    rig.create(wish("node_b"))
+    rig.create(node_request("node_a"))
+    rig.create(node_request("node_b"))
     # Both machines are there by now, and neither has been given to a node.
     rig.delete("node_a")
     rig.settle()
@@ -511,8 +511,8 @@ def test_a_machine_that_nobody_waits_for_is_deleted(rig: AzureRig) -> None:
 
 
 def test_an_evicted_machine_is_gone_and_its_node_gets_no_other(rig: AzureRig) -> None:
-    rig.create(wish("node_a"))
-    rig.create(wish("node_b"))
+    rig.create(node_request("node_a"))
+    rig.create(node_request("node_b"))
     rig.list()
     assert "node_a@" in str(only_set(rig)["tags"]), "it has its machine, and the document still names it"
     rig.evict("node_a")
@@ -523,14 +523,14 @@ def test_an_evicted_machine_is_gone_and_its_node_gets_no_other(rig: AzureRig) ->
 
 def test_a_machine_that_is_evicted_before_it_was_anybodys_is_bought_again(rig: AzureRig) -> None:
     rig.fault("create-later", effect="evict")
-    rig.create(wish())
+    rig.create(node_request())
     rig.settle()
     assert list(machines(rig).values()) == ["node_a"]
     assert only_set(rig)["capacity"] == 1
 
 
 def test_a_deletion_that_fails_later_is_shown_again(rig: AzureRig) -> None:
-    rig.create(wish())
+    rig.create(node_request())
     rig.settle()
     rig.fault("delete-later", code="InternalOperationError", message="try again")
     rig.delete("node_a")
@@ -544,7 +544,7 @@ def test_a_deletion_that_fails_later_is_shown_again(rig: AzureRig) -> None:
 
 
 def test_a_set_without_nodes_goes_after_a_while_and_not_before(rig: AzureRig) -> None:
-    rig.create(wish())
+    rig.create(node_request())
     rig.settle()
     rig.delete("node_a")
     rig.settle()
@@ -552,7 +552,7 @@ def test_a_set_without_nodes_goes_after_a_while_and_not_before(rig: AzureRig) ->
     rig.clock.passed_s = EMPTY_S - 1
     rig.list()
     assert len(rig.state()["sets"]) == 1
-    rig.create(wish("node_b"))
+    rig.create(node_request("node_b"))
     rig.settle()
     rig.delete("node_b")
     rig.settle()
@@ -563,7 +563,7 @@ def test_a_set_without_nodes_goes_after_a_while_and_not_before(rig: AzureRig) ->
 
 
 def test_a_simulated_eviction_takes_an_instance_after_its_notice(rig: AzureRig) -> None:
-    rig.create(wish("node_a"))
+    rig.create(node_request("node_a"))
     with pytest.raises(InvalidRequest, match="node_a"):
         rig.azure.simulate_eviction("node_a")
     rig.settle()
@@ -583,14 +583,14 @@ def delete_empty_set(rig: AzureRig, controller: Any) -> None:
 
 
 def test_what_is_known_of_a_set_ends_with_it(rig: AzureRig) -> None:
-    rig.create(wish("node_a"))
+    rig.create(node_request("node_a"))
     rig.settle()
     (name,) = machines(rig)
     other = rig.another()
     other.delete("node_a")
     delete_empty_set(rig, other)
     # Its first instance has the number of the one that was node_a's.
-    rig.create(wish("node_b"))
+    rig.create(node_request("node_b"))
     rig.settle()
     assert machines(rig) == {name: "node_b"}
     assert running(rig) == {"node_b": True}
@@ -598,13 +598,13 @@ def test_what_is_known_of_a_set_ends_with_it(rig: AzureRig) -> None:
 
 def test_a_set_that_another_controller_recreated_is_not_the_one_that_was_known(rig: AzureRig) -> None:
     """A paused controller remembers the node of the old set's first instance; the new set has one of that number."""
-    rig.create(wish("node_a"))
+    rig.create(node_request("node_a"))
     rig.settle()
     (name,) = machines(rig)
     other = rig.another()
     other.delete("node_a")
     delete_empty_set(rig, other)
-    other.create(wish("node_b"))
+    other.create(node_request("node_b"))
     assert machines(rig) == {name: None}
     assert "node_a" not in running(rig)
     rig.settle()
@@ -614,7 +614,7 @@ def test_a_set_that_another_controller_recreated_is_not_the_one_that_was_known(r
 
 def test_a_deletion_that_is_recorded_late_is_of_the_old_set(rig: AzureRig) -> None:
     """The response to a deletion arrives after another controller has recreated the set."""
-    rig.create(wish("node_a"))
+    rig.create(node_request("node_a"))
     rig.settle()
     other, requests = rig.another(), rig.azure._sets._requests
     end, made = requests._arm.sets.delete_instances, []
@@ -626,7 +626,7 @@ def test_a_deletion_that_is_recorded_late_is_of_the_old_set(rig: AzureRig) -> No
 
     def recreate() -> None:
         delete_empty_set(rig, other)
-        other.create(wish("node_b"))
+        other.create(node_request("node_b"))
         made.append("node_b")
 
     requests._arm.sets.delete_instances = answered_late  # type: ignore[method-assign]
@@ -640,11 +640,11 @@ def test_a_deletion_that_is_recorded_late_is_of_the_old_set(rig: AzureRig) -> No
 
 def test_memory_of_claims_ends_with_their_machines(rig: AzureRig) -> None:
     for number in range(3):
-        rig.create(wish(f"node_{number}"))
+        rig.create(node_request(f"node_{number}"))
         rig.settle()
         rig.delete(f"node_{number}")
         rig.settle()
-    rig.create(wish("node_last"))
+    rig.create(node_request("node_last"))
     rig.settle()
     memory = rig.azure._sets._memory
     assert [node.node_id for node in memory.claims.values()] == ["node_last"]
@@ -656,9 +656,9 @@ def test_memory_of_claims_ends_with_their_machines(rig: AzureRig) -> None:
 @pytest.mark.parametrize(("at", "page"), [("list-sets", 1), ("list-sets", 2), ("list-instances", 2)])
 def test_a_look_that_lacks_any_part_is_no_look(rig: AzureRig, at: str, page: int) -> None:
     rig.knobs(page_size=1)
-    rig.create(wish("node_a"))
-    rig.create(wish("node_b"))
-    rig.create(wish("node_c", fabric="gpu-job_2"))
+    rig.create(node_request("node_a"))
+    rig.create(node_request("node_b"))
+    rig.create(node_request("node_c", fabric="gpu-job_2"))
     rig.settle()
     rig.fault(at, page=page, status=500)
     with pytest.raises(Unanswered):
@@ -669,7 +669,7 @@ def test_a_look_that_lacks_any_part_is_no_look(rig: AzureRig, at: str, page: int
 
 
 def test_a_set_that_is_listed_is_not_asked_about_by_itself(rig: AzureRig) -> None:
-    rig.create(wish())
+    rig.create(node_request())
     rig.settle()
     rig.fault("get", status=500)
     assert running(rig) == {"node_a": True}
@@ -680,7 +680,7 @@ def test_a_set_that_is_listed_is_not_asked_about_by_itself(rig: AzureRig) -> Non
 
 
 def test_an_instance_that_the_list_forgot_is_asked_about_before_it_is_given_up(rig: AzureRig) -> None:
-    rig.create(wish())
+    rig.create(node_request())
     rig.settle()
     rig.server.cloud.unlisted.add(rig.machine_of("node_a"))
     assert running(rig) == {"node_a": True}

@@ -38,52 +38,52 @@ FAULTS = [
 
 
 class Storm:
-    """Whoever wishes for nodes as the controller does: it makes what it wishes for, and deletes all else."""
+    """Requests nodes as the controller does: it makes what is requested, and deletes all else."""
 
     def __init__(self, rig: AzureRig, seed: int) -> None:
         self.rig = rig
         self.random = random.Random(seed)
-        #: Domain of each node that is wished for.
-        self.wished: dict[str, str] = {}
+        #: Domain of each node that is requested.
+        self.requested: dict[str, str] = {}
         #: Nodes that were seen; one that is not seen any more is lost.
         self.seen: set[str] = set()
         self.made = 0
         self.rages = True
 
     def turn(self) -> None:
-        """Look, give up what is lost or broken, delete what nobody wishes for, and ask for the rest."""
+        """Look, give up what is lost or broken, delete what nobody requested, and ask for the rest."""
         self.rig.clock.passed_s += self.random.choice([1.0, 2.0, 7.0])
         try:
             nodes = {node.node_id: node for node in self.rig.list()}
         except ProviderError:
             return
         for name in self.seen - nodes.keys():
-            self.wished.pop(name, None)
+            self.requested.pop(name, None)
         for name, node in nodes.items():
             if not node.is_running or (self.rages and self.random.random() < 0.03):
-                self.wished.pop(name, None)
-            if name not in self.wished:
+                self.requested.pop(name, None)
+            if name not in self.requested:
                 with contextlib.suppress(ProviderError):
                     self.rig.delete(name)
-        self.seen = set(nodes) & self.wished.keys()
-        while len(self.wished) < NODES:
+        self.seen = set(nodes) & self.requested.keys()
+        while len(self.requested) < NODES:
             self.made += 1
-            self.wished[f"node_{self.made}"] = self.random.choice(DOMAINS)
-        for name in self.wished.keys() - nodes.keys():
+            self.requested[f"node_{self.made}"] = self.random.choice(DOMAINS)
+        for name in self.requested.keys() - nodes.keys():
             self.ask(name)
 
     def ask(self, name: str) -> None:
         offering = f"{IB_SIZE}/1/spot"
-        wish = NodeRequest(
-            node_id=name, pool="gpu", resources={}, offering=offering, fabric=self.wished[name]
+        node_request = NodeRequest(
+            node_id=name, pool="gpu", resources={}, offering=offering, fabric=self.requested[name]
         )
         try:
-            self.rig.create(wish)
+            self.rig.create(node_request)
             self.seen.add(name)
         except Throttled:
             pass
         except ProviderError:
-            del self.wished[name]
+            del self.requested[name]
 
     def strike(self) -> None:
         """Something goes wrong, or nothing."""
@@ -114,7 +114,7 @@ def rig() -> Iterator[AzureRig]:
 
 
 @pytest.mark.parametrize("seed", STORMS)
-def test_after_any_storm_there_are_the_wished_nodes_and_nothing_else(rig: AzureRig, seed: int) -> None:
+def test_after_any_storm_there_are_the_requested_nodes_and_nothing_else(rig: AzureRig, seed: int) -> None:
     storm = Storm(rig, seed)
     for _ in range(TURNS):
         storm.strike()
@@ -128,7 +128,7 @@ def test_after_any_storm_there_are_the_wished_nodes_and_nothing_else(rig: AzureR
         storm.turn()
         storm.check()
     state = rig.state()
-    assert sorted(one["node"] for one in state["machines"].values()) == sorted(storm.wished)
+    assert sorted(one["node"] for one in state["machines"].values()) == sorted(storm.requested)
     assert {one["state"] for one in state["machines"].values()} == {"Succeeded"}
     numbers = Counter(one["set"] for one in state["machines"].values())
     assert {name: one["capacity"] for name, one in state["sets"].items() if one["capacity"]} == numbers

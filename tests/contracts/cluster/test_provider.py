@@ -373,9 +373,9 @@ class TestLocalOnly:
 
     @pytest.mark.parametrize("key", ["", "a,b", "a=b", "x y"])
     def test_labels_that_ray_would_refuse_are_refused(self, home: Path, key: str) -> None:
-        wish = NodeRequest(node_id="node_a", pool="local", resources={}, labels={key: "v"})
+        node_request = NodeRequest(node_id="node_a", pool="local", resources={}, labels={key: "v"})
         with pytest.raises(InvalidRequest):
-            local_provider(home).create(wish)
+            local_provider(home).create(node_request)
         pool = NodeRequest(node_id="node_a", pool=key, resources={})
         with pytest.raises(InvalidRequest):
             local_provider(home).create(pool)

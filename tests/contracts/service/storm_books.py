@@ -31,7 +31,7 @@ class Books:
         #: When a node that worked was told that it goes, and nodes that the cloud took.
         self.noticed: dict[str, float] = {}
         self.evicted: set[str] = set()
-        #: Nodes that nobody wished for, and whose machines have to go.
+        #: Nodes that nobody requested, and whose machines have to go.
         self.strays: set[str] = set()
 
     def rows(self) -> list[NodeRow]:
@@ -106,7 +106,7 @@ class Books:
         assert storm.cost - storm.excused <= storm.usd, "more is spent than there is"
 
     def allow(self, max_nodes: int) -> None:
-        """So many nodes are wished for from now on; those above it need not have gone at once."""
+        """So many nodes are requested from now on; those above it need not have gone at once."""
         self._most = max(max_nodes, len(self.counted()))
 
     def check_cleared(self) -> None:

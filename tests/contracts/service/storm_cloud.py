@@ -37,14 +37,16 @@ def is_nothing_left(rig: AzureRig) -> bool:
 
 def settle_neighbour(rig: AzureRig) -> None:
     """Another cluster has a machine in the same resource group, which uses the same quotas, and a spare interface."""
-    wish = NodeRequest(node_id="node_1", pool="cpu", resources={"CPU": 4.0}, offering=f"{CPU_SIZE}/1/spot")
-    rig.another(cluster=NEIGHBOUR).create(wish)
+    node_request = NodeRequest(
+        node_id="node_1", pool="cpu", resources={"CPU": 4.0}, offering=f"{CPU_SIZE}/1/spot"
+    )
+    rig.another(cluster=NEIGHBOUR).create(node_request)
     for interface in rig.cloud.interfaces.values():
         interface["properties"].pop("virtualMachine")
 
 
 def add_stray(rig: AzureRig, node_id: str) -> None:
-    """A machine with our tag begins to be made that nobody has wished for, as by hand or by a lost database."""
+    """A machine with our tag begins to be made that nobody has requested, as by hand or by a lost database."""
     example = next(iter(rig.cloud.machines.values()))
     tags = {**example.body["tags"], CLUSTER_TAG: CLUSTER, NODE_TAG: node_id}
     # Nobody can count with what it uses, so that it uses nothing.

@@ -19,7 +19,7 @@ PLENTY = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """What a storm has too little of; all else has room for what its jobs wish for."""
+    """What a storm has too little of; all else has room for what its jobs request."""
 
     name: str
     #: Nodes that each quota has room for.

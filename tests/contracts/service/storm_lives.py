@@ -41,11 +41,11 @@ class Witness:
     without_row: list[str] = field(default_factory=list)
     #: Machines that were asked for by a process that had seen them.
     asked_twice: list[str] = field(default_factory=list)
-    #: Nodes that were wished for while the quotas were not known, so that there may be too many of them.
+    #: Nodes that were requested while the quotas were not known, so that there may be too many of them.
     blindly: set[str] = field(default_factory=set)
     #: Refusals of all others for want of quota.
     asked_too_much: list[str] = field(default_factory=list)
-    #: Requests during the pause that the cloud wished for.
+    #: Requests during the pause that the cloud asked for.
     too_early: list[FaultPoint] = field(default_factory=list)
 
     def check(self) -> None:
@@ -53,7 +53,7 @@ class Witness:
         assert not self.without_row, "a machine is asked for whose node has no row"
         assert not self.asked_twice, "a machine is asked for that was seen before"
         assert not self.asked_too_much, "more of a quota is asked for than is known to be left"
-        assert not self.too_early, "the cloud is asked during the pause that it wished for"
+        assert not self.too_early, "the cloud is asked during the pause that it asked for"
 
 
 class Death(BaseException):

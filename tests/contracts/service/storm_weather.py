@@ -72,7 +72,7 @@ BESIDES = (
     "a death at a purchase",
     "a successor whose list stumbles",
     "a successor whose list lags",
-    "a machine that nobody wished for",
+    "a machine that nobody requested",
 )
 WEATHER = (*LEADERS, *BESIDES)
 #: What comes as it comes, and how often: half of it is no refused request.
@@ -152,7 +152,7 @@ class Weather:
                 storm.ray.skew_s = choose.uniform(-240.0, 240.0)
             case "slow operations":
                 cloud.create_s, cloud.delete_s = choose.choice([(0.0, 6.0), (6.0, 0.0), (6.0, 6.0)])
-            case "a machine that nobody wished for":
+            case "a machine that nobody requested":
                 stray = f"node_stray_{len(storm.books.strays)}"
                 storm.books.strays.add(stray)
                 add_stray(storm.rig, stray)
@@ -185,8 +185,8 @@ class Weather:
         self.struck["a death in the middle"] += 1
         self.struck["a death at a purchase"] += life.died_buying
         if self._lags:
-            wished = self._storm.books.requested()
-            cloud.unlisted = {m.name for m in machines_of(self._storm.rig) if node_of(m) in wished}
+            requested = self._storm.books.requested()
+            cloud.unlisted = {m.name for m in machines_of(self._storm.rig) if node_of(m) in requested}
             self.struck["a successor whose list lags"] += bool(cloud.unlisted)
             self._lags = False
 

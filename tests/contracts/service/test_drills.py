@@ -1,4 +1,4 @@
-"""A rehearsed preemption, from the wish in a row to its account, on SQLite and on PostgreSQL."""
+"""A rehearsed preemption, from the request in a row to its account, on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_a_provider_that_fails_is_asked_again(world: World, client: TestClient) 
     assert now(client, drill).state is DrillState.ENDED
 
 
-def test_wishes_that_make_no_sense_are_refused(world: World, client: TestClient) -> None:
+def test_requests_that_make_no_sense_are_refused(world: World, client: TestClient) -> None:
     node_id = world.nodes()[0].id
     place = f"nodes/{node_id}"
     both = refused(client, place, 422, "invalid_drill", silent=True, notice_s=5)

@@ -20,7 +20,7 @@ from tests.contracts.cluster.azure_rig import AzureRig
 from tests.contracts.service.azure_storm import Storm
 from tests.contracts.service.storm_cloud import node_of
 
-#: Seconds from the wish to the notice: longer than the notice, as Azure's minutes are.
+#: Seconds from the request to the notice: longer than the notice, as Azure's minutes are.
 ANNOUNCED_AFTER_S = 120.0
 NOTICE_S = 30.0
 

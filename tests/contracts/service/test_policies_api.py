@@ -97,12 +97,12 @@ def test_a_change_of_what_somebody_else_changed_is_refused(client: TestClient) -
 
 
 def test_of_many_at_once_one_wins(client: TestClient) -> None:
-    def wish(number: int) -> int:
+    def put_version(number: int) -> int:
         document = FIRST.replace("max_nodes: 4", f"max_nodes: {10 + number}")
         return post(client, document=document, based_on=0).status_code
 
     with ThreadPoolExecutor(8) as pool:
-        assert sorted(pool.map(wish, range(8))) == [201] + [409] * 7
+        assert sorted(pool.map(put_version, range(8))) == [201] + [409] * 7
     assert versions(client) == [1, 0]
 
 

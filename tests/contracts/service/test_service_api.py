@@ -924,9 +924,9 @@ class TestOutputs:
     def test_an_output_of_a_job_that_succeeded_becomes_the_next_version_of_a_model(
         self, client: TestClient, database: Database, tmp_path: Path
     ) -> None:
-        wish = {"final": {"model": "digits"}, "other": {"model": "unused"}, "plain": {}}
+        outputs = {"final": {"model": "digits"}, "other": {"model": "unused"}, "plain": {}}
         for number in (1, 2, 3):
-            job = submit(client, outputs=wish)
+            job = submit(client, outputs=outputs)
             content = b"weights" * min(number, 2)
             kept = {"final/w.pt": content, "plain/p": b"", "log": b""}
             self.keep(database, job.id, stored_at(tmp_path, str(number)), kept)

@@ -88,14 +88,14 @@ def where_the_secret_shows(rig: AzureRig, home: Path) -> tuple[list[str], set[st
 
 
 def test_a_spot_machine_joins_ray_and_is_lost_with_its_eviction(rig: AzureRig, home: Path) -> None:
-    wish = NodeRequest(
+    node_request = NodeRequest(
         node_id="node_a",
         pool="cpu",
         resources={"CPU": 1.0},
         offering=f"{CPU_SIZE}/1/spot",
         labels={"tier": "x"},
     )
-    rig.create(wish)
+    rig.create(node_request)
     until(lambda: alive(rig, "node_a"), "the machine joins")
     (labels,) = [node["Labels"] for node in ray.nodes() if node["Labels"].get("remora-node") == "node_a"]
     assert (labels["remora-pool"], labels["remora-capacity"], labels["tier"]) == ("cpu", "spot", "x")
@@ -123,7 +123,7 @@ def test_instances_of_a_scale_set_join_ray_as_the_nodes_that_their_tags_name(
     rig: AzureRig, home: Path
 ) -> None:
     for name in ("node_b", "node_c"):
-        wish = NodeRequest(
+        node_request = NodeRequest(
             node_id=name,
             pool="gpu",
             resources={"CPU": 1.0, "GPU": 1.0},
@@ -131,7 +131,7 @@ def test_instances_of_a_scale_set_join_ray_as_the_nodes_that_their_tags_name(
             labels={"remora-fabric": "gpu-job_1"},
             fabric="gpu-job_1",
         )
-        rig.create(wish)
+        rig.create(node_request)
     until(lambda: alive(rig, "node_b") and alive(rig, "node_c"), "both join")
     by_name = {one["Labels"].get("remora-node"): one["Labels"] for one in ray.nodes() if one["Alive"]}
     assert {by_name[name]["remora-fabric"] for name in ("node_b", "node_c")} == {"gpu-job_1"}

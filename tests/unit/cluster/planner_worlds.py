@@ -136,7 +136,7 @@ def said_to(actions: Plan, job_id: str = "j") -> str:
 
 
 def done(view: ClusterView, plan: Plan, now: float) -> ClusterView:
-    """The cluster right after a plan was carried out: wishes are rows, drains and ends have begun."""
+    """The cluster right after a plan was carried out: requests are rows, drains and ends have begun."""
     by_id = {action.node_id: action for action in plan if isinstance(action, Drain | Terminate)}
     nodes: list[NodeView] = []
     for one in view.nodes:
@@ -155,7 +155,7 @@ def done(view: ClusterView, plan: Plan, now: float) -> ClusterView:
         bought = offerings[launch.offering]
         if bought.quota.lower() in left:
             left[bought.quota.lower()] -= bought.quota_units
-        nodes.append(wished(launch, f"new{len(nodes)}", now))
+        nodes.append(requested(launch, f"new{len(nodes)}", now))
     return replace(view, nodes=tuple(nodes), quota_left=left)
 
 
@@ -167,7 +167,7 @@ def _ending(one: NodeView, action: Terminate, now: float) -> NodeView:
     return replace(one, state=NodeState.TERMINATING, leaving_since=since, is_failure=is_failure)
 
 
-def wished(launch: Launch, name: str, now: float) -> NodeView:
+def requested(launch: Launch, name: str, now: float) -> NodeView:
     """The row of a node before its machine exists."""
     return NodeView(
         id=name,

@@ -38,7 +38,7 @@ SETTINGS = AzureSettings(
     ssh_public_key="ssh-ed25519 AAAA operator",
 )
 SIZE = "Standard_NC24ads_A100_v4"
-WISH = NodeRequest(
+REQUEST = NodeRequest(
     node_id="node_01J", pool="a100", resources={"CPU": 24.0, "GPU": 1.0}, labels={"tier": "spot"}
 )
 NAME = "remora-c1-node-01j-ed970ae66d"
@@ -58,9 +58,9 @@ def offering(zone: str | None = "1", capacity: CapacityType = CapacityType.SPOT,
 
 
 def body(
-    offered: Offering | None = None, wish: NodeRequest = WISH, settings: AzureSettings = SETTINGS
+    offered: Offering | None = None, node_request: NodeRequest = REQUEST, settings: AzureSettings = SETTINGS
 ) -> dict[str, Any]:
-    return machine_body(settings, wish, offered or offering(), "10.1.0.4:6379", 12.5)
+    return machine_body(settings, node_request, offered or offering(), "10.1.0.4:6379", 12.5)
 
 
 def start_up(made: dict[str, Any]) -> str:
@@ -170,12 +170,12 @@ def test_no_secret_is_in_what_every_process_of_the_machine_can_read() -> None:
 def test_start_up_data_that_azure_would_refuse_is_refused_here() -> None:
     large = NodeRequest(node_id="node_a", pool="p", resources={}, labels={"x": "y" * 66_000})
     with pytest.raises(InvalidRequest, match="too large"):
-        body(wish=large)
+        body(node_request=large)
 
 
 def test_a_pool_whose_name_is_longer_than_a_tag_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="longer than"):
-        body(wish=NodeRequest(node_id="node_a", pool="p" * 257, resources={}))
+        body(node_request=NodeRequest(node_id="node_a", pool="p" * 257, resources={}))
 
 
 def test_names_differ_even_where_azure_would_not_see_the_difference() -> None:
@@ -213,9 +213,9 @@ def test_a_tag_says_which_node_a_machine_is_only_together_with_its_name() -> Non
 
 
 def scale_set(offered: Offering | None = None, domain: str = "a100-job_7") -> dict[str, Any]:
-    wish = replace(WISH, fabric=domain)
+    node_request = replace(REQUEST, fabric=domain)
     return set_body(
-        SETTINGS, wish, offered or offering(), "10.1.0.4:6379", {"remora:waits-0": "node_01J@12.5"}
+        SETTINGS, node_request, offered or offering(), "10.1.0.4:6379", {"remora:waits-0": "node_01J@12.5"}
     )
 
 
@@ -296,9 +296,9 @@ def test_a_set_on_demand_without_a_zone_names_neither() -> None:
 
 def test_what_a_set_is_made_of_is_told_apart_by_a_tag_and_who_waits_is_not_part_of_it() -> None:
     def model(head: str = "10.1.0.4:6379", waits: str = "", **changed: str) -> str:
-        wish = replace(WISH, fabric="a100-job_7")
+        node_request = replace(REQUEST, fabric="a100-job_7")
         settings = SETTINGS.model_copy(update=changed)
-        made = set_body(settings, wish, offering(), head, {"remora:waits-0": waits})
+        made = set_body(settings, node_request, offering(), head, {"remora:waits-0": waits})
         return str(made["tags"]["remora:model"])
 
     assert model() == model(waits="node_b@1.0")

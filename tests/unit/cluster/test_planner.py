@@ -41,24 +41,24 @@ from tests.unit.cluster.planner_worlds import (
 
 def test_of_one_size_the_zone_that_the_cloud_hardly_has_any_in_is_asked_last() -> None:
     scarce = replace(SPOT, is_scarce=True)
-    wish = [job(workers=1)]
-    assert bought(plan(view(wish, sold=[scarce, SPOT_2]), rules(), NOW)) == [SPOT_2.id]
-    assert bought(plan(view(wish, sold=[scarce]), rules(), NOW)) == [SPOT.id]
+    asked = [job(workers=1)]
+    assert bought(plan(view(asked, sold=[scarce, SPOT_2]), rules(), NOW)) == [SPOT_2.id]
+    assert bought(plan(view(asked, sold=[scarce]), rules(), NOW)) == [SPOT.id]
     other = offering("b", "1")
-    chosen = plan(view(wish, sold=[scarce, other]), rules(sizes=["a", "b"]), NOW)
+    chosen = plan(view(asked, sold=[scarce, other]), rules(sizes=["a", "b"]), NOW)
     assert bought(chosen) == [SPOT.id], "the order of sizes is the operators' own"
 
 
 def test_a_zone_whose_nodes_do_not_join_is_asked_last_until_one_joins_or_it_is_forgotten() -> None:
     failed = node("f", offering=SPOT.id, state=NodeState.FAILED, created_at=NOW - 900)
-    wish = [job(workers=1)]
-    assert bought(plan(view(wish, [failed]), rules(), NOW)) == [SPOT_2.id]
-    assert bought(plan(view(wish, [failed], sold=[SPOT]), rules(), NOW)) == [SPOT.id]
-    wish.append(job("other", is_running=True))
+    asked = [job(workers=1)]
+    assert bought(plan(view(asked, [failed]), rules(), NOW)) == [SPOT_2.id]
+    assert bought(plan(view(asked, [failed], sold=[SPOT]), rules(), NOW)) == [SPOT.id]
+    asked.append(job("other", is_running=True))
     before = node("b", offering=SPOT.id, created_at=NOW - 2000, jobs={"other": 1})
     since = node("s", offering=SPOT.id, created_at=NOW - 600, jobs={"other": 1})
-    assert bought(plan(view(wish, [failed, before]), rules(), NOW)) == [SPOT_2.id]
-    assert bought(plan(view(wish, [failed, since]), rules(), NOW)) == [SPOT.id]
+    assert bought(plan(view(asked, [failed, before]), rules(), NOW)) == [SPOT_2.id]
+    assert bought(plan(view(asked, [failed, since]), rules(), NOW)) == [SPOT.id]
 
 
 def test_spot_is_preferred_and_on_demand_bought_after_patience() -> None:
@@ -303,11 +303,11 @@ def test_nodes_that_leave_a_domain_are_in_it_until_they_are_gone() -> None:
 
 def test_infiniband_follows_the_order_of_zones_and_leaves_a_zone_whose_nodes_do_not_join() -> None:
     zones = [offering("a", zone, has_fabric=True) for zone in ("1", "2")]
-    wish = [job(workers=2, needs_fabric=True)]
+    asked = [job(workers=2, needs_fabric=True)]
     policy = rules(zones=["2", "1"])
-    assert bought(plan(view(wish, sold=zones), policy, NOW)) == [zones[1].id] * 2
+    assert bought(plan(view(asked, sold=zones), policy, NOW)) == [zones[1].id] * 2
     failed = node("f", offering=zones[1].id, state=NodeState.FAILED, created_at=NOW - 900)
-    assert set(bought(plan(view(wish, [failed], sold=zones), policy, NOW))) == {zones[0].id}
+    assert set(bought(plan(view(asked, [failed], sold=zones), policy, NOW))) == {zones[0].id}
 
 
 def test_an_urgent_job_with_infiniband_is_bought_what_the_cloud_does_not_take_back() -> None:
@@ -350,8 +350,8 @@ def test_a_mixed_pool_that_is_sold_infiniband_as_spot_only_holds_up_nobody() -> 
 def test_the_name_of_a_domain_fits_into_a_label_of_ray() -> None:
     long = "p" * 63
     policies = Policies.model_validate({"pools": {long: {"sizes": ["a"]}}})
-    wish = job(f"job_{'0' * 26}", 2, needs_fabric=True)
-    launches = plan(view([wish], sold=[offering("a", has_fabric=True)]), policies, NOW)
+    asked = job(f"job_{'0' * 26}", 2, needs_fabric=True)
+    launches = plan(view([asked], sold=[offering("a", has_fabric=True)]), policies, NOW)
     launches += plan(view(sold=[offering("a", has_fabric=True)]), _with_minimum(policies, long), NOW)
     assert {len(str(one.fabric)) <= 63 for one in launches if isinstance(one, Launch)} == {True}
 
@@ -747,8 +747,8 @@ def test_a_node_whose_machine_vanished_is_told_to_have_been_taken_back(capacity:
 def test_a_node_that_the_cloud_is_not_to_be_asked_for_yet_is_not_given_up(
     paused_until: float, ends: int
 ) -> None:
-    wished = node("b", state=NodeState.REQUESTED, **LOST, unanswered_since=NOW - 3600, unanswered=9)
-    actions = plan(view(nodes=[wished], paused_until=paused_until), rules(), NOW)
+    requested = node("b", state=NodeState.REQUESTED, **LOST, unanswered_since=NOW - 3600, unanswered=9)
+    actions = plan(view(nodes=[requested], paused_until=paused_until), rules(), NOW)
     assert [type(one) for one in acts(actions)] == [Terminate] * ends
 
 
@@ -761,8 +761,8 @@ def test_a_node_that_the_cloud_is_not_to_be_asked_for_yet_is_not_given_up(
     ],
 )
 def test_a_node_that_was_asked_for_too_seldom_or_too_shortly_is_not_given_up(asked: dict[str, Any]) -> None:
-    wished = node("b", state=NodeState.REQUESTED, **LOST, created_at=NOW - 3600, **asked)
-    assert acts(plan(view(nodes=[wished]), rules(), NOW)) == []
+    requested = node("b", state=NodeState.REQUESTED, **LOST, created_at=NOW - 3600, **asked)
+    assert acts(plan(view(nodes=[requested]), rules(), NOW)) == []
 
 
 def test_a_machine_that_never_joins_gains_no_time_by_a_pause_of_the_cloud() -> None:

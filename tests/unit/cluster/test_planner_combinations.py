@@ -114,8 +114,8 @@ def test_what_is_taken_back_was_never_bought(
     context = PlanningContext(seen, limits, NOW)
     changed, untouched = (Purchases(context, context.usable) for _ in range(2))
 
-    def buy(purchases: Purchases, wishes: Sequence[Ask]) -> list[object]:
-        return [purchases.buy(one) for one in wishes if one.pool in limits.pools]
+    def buy(purchases: Purchases, asks: Sequence[Ask]) -> list[object]:
+        return [purchases.buy(one) for one in asks if one.pool in limits.pools]
 
     assert buy(changed, before) == buy(untouched, before)
     mark = changed.mark()

@@ -1,4 +1,4 @@
-"""What holds for every plan, whatever the cluster, the wishes and the policies are."""
+"""What holds for every plan, whatever the cluster, the jobs and the policies are."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_it_settles(view: ClusterView, rules: Policies) -> None:
     """What was planned and done soon leaves nothing to do at the same time, but for what pace or failures held up.
 
     Jobs whose nodes were held up may take others that are there, which a pool then has to have anew.  A machine that
-    was bought because it was all that is sold may have room for more than was wished, so that another one goes; and a
-    job may find a warm node in a pool that it prefers.
+    was bought because it was all that is sold may have room for more than was requested, so that another one goes;
+    and a job may find a warm node in a pool that it prefers.
     """
     actions = plan(view, rules, NOW)
     after = done(view, actions, NOW)
@@ -308,10 +308,10 @@ def test_only_what_pool_and_job_agree_on_is_bought(view: ClusterView, rules: Pol
         spot = bought.capacity is CapacityType.SPOT
         assert policy.capacity is not (CapacityRule.ON_DEMAND if spot else CapacityRule.SPOT)
         if launch.job_id is not None:
-            wish = by_id[launch.job_id]
-            assert wish.placement.capacity is not (CapacityRule.ON_DEMAND if spot else CapacityRule.SPOT)
-            assert not wish.placement.zones or bought.zone in wish.placement.zones
-            assert not wish.placement.pools or launch.pool in wish.placement.pools
+            job = by_id[launch.job_id]
+            assert job.placement.capacity is not (CapacityRule.ON_DEMAND if spot else CapacityRule.SPOT)
+            assert not job.placement.zones or bought.zone in job.placement.zones
+            assert not job.placement.pools or launch.pool in job.placement.pools
 
 
 @always
@@ -320,14 +320,14 @@ def test_on_demand_is_bought_for_a_preferred_spot_only_in_need(view: ClusterView
     context = PlanningContext(view, rules, NOW)
     for launch in of(plan(view, rules, NOW), Launch):
         policy = rules.pools[launch.pool]
-        wish = context.jobs.get(launch.job_id or "")
-        if BY_ID[launch.offering].capacity is CapacityType.SPOT or wish is None:
+        job = context.jobs.get(launch.job_id or "")
+        if BY_ID[launch.offering].capacity is CapacityType.SPOT or job is None:
             continue
-        if policy.capacity is CapacityRule.PREFER_SPOT and wish.placement.capacity in (
+        if policy.capacity is CapacityRule.PREFER_SPOT and job.placement.capacity in (
             None,
             CapacityRule.PREFER_SPOT,
         ):
-            assert context.is_urgent(wish) or context.waited_s(wish) >= policy.patience_s
+            assert context.is_urgent(job) or context.waited_s(job) >= policy.patience_s
 
 
 @always
@@ -377,7 +377,7 @@ def test_the_order_of_rows_is_no_matter(view: ClusterView, rules: Policies) -> N
 @always
 @given(views(), policies, st.integers(1, 40))
 def test_a_budget_is_never_exceeded(view: ClusterView, rules: Policies, limit: int) -> None:
-    """However much is running and wished for, and however late within its time somebody looks."""
+    """However much is running and requested, and however late within its time somebody looks."""
     budget = rules.budget.model_copy(update={"usd_per_day": view.spent.today + limit, "steps": {}})
     rules = rules.model_copy(update={"budget": budget})
     burning = sum(BY_ID[one.offering].price_per_hour for one in view.nodes if one.is_paid)
@@ -394,7 +394,7 @@ def test_a_budget_is_never_exceeded(view: ClusterView, rules: Policies, limit: i
 
 
 def _a_look_later(view: ClusterView, spent: float) -> ClusterView:
-    """Wishes have become members on which nobody works yet, and what was ended is gone."""
+    """Requested nodes have become members on which nobody works yet, and what was ended is gone."""
     left = [one for one in view.nodes if one.state is not NodeState.TERMINATING]
     nodes = tuple(
         replace(one, state=NodeState.READY, provided=True, is_running=True, is_member=True)
@@ -451,8 +451,8 @@ def test_a_shrink_leaves_every_job_its_smallest_group(places: list[tuple[int, in
 
 def test_pairs_of_pools_share_one_budget_of_nodes() -> None:
     """The combinations of rules that exclude each other are refused with both named."""
-    for pool_rule, wish in combinations([CapacityRule.SPOT, CapacityRule.ON_DEMAND], 2):
-        view = ClusterView(jobs=(job(capacity=wish, pools=("p",)),), offerings=tuple(BY_ID.values()))
+    for pool_rule, capacity in combinations([CapacityRule.SPOT, CapacityRule.ON_DEMAND], 2):
+        view = ClusterView(jobs=(job(capacity=capacity, pools=("p",)),), offerings=tuple(BY_ID.values()))
         rules = Policies.model_validate(
             {"pools": {"p": {"sizes": ["small"], "zones": ["1"], "capacity": pool_rule}}}
         )

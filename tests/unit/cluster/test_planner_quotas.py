@@ -67,18 +67,18 @@ def test_a_job_that_no_pool_could_hold_does_not_keep_its_project_waiting_for_the
         job("w", project="v", created_at=NOW + 1),
     )
     there = [node(f"n{at}", jobs={"s": 1}) for at in range(3)]
-    wish = view([running, never, small], there, in_turns=True)
-    assert launched_for(plan(wish, limited(gpus=8), NOW)) == ["w"]
+    asked = view([running, never, small], there, in_turns=True)
+    assert launched_for(plan(asked, limited(gpus=8), NOW)) == ["w"]
 
 
 def test_a_running_job_that_lost_its_nodes_still_counts() -> None:
     running = [job("s", 7, project="v", is_running=True), job("r", 4, project="v", is_running=True)]
     there = [node(f"n{at}", jobs={"s": 1}) for at in range(7)]
-    wish = view([*running, job("w", project="v")], there, in_turns=True)
-    bought_for = set(launched_for(plan(wish, limited(gpus=8), NOW)))
+    asked = view([*running, job("w", project="v")], there, in_turns=True)
+    bought_for = set(launched_for(plan(asked, limited(gpus=8), NOW)))
     assert bought_for == {"r"}, "it comes back to its smallest group, and nobody new starts"
     there.append(node("w", bought_for="w"))
-    actions = plan(view(wish.jobs, there, sold=(), in_turns=True), limited(gpus=8), NOW)
+    actions = plan(view(asked.jobs, there, sold=(), in_turns=True), limited(gpus=8), NOW)
     assert said_to(actions, "w") == "project 'v' may use 8 GPUs at a time", (
         "also while there is nothing to come back to"
     )
@@ -87,8 +87,8 @@ def test_a_running_job_that_lost_its_nodes_still_counts() -> None:
 def test_nothing_is_bought_for_growth_before_a_job_that_waits_for_the_same_quota() -> None:
     grows, runs = job("s", (1, 8), project="v", is_running=True), job("t", 2, project="v", is_running=True)
     there = [node(f"n{at}", jobs={"s" if at < 4 else "t": 1}) for at in range(6)]
-    wish = view([grows, runs, job("f", 4, project="v")], there, in_turns=True)
-    actions = plan(wish, limited(gpus=8), NOW)
+    asked = view([grows, runs, job("f", 4, project="v")], there, in_turns=True)
+    actions = plan(asked, limited(gpus=8), NOW)
     assert acts(actions) == []
     assert "f of its project waits for the quota" in said_to(actions, "s")
 
@@ -97,8 +97,8 @@ def test_what_was_bought_before_the_money_was_spent_is_kept_for_its_job_and_noth
     spent = {"v": Spending(today=5.5, this_month=5.5)}
     own = [node(f"n{at}", bought_for="j", idle_since=NOW - 9999) for at in range(2)]
     for size, kept in ((2, True), (3, False)):
-        wish = view([job("j", size, project="v")], own, in_turns=True, spent_by_project=spent)
-        actions = plan(wish, limited(usd_per_day=5.0), NOW)
+        asked = view([job("j", size, project="v")], own, in_turns=True, spent_by_project=spent)
+        actions = plan(asked, limited(usd_per_day=5.0), NOW)
         assert [type(one) for one in acts(actions)] == ([] if kept else [Drain, Drain])
 
 

@@ -181,16 +181,16 @@ def test_a_group_that_was_sick_once_is_whole_again_within_minutes() -> None:
 
 
 def failed(name: str, at_s: float, **changes: Any) -> NodeView:
-    """A node that was wished for a minute before it failed, so many seconds ago."""
+    """A node that was requested a minute before it failed, so many seconds ago."""
     fields = {"state": NodeState.FAILED, "leaving_since": NOW - at_s, "offering": FIRST.id, **LOST}
     return node(name, **{**fields, "created_at": NOW - at_s - FAILED_AFTER_S, **changes})
 
 
 def bought(*nodes: NodeView, sold: Offering = FIRST, workers: int = 1, **pool: Any) -> int:
     others = tuple(job(name, is_running=True) for one in nodes for name in one.jobs)
-    wish = ClusterView(jobs=(job(workers=workers), *others), nodes=nodes, offerings=(sold,))
+    asked = ClusterView(jobs=(job(workers=workers), *others), nodes=nodes, offerings=(sold,))
     policies = rules(max_nodes=50, join_timeout_s=JOIN_S, **pool)
-    return sum(isinstance(one, Launch) for one in plan(wish, policies, NOW))
+    return sum(isinstance(one, Launch) for one in plan(asked, policies, NOW))
 
 
 def three(at_s: float, **changes: Any) -> tuple[NodeView, ...]:
@@ -311,17 +311,17 @@ def test_a_sickness_overcome_hours_ago_does_not_slow_a_pool_down_after_a_failed_
 
 
 def test_a_sick_machine_says_nothing_about_its_zone() -> None:
-    wish = ClusterView(jobs=(job(),), nodes=(sick("s", 0.0),), offerings=(FIRST, SECOND))
-    (launch,) = [one for one in plan(wish, rules(), NOW) if isinstance(one, Launch)]
+    asked = ClusterView(jobs=(job(),), nodes=(sick("s", 0.0),), offerings=(FIRST, SECOND))
+    (launch,) = [one for one in plan(asked, rules(), NOW) if isinstance(one, Launch)]
     assert launch.offering == FIRST.id
-    wish = replace(wish, nodes=(failed("f", 300.0),))
-    (launch,) = [one for one in plan(wish, rules(), NOW) if isinstance(one, Launch)]
+    asked = replace(asked, nodes=(failed("f", 300.0),))
+    (launch,) = [one for one in plan(asked, rules(), NOW) if isinstance(one, Launch)]
     assert launch.offering == SECOND.id
 
 
 def test_a_zone_is_tried_again_after_a_quarter_of_an_hour() -> None:
-    wish = ClusterView(jobs=(job(),), nodes=(failed("f", 901.0),), offerings=(FIRST, SECOND))
-    (launch,) = [one for one in plan(wish, rules(), NOW) if isinstance(one, Launch)]
+    asked = ClusterView(jobs=(job(),), nodes=(failed("f", 901.0),), offerings=(FIRST, SECOND))
+    (launch,) = [one for one in plan(asked, rules(), NOW) if isinstance(one, Launch)]
     assert launch.offering == FIRST.id
 
 

@@ -26,7 +26,7 @@ def test_pauses_double_up_to_a_limit_and_end_with_the_budget() -> None:
     assert patience.pause_s(now, chance=0.5) == pytest.approx(0.05)
 
 
-def test_the_services_wish_goes_first_but_not_beyond_the_budget() -> None:
+def test_the_services_own_pause_goes_first_but_not_beyond_the_budget() -> None:
     assert Patience(10).pause_s(0, 1.0, retry_after_s=7) == 7
     assert Patience(10).pause_s(0, 1.0, retry_after_s=11) is None
     assert Patience(0).pause_s(0, 0.5) is None

@@ -13,13 +13,13 @@ NEWEST = PolicyRow(
 )
 
 
-def wish(**fields: Any) -> PolicyRequest:
+def policy_request(**fields: Any) -> PolicyRequest:
     """A change that was made to the newest version."""
     return PolicyRequest(**{"document": "B", "digest": "b", "based_on": 7, **fields})
 
 
 def test_a_change_becomes_the_next_version_and_is_told() -> None:
-    decision = next_version(NEWEST, wish(author="ada", comment="for the night"), 9.0)
+    decision = next_version(NEWEST, policy_request(author="ada", comment="for the night"), 9.0)
     row = decision.row
     assert (row.version, row.based_on, row.created_at, row.document, row.digest) == (8, 7, 9.0, "B", "b")
     assert (row.author, row.comment, row.restores) == ("ada", "for the night", None)
@@ -30,7 +30,7 @@ def test_a_change_becomes_the_next_version_and_is_told() -> None:
 
 
 def test_a_version_that_is_restored_is_told_as_such() -> None:
-    decision = next_version(NEWEST, wish(restores=3), 9.0)
+    decision = next_version(NEWEST, policy_request(restores=3), 9.0)
     assert decision.row.restores == 3
     assert decision.event is not None
     assert decision.event.kind == "policies.rolled_back"
@@ -39,7 +39,7 @@ def test_a_version_that_is_restored_is_told_as_such() -> None:
 
 
 def test_what_is_in_force_already_makes_no_version_whatever_its_author_had_seen() -> None:
-    decision = next_version(NEWEST, wish(digest="a", based_on=2), 9.0)
+    decision = next_version(NEWEST, policy_request(digest="a", based_on=2), 9.0)
     assert (decision.row, decision.event) == (NEWEST, None)
 
 
@@ -48,4 +48,4 @@ def test_a_change_to_another_version_than_the_newest_is_refused(seen: int) -> No
     with pytest.raises(
         PolicyVersionConflict, match=f"at version 7, and this change was made to version {seen}"
     ):
-        next_version(NEWEST, wish(based_on=seen), 9.0)
+        next_version(NEWEST, policy_request(based_on=seen), 9.0)

@@ -106,9 +106,9 @@ def test_where_nobody_has_a_quota_nothing_is_counted() -> None:
     st.integers(0, 9),
 )
 def test_smallest_groups_stay_within_the_quota_and_others_lose_no_turn(
-    wishes: list[tuple[str, int]], limit: int, held: int, nodes: int
+    waiting: list[tuple[str, int]], limit: int, held: int, nodes: int
 ) -> None:
-    queue = [job(project, least) for project, least in wishes]
+    queue = [job(project, least) for project, least in waiting]
     rule = policies(v={"gpus": limit})
     decision = decided(queue, used(rule, [(job("v", 1), held)] if held else []), nodes)
     started = [row for row in queue if row.id in decision.starts]

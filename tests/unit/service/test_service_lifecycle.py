@@ -323,15 +323,15 @@ class TestNodes:
         assert silent.node == READY, "what that means, the planner decides"
 
     def test_since_when_a_node_has_been_ready_and_sick_is_kept(self) -> None:
-        wish = NodeRow(id="n", pool="p", created_at=NOW)
+        requested = NodeRow(id="n", pool="p", created_at=NOW)
         sick = AgentStatus(heartbeat=Heartbeat(at=NOW, leaves="this machine is sick: XID 79", is_sick=True))
         seen = NodeObservation(is_provided=True, is_alive=True, is_draining=True, agent=sick)
-        leaving = lifecycle.observe_node(wish, seen, NOW + 60).node
+        leaving = lifecycle.observe_node(requested, seen, NOW + 60).node
         assert leaving.state is NodeState.DRAINING
         assert (leaving.launched_at, leaving.sick_since) == (NOW + 60, NOW + 60)
         assert lifecycle.observe_node(leaving, seen, NOW + 90).node.sick_since == NOW + 60
         well = replace(seen, is_draining=False, agent=replace(sick, heartbeat=Heartbeat(at=NOW)))
-        ready = lifecycle.observe_node(wish, well, NOW + 60).node
+        ready = lifecycle.observe_node(requested, well, NOW + 60).node
         assert (ready.ready_at, ready.sick_since) == (NOW + 60, None)
         assert lifecycle.observe_node(ready, replace(well, agent=sick), NOW + 90).node.sick_since == NOW + 90
 

@@ -77,7 +77,7 @@ class TestAdmission:
         assert decision.waits[0].waits_for == "waiting_for_turn"
 
     spots = st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(["1", "2"]), st.sampled_from(CapacityType))
-    wishes = st.builds(
+    placements = st.builds(
         Placement,
         pools=st.sampled_from([(), ("a",), ("b", "a")]),
         zones=st.sampled_from([(), ("1",), ("2",)]),
@@ -85,7 +85,9 @@ class TestAdmission:
     )
 
     @settings(derandomize=True, max_examples=200)
-    @given(st.lists(spots, min_size=1, max_size=5), wishes, wishes, st.integers(1, 4), st.integers(0, 4))
+    @given(
+        st.lists(spots, min_size=1, max_size=5), placements, placements, st.integers(1, 4), st.integers(0, 4)
+    )
     def test_what_a_job_may_grow_to_is_kept_only_where_it_may_grow(
         self,
         spots: list[tuple[str, str, CapacityType]],
@@ -104,8 +106,8 @@ class TestAdmission:
         taken = {one.id for one in mine[: max(most, len(here))]}
         left = [one for one in nodes if one.id not in taken]
         fits = any(starts.allows(*one.place) for one in left)
-        wish = {"pools": starts.pools, "zones": starts.zones, "capacity": starts.capacity}
-        job = job_row(spec={"placement": {name: value for name, value in wish.items() if value}})
+        placement = {"pools": starts.pools, "zones": starts.zones, "capacity": starts.capacity}
+        job = job_row(spec={"placement": {name: value for name, value in placement.items() if value}})
         pools = [PoolSize(name, 5, CPU) for name in ("a", "b")]
         assert decide([job], [runs], there, pools).starts == ((job.id,) if fits else ())
 

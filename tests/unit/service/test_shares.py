@@ -80,11 +80,11 @@ def test_what_runs_is_held_by_its_project_as_a_part_of_the_complete_pools() -> N
     st.fixed_dictionaries({name: st.floats(0.0, 1.0) for name in "abc"}),
 )
 def test_nobody_is_lost_priorities_hold_and_a_project_keeps_its_own_order(
-    wishes: list[tuple[str, int, int]], weights: dict[str, float], held: dict[str, float]
+    wanted: list[tuple[str, int, int]], weights: dict[str, float], held: dict[str, float]
 ) -> None:
     jobs = [
         waiting(project, 1, at=float(number), workers=workers, priority=priority)[0]
-        for number, (project, workers, priority) in enumerate(wishes)
+        for number, (project, workers, priority) in enumerate(wanted)
     ]
     line = in_order(jobs)
     turns = Shares(shares=weights, held=held, whole=WHOLE).order(line)

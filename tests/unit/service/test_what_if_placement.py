@@ -42,7 +42,7 @@ OFFERINGS = (
     ),
 )
 #: Where jobs of random traces may ask to run.
-WISHES = (
+PLACEMENTS = (
     ANYWHERE,
     Placement(capacity=CapacityRule.SPOT),
     Placement(capacity=CapacityRule.ON_DEMAND),
@@ -248,15 +248,15 @@ def test_what_a_pool_may_have_but_nobody_sells_holds_nobody() -> None:
 
 
 def a_trace(seed: int, jobs: int = 30) -> Trace:
-    """Jobs with wishes, and spot that comes and goes."""
+    """Jobs with placements, and spot that comes and goes."""
     random = Random(seed)
     arriving = []
     for number in range(jobs):
         most = random.choice([1, 2, 4, 6, 8])
         least = random.choice([1, most])
-        wish = random.choice(WISHES) if random.random() < 0.7 else ANYWHERE
+        placement = random.choice(PLACEMENTS) if random.random() < 0.7 else ANYWHERE
         at_s, work_s = random.uniform(0, 900.0 * jobs), random.uniform(600, 6000.0) * most
-        arriving.append(job(f"j{number:02d}", wish, at_s=at_s, workers=(least, most), work_s=work_s))
+        arriving.append(job(f"j{number:02d}", placement, at_s=at_s, workers=(least, most), work_s=work_s))
     sold = [one for one in OFFERINGS if one.capacity is SPOT]
     changes = [MarketChange(at_s=0.0, offering=one.id, nodes=random.randint(0, 3)) for one in sold]
     for one in sold:
