@@ -22,32 +22,32 @@ from queue import SimpleQueue
 
 from tests.architecture.repository import ROOT, sources
 from tests.mutation.mutants import Mutant, mutants_of
-from tests.mutation.rooms import ROOMS, Room, sources_of
+from tests.mutation.targets import TARGETS, Target, sources_of
 from tests.mutation.trial import Copy, Outcome, TestsFail
 
-#: Seconds that the tests of a room may take without any fault on a busy machine.
+#: Seconds that the tests of a target may take without any fault on a busy machine.
 _BASELINE_S = 900.0
 #: A fault may make tests so many times slower, and so many seconds, before they count as hanging.
 _SLOWER, _SLOWER_S = 3.0, 30.0
 
 
-def drawn(seed: int, count: int, texts: dict[str, str], names: Sequence[str]) -> list[tuple[Room, Mutant]]:
-    """So many of all mutants of these rooms, each as likely as any other one."""
+def drawn(seed: int, count: int, texts: dict[str, str], names: Sequence[str]) -> list[tuple[Target, Mutant]]:
+    """So many of all mutants of these targets, each as likely as any other one."""
     paths = sources_of(texts)
     everything = [
-        (room, mutant)
-        for room in ROOMS
-        if room.name in names
-        for path in paths[room.name]
+        (target, mutant)
+        for target in TARGETS
+        if target.name in names
+        for path in paths[target.name]
         for mutant in mutants_of(path, texts[path])
     ]
     random.Random(seed).shuffle(everything)
     usable = (one for one in everything if one[1].compiles(texts[one[1].path]))
     chosen = itertools.islice(usable, count)
-    return sorted(chosen, key=lambda one: (ROOMS.index(one[0]), one[1]))
+    return sorted(chosen, key=lambda one: (TARGETS.index(one[0]), one[1]))
 
 
-def tried(chosen: Sequence[tuple[Room, Mutant]], folder: Path, at_once: int) -> list[Outcome]:
+def tried(chosen: Sequence[tuple[Target, Mutant]], folder: Path, at_once: int) -> list[Outcome]:
     """What became of each, in that order.  Raises TestsFail when tests fail without any fault."""
     everything = [Copy.make(ROOT, folder / str(number)) for number in range(at_once)]
     free: SimpleQueue[Copy] = SimpleQueue()
@@ -55,22 +55,22 @@ def tried(chosen: Sequence[tuple[Room, Mutant]], folder: Path, at_once: int) -> 
         free.put(copy)
     limits: dict[str, float] = {}
 
-    def measure(room: Room) -> None:
+    def measure(target: Target) -> None:
         with _taken(free) as copy:
-            took_s = copy.measure(room.tests, _BASELINE_S)
-        limits[room.name] = _SLOWER * took_s + _SLOWER_S
-        print(f"# the tests of {room.name} take {took_s:.0f} s", file=sys.stderr, flush=True)
+            took_s = copy.measure(target.tests, _BASELINE_S)
+        limits[target.name] = _SLOWER * took_s + _SLOWER_S
+        print(f"# the tests of {target.name} take {took_s:.0f} s", file=sys.stderr, flush=True)
 
-    def try_one(one: tuple[Room, Mutant]) -> Outcome:
-        room, mutant = one
+    def try_one(one: tuple[Target, Mutant]) -> Outcome:
+        target, mutant = one
         with _taken(free) as copy:
-            outcome = copy.try_out(mutant, room.tests, limits[room.name])
+            outcome = copy.try_out(mutant, target.tests, limits[target.name])
         print(f"# {outcome}: {mutant}", file=sys.stderr, flush=True)
         return outcome
 
     with ThreadPoolExecutor(at_once) as threads:
         try:
-            list(threads.map(measure, dict.fromkeys(room for room, _ in chosen)))
+            list(threads.map(measure, dict.fromkeys(target for target, _ in chosen)))
             return list(threads.map(try_one, chosen))
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
@@ -88,11 +88,11 @@ def _taken(free: SimpleQueue[Copy]) -> Iterator[Copy]:
         free.put(copy)
 
 
-def summary(chosen: Sequence[tuple[Room, Mutant]], outcomes: Sequence[Outcome]) -> list[str]:
-    """The score of each room and of all, and the survivors."""
-    count = Counter(room.name for room, _ in chosen)
+def summary(chosen: Sequence[tuple[Target, Mutant]], outcomes: Sequence[Outcome]) -> list[str]:
+    """The score of each target and of all, and the survivors."""
+    count = Counter(target.name for target, _ in chosen)
     killed = Counter(
-        room.name for (room, _), outcome in zip(chosen, outcomes, strict=True) if outcome == "killed"
+        target.name for (target, _), outcome in zip(chosen, outcomes, strict=True) if outcome == "killed"
     )
     rows = [(name, killed[name], total) for name, total in count.items()]
     rows.append(("all", killed.total(), count.total()))
@@ -112,12 +112,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sample", type=int, default=100)
     parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
-        "--rooms", nargs="+", choices=[one.name for one in ROOMS], default=[one.name for one in ROOMS]
+        "--targets", nargs="+", choices=[one.name for one in TARGETS], default=[one.name for one in TARGETS]
     )
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     chosen = drawn(
-        options.seed, options.sample, dict(sources("remora", "service", "cluster", "trainers")), options.rooms
+        options.seed,
+        options.sample,
+        dict(sources("remora", "service", "cluster", "trainers")),
+        options.targets,
     )
     with tempfile.TemporaryDirectory(prefix="remora-mutation-") as folder:
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Room:
+class Target:
     """Modules that are pure, and their tests; paths from the root."""
 
     name: str
@@ -24,8 +24,8 @@ def _all(folder: str, names: str, ending: str = ".py") -> tuple[str, ...]:
     return tuple(f"{folder}{name}{ending}" for name in names.split())
 
 
-ROOMS = (
-    Room(
+TARGETS = (
+    Target(
         "planning",
         ("cluster/scheduling",),
         (
@@ -38,7 +38,7 @@ ROOMS = (
             "tests/unit/cluster/test_planner_properties.py",
         ),
     ),
-    Room(
+    Target(
         "policies",
         _all(
             "cluster/policies/",
@@ -46,13 +46,13 @@ ROOMS = (
         ),
         _all("tests/unit/cluster/test_", "cron_fields policy_documents policies_of_strangers planner eviction_rates"),
     ),
-    Room(
+    Target(
         "azure",
         # Without the catalogue, which is a table of figures.
         _all("cluster/azure/", "body error_codes prices quota"),
         _all("tests/unit/cluster/test_azure_", "error_codes quota body catalogue prices allowance domain"),
     ),
-    Room(
+    Target(
         "nodes",
         _all(
             "cluster/",
@@ -67,7 +67,7 @@ ROOMS = (
             "tests/unit/service/test_service_queue.py",
         ),
     ),
-    Room(
+    Target(
         "queue",
         ("service/queue",),
         _all(
@@ -76,7 +76,7 @@ ROOMS = (
             " version_zero policy_versions service_docs list_pages service_lifecycle",
         ),
     ),
-    Room(
+    Target(
         "driver",
         _all(
             "trainers/driver/",
@@ -89,12 +89,12 @@ ROOMS = (
             " on_demand outbox driver_growth account changes_in_place attempt driver hang_monitor phases",
         ),
     ),
-    Room(
+    Target(
         "checkpoints",
         _all("trainers/checkpoints/", "cadence manifest selection"),
         _all("tests/unit/trainers/test_", "checkpoint_selection cadence commits catalog"),
     ),
-    Room(
+    Target(
         "specification",
         _all(
             "remora/",
@@ -111,5 +111,5 @@ ROOMS = (
 
 
 def sources_of(texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """Paths of the sources of each room, by its name."""
-    return {room.name: sorted(path for path in texts if room.has(path)) for room in ROOMS}
+    """Paths of the sources of each target, by its name."""
+    return {target.name: sorted(path for path in texts if target.has(path)) for target in TARGETS}

@@ -11,7 +11,7 @@ import pytest
 from tests.architecture.repository import ROOT, sources
 from tests.mutation.__main__ import drawn, summary
 from tests.mutation.mutants import Mutant, mutants_of
-from tests.mutation.rooms import ROOMS, Room, sources_of
+from tests.mutation.targets import TARGETS, Target, sources_of
 from tests.mutation.trial import Copy, TestsFail
 
 TEXTS = dict(sources("remora", "service", "cluster", "trainers"))
@@ -71,7 +71,7 @@ def test_what_is_only_said_is_left_alone(text: str) -> None:
     assert faulty(text) == []
 
 
-def test_all_faults_of_all_rooms_can_be_compiled_and_change_something() -> None:
+def test_all_faults_of_all_targets_can_be_compiled_and_change_something() -> None:
     for path in sources_of(TEXTS)["checkpoints"]:
         for mutant in mutants_of(path, TEXTS[path]):
             text = mutant.put_into(TEXTS[path])
@@ -85,10 +85,10 @@ def test_what_python_does_not_take_is_not_drawn() -> None:
     assert not wrong.compiles("x = 1")
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
-def test_every_room_has_its_modules_and_tests(room: Room) -> None:
-    assert [one for one in (*room.modules, *room.tests) if not (ROOT / one).exists()] == []
-    assert sources_of(TEXTS)[room.name]
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_every_target_has_its_modules_and_tests(target: Target) -> None:
+    assert [one for one in (*target.modules, *target.tests) if not (ROOT / one).exists()] == []
+    assert sources_of(TEXTS)[target.name]
 
 
 def test_a_seed_draws_the_same_faults_again_and_another_one_others() -> None:
@@ -97,7 +97,7 @@ def test_a_seed_draws_the_same_faults_again_and_another_one_others() -> None:
     assert first == drawn(1, 10, TEXTS, names)
     assert len({mutant for _, mutant in first}) == 10
     assert first != drawn(2, 10, TEXTS, names)
-    assert {room.name for room, _ in first} == {"checkpoints"}
+    assert {target.name for target, _ in first} == {"checkpoints"}
 
 
 @pytest.fixture
@@ -169,8 +169,8 @@ def test_what_is_stopped_ends_and_its_fault_is_taken_out_again(tree: Path, tmp_p
         copy.run(["test_one.py"], 60.0)
 
 
-def test_the_score_is_told_for_each_room_with_what_was_not_seen() -> None:
-    first, second = ROOMS[:2]
+def test_the_score_is_printed_for_each_target_with_what_was_not_seen() -> None:
+    first, second = TARGETS[:2]
     left = Mutant("a.py", 0, 1, ">", "<", 7)
     chosen = [
         (first, Mutant("a.py", 5, 6, "1", "0", 9)),
